@@ -1,0 +1,11 @@
+"""scaleproof: prove or disprove that distributed PyTorch training scales, and say why.
+
+The names that suites and users' files need; none of them imports torch.
+"""
+
+from harness.recipes import Recipe, control, ladder, plain, versus
+from harness.site import Site
+from harness.spec import CaseSpec, Plan, Protocol
+from harness.suite import scaling
+
+__all__ = ["CaseSpec", "Plan", "Protocol", "Recipe", "Site", "control", "ladder", "plain", "scaling", "versus"]

@@ -1,0 +1,142 @@
+"""A strict TOML reader: every mistake at once, each with its line, what was expected and a hint."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What one key of a table may hold. ``each`` admits a list of the type as well."""
+
+    kind: type
+    required: bool = False
+    choices: Sequence[str] = ()
+    each: bool = False
+
+
+@dataclass
+class Problem:
+    """One mistake: the line it is on (0 = whole file), what it says, what would be right."""
+
+    line: int
+    source: str
+    text: str
+    hint: str = ""
+
+
+class Problems:
+    """Collects mistakes of one file and raises them together."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = path.read_text().splitlines()
+        self.found: list[Problem] = []
+
+    def add(self, line: int, text: str, hint: str = "") -> None:
+        """Note one mistake."""
+        source = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
+        self.found.append(Problem(line, source, text, hint))
+
+    def raise_any(self) -> None:
+        """ConfigError with all of them, in the order of the file."""
+        if not self.found:
+            return
+        noun = "problem" if len(self.found) == 1 else "problems"
+        out = [f"{self.path}: {len(self.found)} {noun}"]
+        for p in sorted(self.found, key=lambda p: p.line):
+            out.append(f"  line {p.line}: {p.source}")
+            out.append(f"    {p.text}")
+            if p.hint:
+                out.append(f"    hint: {p.hint}")
+        raise ConfigError("\n".join(out), fix=f"edit {self.path}, then: scaleproof plan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One table of the file: its values, and the line of every key."""
+
+    line: int
+    values: Mapping[str, Any]
+    lines: Mapping[str, int]
+
+
+def read_tables(path: Path, name: str) -> tuple[list[Table], Problems]:
+    """All ``[[name]]`` tables of a TOML file; anything else at top level is a problem."""
+    try:
+        problems = Problems(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", where=str(path), fix="--thresholds FILE"
+        ) from None
+    try:
+        doc = tomllib.loads("\n".join(problems.lines))
+    except tomllib.TOMLDecodeError as error:
+        match = re.search(r"line (\d+)", str(error))
+        problems.add(int(match[1]) if match else 0, f"not valid TOML: {error}")
+        problems.raise_any()
+        raise AssertionError("unreachable") from None
+    for key in doc:
+        if key != name:
+            line = next(
+                (i for i, s in enumerate(problems.lines, 1) if re.match(rf"\s*\[*\s*{re.escape(key)}\b", s)), 0
+            )
+            near = difflib.get_close_matches(key, [name], 1)
+            problems.add(line, f"unknown top-level key {key!r}", f"did you mean {name!r}?" if near else "")
+    rows = doc.get(name, [])
+    if not isinstance(rows, list):
+        problems.add(1, f"{name!r} must be a list of tables", f"write [[{name}]]")
+        rows = []
+    starts = [i for i, s in enumerate(problems.lines, 1) if re.match(rf"\s*\[\[\s*{name}\s*\]\]", s)]
+    tables = []
+    for i, values in enumerate(rows):
+        start = starts[i] if i < len(starts) else 0
+        stop = starts[i + 1] if i + 1 < len(starts) else len(problems.lines) + 1
+        lines = {}
+        for number in range(start + 1, stop):
+            if match := re.match(r"\s*([A-Za-z0-9_-]+)\s*=", problems.lines[number - 1]):
+                lines.setdefault(match[1], number)
+        tables.append(Table(line=start, values=values, lines=lines))
+    return tables, problems
+
+
+def check_table(table: Table, keys: Mapping[str, Key], problems: Problems, name: str) -> bool:
+    """Check one table against its keys; False if anything was wrong."""
+    before = len(problems.found)
+    missing = [k for k, rule in keys.items() if rule.required and k not in table.values]
+    for key, value in table.values.items():
+        line = table.lines.get(key, table.line)
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1)
+            if near and near[0] in missing:
+                missing.remove(near[0])  # one mistake, told once
+            problems.add(
+                line, f"unknown key {key!r} in [[{name}]]", f"did you mean {near[0]!r}?" if near else ""
+            )
+            continue
+        rule = keys[key]
+        for item in value if rule.each and isinstance(value, list) else [value]:
+            _check_value(item, rule, line, problems)
+    for key in missing:
+        problems.add(table.line, f"missing required key {key!r}")
+    return len(problems.found) == before
+
+
+def _check_value(value: Any, rule: Key, line: int, problems: Problems) -> None:
+    kinds = (int, float) if rule.kind is float else (rule.kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and rule.kind is not bool):
+        want = "a date (2026-12-31)" if rule.kind is datetime.date else f"a {rule.kind.__name__}"
+        problems.add(line, f"expected {want}, found the {type(value).__name__} {value!r}")
+    elif rule.choices and value not in rule.choices:
+        near = difflib.get_close_matches(str(value), rule.choices, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(rule.choices)}"
+        problems.add(line, f"{value!r} is not allowed here", hint)

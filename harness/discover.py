@@ -1,0 +1,252 @@
+"""What can be named in a case: strategies, models, compressors, engines and suites.
+
+One file adds one thing. Its *literal head* (docstring, SUPPORTS, KNOBS, SIZES, ...) is read with
+``ast``; nothing is imported, so listing and collecting never load torch or a user's code.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from harness.codec import Json
+from harness.errors import SpecError
+from harness.spec import CaseSpec, Mode, Precision, StandIn
+
+HERE = Path(__file__).parent
+KINDS = ("strategies", "models", "compressors", "engines", "suites")
+_FOLDERS = {
+    "strategies": "strategies",
+    "models": "models",
+    "compressors": "compressors",
+    "engines": "launch",
+}
+_MARKS = {
+    "strategies": "SUPPORTS",
+    "models": "SIZES",
+    "compressors": "ERROR_BOUND",
+    "engines": "ENGINE",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One file's literal head. ``head`` maps upper-case names to their literal values."""
+
+    kind: str
+    name: str
+    path: Path
+    doc: str
+    head: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def knobs(self) -> Mapping[str, Json]:
+        """Knob name -> default; ``version`` is one, so that a new version starts a new series."""
+        return {"version": 1, **self.head.get("KNOBS", {})}
+
+
+def read_head(path: Path) -> tuple[str, dict[str, Json]]:
+    """First docstring line and literal upper-case assignments of a Python file."""
+    try:
+        tree = ast.parse(path.read_text())
+    except SyntaxError as error:
+        raise SpecError(
+            f"is not valid Python: {error.msg} (line {error.lineno})",
+            where=str(path),
+            fix=f"python -m py_compile {path}",
+        ) from None
+    head: dict[str, Json] = {}
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign):
+            target, value = node.target, node.value
+        elif isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+        else:
+            continue
+        if isinstance(target, ast.Name) and target.id.isupper() and value is not None:
+            literal = _literal(value)
+            if literal is not _NOT_LITERAL:
+                head[target.id] = literal
+    doc = (ast.get_docstring(tree) or "").strip().splitlines()
+    return (doc[0] if doc else ""), head
+
+
+_NOT_LITERAL = object()
+
+
+def _literal(node: ast.expr) -> Json:
+    """The value of a literal, ``dict(a=1)`` counted as one; else _NOT_LITERAL."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        values = {k.arg: _literal(k.value) for k in node.keywords if k.arg}
+        return _NOT_LITERAL if _NOT_LITERAL in values.values() else values
+    if isinstance(node, ast.Dict):
+        keys = [_literal(k) if k is not None else _NOT_LITERAL for k in node.keys]
+        items = [_literal(v) for v in node.values]
+        bad = any(x is _NOT_LITERAL for x in (*keys, *items))
+        return _NOT_LITERAL if bad else dict(zip(keys, items, strict=True))
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return _NOT_LITERAL
+
+
+class Catalogue:
+    """Everything that a case can name, from the package, entry points and ``--path`` folders."""
+
+    def __init__(self, paths: Sequence[Path] = (), suites: Sequence[Path] = ()) -> None:
+        self.paths = tuple(p.resolve() for p in paths)
+        for path in self.paths:
+            if not path.is_dir():
+                raise SpecError(
+                    f"--path {path}: not a folder", expected="a folder of .py files", fix="ls"
+                )
+        self._suites = tuple(suites)
+
+    @functools.cached_property
+    def entries(self) -> Mapping[str, Mapping[str, Entry]]:
+        """kind -> name -> Entry. A user's file may not hide one of the package."""
+        found: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
+        for kind, folder in _FOLDERS.items():
+            for path in sorted((HERE / folder).glob("*.py")):
+                self._add(found, path, kind)
+        for path in [f for p in (*_entry_point_folders(), *self.paths) for f in sorted(p.glob("*.py"))]:
+            self._add(found, path, None)
+        for folder_path in self._suites:
+            for path in sorted(folder_path.glob("test_*.py")):
+                doc, _ = read_head(path)
+                found["suites"][path.stem.removeprefix("test_")] = Entry(
+                    kind="suites", name=path.stem.removeprefix("test_"), path=path, doc=doc
+                )
+        return found
+
+    @staticmethod
+    def _add(found: dict[str, dict[str, Entry]], path: Path, kind: str | None) -> None:
+        doc, head = read_head(path)
+        for k, mark in _MARKS.items():
+            if mark in head and kind in (None, k):
+                if path.stem in found[k]:
+                    raise SpecError(
+                        f"a {k[:-1]} named {path.stem!r} exists already ({found[k][path.stem].path})",
+                        where=str(path),
+                        expected="a name of its own",
+                        fix=f"mv {path} {path.with_stem('my_' + path.stem)}",
+                    )
+                found[k][path.stem] = Entry(kind=k, name=path.stem, path=path, doc=doc, head=head)
+
+    def get(self, kind: str, name: str) -> Entry:
+        """The entry of that name, or a SpecError with the nearest names."""
+        known = self.entries[kind]
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            singular = {"strategies": "strategy"}.get(kind, kind[:-1])
+            raise SpecError(
+                f"no {singular} named {name!r}" + (f": did you mean {near[0]!r}?" if near else ""),
+                expected=", ".join(known),
+                fix=f"scaleproof list {kind}",
+            )
+        return known[name]
+
+    def normalise(self, case: CaseSpec) -> CaseSpec:
+        """Check names, sizes, modes and knobs; drop default knobs; label stand-ins."""
+        strategy = self.get("strategies", case.strategy)
+        model = self.get("models", case.model)
+        entries = [strategy, model]
+        if case.compressor is not None:
+            entries.append(self.get("compressors", case.compressor))
+        fix = "scaleproof list"
+        sizes = model.head["SIZES"]
+        if case.size not in sizes:
+            raise SpecError(
+                f"model {case.model!r} has no size {case.size!r}",
+                where=case.id,
+                expected=", ".join(sizes),
+                fix="scaleproof list models",
+            )
+        supports = strategy.head["SUPPORTS"]
+        if case.device not in supports.get("devices", ("cpu", "cuda")):
+            raise SpecError(f"strategy {case.strategy!r} does not run on {case.device}", where=case.id, fix=fix)
+        if case.mode not in supports.get("modes", ("weak", "strong")):
+            raise SpecError(f"strategy {case.strategy!r} has no {case.mode} mode", where=case.id, fix=fix)
+        if supports.get("compressor", False) != (case.compressor is not None):
+            need = "needs" if supports.get("compressor") else "takes no"
+            raise SpecError(
+                f"strategy {case.strategy!r} {need} compressor",
+                where=case.id,
+                expected="compressed:topk/... for example",
+                fix="scaleproof list compressors",
+            )
+        if supports.get("worlds") == "one" and case.world_size != 1:
+            raise SpecError(f"strategy {case.strategy!r} runs one rank only", where=case.id, fix=fix)
+        if sum(case.nodes) != case.world_size or min(case.nodes) < 1:
+            raise SpecError(
+                f"nodes {case.nodes} do not add up to {case.world_size} ranks", where=case.id, fix=fix
+            )
+        if case.mode is Mode.STRONG and case.global_batch is None:
+            raise SpecError(
+                "strong mode needs a global batch", where=case.id, expected="--global-batch N", fix=fix
+            )
+        if case.mode is Mode.WEAK and case.global_batch is not None:
+            raise SpecError(
+                "weak mode derives the global batch", where=case.id, expected="micro_batch alone", fix=fix
+            )
+        knobs = dict(case.knobs)
+        defaults = {f"{e.name}.{k}": v for e in entries for k, v in e.knobs.items()}
+        for entry in entries:
+            if (version := entry.head.get("VERSION", 1)) != 1:
+                knobs[f"{entry.name}.version"] = version
+        for key, value in list(knobs.items()):
+            if key not in defaults:
+                near = difflib.get_close_matches(key, defaults, 1)
+                raise SpecError(
+                    f"unknown knob {key!r}" + (f": did you mean {near[0]!r}?" if near else ""),
+                    where=case.id,
+                    expected=", ".join(sorted(k for k in defaults if not k.endswith(".version"))),
+                    fix="scaleproof list",
+                )
+            want = type(defaults[key])
+            if want is float and type(value) is int:
+                value = knobs[key] = float(value)
+            if type(value) is not want:
+                raise SpecError(
+                    f"knob {key} = {value!r}", where=case.id, expected=want.__name__, fix="scaleproof list"
+                )
+            if value == defaults[key]:
+                del knobs[key]
+        stand_in = set(case.stand_in)
+        if model.head.get("STAND_IN"):
+            stand_in.add(StandIn(model.head["STAND_IN"]))
+        return replace(case, knobs=dict(sorted(knobs.items())), stand_in=frozenset(stand_in))
+
+    def twin(self, case: CaseSpec) -> CaseSpec:
+        """Same strategy, knobs, world, precision; smallest size: what the correctness gate runs.
+
+        The twin is what lets an 8B case be checked against a single-device reference at all.
+        """
+        sizes = self.get("models", case.model).head["SIZES"]
+        smallest = next(iter(sizes))
+        if case.size == smallest and case.precision is Precision.FP32 and case.seq_len is None:
+            return case
+        batch = sizes[smallest]["batch"]
+        shards = case.world_size * case.accumulate
+        return replace(
+            case,
+            size=smallest,
+            seq_len=None,
+            micro_batch=None,
+            global_batch=batch * shards if case.mode is Mode.STRONG else None,
+        )
+
+
+def _entry_point_folders() -> list[Path]:
+    """Packages that installed distributions name under the entry-point group ``scaleproof.paths``."""
+    folders = []
+    for point in entry_points(group="scaleproof.paths"):
+        spec = importlib.util.find_spec(point.value)  # a top-level package: found, not imported
+        folders += [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+    return folders

@@ -1,0 +1,76 @@
+"""Errors and exit status, the same for ``pytest suites/`` and ``scaleproof``.
+
+    ScaleproofError            what, where, what was expected, one fix
+      SpecError                a case, plan or option that cannot be run (exit 4)
+      ConfigError              a mistake in a TOML file (exit 4)
+      RecordError              a record that cannot be read or was edited (exit 4)
+      LaunchError              an engine that cannot start or lost its agent (exit 11)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import IntEnum
+
+from harness.outcome import Status
+
+
+class Exit(IntEnum):
+    """Exit status of both programs; 0 only if something was judged and all of it passed."""
+
+    PASSED = 0
+    FAILED = 1
+    INTERRUPTED = 2
+    INTERNAL = 3
+    USAGE = 4
+    NOTHING_JUDGED = 5
+    INCONCLUSIVE = 10
+    ERROR = 11
+
+
+class ScaleproofError(Exception):
+    """One clear message for a user. ``fix`` ends with the command to run next."""
+
+    exit = Exit.USAGE
+
+    def __init__(self, what: str, *, where: str = "", expected: str = "", fix: str = "") -> None:
+        self.what, self.where, self.expected, self.fix = what, where, expected, fix
+        lines = [what if not where else f"{where}: {what}"]
+        if expected:
+            lines.append(f"  expected  {expected}")
+        if fix:
+            lines.append(f"  try       {fix}")
+        super().__init__("\n".join(lines))
+
+
+class SpecError(ScaleproofError):
+    """A case, plan or option that cannot be run as asked."""
+
+
+class ConfigError(ScaleproofError):
+    """One or more mistakes in a TOML file, all listed."""
+
+
+class RecordError(ScaleproofError):
+    """A record that cannot be read, or that no longer matches its samples."""
+
+
+class LaunchError(ScaleproofError):
+    """An engine that cannot start a world, or lost the agent that does."""
+
+    exit = Exit.ERROR
+
+
+def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True) -> Exit:
+    """Fold verdicts into one exit status: ERROR before FAIL before INCONCLUSIVE.
+
+    RECORDED and SKIP judge nothing: alone they give NOTHING_JUDGED, never PASSED.
+    """
+    if Status.ERROR in statuses:
+        return Exit.ERROR
+    if Status.FAIL in statuses:
+        return Exit.FAILED
+    if Status.INCONCLUSIVE in statuses and inconclusive_fails:
+        return Exit.INCONCLUSIVE
+    judged = Status.PASS in statuses or Status.INCONCLUSIVE in statuses
+    return Exit.PASSED if judged else Exit.NOTHING_JUDGED

@@ -1,0 +1,132 @@
+"""The machine: its hardware class from stable facts only, its software, and the peaks we know."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+from harness import nvml
+
+#: Dense peak TFLOP/s without sparsity, by exact device name and compute dtype (vendor data
+#: sheets). An unknown device gets no MFU: a guess would be worse than n/a.
+PEAK_TFLOPS: Mapping[str, Mapping[str, float]] = {
+    "NVIDIA H100 80GB HBM3": {"bfloat16": 989.4, "float32": 66.9},
+    "NVIDIA H100 PCIe": {"bfloat16": 756.0, "float32": 51.2},
+    "NVIDIA H200": {"bfloat16": 989.4, "float32": 66.9},
+    "NVIDIA A100-SXM4-40GB": {"bfloat16": 311.8, "float32": 19.5},
+    "NVIDIA A100-SXM4-80GB": {"bfloat16": 311.8, "float32": 19.5},
+    "NVIDIA A100 80GB PCIe": {"bfloat16": 311.8, "float32": 19.5},
+}
+
+#: Environment that can change speed and is worth recording; never the whole environment.
+_ENVIRONMENT = re.compile(r"^(NCCL|GLOO|TORCH|PYTORCH|CUDA|OMP|MKL|SCALEPROOF)_")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.I)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Hardware facts; ``key`` hashes only those that stay put over reboots and renames."""
+
+    cpu: str
+    num_cores: int
+    memory_gib: int
+    gpu: str | None
+    num_gpus: int
+    gpu_memory_gib: int | None
+    host: str
+    kernel: str
+    driver: str | None
+    mig: bool = False
+
+    @cached_property
+    def hardware_class(self) -> str:
+        """``8x-nvidia-h200-3f1c`` or ``2core-amd-epyc-91ab``: readable, then a short hash."""
+        name = f"{self.num_gpus}x {self.gpu}" if self.gpu else f"{self.num_cores}core {self.cpu}"
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+        return f"{slug}-{self.key}"
+
+    @cached_property
+    def key(self) -> str:
+        """Four hex digits: device model, count and memory, CPU model and cores."""
+        facts = [self.cpu, self.num_cores, self.gpu, self.num_gpus, self.gpu_memory_gib, self.mig]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:4]
+
+    @cached_property
+    def title(self) -> str:
+        """One line for headers."""
+        cpu = f"{self.num_cores} cores of {self.cpu}"
+        return f"{self.num_gpus}x {self.gpu} · {cpu}" if self.gpu else cpu
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use; the allowed CPUs where /proc does not say."""
+    allowed = os.sched_getaffinity(0)
+    cores = set()
+    for cpu in allowed:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            ids = [(topology / f).read_text().strip() for f in ("physical_package_id", "core_id")]
+        except OSError:
+            return len(allowed)
+        cores.add(tuple(ids))
+    return len(cores)
+
+
+def detect() -> Machine:
+    """This machine, without torch and without a CUDA context."""
+    gpus = nvml.gpus()
+    names = sorted({g.name for g in gpus})
+    memories = [g.memory_bytes for g in gpus if g.memory_bytes]
+    return Machine(
+        cpu=_cpu_model(),
+        num_cores=physical_cores(),
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        gpu=" + ".join(names) or None,
+        num_gpus=len(gpus),
+        gpu_memory_gib=round(min(memories) / 2**30) if memories else None,
+        host=platform.node(),
+        kernel=platform.release(),
+        driver=nvml.driver(),
+        mig=any(g.mig for g in gpus),
+    )
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return re.sub(r"\s+", " ", line.split(":", 1)[1]).strip()
+    return platform.machine()
+
+
+def software() -> dict[str, str]:
+    """Versions of what can change a result, from installed metadata; torch is not imported."""
+    versions = {"python": platform.python_version()}
+    for name in ("scaleproof", "torch", "numpy", "scipy", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def environment() -> dict[str, str]:
+    """The variables that can change speed, secrets left out."""
+    return {
+        k: v
+        for k, v in sorted(os.environ.items())
+        if _ENVIRONMENT.match(k) and not _SECRET.search(k)
+    }
+
+
+def peak_flops(device: str, dtype: str) -> float | None:
+    """Peak FLOP/s of one device at a dtype; None when we do not know it."""
+    tflops = PEAK_TFLOPS.get(device, {}).get(dtype)
+    return None if tflops is None else tflops * 1e12

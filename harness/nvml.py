@@ -1,0 +1,206 @@
+"""NVIDIA devices through NVML: names, memory, clocks, power, throttle reasons. No CUDA context.
+
+Any call may be missing (old driver, MIG slice) or fail (lost device): its field is then None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.codec import Json
+
+#: Bits of the clocks-event reasons mask that mean the device ran slower than it could.
+THROTTLE = {
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One visible device; ``memory_bytes`` total. ``uuid`` never enters a machine's class."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: int | None
+    power_limit_w: float | None
+    mig: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuWindow:
+    """A device over one launch: (min, max) over the polls; None where NVML has no answer."""
+
+    index: int
+    name: str
+    polls: int
+    sm_clock_mhz: tuple[int, ...] | None
+    power_w: tuple[float, ...] | None
+    temp_c: tuple[int, ...] | None
+    throttle: tuple[str, ...]
+    lost: bool = False
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """The NVML module, initialised; None when there is no driver."""
+    try:
+        import pynvml  # the module of nvidia-ml-py
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _ask(nvml: Any, call: Callable[[], Any]) -> Any:
+    """The answer of one NVML call, None if this device does not give it."""
+    try:
+        return call()
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "unknown")
+
+
+def _visible(nvml: Any) -> list[tuple[int, Any]]:
+    """(index, handle) of every device that CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
+    count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
+    every = [(i, _ask(nvml, lambda i=i: nvml.nvmlDeviceGetHandleByIndex(i))) for i in range(count)]
+    known = [(i, h) for i, h in every if h is not None]
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return known
+    uuids = {_text(_ask(nvml, lambda h=h: nvml.nvmlDeviceGetUUID(h))): (i, h) for i, h in known}
+    chosen = []
+    for token in filter(None, (t.strip() for t in wanted.split(","))):
+        if token.isdigit():
+            match = [(i, h) for i, h in known if i == int(token)]
+        else:
+            match = [found for uuid, found in uuids.items() if uuid.startswith(token)]
+            if not match and token.startswith("MIG-"):
+                match = [
+                    (i, h)
+                    for i, h in known
+                    if any(_text(u) == token for u in _mig_uuids(nvml, h))
+                ]
+        if not match:
+            break  # CUDA ignores everything after the first invalid entry
+        chosen += match[:1]
+    return chosen
+
+
+def _mig_uuids(nvml: Any, handle: Any) -> list[Any]:
+    count = _ask(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
+    slices = [
+        _ask(nvml, lambda i=i: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))
+        for i in range(count)
+    ]
+    return [_ask(nvml, lambda s=s: nvml.nvmlDeviceGetUUID(s)) for s in slices if s is not None]
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Every visible device; () without a driver."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return ()
+        found = []
+        for index, handle in _visible(nvml):
+            memory = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetMemoryInfo(h))
+            limit = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetEnforcedPowerLimit(h))
+            mig = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetMigMode(h))
+            found.append(
+                Gpu(
+                    index=index,
+                    name=_text(_ask(nvml, lambda h=handle: nvml.nvmlDeviceGetName(h))),
+                    uuid=_text(_ask(nvml, lambda h=handle: nvml.nvmlDeviceGetUUID(h))),
+                    memory_bytes=None if memory is None else int(memory.total),
+                    power_limit_w=None if limit is None else limit / 1000,
+                    mig=bool(mig and mig[0]),
+                )
+            )
+        return tuple(found)
+
+
+def driver() -> str | None:
+    """The driver's version."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        version = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
+        return None if version is None else _text(version)
+
+
+def poll() -> list[dict[str, Json]]:
+    """One reading of every visible device: clock, power, temperature, throttle mask."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return []
+        readings = []
+        for index, handle in _visible(nvml):
+            power = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetPowerUsage(h))
+            reasons = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetCurrentClocksEventReasons(h))
+            name = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetName(h))
+            readings.append(
+                {
+                    "index": index,
+                    "name": None if name is None else _text(name),
+                    "sm_clock_mhz": _ask(
+                        nvml, lambda h=handle: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM)
+                    ),
+                    "power_w": None if power is None else power / 1000,
+                    "temp_c": _ask(
+                        nvml,
+                        lambda h=handle: nvml.nvmlDeviceGetTemperature(
+                            h, nvml.NVML_TEMPERATURE_GPU
+                        ),
+                    ),
+                    "throttle": reasons,
+                }
+            )
+        return readings
+
+
+def summarise(polls: Sequence[Sequence[dict[str, Json]]]) -> tuple[GpuWindow, ...]:
+    """Fold polls into one window per device; a device that stops answering is ``lost``."""
+    out = []
+    for index in sorted({r["index"] for poll_ in polls for r in poll_}):
+        rows = [r for poll_ in polls for r in poll_ if r["index"] == index]
+        named = [r["name"] for r in rows if r["name"] is not None]
+        masks = [r["throttle"] for r in rows if r["throttle"] is not None]
+        reasons = {name for mask in masks for bit, name in THROTTLE.items() if mask & bit}
+        out.append(
+            GpuWindow(
+                index=index,
+                name=named[0] if named else "unknown",
+                polls=len(rows),
+                sm_clock_mhz=_spread(rows, "sm_clock_mhz"),
+                power_w=_spread(rows, "power_w"),
+                temp_c=_spread(rows, "temp_c"),
+                throttle=tuple(sorted(reasons)),
+                lost=rows[-1]["name"] is None or all(r["index"] != index for r in polls[-1]),
+            )
+        )
+    return tuple(out)
+
+
+def _spread(rows: Sequence[dict[str, Json]], key: str) -> tuple[Any, ...] | None:
+    values = [r[key] for r in rows if r[key] is not None]
+    return (min(values), max(values)) if values else None

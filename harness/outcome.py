@@ -1,0 +1,112 @@
+"""What a run concludes: the six statuses, the closed list of reasons, and the Verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """The six statuses; there is no seventh, every shade is a Reason."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    RECORDED = "RECORDED"
+    ERROR = "ERROR"
+    SKIP = "SKIP"
+
+
+#: Worst first, the order of every table.
+SEVERITY = (
+    Status.ERROR,
+    Status.FAIL,
+    Status.INCONCLUSIVE,
+    Status.PASS,
+    Status.RECORDED,
+    Status.SKIP,
+)
+
+
+class Reason(StrEnum):
+    """Why a verdict has its status."""
+
+    MET = "met"
+    NOT_MET = "not_met"
+    SPANS_BOUND = "spans_bound"
+    TOO_FEW_PAIRS = "too_few_pairs"
+    NO_RULE = "no_rule"
+    PROVISIONAL = "provisional"
+    WAIVED = "waived"
+    UNEXPECTED_PASS = "unexpected_pass"
+    IMPLAUSIBLE = "implausible"
+    INCORRECT = "incorrect"
+    WRONG_BYTES = "wrong_bytes"
+    WRONG_WORLD = "wrong_world"
+    LAUNCH_FAILED = "launch_failed"
+    CAUGHT = "caught"
+    NOT_CAUGHT = "not_caught"
+    NOT_MEASURED = "not_measured"
+    INTERRUPTED = "interrupted"
+    UNSUPPORTED = "unsupported"
+    DOES_NOT_FIT = "does_not_fit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One judged contrast: a value with its interval, and what was required of it.
+
+    ``value``, ``low`` and ``high`` are in the metric's unit; None means not measured.
+    ``mde`` is the smallest relative change of the value that this run would have detected with
+    90 % power (0.02 = 2 %). ``launches`` names every launch it rests on, ``pairs`` gives each
+    pair's value, so that nothing is hidden behind the mean. ``waived`` FAILs stay FAIL in every
+    table but do not fail the run.
+    """
+
+    contrast: str
+    case: str
+    case_hash: str
+    plan: str
+    metric: str
+    against: str
+    rule: str | None
+    bound: str
+    status: Status
+    reason: Reason
+    detail: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    mde: float | None
+    pairs: tuple[float, ...]
+    launches: tuple[str, ...]
+    waived: bool = False
+
+    @property
+    def counts(self) -> Status:
+        """The status that decides the exit: a waived FAIL does not fail the run."""
+        return Status.RECORDED if self.waived and self.status is Status.FAIL else self.status
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingPoint:
+    """One rung of a ladder against one named baseline; every figure with its interval.
+
+    ``throughput`` is in samples/s over the whole world; ``speedup`` = T / T_baseline,
+    ``efficiency`` = speedup / (N / N_baseline); ``karp_flatt`` = (1/S - 1/N) / (1 - 1/N), the
+    experimentally determined serial fraction (Karp and Flatt, CACM 33(5), 1990), None at N = 1.
+    """
+
+    case: str
+    world_size: int
+    against: str
+    n: int
+    throughput: float
+    speedup: float
+    speedup_low: float | None
+    speedup_high: float | None
+    efficiency: float
+    efficiency_low: float | None
+    efficiency_high: float | None
+    karp_flatt: float | None

@@ -1,0 +1,138 @@
+"""Recipes: plain functions that return complete plans. A ladder is one, ``versus`` another.
+
+Arms of a plan are measured in the same blocks, so any two of them can be compared: speedup,
+memory saved, codec break-even, A/A and the pinned control are all contrasts of two arms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from harness.errors import SpecError
+from harness.site import Site
+from harness.spec import Arm, CaseSpec, Contrast, Mode, Plan, Protocol, Role
+
+#: What a suite hands to ``@scaling``: the site in, plans out.
+Recipe = Callable[[Site], Sequence[Plan]]
+
+REAL = Protocol(steps=28, cut=6)
+PACED = Protocol(steps=16, cut=2)
+
+
+def plain(case: CaseSpec) -> CaseSpec:
+    """One device, no wrapper: what a user would run without any parallelism."""
+    knobs = {k: v for k, v in case.knobs.items() if k.startswith(f"{case.model}.")}
+    return replace(case.at(1), strategy="single", compressor=None, knobs=knobs)
+
+
+def ladder(
+    case: CaseSpec,
+    worlds: Sequence[int],
+    *,
+    baselines: Sequence[str] = ("plain", "wrapped"),
+    metrics: Sequence[str] = ("efficiency",),
+    protocol: Protocol = REAL,
+    shape: Callable[[int], tuple[int, ...]] | None = None,
+) -> Plan:
+    """The case at each world size, against each kind of baseline.
+
+    Args:
+        worlds: world sizes of the rungs, ascending.
+        baselines: plain (``single`` on one device), wrapped (the strategy at one rank), one_node
+            (the first node alone), smallest_fit (the smallest rung in which it fits; settled once
+            the agent has said what fits), sum_of_devices (each device alone, added up).
+        metrics: each judged at each rung against each baseline.
+        shape: ranks per node of a world; one node without it.
+    """
+    nodes = shape or (lambda n: (n,))
+    arms = {f"@{n}": Arm(name=f"@{n}", case=case.at(n, nodes(n)), role=Role.SUBJECT) for n in worlds}
+    references: dict[str, list[tuple[tuple[str, ...], int]]] = {}
+    for kind in baselines:
+        if kind == "plain":
+            arms["plain"] = Arm(name="plain", case=plain(case), role=Role.BASELINE)
+            references[kind] = [(("plain",), 1)]
+        elif kind == "wrapped":
+            arms.setdefault("@1", Arm(name="@1", case=case.at(1), role=Role.BASELINE))
+            references[kind] = [(("@1",), 1)]
+        elif kind == "one_node":
+            ranks = case.nodes[0]
+            arms.setdefault(
+                f"@{ranks}", Arm(name=f"@{ranks}", case=case.at(ranks), role=Role.BASELINE)
+            )
+            references[kind] = [((f"@{ranks}",), ranks)]
+        elif kind == "smallest_fit":
+            references[kind] = [((f"@{n}",), n) for n in worlds]
+        elif kind == "sum_of_devices":
+            names = []
+            for index in range(max(worlds)):
+                name = f"plain@device{index}"
+                alone = replace(plain(case), first_device=index)
+                arms[name] = Arm(name=name, case=alone, role=Role.BASELINE)
+                names.append(name)
+            references[kind] = [(tuple(names[:n]), n) for n in worlds]
+        else:
+            raise SpecError(f"no baseline named {kind!r}", where=case.id, expected="plain, wrapped, ...")
+    contrasts = []
+    for metric in metrics:
+        for n in worlds:
+            for kind, candidates in references.items():
+                for names_, ranks in candidates:
+                    subject = f"@{n}"
+                    summed = kind == "sum_of_devices"
+                    if names_ == (subject,) or (ranks > n) or (summed and ranks != n):
+                        continue
+                    per_rank = metric in ("efficiency", "efficiency_of_ideal") and not summed
+                    suffix = f"{kind}@{ranks}" if kind == "smallest_fit" else kind
+                    contrasts.append(
+                        Contrast(
+                            name=f"{metric}{subject}/{suffix}",
+                            metric=metric,
+                            subject=subject,
+                            baseline=names_,
+                            against=kind,
+                            ideal=n / ranks if per_rank else 1.0,
+                        )
+                    )
+    # Baselines first, so that every pass starts from what the rungs are compared with.
+    order = sorted(arms.values(), key=lambda a: (a.role is Role.SUBJECT, a.case.world_size))
+    return Plan(
+        name=f"{case.family}{case.extras}", arms=tuple(order), contrasts=tuple(contrasts), protocol=protocol
+    )
+
+
+def versus(
+    a: CaseSpec, b: CaseSpec, metrics: Sequence[str], *, protocol: Protocol = REAL
+) -> Plan:
+    """``b`` against ``a`` in the same blocks: memory saved, bytes saved, break-even, A/A."""
+    return Plan(
+        name=f"{b.family}{b.extras} vs {a.id}",
+        arms=(
+            Arm(name="a", case=a, role=Role.BASELINE),
+            Arm(name="b", case=b, role=Role.SUBJECT),
+        ),
+        contrasts=tuple(
+            Contrast(name=f"{m}@b/other", metric=m, subject="b", baseline=("a",), against="other")
+            for m in metrics
+        ),
+        protocol=protocol,
+    )
+
+
+def control(case: CaseSpec) -> Plan:
+    """A known-wrong case: the verdict is PASS only if the correctness gate catches it."""
+    return Plan(
+        name=f"{case.family}{case.extras} control",
+        arms=(Arm(name="control", case=case, role=Role.CONTROL),),
+        contrasts=(
+            Contrast(name="caught", metric="caught", subject="control", baseline=(), against="gate"),
+        ),
+        protocol=replace(REAL, min_blocks=0, max_blocks=0),
+    )
+
+
+def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:
+    """The world sizes that divide a strong case's global batch; the others cannot run."""
+    assert case.mode is Mode.STRONG and case.global_batch is not None
+    shards = [n * case.accumulate for n in worlds]
+    return tuple(n for n, s in zip(worlds, shards, strict=True) if case.global_batch % s == 0)

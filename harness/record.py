@@ -1,0 +1,302 @@
+"""The record of a run: one folder that every verb reads, and nothing else.
+
+    results/runs/<machine>/<run>/
+      record.json          RunRecord (schema below), rewritten atomically after every launch block
+      record.sha256        digest of record.json: detects edits, not forgery
+      launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs
+
+All that a verdict rests on is in ``record.json`` and the ``.npz`` samples; ``verify`` recomputes
+it from them without torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from harness.codec import Json, from_doc, to_doc
+from harness.errors import RecordError
+from harness.machine import Machine
+from harness.nvml import GpuWindow
+from harness.outcome import Verdict
+from harness.spec import Plan
+from harness.thresholds import Threshold
+
+SCHEMA = 1
+
+
+class LaunchStatus(StrEnum):
+    """How a launch ended."""
+
+    OK = "ok"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+class Purpose(StrEnum):
+    """What a launch was for: only ``timed`` launches enter a contrast."""
+
+    GATE = "gate"
+    TIMED = "timed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatRan:
+    """What a strategy observed of itself: classes and placements, never what was asked for.
+
+    ``module`` is the class of the trained module; ``placements`` maps a kind of parameter to its
+    placement; ``compute_dtype`` is the dtype that leaf modules really returned.
+    """
+
+    module: str
+    placements: tuple[str, ...] = ()
+    schedule: str = ""
+    compressor: str = ""
+    compute_dtype: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Closed-form facts of a model at a size. FLOPs count forward and backward of one sample."""
+
+    num_params: int
+    flops_per_sample: float
+    tokens_per_sample: int
+    batch: int
+    activation_bytes_per_sample: int
+    flops_formula: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What a strategy says a case will do, before it runs. Bytes are per rank and step.
+
+    ``sent_bytes`` is the closed form for the case's backend, one figure per rank.
+    ``collectives`` counts the issued operations of one step; ``largest_message`` is in bytes.
+    ``shards`` is the number of data shards; ``memory_bytes`` what a rank will need, roughly.
+    """
+
+    sent_bytes: tuple[float, ...]
+    collectives: Mapping[str, int]
+    largest_message: int
+    module: str
+    shards: int
+    ideal_efficiency: float
+    memory_bytes: int
+    formula: str
+    global_batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """The answer to ``describe``: facts and expectations, or why the case cannot run."""
+
+    facts: ModelFacts | None = None
+    expected: Expected | None = None
+    unsupported: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check of the correctness gate, with its number beside its limit."""
+
+    name: str
+    ok: bool
+    value: float | None = None
+    limit: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """What one rank measured. Times in s on its own monotonic clock, sizes in bytes.
+
+    ``step_s`` etc. are not here: they are in the samples (``rank<r>.npz``: marks_s, loss,
+    sample_ids, rss_bytes), whose digest is ``samples_sha256``. ``sent_bytes`` and
+    ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic.
+    """
+
+    rank: int
+    local_rank: int
+    node: int
+    host: str
+    pid: int
+    device: str
+    backend: str
+    window_s: float
+    cpu_s: float
+    setup_s: float
+    sent_bytes: int | None
+    resent_bytes: int | None
+    peak_bytes: int | None
+    num_samples: int
+    first_loss: float | None
+    last_loss: float | None
+    tuned_threads: int
+    affinity: tuple[int, ...]
+    modules_after_fork: tuple[str, ...]
+    clock_misses: int
+    planted_s: float | None
+    ran: WhatRan
+    checks: tuple[Check, ...] = ()
+    samples_sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Which rank ended a launch and why. ``sure`` is about the rank, not the reason."""
+
+    rank: int | None
+    kind: str
+    message: str
+    phase: str
+    step: int
+    sure: bool
+    victims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRecord:
+    """One launch of one arm: a fresh world of processes, the unit of replication.
+
+    ``wall_s`` is from the command to the last rank's end, ``agent`` identifies the process that
+    forked the ranks. ``wrong`` lists what the parent found not to be as asked (world, samples,
+    bytes): such a launch is never judged.
+    """
+
+    launch: str
+    purpose: Purpose
+    plan: str
+    arm: str
+    case: str
+    block: int
+    position: int
+    started_at: str
+    wall_s: float
+    agent: str
+    engine: str
+    status: LaunchStatus
+    cause: Cause | None
+    ranks: tuple[RankRecord, ...]
+    wrong: tuple[str, ...] = ()
+    gpus: tuple[GpuWindow, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run: everything that ``report``, ``verify``, ``compare`` and the history read."""
+
+    schema: int
+    run: str
+    started_at: str
+    complete: bool
+    machine: Machine
+    software: Mapping[str, str]
+    settings: Mapping[str, str]
+    environment: Mapping[str, str]
+    plans: tuple[Plan, ...]
+    described: Mapping[str, Described]
+    launches: tuple[LaunchRecord, ...] = ()
+    thresholds: tuple[Threshold, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """One rank's samples. ``marks_s`` has steps + 1 entries, the first is the window's barrier."""
+
+    marks_s: np.ndarray
+    loss: np.ndarray
+    sample_ids: np.ndarray
+    rss_bytes: np.ndarray
+    step_s: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: temporary file, flush to disk, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(path)
+
+
+def save(record: RunRecord, folder: Path) -> None:
+    """Write ``record.json`` and its digest."""
+    text = json.dumps(to_doc(record), indent=1) + "\n"
+    write_text(folder / "record.json", text)
+    write_text(folder / "record.sha256", hashlib.sha256(text.encode()).hexdigest() + "\n")
+
+
+def load(folder: Path) -> RunRecord:
+    """Read a run's folder (or its record.json); RecordError says what is wrong with it."""
+    path = folder / "record.json" if folder.is_dir() else folder
+    if not path.is_file():
+        raise RecordError(
+            "no record.json here",
+            where=str(folder),
+            expected="a run's folder",
+            fix="ls results/runs/*/*",
+        )
+    text = path.read_text()
+    digest = path.with_name("record.sha256")
+    if digest.is_file() and digest.read_text().strip() != hashlib.sha256(text.encode()).hexdigest():
+        raise RecordError(
+            "record.json was changed after it was written",
+            where=str(path),
+            expected=f"the digest in {digest.name}",
+            fix="take the record from its source again",
+        )
+    try:
+        return from_doc(RunRecord, upgrade(json.loads(text)), "record")
+    except ValueError as error:
+        raise RecordError(str(error), where=str(path), fix=f"scaleproof report {folder}") from None
+
+
+def upgrade(doc: Json) -> Json:
+    """Bring an older document to this schema, one version at a time; newer ones are refused."""
+    schema = doc.get("schema") if isinstance(doc, dict) else None
+    if not isinstance(schema, int) or schema < 1:
+        raise ValueError("not a record: no schema number")
+    if schema > SCHEMA:
+        raise ValueError(f"schema {schema} is newer than this program reads ({SCHEMA}); upgrade it")
+    return doc
+
+
+def samples_path(folder: Path, launch: str, rank: int) -> Path:
+    """Where a rank's samples lie."""
+    return folder / "launches" / launch / f"rank{rank}.npz"
+
+
+def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
+    """Read one rank's samples and check their digest."""
+    path = samples_path(folder, launch, rank.rank)
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        raise RecordError("samples are missing", where=str(path), fix="restore them") from None
+    if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:
+        raise RecordError(
+            "samples were changed after they were written",
+            where=str(path),
+            expected=f"sha256 {rank.samples_sha256[:12]}...",
+            fix="take the run's folder from its source again",
+        )
+    try:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+            return Samples(**{name: arrays[name] for name in arrays.files})
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise RecordError(f"samples cannot be read: {error}", where=str(path)) from None

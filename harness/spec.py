@@ -1,0 +1,250 @@
+"""What is measured: CaseSpec, Arm, Contrast, Protocol, Plan. Pure data, no torch.
+
+Identity has one owner, ``CaseSpec.series``: id, hash, pytest id, threshold pattern and asv
+parameters are all made from it. Settings (steps, blocks, hosts, time-outs, paths) never enter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from functools import cached_property
+
+from harness.codec import Json, to_doc
+
+
+class Mode(StrEnum):
+    """Weak: the batch grows with the world. Strong: the global batch is fixed."""
+
+    WEAK = "weak"
+    STRONG = "strong"
+
+
+class Device(StrEnum):
+    """Where ranks compute."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Precision(StrEnum):
+    """fp32; bf16 parameters and gradients; or fp32 parameters under bf16 autocast."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    AUTOCAST = "autocast"
+
+
+class StandIn(StrEnum):
+    """What stands in for hardware that is not there; labelled wherever a result is shown."""
+
+    PACED = "paced"
+    EMULATED = "emulated"
+    SHARED_GPU = "shared_gpu"
+
+
+class Role(StrEnum):
+    """What an arm is for."""
+
+    SUBJECT = "subject"
+    BASELINE = "baseline"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseSpec:
+    """What is run: identity only, nothing about how often or how long it is measured.
+
+    ``nodes`` is the number of ranks on each node: (8,), (4, 4), (4, 8, 16).
+    ``micro_batch`` is samples per rank and forward pass; None = the model's own for its size.
+    ``global_batch`` is required in strong mode and derived in weak mode.
+    ``first_device`` is the device (or core) of local rank 0, for unequal devices.
+    ``knobs`` maps "file.knob" to a value that differs from the file's default.
+    """
+
+    strategy: str
+    model: str
+    size: str
+    mode: Mode
+    world_size: int
+    nodes: tuple[int, ...]
+    device: Device
+    backend: str
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    seq_len: int | None = None
+    precision: Precision = Precision.FP32
+    optimizer: str = "adamw"
+    accumulate: int = 1
+    checkpoint: bool = False
+    compressor: str | None = None
+    stand_in: frozenset[StandIn] = frozenset()
+    first_device: int = 0
+    seed: int = 0
+    knobs: Mapping[str, Json] = field(default_factory=dict)
+
+    @cached_property
+    def series(self) -> Mapping[str, str]:
+        """Ordered, string-valued identity: required fields, then those that differ from default."""
+        doc = to_doc(self)
+        required = ("strategy", "model", "size", "mode", "world_size", "nodes", "device", "backend")
+        out = {key: _text(doc[key]) for key in required}
+        for f in fields(self)[len(required) :]:
+            if f.name == "knobs":
+                out.update({k: _text(v) for k, v in sorted(self.knobs.items())})
+            elif getattr(self, f.name) != f.default:
+                out[f.name] = _text(doc[f.name])
+        return out
+
+    @cached_property
+    def hash(self) -> str:
+        """16 hex digits of the sha256 of the series: a new field keeps every old hash."""
+        text = json.dumps(dict(self.series), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def family(self) -> str:
+        """The id without its world: ``ddp/decoder-tiny/weak``, what thresholds are matched on."""
+        strategy = f"{self.strategy}:{self.compressor}" if self.compressor else self.strategy
+        return f"{strategy}/{self.model}-{self.size}/{self.mode}"
+
+    @cached_property
+    def world(self) -> str:
+        """``4cpu``, ``2x4gpu`` or ``4+8+16gpu``."""
+        unit = "gpu" if self.device is Device.CUDA else "cpu"
+        if len(self.nodes) == 1:
+            return f"{self.world_size}{unit}"
+        if len(set(self.nodes)) == 1:
+            return f"{len(self.nodes)}x{self.nodes[0]}{unit}"
+        return "+".join(map(str, self.nodes)) + unit
+
+    @cached_property
+    def extras(self) -> str:
+        """``+precision=bf16+ddp.bucket_cap_mb=5``: what differs from default, in order."""
+        named = {"strategy", "model", "size", "mode", "world_size", "nodes", "device"}
+        named |= {"compressor", "stand_in", "backend"}
+        out = [f"+{k}={v}" for k, v in self.series.items() if k not in named]
+        usual = "nccl" if self.device is Device.CUDA else "gloo"
+        return ("" if self.backend == usual else f"+backend={self.backend}") + "".join(out)
+
+    @cached_property
+    def id(self) -> str:
+        """``ddp/decoder-tiny/weak@4cpu+precision=bf16``"""
+        return f"{self.family}@{self.world}{self.extras}"
+
+    @cached_property
+    def pytest_id(self) -> str:
+        """The id with only characters that ``-k`` and node ids take."""
+        text = f"{self.family.replace('-', '_').replace('/', '-')}-{self.world}{self.extras}"
+        return text.translate(str.maketrans({":": "_", "+": "-", "=": "_", "/": "_"}))
+
+    def at(self, world_size: int, nodes: tuple[int, ...] | None = None) -> CaseSpec:
+        """The same case on another world."""
+        return replace(self, world_size=world_size, nodes=nodes or (world_size,))
+
+    def knob(self, name: str, default: Json) -> Json:
+        """The value of a knob, or the file's default."""
+        return self.knobs.get(name, default)
+
+
+def _text(value: Json) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How a global batch falls apart: ``global_batch = micro * accumulate * shards``."""
+
+    micro: int
+    accumulate: int
+    shards: int
+
+    @property
+    def per_shard(self) -> int:
+        """Samples that one data shard trains on in one optimizer step."""
+        return self.micro * self.accumulate
+
+    @property
+    def global_batch(self) -> int:
+        """Samples that the whole world trains on in one optimizer step."""
+        return self.per_shard * self.shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A case with a role, measured once in every pass."""
+
+    name: str
+    case: CaseSpec
+    role: Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """One metric of a subject arm, as a ratio to its baseline arm(s), or absolute without them.
+
+    ``against`` names the kind of baseline (plain, wrapped, one_node, smallest_fit,
+    sum_of_devices, ...). Several baseline arms are added up. ``ideal`` is the ratio that
+    perfect scaling would give; a ratio metric is shown divided by it.
+    """
+
+    name: str
+    metric: str
+    subject: str
+    baseline: tuple[str, ...]
+    against: str
+    ideal: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How a plan is measured: settings, never identity.
+
+    ``steps`` optimizer steps per launch, of which the first ``cut`` are warm-up. A block is one
+    pass over the arms and one back, two pairs per contrast; the judge looks after every block
+    from ``min_blocks`` to ``max_blocks``, and splits its error rate over that many looks.
+    """
+
+    steps: int
+    cut: int
+    min_blocks: int = 4
+    max_blocks: int = 8
+    seed: int = 0
+
+    @property
+    def looks(self) -> int:
+        """How often the judge may look."""
+        return self.max_blocks - self.min_blocks + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Arms measured in the same blocks, and the contrasts that are judged."""
+
+    name: str
+    arms: tuple[Arm, ...]
+    contrasts: tuple[Contrast, ...]
+    protocol: Protocol
+
+    def arm(self, name: str) -> Arm:
+        """The arm of that name; AssertionError if a recipe forgot it."""
+        found = [a for a in self.arms if a.name == name]
+        assert len(found) == 1, f"plan {self.name}: {len(found)} arms named {name!r}"
+        return found[0]
+
+    def only(self, contrasts: frozenset[str]) -> Plan:
+        """The same plan with these contrasts, and only the arms that they need."""
+        kept = tuple(c for c in self.contrasts if c.name in contrasts)
+        names = {c.subject for c in kept} | {b for c in kept for b in c.baseline}
+        return replace(self, contrasts=kept, arms=tuple(a for a in self.arms if a.name in names))
+
+    @cached_property
+    def hash(self) -> str:
+        """Content hash: equal plans are measured once."""
+        text = json.dumps(to_doc(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

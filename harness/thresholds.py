@@ -1,0 +1,230 @@
+"""Thresholds: what is required of which case, in which unit, and who says so."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from harness.config import Key, Problems, Table, check_table, read_tables
+from harness.spec import CaseSpec, Contrast, Device, Mode
+from harness.units import METRICS, UNMEASURED, Form
+
+#: Kinds of baseline that a ratio can refer to.
+BASELINES = ("plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "other")
+
+
+class Statistic(StrEnum):
+    """Mean over the kept window; 95th percentile of steps; or the worst launch."""
+
+    MEAN = "mean"
+    P95 = "p95"
+    WORST = "worst"
+
+
+class Source(StrEnum):
+    """Where a bound comes from. ``claimed`` and ``provisional`` can pass nothing by themselves."""
+
+    REQUIREMENT = "requirement"
+    PUBLISHED = "published claim"
+    MEASURED = "measured"
+    DERIVED = "derived"
+    CLAIMED = "claimed"
+    PROVISIONAL = "provisional"
+
+
+class Reach(StrEnum):
+    """What a rule met in a run: nothing passes in silence."""
+
+    MATCHED = "matched"
+    OUT_OF_REACH = "out of reach"
+    UNMATCHED = "unmatched"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiver:
+    """An expected failure: a reason, and the last day (ISO) on which it holds."""
+
+    reason: str
+    expires: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """One requirement. ``case`` is a pattern on the case's family, ``ddp/decoder-*/weak``.
+
+    ``world`` and ``nodes`` restrict it to world sizes and node counts (empty = any);
+    ``hardware`` is a pattern on the machine's hardware class.
+    """
+
+    name: str
+    case: str
+    metric: str
+    unit: str
+    source: Source
+    mode: Mode | None = None
+    baseline: str | None = None
+    device: Device | None = None
+    world: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    hardware: str = "*"
+    statistic: Statistic = Statistic.MEAN
+    at_least: float | None = None
+    at_most: float | None = None
+    note: str = ""
+    waiver: Waiver | None = None
+
+    @property
+    def bound(self) -> str:
+        """``>= 0.85``, ``<= 0.05`` or ``0.9 .. 1.1``"""
+        unit = "" if self.unit in ("1", "x") else f" {self.unit}"
+        x = "x" if self.unit == "x" else ""
+        if self.at_least is not None and self.at_most is not None:
+            return f"{self.at_least:g}{x} .. {self.at_most:g}{x}{unit}"
+        if self.at_least is not None:
+            return f">={self.at_least:g}{x}{unit}"
+        return f"<={self.at_most:g}{x}{unit}"
+
+    def family_matches(self, case: CaseSpec) -> bool:
+        """Whether the rule is about this family of cases, whatever the world."""
+        return (
+            fnmatchcase(case.family + case.extras, self.case)
+            or (not case.extras and fnmatchcase(case.family, self.case))
+        ) and self.mode in (None, case.mode)
+
+    def matches(self, case: CaseSpec, contrast: Contrast, hardware: str) -> bool:
+        """Whether the rule judges this contrast of this case on this hardware."""
+        return (
+            self.metric == contrast.metric
+            and self.family_matches(case)
+            and self.baseline in (None, contrast.against)
+            and self.device in (None, case.device)
+            and (not self.world or case.world_size in self.world)
+            and (not self.nodes or len(case.nodes) in self.nodes)
+            and fnmatchcase(hardware, self.hardware)
+        )
+
+    def waived(self, today: datetime.date) -> bool:
+        """Whether an unexpired waiver covers a failure."""
+        return self.waiver is not None and today <= datetime.date.fromisoformat(self.waiver.expires)
+
+
+_KEYS = {
+    "name": Key(kind=str, required=True),
+    "case": Key(kind=str, required=True),
+    "metric": Key(kind=str, required=True, choices=tuple(METRICS)),
+    "unit": Key(kind=str, required=True),
+    "source": Key(kind=str, required=True, choices=tuple(str(s) for s in Source)),
+    "mode": Key(kind=str, choices=("weak", "strong")),
+    "baseline": Key(kind=str, choices=BASELINES),
+    "device": Key(kind=str, choices=("cpu", "cuda")),
+    "world": Key(kind=int, each=True),
+    "nodes": Key(kind=int, each=True),
+    "hardware": Key(kind=str),
+    "statistic": Key(kind=str, choices=("mean", "p95", "worst")),
+    "at_least": Key(kind=float),
+    "at_most": Key(kind=float),
+    "note": Key(kind=str),
+    "waiver": Key(kind=str),
+    "waiver_expires": Key(kind=datetime.date),
+}
+
+
+def load_thresholds(path: Path) -> tuple[Threshold, ...]:
+    """Read a thresholds file; ConfigError lists every mistake with its line and a suggestion."""
+    tables, problems = read_tables(path, "rule")
+    rules = [
+        _rule(table, problems) for table in tables if check_table(table, _KEYS, problems, "rule")
+    ]
+    seen: dict[str, int] = {}
+    for table in tables:
+        name = table.values.get("name")
+        if isinstance(name, str):
+            if name in seen:
+                line = table.lines.get("name", table.line)
+                problems.add(line, f"the name {name!r} is taken by the rule at line {seen[name]}")
+            seen.setdefault(name, table.line)
+    problems.raise_any()
+    return tuple(r for r in rules if r is not None)
+
+
+def _rule(table: Table, problems: Problems) -> Threshold | None:
+    v, before = table.values, len(problems.found)
+    metric = METRICS[v["metric"]]
+
+    def line(key: str) -> int:
+        return table.lines.get(key, table.line)
+
+    if v["unit"] != metric.unit:
+        problems.add(
+            line("unit"), f"{v['metric']} is in {metric.unit!r}, not {v['unit']!r}", f'unit = "{metric.unit}"'
+        )
+    if "at_least" not in v and "at_most" not in v:
+        problems.add(table.line, "a rule needs a bound", "add at_least or at_most")
+    elif v.get("at_least", -1e300) > v.get("at_most", 1e300):
+        problems.add(line("at_least"), "at_least is above at_most: nothing could pass")
+    if metric.form is Form.RATIO and "baseline" not in v:
+        problems.add(
+            table.line,
+            f"{v['metric']} means nothing without a baseline",
+            f"baseline = one of {', '.join(BASELINES)}",
+        )
+    if v["metric"] in ("efficiency", "speedup", "efficiency_of_ideal") and "mode" not in v:
+        problems.add(table.line, f"{v['metric']} means nothing without a mode", 'mode = "weak" or "strong"')
+    if ("waiver" in v) != ("waiver_expires" in v):
+        problems.add(line("waiver"), "a waiver needs a reason and waiver_expires (a date)")
+    if len(problems.found) > before:
+        return None
+    return Threshold(
+        name=v["name"],
+        case=v["case"],
+        metric=v["metric"],
+        unit=v["unit"],
+        source=Source(v["source"]),
+        mode=Mode(v["mode"]) if "mode" in v else None,
+        baseline=v.get("baseline"),
+        device=Device(v["device"]) if "device" in v else None,
+        world=_tuple(v.get("world", ())),
+        nodes=_tuple(v.get("nodes", ())),
+        hardware=v.get("hardware", "*"),
+        statistic=Statistic(v.get("statistic", "mean")),
+        at_least=None if "at_least" not in v else float(v["at_least"]),
+        at_most=None if "at_most" not in v else float(v["at_most"]),
+        note=v.get("note", ""),
+        waiver=Waiver(reason=v["waiver"], expires=v["waiver_expires"].isoformat())
+        if "waiver" in v
+        else None,
+    )
+
+
+def _tuple(value: int | list[int] | tuple[int, ...]) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def reach(
+    rule: Threshold,
+    judged: list[tuple[CaseSpec, Contrast]],
+    hardware: str,
+    device: Device,
+    max_world: int,
+    max_nodes: int,
+) -> tuple[Reach, str]:
+    """Whether a rule matched something; if not, whether it could have here, and why not."""
+    if any(rule.matches(case, contrast, hardware) for case, contrast in judged):
+        return Reach.MATCHED, ""
+    if rule.metric in UNMEASURED:
+        return Reach.OUT_OF_REACH, f"{rule.metric} is not measured yet"
+    if rule.device is not None and rule.device is not device:
+        return Reach.OUT_OF_REACH, f"needs {rule.device}"
+    if rule.nodes and min(rule.nodes) > max_nodes:
+        return Reach.OUT_OF_REACH, f"needs {min(rule.nodes)} nodes"
+    if rule.world and min(rule.world) > max_world:
+        return Reach.OUT_OF_REACH, f"needs {min(rule.world)} ranks"
+    if not fnmatchcase(hardware, rule.hardware):
+        return Reach.OUT_OF_REACH, f"is for hardware {rule.hardware}"
+    return Reach.UNMATCHED, "matches no case of this run"
+
+
+__all__ = ["BASELINES", "Problems", "Reach", "Source", "Statistic", "Threshold", "Waiver", "load_thresholds", "reach"]

@@ -73,7 +73,8 @@ class ModelFacts:
     tokens_per_sample: int
     batch: int
     activation_bytes_per_sample: int
-    flops_formula: str
+    input_shape: tuple[int, ...]
+    input_dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +82,14 @@ class Expected:
     """What a strategy says a case will do, before it runs. Bytes are per rank and step.
 
     ``sent_bytes`` is the closed form for the case's backend, one figure per rank.
-    ``collectives`` counts the issued operations of one step; ``largest_message`` is in bytes.
+    ``payload_bytes`` maps a collective to the input bytes that each rank issues in one step (one
+    figure per rank); ``largest_message`` is the largest single one.
     ``shards`` is the number of data shards; ``memory_bytes`` what a rank will need, roughly.
     """
 
     sent_bytes: tuple[float, ...]
-    collectives: Mapping[str, int]
-    largest_message: int
+    payload_bytes: Mapping[str, tuple[float, ...]]
+    largest_message: float
     module: str
     shards: int
     ideal_efficiency: float
@@ -114,6 +116,14 @@ class Check:
     value: float | None = None
     limit: float | None = None
     detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Issued:
+    """Collectives of one kind that a rank issued in one step; payload is this rank's input."""
+
+    count: int
+    payload_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +157,8 @@ class RankRecord:
     clock_misses: int
     planted_s: float | None
     ran: WhatRan
+    issued: Mapping[str, Issued] = field(default_factory=dict)
+    grad_norm: float | None = None
     checks: tuple[Check, ...] = ()
     samples_sha256: str = ""
 

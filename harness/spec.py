@@ -175,6 +175,25 @@ class Batching:
         return self.per_shard * self.shards
 
 
+def batching(case: CaseSpec, default_micro: int, *, whole: bool) -> Batching:
+    """How a case's global batch falls apart; ValueError when it does not divide.
+
+    ``whole`` strategies (pipeline) see the whole batch as one shard and cut it themselves.
+    """
+    shards = 1 if whole else case.world_size
+    if case.mode is Mode.WEAK:
+        micro = (case.micro_batch or default_micro) * (case.world_size if whole else 1)
+        return Batching(micro=micro, accumulate=case.accumulate, shards=shards)
+    assert case.global_batch is not None
+    micro, rest = divmod(case.global_batch, shards * case.accumulate)
+    if rest or micro == 0:
+        raise ValueError(
+            f"global batch {case.global_batch} does not divide over {shards} shards"
+            f" x {case.accumulate} accumulation steps"
+        )
+    return Batching(micro=micro, accumulate=case.accumulate, shards=shards)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """A case with a role, measured once in every pass."""

@@ -1,0 +1,1 @@
+"""What a rank observes of itself: spans, sockets, memory, collectives, threads."""

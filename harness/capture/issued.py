@@ -1,0 +1,49 @@
+"""Collectives that were really issued, from torch's flight recorder, for any backend."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from harness.record import Issued
+
+_BYTES = {
+    "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2,
+    "Byte": 1, "Char": 1, "Bool": 1,
+}  # fmt: skip
+
+
+def enable() -> None:
+    """Switch the recorder on; before the first process group of this process."""
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "20000"
+    os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "20000"
+
+
+def _entries() -> list[dict[str, Any]]:
+    dump = torch._C._distributed_c10d
+    read = getattr(dump, "_dump_fr_trace_json", None) or dump._dump_nccl_trace_json
+    return list(json.loads(read()).get("entries", []))
+
+
+def mark() -> int:
+    """A position in the recorder to count from."""
+    return len(_entries())
+
+
+def since(position: int) -> Mapping[str, Issued]:
+    """Collectives issued after ``mark``: operation -> count and input bytes of this rank."""
+    totals: dict[str, tuple[int, int]] = {}
+    for entry in _entries()[position:]:
+        name = str(entry["profiling_name"]).split(":", 1)[-1].split(" ")[0]
+        sizes, kinds = entry["input_sizes"], entry["input_dtypes"]
+        payload = sum(
+            math.prod(size) * _BYTES[kind] for size, kind in zip(sizes, kinds, strict=False)
+        )
+        count, seen = totals.get(name, (0, 0))
+        totals[name] = (count + 1, seen + payload)
+    return {name: Issued(count=c, payload_bytes=b) for name, (c, b) in sorted(totals.items())}

@@ -1,0 +1,47 @@
+"""Peak memory of a rank: the device's allocator on CUDA, the process's high-water mark on CPU.
+
+A forked rank inherits the agent's high-water mark, so it is reset first and counted from there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Memory:
+    """Counts from its construction."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._base: int | None = 0
+        else:
+            try:
+                Path("/proc/self/clear_refs").write_text("5")
+                self._base = self.now()
+            except OSError:
+                self._base = None
+
+    def now(self) -> int:
+        """Bytes in use: allocated on the device, or resident (10 us)."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        return int(os.pread(self._statm, 64, 0).split()[1]) * _PAGE
+
+    def peak(self) -> int | None:
+        """Most bytes used since construction; None where it cannot be counted."""
+        if self._base is None:
+            return None
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return max(0, int(line.split()[1]) * 1024 - self._base)
+        return None

@@ -1,0 +1,52 @@
+"""Pins a rank and tames gloo's loop thread.
+
+``gloo_tcp_loop`` spins on a lock whose holder is off-CPU when cores are few; under SCHED_BATCH
+a 64 KiB all-reduce on 2 cores takes a tenth of the time. Recorded in every launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL this process when its parent is gone, also when it is gone already."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def precise_sleep() -> None:
+    """Timer slack of 1 ns, so that a paced wait ends within tens of microseconds."""
+    _LIBC.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def pin(device: str, index: int, local_ranks: int) -> tuple[int, ...]:
+    """One core per CPU rank; an equal share of the cores per GPU rank. Before any thread exists."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if device == "cpu":
+        chosen = [allowed[index % len(allowed)]]
+    else:
+        share = max(1, len(allowed) // max(1, local_ranks))
+        start = (index % max(1, local_ranks)) * share
+        chosen = allowed[start : start + share] or allowed
+    os.sched_setaffinity(0, chosen)
+    return tuple(chosen)
+
+
+def tune_loop_thread() -> int:
+    """Put gloo's loop thread under SCHED_BATCH; the number of threads that took it."""
+    tuned = 0
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            if (task / "comm").read_text().strip() == "gloo_tcp_loop":
+                os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))
+                tuned += 1
+        except OSError:
+            continue
+    return tuned

@@ -1,0 +1,1 @@
+"""How gradients are encoded. One file adds one compressor: a head of literals, payload, build."""

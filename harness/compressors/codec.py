@@ -1,0 +1,70 @@
+"""What compressors share: the closed form they promise, and error feedback per parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+#: A DDP communication hook without its state: a bucket in, the averaged flat gradient out.
+Hook: TypeAlias = Callable[[dist.GradBucket], torch.futures.Future[Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """Per rank and step: input bytes of each collective, and bytes sent in closed form."""
+
+    payload_bytes: Mapping[str, float]
+    sent_bytes: float
+    formula: str
+
+
+def done(tensor: Tensor) -> torch.futures.Future[Tensor]:
+    """A finished future: synchronous hooks keep the order of collectives equal on all ranks."""
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(tensor)
+    return future
+
+
+def cast_all_reduce(bucket: dist.GradBucket, dtype: torch.dtype, world: int) -> torch.futures.Future[Tensor]:
+    """Divide, cast, all-reduce in ``dtype``, cast back; overlaps like DDP's own all-reduce."""
+    flat = bucket.buffer()
+    small = flat.div(world).to(dtype)
+    future = dist.all_reduce(small, async_op=True).get_future()
+
+    def back(f: torch.futures.Future[list[Tensor]]) -> Tensor:
+        return flat.copy_(f.value()[0])
+
+    return future.then(back)  # type: ignore[no-any-return]
+
+
+def cast_promise(elements: int, size: int, world: int) -> Promise:
+    """An all-reduce of ``size`` bytes an element."""
+    payload = float(elements * size)
+    return Promise(
+        payload_bytes={"all_reduce": payload},
+        sent_bytes=2 * (world - 1) / world * payload,
+        formula=f"2 (N-1)/N {size} n",
+    )
+
+
+class ErrorFeedback:
+    """What was not sent, per parameter (DDP rebuilds buckets after the first step)."""
+
+    def __init__(self) -> None:
+        self._error: dict[nn.Parameter, Tensor] = {}
+
+    def add(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+        """The gradient plus what is still owed, flat; a new tensor."""
+        owed = self._error.get(parameter)
+        flat = gradient.flatten()
+        return flat.clone() if owed is None else flat + owed
+
+    def keep(self, parameter: nn.Parameter, wanted: Tensor, sent: Tensor) -> None:
+        """Remember the difference for the next step."""
+        self._error[parameter] = wanted - sent
+

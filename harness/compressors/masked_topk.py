@@ -1,0 +1,44 @@
+"""Negative control: masks to top-k, then sends dense. Must be caught by its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.codec import Json
+from harness.compressors import topk
+from harness.compressors.codec import ErrorFeedback, Hook, Promise, done
+from harness.worker.context import RankContext
+
+ERROR_BOUND = 1.0
+KNOBS = dict(rho=0.01)
+LOSSLESS = dict(rho=1.0)
+CONTROL = True
+
+
+def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json]) -> Promise:
+    """What it claims: top-k's bytes."""
+    return topk.promise(shapes, world, knobs)
+
+
+def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
+    """Zeroes the small entries and all-reduces all of them: right numbers, no saving."""
+    feedback = ErrorFeedback()
+
+    def hook(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        flat, parts = bucket.buffer(), []
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            wanted = feedback.add(parameter, gradient)
+            index = topk.select(wanted, topk.kept(wanted.numel(), knobs["rho"]))
+            sent = torch.zeros_like(wanted)
+            sent[index] = wanted[index]
+            feedback.keep(parameter, wanted, sent)
+            parts.append(sent)
+        flat.copy_(torch.cat(parts))
+        dist.all_reduce(flat)
+        return done(flat.div_(ctx.world_size))
+
+    return hook

@@ -1,0 +1,1 @@
+"""Who starts ranks on which nodes. One file adds one engine; none of them imports torch."""

@@ -1,0 +1,71 @@
+"""The engine protocol: probe, a pure plan, and one launch at a time."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from harness.discover import Entry
+from harness.protocol import LaunchSpec, RankEnd
+
+#: Called a few times a second while a launch runs: draws the live line, polls the devices.
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """Whether an engine can be used here, and if not, why."""
+
+    available: bool
+    multi_node: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """What would be started: one command per node, and the environment added to it."""
+
+    commands: tuple[tuple[str, ...], ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a launch ended, one entry per rank that was asked for."""
+
+    ranks: tuple[RankEnd, ...]
+    agent: str
+
+
+class Engine(Protocol):
+    """Starts worlds. ``launch`` blocks until no process of the world is left."""
+
+    def probe(self) -> Capabilities:
+        """Whether this engine works here."""
+
+    def plan(self, spec: LaunchSpec) -> EnginePlan:
+        """What ``launch`` would start; pure."""
+
+    def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
+        """Start one world of fresh processes and wait for its end."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+def make(entry: Entry) -> Engine:
+    """The engine of a discovered file (its ``build()``)."""
+    module = importlib.import_module(f"harness.launch.{entry.name}")
+    engine: Engine = module.build()
+    return engine
+
+
+#: Environment of every process that imports torch for us, and why.
+RANK_ENV: Mapping[str, str] = {
+    "OMP_NUM_THREADS": "1",  # a forking agent may have one thread only
+    "RES_OPTIONS": "timeout:1 attempts:1",  # TCPStore looks up ::ffff:127.0.0.1; a lost reply is 5 s
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # is_available() without a CUDA context
+    "TOKENIZERS_PARALLELISM": "false",
+}

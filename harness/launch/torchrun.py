@@ -1,0 +1,139 @@
+"""torchrun, on one node or several: fresh interpreters, the launcher that users know."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from harness.beat import Beats, Phase
+from harness.codec import from_doc, to_doc
+from harness.launch.engine import RANK_ENV, Capabilities, Ended, EnginePlan, Tick
+from harness.protocol import LaunchSpec, RankEnd, RankError
+
+ENGINE = dict(multi_node=True)
+TICK_S = 0.2
+
+
+class Torchrun:
+    """One torchrun agent per node, all on this machine, rendezvous on a free port."""
+
+    def probe(self) -> Capabilities:
+        """Comes with torch."""
+        return Capabilities(available=True, multi_node=True)
+
+    def plan(self, spec: LaunchSpec, port: int = 0) -> EnginePlan:
+        """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine."""
+        commands = []
+        for node, ranks in enumerate(spec.case.nodes):
+            conf = f"is_host={int(node == 0)},join_timeout=60,last_call_timeout=1,read_timeout=20"
+            commands.append(
+                (
+                    *(sys.executable, "-m", "torch.distributed.run"),
+                    f"--nnodes={len(spec.case.nodes)}",
+                    f"--nproc-per-node={ranks}",
+                    "--rdzv-backend=c10d",
+                    f"--rdzv-endpoint=127.0.0.1:{port}",
+                    f"--rdzv-id={spec.launch}",
+                    f"--rdzv-conf={conf}",
+                    "--local-addr=127.0.0.1",
+                    "--max-restarts=0",
+                    *("-m", "harness.worker.torchrun_rank"),
+                    f"{spec.out}/launch.json",
+                )
+            )
+        env = {**RANK_ENV, "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        return EnginePlan(commands=tuple(commands), env=env)
+
+    def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
+        """Start every node's torchrun and wait for all of them."""
+        out = Path(spec.out)
+        beats = Beats(out / "beats", spec.case.world_size, create=True)
+        (out / "launch.json").write_text(json.dumps(to_doc(spec)))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        plan = self.plan(spec, port)
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+        env = {**os.environ, **plan.env, "PYTHONPATH": path, "SCALEPROOF_PARENT": str(os.getpid())}
+        nodes = []
+        doomed = False
+        try:
+            for i, command in enumerate(plan.commands):
+                with (out / f"node{i}.log").open("w") as log:
+                    nodes.append(
+                        subprocess.Popen(
+                            command,
+                            env=env,
+                            stdout=log,
+                            stderr=subprocess.STDOUT,
+                            stdin=subprocess.DEVNULL,
+                            start_new_session=True,
+                        )
+                    )
+            while any(n.poll() is None for n in nodes):
+                tick()
+                time.sleep(TICK_S)  # torchrun has no handle to wait on together with a deadline
+                if not doomed and (self._silent(spec, beats) or any(n.returncode for n in nodes)):
+                    doomed = True
+                    self._kill(nodes)
+        finally:
+            self._kill(nodes)
+        ranks = tuple(self._end(out, beats, r, doomed) for r in range(spec.case.world_size))
+        return Ended(ranks=ranks, agent=f"torchrun-{'-'.join(str(n.pid) for n in nodes)}")
+
+    def close(self) -> None:
+        """Nothing outlives a launch."""
+
+    @staticmethod
+    def _silent(spec: LaunchSpec, beats: Beats) -> bool:
+        """Whether any rank has been silent past its deadline."""
+        limits = spec.deadlines
+        for rank in range(spec.case.world_size):
+            phase, step, silent = beats.read(rank)
+            first = phase < Phase.STEADY and step == 0
+            if phase is not Phase.DONE and silent > (limits.first_step_s if first else limits.step_s):
+                return True
+        return False
+
+    @staticmethod
+    def _kill(nodes: list[subprocess.Popen[bytes]]) -> None:
+        """SIGKILL the torchruns; their ranks asked the kernel to die with them."""
+        for node in nodes:
+            if node.poll() is None:
+                os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+
+    @staticmethod
+    def _end(out: Path, beats: Beats, rank: int, doomed: bool) -> RankEnd:
+        """What a rank left behind; torchrun's own exit status says nothing about ranks."""
+        phase, step, silent = beats.read(rank)
+        error_file = out / f"rank{rank}.error.json"
+        error = None
+        if error_file.is_file():
+            error = from_doc(RankError, json.loads(error_file.read_text()))
+        finished = (out / f"rank{rank}.json").is_file() and phase is Phase.DONE
+        return RankEnd(
+            rank=rank,
+            pid=0,
+            exit_code=0 if finished else 1 if error else None,
+            signal=None,
+            killed=doomed and not finished and error is None,
+            finished=finished,
+            phase=phase.name.lower(),
+            step=step,
+            silent_s=silent,
+            order=rank,
+            error=error,
+        )
+
+
+def build() -> Torchrun:
+    """A torchrun engine."""
+    return Torchrun()

@@ -1,0 +1,127 @@
+"""Decoder-only transformer: GPT-2 and Llama shapes from nano to 8B, every strategy's workload."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.codec import Json
+from harness.spec import CaseSpec
+from harness.worker.data import hashed
+
+SIZES = {
+    "nano": dict(d=64, layers=4, heads=4, kv=4, ff=256, vocab=256, seq=32, batch=8),
+    "tiny": dict(d=128, layers=4, heads=4, kv=4, ff=512, vocab=512, seq=64, batch=4),
+    "mini": dict(d=256, layers=4, heads=8, kv=8, ff=1024, vocab=1024, seq=64, batch=2),
+    "base": dict(d=192, layers=6, heads=6, kv=6, ff=768, vocab=512, seq=128, batch=2),
+    "124m": dict(d=768, layers=12, heads=12, kv=12, ff=3072, vocab=50304, seq=1024, batch=8),
+    "175m": dict(d=896, layers=14, heads=14, kv=14, ff=3584, vocab=32000, seq=1024, batch=8),
+    "350m": dict(d=1024, layers=24, heads=16, kv=16, ff=4096, vocab=50304, seq=1024, batch=8),
+    "1b3": dict(d=2048, layers=24, heads=16, kv=16, ff=8192, vocab=50304, seq=1024, batch=4),
+    "llama-1b": dict(
+        d=2048, layers=16, heads=32, kv=8, ff=8192, vocab=128256, seq=2048, batch=2, gated=True
+    ),
+    "llama-8b": dict(
+        d=4096, layers=32, heads=32, kv=8, ff=14336, vocab=128256, seq=2048, batch=1, gated=True
+    ),
+}
+
+
+@functools.cache
+def _rotary(seq: int, dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of shape (seq, dim / 2). No module buffer: DDP would broadcast it every step."""
+    frequency = 10000.0 ** -(torch.arange(0, dim, 2, device=device).float() / dim)
+    angle = torch.arange(seq, device=device).float()[:, None] * frequency[None]
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def _rotate(x: Tensor) -> Tensor:
+    """Rotary position embedding of (B, heads, S, dim), halves paired as in Llama."""
+    cos, sin = _rotary(x.shape[2], x.shape[3], x.device, x.dtype)
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+class Block(nn.Module):
+    """Pre-norm attention (grouped query) and feed-forward (GELU, or SwiGLU when gated)."""
+
+    def __init__(self, size: Mapping[str, Json]) -> None:
+        super().__init__()
+        d, self.heads, self.kv = size["d"], size["heads"], size["kv"]
+        self.dim, self.gated = d // self.heads, bool(size.get("gated"))
+        self.norm1, self.norm2 = nn.RMSNorm(d), nn.RMSNorm(d)
+        self.qkv = nn.Linear(d, (self.heads + 2 * self.kv) * self.dim, bias=False)
+        self.out = nn.Linear(d, d, bias=False)
+        self.up = nn.Linear(d, size["ff"] * (2 if self.gated else 1), bias=False)
+        self.down = nn.Linear(size["ff"], d, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, d = x.shape
+        qkv = self.qkv(self.norm1(x)).view(b, s, -1, self.dim).transpose(1, 2)
+        q, k, v = qkv.split((self.heads, self.kv, self.kv), 1)
+        y = functional.scaled_dot_product_attention(
+            _rotate(q), _rotate(k), v, is_causal=True, enable_gqa=self.kv != self.heads
+        )
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, d))
+        h = self.up(self.norm2(x))
+        if self.gated:
+            gate, h = h.chunk(2, -1)
+            h = functional.silu(gate) * h
+        else:
+            h = functional.gelu(h, approximate="tanh")
+        return x + self.down(h)  # type: ignore[no-any-return]
+
+
+def seq_len(size: Mapping[str, Json], case: CaseSpec) -> int:
+    """Tokens per sample."""
+    return int(case.seq_len or size["seq"])
+
+
+def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+    """Embedding, blocks, norm and an untied head."""
+    d = size["d"]
+    embed = nn.Embedding(size["vocab"], d)
+    nn.init.normal_(embed.weight, std=0.02)
+    head = nn.Sequential(OrderedDict(norm=nn.RMSNorm(d), fc=nn.Linear(d, size["vocab"], bias=False)))
+    blocks = [(f"block{i}", Block(size)) for i in range(size["layers"])]
+    return nn.Sequential(OrderedDict([("embed", embed), *blocks, ("head", head)]))
+
+
+def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+    """Tokens (B, S) and next tokens (B, S) of a learnable language.
+
+    next = 5 x + 17 mod V, replaced by a random token one time in ten.
+    """
+    s, vocab = seq_len(size, case), size["vocab"]
+    random = hashed(ids, s + 1)
+    tokens = [random[:, 0] % vocab]
+    for t in range(1, s + 1):
+        noisy = random[:, t] % 10 == 0
+        tokens.append(torch.where(noisy, (random[:, t] >> 8) % vocab, (5 * tokens[-1] + 17) % vocab))
+    text = torch.stack(tokens, 1)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy over all tokens."""
+    return functional.cross_entropy(output.float().flatten(0, 1), targets.flatten())
+
+
+def tokens(size: Mapping[str, Json], case: CaseSpec) -> int:
+    """Tokens of one sample."""
+    return seq_len(size, case)
+
+
+def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+    """6 (P - P_embedding - P_norm) S + 12 L S^2 d: causal sparsity not discounted (PaLM, app. B)."""
+    d, s, layers = size["d"], seq_len(size, case), size["layers"]
+    dim = d // size["heads"]
+    attention = d * (size["heads"] + 2 * size["kv"]) * dim + d * d
+    feed_forward = d * size["ff"] * (3 if size.get("gated") else 2)
+    weights = layers * (attention + feed_forward) + d * size["vocab"]
+    return 6.0 * weights * s + 12.0 * layers * s * s * d

@@ -1,0 +1,43 @@
+"""Wide MLP: few FLOPs per gradient byte, bound by communication."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.codec import Json
+from harness.spec import CaseSpec
+from harness.worker.data import hashed, uniform
+
+SIZES = {
+    "nano": dict(d=64, layers=8, classes=16, batch=8),
+    "small": dict(d=256, layers=8, classes=16, batch=16),
+    "wide": dict(d=1024, layers=8, classes=16, batch=16),
+    "8192": dict(d=8192, layers=8, classes=1024, batch=64),
+}
+
+
+def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+    """``layers`` hidden layers of width ``d`` and a classifier."""
+    d = size["d"]
+    blocks = [(f"layer{i}", nn.Sequential(nn.Linear(d, d), nn.ReLU())) for i in range(size["layers"])]
+    return nn.Sequential(OrderedDict([*blocks, ("head", nn.Linear(d, size["classes"]))]))
+
+
+def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+    """Uniform features (B, d) and hashed classes (B,)."""
+    return uniform(ids, size["d"]), hashed(ids + 1, 1)[:, 0] % size["classes"]
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy."""
+    return functional.cross_entropy(output.float(), targets)
+
+
+def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+    """6 per weight, but 4 in the first layer, whose input needs no gradient."""
+    d = size["d"]
+    return 6.0 * (size["layers"] * d * d + d * size["classes"]) - 2.0 * d * d

@@ -1,0 +1,101 @@
+"""Stand-in that waits set times instead of computing, with real gradients of set sizes.
+
+Mode ``wait``: forward and backward of each layer wait their share of ``step_ms``; overlap with
+communication is real. Mode ``schedule``: step i ends at window start + i x T, where T carries the
+efficiency that ``plant`` states for the world size ("2:0.95,4:0.9"), and a seeded launch noise:
+the source of truth that checks the whole instrument.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.codec import Json
+from harness.spec import CaseSpec, Mode, batching
+from harness.worker.data import uniform
+
+SIZES = {"small": dict(width=64, layers=8, layer_kb=128, batch=8)}
+KNOBS = dict(mode="wait", step_ms=48.0, plant="", noise=0.01)
+STAND_IN = "paced"
+
+
+class Wait(torch.autograd.Function):
+    """Identity that waits in forward and in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.backward_s)
+        return grads[0], None, None
+
+
+class Layer(nn.Module):
+    """y = x + x * mean(weight, 0): every gradient element depends on the rank's own data."""
+
+    def __init__(self, rows: int, width: int, sample_s: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, width) * 0.1)
+        self.sample_s = sample_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        wait_s = 0.0 if x.device.type == "meta" else self.sample_s * x.shape[0]
+        y = x + x * self.weight.mean(0)
+        if wait_s == 0:
+            return y
+        return Wait.apply(y, wait_s / 3, wait_s * 2 / 3)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+    """Equal layers of ``layer_kb`` KiB each; the waits of a default batch add up to ``step_ms``."""
+    step_s = case.knob("paced.step_ms", KNOBS["step_ms"]) / 1e3
+    if case.knob("paced.mode", KNOBS["mode"]) == "schedule":
+        step_s *= 0.4  # room for communication before the deadline
+    sample_s = step_s / size["layers"] / size["batch"]
+    rows = size["layer_kb"] * 1024 // 4 // size["width"]
+    return nn.Sequential(
+        OrderedDict((f"layer{i}", Layer(rows, size["width"], sample_s)) for i in range(size["layers"]))
+    )
+
+
+def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+    """Features and targets, both (B, width)."""
+    return uniform(ids, size["width"]), uniform(ids + 1, size["width"])
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error."""
+    return (output.float() - targets).square().mean()
+
+
+def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+    """None worth counting: it waits."""
+    return 0.0
+
+
+def period_s(size: Mapping[str, Json], case: CaseSpec, draw: int) -> float | None:
+    """Mode ``schedule``: the period T of a step for this world, with the launch's noise.
+
+    T_N = T_1 / E_N in weak mode, T_1 / (N E_N) in strong mode.
+    """
+    if case.knob("paced.mode", KNOBS["mode"]) != "schedule":
+        return None
+    plant = str(case.knob("paced.plant", KNOBS["plant"]))
+    planted = dict(item.split(":") for item in plant.split(",") if item)
+    efficiency = float(planted.get(str(case.world_size), 1.0)) if case.strategy != "single" else 1.0
+    base = case.knob("paced.step_ms", KNOBS["step_ms"]) / 1e3
+    if case.mode is Mode.STRONG:
+        base *= batching(case, size["batch"], whole=True).global_batch / size["batch"] / case.world_size
+    generator = torch.Generator().manual_seed(draw)
+    noise = float(torch.randn((), generator=generator)) * case.knob("paced.noise", KNOBS["noise"])
+    return float(base / efficiency * (1 + noise))

@@ -1,0 +1,93 @@
+"""Residual CNN with group norm (batch norm has no single-device twin), bound by compute."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.codec import Json
+from harness.spec import CaseSpec
+from harness.worker.data import hashed, uniform
+
+SIZES = {
+    "nano": dict(width=8, blocks=[1, 1], image=16, classes=16, batch=4),
+    "small": dict(width=16, blocks=[1, 1, 1], image=32, classes=16, batch=16),
+    "imagenet": dict(width=64, blocks=[3, 4, 6, 3], image=112, classes=1000, batch=64),
+}
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions around a skip; the first may halve the image and widen the channels."""
+
+    def __init__(self, before: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, channels, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(4, channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(4, channels)
+        self.skip: nn.Module = nn.Identity()
+        if stride != 1 or before != channels:
+            self.skip = nn.Conv2d(before, channels, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(y)) + self.skip(x))
+
+
+class Head(nn.Module):
+    """Average over the image, then a classifier."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def _plan(size: Mapping[str, Json]) -> list[tuple[int, int, int, int]]:
+    """(in, out, stride, output edge) of every residual block."""
+    out, before, edge = [], size["width"], size["image"]
+    for stage, count in enumerate(size["blocks"]):
+        channels = size["width"] * 2**stage
+        for i in range(count):
+            stride = 2 if stage and i == 0 else 1
+            edge //= stride
+            out.append((before, channels, stride, edge))
+            before = channels
+    return out
+
+
+def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+    """Stem, residual blocks, head."""
+    blocks: list[tuple[str, nn.Module]] = [
+        ("stem", nn.Sequential(nn.Conv2d(3, size["width"], 3, padding=1, bias=False), nn.ReLU()))
+    ]
+    plan = _plan(size)
+    blocks += [(f"block{i}", Residual(a, b, s)) for i, (a, b, s, _) in enumerate(plan)]
+    return nn.Sequential(OrderedDict([*blocks, ("head", Head(plan[-1][1], size["classes"]))]))
+
+
+def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+    """Images (B, 3, H, W) and classes (B,)."""
+    edge = size["image"]
+    return uniform(ids, 3 * edge * edge).view(-1, 3, edge, edge), hashed(ids + 1, 1)[:, 0] % size["classes"]
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy."""
+    return functional.cross_entropy(output.float(), targets)
+
+
+def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+    """6 per multiply-add of convolutions and head; 4 in the stem, whose input needs no gradient."""
+    total = 4.0 * 27 * size["width"] * size["image"] ** 2
+    for before, channels, stride, edge in _plan(size):
+        macs = 9.0 * (before + channels) * channels * edge * edge
+        if stride != 1 or before != channels:
+            macs += before * channels * edge * edge
+        total += 6 * macs
+    return total + 6.0 * _plan(size)[-1][1] * size["classes"]

@@ -1,0 +1,67 @@
+"""Given FLOPs and given gradient bytes: sweeps the ratio of compute to communication."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from harness.codec import Json
+from harness.spec import CaseSpec
+from harness.worker.data import uniform
+
+SIZES = {
+    "nano": dict(d=64, layers=8, batch=4),
+    "small": dict(d=256, layers=8, batch=16),
+    "large": dict(d=4096, layers=8, batch=256),
+}
+KNOBS = dict(mflop=10.0, grad_mb=4.0)
+
+
+class Layer(nn.Module):
+    """``repeats`` products with one shared matrix, and ballast that only weighs on the wire."""
+
+    def __init__(self, d: int, repeats: int, ballast: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(d, d) / d**0.5)
+        self.ballast = nn.Parameter(torch.zeros(ballast))
+        self.repeats = repeats
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.repeats):
+            x = torch.tanh(x @ self.weight)
+        return x + self.ballast.mean() * x.mean(1, keepdim=True)
+
+
+def _shape(size: Mapping[str, Json], case: CaseSpec) -> tuple[int, int]:
+    """Repeats of the product and ballast elements, per layer."""
+    d, layers = size["d"], size["layers"]
+    repeats = max(1, round(case.knob("synthetic.mflop", KNOBS["mflop"]) * 1e6 / (6 * d * d * layers)))
+    total = case.knob("synthetic.grad_mb", KNOBS["grad_mb"]) * 1e6 / 4
+    return repeats, max(8, round(total / layers) - d * d)
+
+
+def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+    """Equal layers."""
+    repeats, ballast = _shape(size, case)
+    return nn.Sequential(
+        OrderedDict((f"layer{i}", Layer(size["d"], repeats, ballast)) for i in range(size["layers"]))
+    )
+
+
+def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+    """Features and targets, both (B, d)."""
+    return uniform(ids, size["d"]), uniform(ids + 1, size["d"])
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error."""
+    return (output.float() - targets).square().mean()
+
+
+def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+    """6 d^2 per product; 4 in the very first, whose input needs no gradient."""
+    repeats, _ = _shape(size, case)
+    return 6.0 * size["d"] ** 2 * repeats * size["layers"] - 2.0 * size["d"] ** 2

@@ -1,0 +1,62 @@
+"""VGG-like: a small convolutional trunk and big fully connected layers, bound by communication."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.codec import Json
+from harness.spec import CaseSpec
+from harness.worker.data import hashed, uniform
+
+SIZES = {
+    "nano": dict(width=8, fc=128, image=32, classes=16, batch=4),
+    "small": dict(width=16, fc=1024, image=32, classes=16, batch=8),
+    "vgg16": dict(width=64, fc=4096, image=224, classes=1000, batch=32),
+}
+
+
+def _channels(size: Mapping[str, Json]) -> list[int]:
+    return [size["width"] * 2**i for i in range(4)]
+
+
+def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+    """Four convolutions, each halving the image, then three fully connected layers."""
+    blocks: list[tuple[str, nn.Module]] = []
+    before, edge = 3, size["image"]
+    for i, channels in enumerate(_channels(size)):
+        conv = nn.Conv2d(before, channels, 3, padding=1)
+        blocks.append((f"conv{i}", nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2))))
+        before, edge = channels, edge // 2
+    flat, fc = before * edge * edge, size["fc"]
+    blocks.append(("fc0", nn.Sequential(nn.Flatten(), nn.Linear(flat, fc), nn.ReLU())))
+    blocks.append(("fc1", nn.Sequential(nn.Linear(fc, fc), nn.ReLU())))
+    blocks.append(("head", nn.Linear(fc, size["classes"])))
+    return nn.Sequential(OrderedDict(blocks))
+
+
+def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+    """Images (B, 3, H, W) and classes (B,)."""
+    edge = size["image"]
+    return uniform(ids, 3 * edge * edge).view(-1, 3, edge, edge), hashed(ids + 1, 1)[:, 0] % size["classes"]
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy."""
+    return functional.cross_entropy(output.float(), targets)
+
+
+def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+    """2 per multiply-add; the backward costs twice the forward, but for the first layer's input."""
+    before, edge, total, first = 3, size["image"], 0.0, 0.0
+    for channels in _channels(size):
+        macs = 9.0 * before * channels * edge * edge
+        first = first or macs
+        total += 6 * macs
+        before, edge = channels, edge // 2
+    fc = size["fc"]
+    total += 6.0 * (before * edge * edge * fc + fc * fc + fc * size["classes"])
+    return total - 2 * first

@@ -1,0 +1,1 @@
+"""How it is parallelised. One file adds one strategy: a head of literals, expect, build."""

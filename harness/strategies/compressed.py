@@ -1,0 +1,70 @@
+"""DDP whose gradients go through a compressor's communication hook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.codec import Json
+from harness.record import Expected, ModelFacts, WhatRan
+from harness.spec import Batching, CaseSpec
+from harness.strategies import ddp
+from harness.strategies.local import LocalTrainer
+from harness.worker.context import RankContext
+
+SUPPORTS = dict(worlds="any", oracle="compressed", initial="broadcast", replicas=True, compressor=True)
+KNOBS = dict(bucket_cap_mb=1024.0)
+
+
+def knobs_of(case: CaseSpec, compressor: ModuleType) -> Mapping[str, Json]:
+    """The compressor's knobs with the case's values."""
+    defaults: Mapping[str, Json] = getattr(compressor, "KNOBS", {})
+    return {k: case.knob(f"{case.compressor}.{k}", v) for k, v in defaults.items()}
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, compressor: ModuleType
+) -> Expected:
+    """What the compressor promises for these parameters."""
+    shapes = [p.shape for p in model.parameters()]
+    promise = compressor.promise(shapes, case.world_size, knobs_of(case, compressor))
+    n = case.world_size
+    return replace(
+        ddp.expect(case, model, batching, facts),
+        sent_bytes=(promise.sent_bytes,) * n,
+        payload_bytes={k: (v,) * n for k, v in promise.payload_bytes.items()},
+        largest_message=max(promise.payload_bytes.values()),
+        formula=promise.formula,
+    )
+
+
+class CompressedTrainer(LocalTrainer):
+    """DDP's trainer that also says which compressor encoded its gradients."""
+
+    compressor = ""
+
+    def ran(self) -> WhatRan:
+        """DDP's observation and the hook's module."""
+        return replace(super().ran(), compressor=self.compressor)
+
+
+def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
+    """One bucket by default, so that the closed form holds and collectives keep their order."""
+    assert ctx.compressor is not None
+    plain = ddp.build(model, ctx, bucket_cap_mb=ctx.case.knob("compressed.bucket_cap_mb", KNOBS["bucket_cap_mb"]))
+    hook = ctx.compressor.build(ctx, knobs_of(ctx.case, ctx.compressor))
+
+    def comm_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        return hook(bucket)  # type: ignore[no-any-return]
+
+    plain.module.register_comm_hook(None, comm_hook)
+    trainer = CompressedTrainer(
+        plain.module, ctx, named=plain.named, synchronise=plain.synchronise, placements=plain.placements
+    )
+    trainer.compressor = str(ctx.case.compressor)
+    return trainer

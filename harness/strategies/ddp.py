@@ -1,0 +1,57 @@
+"""DDP: replicated model, bucketed all-reduce of gradients overlapped with backward."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec
+from harness.strategies.local import LocalTrainer, element_bytes, num_elements, training_bytes
+from harness.worker.context import RankContext
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+KNOBS = dict(bucket_cap_mb=25.0, static_graph=False, bucket_view=True)
+
+
+def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts) -> Expected:
+    """A ring all-reduce of every gradient: 2 (N-1)/N bytes(P) sent per rank."""
+    n, elements, size = case.world_size, num_elements(model), element_bytes(model)
+    payload = float(elements * size)
+    cap = case.knob("ddp.bucket_cap_mb", KNOBS["bucket_cap_mb"]) * 2**20
+    return Expected(
+        sent_bytes=(2 * (n - 1) / n * payload,) * n,
+        payload_bytes={"all_reduce": (payload,) * n},
+        largest_message=min(payload, cap),
+        module="DistributedDataParallel",
+        shards=n,
+        ideal_efficiency=1.0,
+        memory_bytes=training_bytes(elements, size, facts, batching.micro),
+        formula="2 (N-1)/N bytes(P)",
+        global_batch=batching.global_batch,
+    )
+
+
+def build(
+    model: nn.Sequential, ctx: RankContext, *, bucket_cap_mb: float | None = None
+) -> LocalTrainer:
+    """DistributedDataParallel; accumulation leaves out the all-reduce until the last micro-batch."""
+    knob = ctx.case.knob
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=[ctx.device] if ctx.device.type == "cuda" else None,
+        bucket_cap_mb=bucket_cap_mb or knob("ddp.bucket_cap_mb", KNOBS["bucket_cap_mb"]),
+        gradient_as_bucket_view=knob("ddp.bucket_view", KNOBS["bucket_view"]),
+        static_graph=knob("ddp.static_graph", KNOBS["static_graph"]),
+    )
+
+    def synchronise(last: bool) -> None:
+        ddp.require_backward_grad_sync = last  # what ``no_sync`` sets
+
+    return LocalTrainer(
+        ddp,
+        ctx,
+        named=lambda: iter((n.removeprefix("module."), p) for n, p in ddp.named_parameters()),
+        synchronise=synchronise,
+        placements=("Replicate",),
+    )

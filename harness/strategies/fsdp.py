@@ -1,0 +1,83 @@
+"""FSDP2: parameters, gradients and optimizer state sharded per block with fully_shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec
+from harness.strategies.local import LocalTrainer, element_bytes, num_elements, training_bytes
+from harness.worker.context import RankContext
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="same_seed")
+KNOBS = dict(reshard=True)
+
+
+def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts) -> Expected:
+    """All-gather in forward (and backward if resharded), reduce-scatter of gradients.
+
+    Each parameter is padded to N equal parts of dim 0. Every block is a group of its own; the
+    last one to run forward is gathered again in backward like the others. gloo has no
+    reduce-scatter: it sends an all-reduce's bytes, 2 (N-1)/N, where NCCL sends (N-1)/N.
+    """
+    n, size = case.world_size, element_bytes(model)
+    shard = float(
+        sum(-(-p.shape[0] // n) * p[0].numel() * size for p in model.parameters())
+    )
+    blocks = [sum(p.numel() for p in b.parameters()) * size for b in model.children()]
+    gathers = (2 if case.knob("fsdp.reshard", KNOBS["reshard"]) else 1) * batching.accumulate
+    if not case.knob("fsdp.reshard", KNOBS["reshard"]):
+        gathers = 1
+    scatter = 2.0 if case.backend == "gloo" else 1.0
+    padded = shard * n
+    sent = (n - 1) / n * padded * (gathers + scatter)
+    single = n == 1
+    return Expected(
+        sent_bytes=(0.0 if single else sent,) * n,
+        payload_bytes={
+            "all_gather": (shard * gathers,) * n,
+            "reduce_scatter": (padded,) * n,
+        },
+        largest_message=max(blocks),
+        module="FSDPSequential",
+        shards=n,
+        ideal_efficiency=1.0,
+        memory_bytes=training_bytes(
+            num_elements(model) / n, size, facts, batching.micro
+        ) + 2 * max(blocks),
+        formula=f"{gathers + scatter:g} (N-1)/N bytes(P)",
+        global_batch=batching.global_batch,
+    )
+
+
+def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
+    """fully_shard on every block, then on the root, which holds no parameter of its own."""
+    reshard = ctx.case.knob("fsdp.reshard", KNOBS["reshard"])
+    for block in model.children():
+        fully_shard(block, reshard_after_forward=reshard)
+    fully_shard(model, reshard_after_forward=reshard)
+    assert isinstance(model, FSDPModule)
+
+    def whole(tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    return LocalTrainer(
+        model,
+        ctx,
+        synchronise=model.set_requires_gradient_sync,
+        whole=whole,
+        placements=tuple(sorted(set(_placements(model)))),
+    )
+
+
+def _placements(model: nn.Module) -> Iterator[str]:
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            yield from (str(p) for p in parameter.placements)
+        else:
+            yield f"plain {torch.Tensor.__name__}"

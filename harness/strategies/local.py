@@ -1,0 +1,105 @@
+"""The step that single, ddp, fsdp and compressed share: accumulate, backward, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from harness.capture.spans import span
+from harness.record import ModelFacts, WhatRan
+from harness.worker.context import RankContext
+from harness.worker.data import Batch
+
+
+class LocalTrainer:
+    """Trains ``module`` on this rank's shard.
+
+    ``synchronise(last)`` is called before each micro-batch and says whether its backward is the
+    one that communicates; ``whole`` turns a sharded tensor into the full one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        ctx: RankContext,
+        *,
+        named: Callable[[], Iterator[tuple[str, nn.Parameter]]] | None = None,
+        synchronise: Callable[[bool], None] = lambda last: None,
+        whole: Callable[[Tensor], Tensor] = lambda t: t,
+        placements: tuple[str, ...] = (),
+    ) -> None:
+        self.module, self.ctx = module, ctx
+        self.named = named or module.named_parameters
+        self.synchronise, self.whole, self.placements = synchronise, whole, placements
+        self.optimizer = ctx.optimizer(p for _, p in self.named())
+        self.compute_dtype = observe_dtype(module)
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """zero_grad, forward and backward of every micro-batch, optimizer step."""
+        ctx, micro = self.ctx, self.ctx.batching.micro
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=ctx.device)
+        parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
+        for i, (inputs, targets) in enumerate(parts):
+            self.synchronise(i == len(parts) - 1)
+            with span("forward"), ctx.autocast():
+                loss = ctx.loss(self.module(inputs), targets) / len(parts)
+            with span("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        with span("optimizer", "optimizer"):
+            self.optimizer.step()
+        return total
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole gradients by plain names."""
+        for name, parameter in self.named():
+            assert parameter.grad is not None, f"{name} has no gradient"
+            yield name, self.whole(parameter.grad.detach())
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole parameters by plain names."""
+        for name, parameter in self.named():
+            yield name, self.whole(parameter.detach())
+
+    def ran(self) -> WhatRan:
+        """The trained module's class and the dtype that its layers returned."""
+        return WhatRan(
+            module=type(self.module).__name__,
+            placements=self.placements,
+            compute_dtype=",".join(sorted(self.compute_dtype)),
+        )
+
+
+def observe_dtype(module: nn.Module) -> set[str]:
+    """Collects the dtypes that linear and convolution layers return, in their first forward."""
+    seen: set[str] = set()
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+
+            def note(_: nn.Module, __: object, output: Tensor) -> None:
+                seen.add(str(output.dtype).removeprefix("torch."))
+
+            def once(layer: nn.Module) -> None:
+                handle = layer.register_forward_hook(note)
+                layer.register_forward_hook(lambda *_: handle.remove())
+
+            once(layer)
+    return seen
+
+
+def num_elements(model: nn.Module) -> int:
+    """Elements of all parameters."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def element_bytes(model: nn.Module) -> int:
+    """Bytes of one gradient element."""
+    return next(model.parameters()).element_size()
+
+
+def training_bytes(elements: float, size: int, facts: ModelFacts, samples: int) -> int:
+    """Weights, gradients, two AdamW moments, and the activations between blocks."""
+    return int(elements * size * 4 + facts.activation_bytes_per_sample * samples)

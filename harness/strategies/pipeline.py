@@ -1,0 +1,150 @@
+"""Pipeline: blocks cut into one stage per rank, micro-batches flow through (GPipe, 1F1B)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from harness.capture.spans import span
+from harness.record import Expected, ModelFacts, WhatRan
+from harness.spec import Batching, CaseSpec
+from harness.strategies.local import element_bytes, observe_dtype, training_bytes
+from harness.worker.context import RankContext
+from harness.worker.data import Batch
+
+SUPPORTS = dict(worlds="any", oracle="micro_batched", initial="same_seed", whole=True)
+KNOBS = dict(schedule="gpipe", microbatches=8)
+
+
+def cuts(model: nn.Sequential, stages: int) -> list[list[str]]:
+    """Contiguous blocks per stage with the smallest largest stage, weighed by parameters."""
+    names = [n for n, _ in model.named_children()]
+    weights = [sum(p.numel() for p in b.parameters()) or 1 for b in model.children()]
+    if len(names) < stages:
+        raise ValueError(f"{len(names)} blocks cannot be cut into {stages} stages")
+    best: dict[tuple[int, int], tuple[int, int]] = {(0, 0): (0, 0)}  # (stage, end) -> (cost, start)
+    for stage in range(1, stages + 1):
+        for end in range(stage, len(names) - (stages - stage) + 1):
+            best[stage, end] = min(
+                (max(best[stage - 1, start][0], sum(weights[start:end])), start)
+                for start in range(stage - 1, end)
+                if (stage - 1, start) in best
+            )
+    out, end = [], len(names)
+    for stage in range(stages, 0, -1):
+        start = best[stage, end][1]
+        out.append(names[start:end])
+        end = start
+    return out[::-1]
+
+
+def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: ModelFacts) -> Expected:
+    """One activation forwards and one gradient backwards over each boundary, per micro-batch.
+
+    The bubble leaves M / (M + N - 1) of the ideal (Huang et al., GPipe, 2019), the same for 1F1B.
+    """
+    n, micro = case.world_size, int(case.knob("pipeline.microbatches", KNOBS["microbatches"]))
+    if case.knob("pipeline.schedule", KNOBS["schedule"]) not in ("gpipe", "1f1b"):
+        raise ValueError("pipeline.schedule is neither 'gpipe' nor '1f1b'")
+    if case.accumulate != 1:
+        raise ValueError("a pipeline accumulates over its micro-batches: use pipeline.microbatches")
+    if batching.global_batch % micro:
+        raise ValueError(f"global batch {batching.global_batch} does not divide into {micro} micro-batches")
+    if micro < n:
+        raise ValueError(f"{micro} micro-batches cannot fill {n} stages")
+    stages = cuts(model, n)
+    x = _first_input(model, facts, batching.global_batch // micro)
+    boundaries: list[float] = []
+    for names in stages:
+        for name in names:
+            x = model.get_submodule(name)(x)
+        boundaries.append(float(x.numel() * x.element_size()))
+    sends = [
+        micro * ((boundaries[r] if r < n - 1 else 0) + (boundaries[r - 1] if r else 0))
+        for r in range(n)
+    ]
+    largest = max(sum(p.numel() for m in names for p in model.get_submodule(m).parameters()) for names in stages)
+    return Expected(
+        sent_bytes=tuple(sends),
+        payload_bytes={"send": tuple(sends)} if n > 1 else {},
+        largest_message=max(boundaries[:-1], default=0),
+        module="PipelineStage",
+        shards=1,
+        ideal_efficiency=micro / (micro + n - 1),
+        memory_bytes=training_bytes(largest, element_bytes(model), facts, batching.global_batch // n),
+        formula="M (activation + gradient) per boundary",
+        global_batch=batching.global_batch,
+    )
+
+
+def _first_input(model: nn.Sequential, facts: ModelFacts, samples: int) -> Tensor:
+    """A meta tensor shaped like one micro-batch of inputs."""
+    return torch.empty((samples, *facts.input_shape), dtype=getattr(torch, facts.input_dtype), device="meta")
+
+
+class PipelineTrainer:
+    """One stage of the model on this rank."""
+
+    def __init__(self, model: nn.Sequential, ctx: RankContext) -> None:
+        self.ctx = ctx
+        names = cuts(model, ctx.world_size)[ctx.rank]
+        self.blocks = nn.Sequential(OrderedDict((n, model.get_submodule(n)) for n in names))
+        knob = ctx.case.knob
+        stage = PipelineStage(self.blocks, ctx.rank, ctx.world_size, ctx.device)
+        kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[
+            knob("pipeline.schedule", KNOBS["schedule"])
+        ]
+        self.stage = stage
+        self.schedule = kind(
+            stage,
+            n_microbatches=knob("pipeline.microbatches", KNOBS["microbatches"]),
+            loss_fn=ctx.loss,
+            scale_grads=True,
+        )
+        self.optimizer = ctx.optimizer(self.blocks.parameters())
+        self.compute_dtype = observe_dtype(self.blocks)
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """All micro-batches through the schedule, then the optimizer; loss on the last rank."""
+        self.optimizer.zero_grad(set_to_none=True)
+        first, last = self.ctx.rank == 0, self.ctx.rank == self.ctx.world_size - 1
+        losses: list[Tensor] = []
+        with span("schedule"), self.ctx.autocast():
+            self.schedule.step(
+                *((batch.inputs,) if first else ()),
+                **(dict(target=batch.targets, losses=losses) if last else {}),
+            )
+        with span("optimizer", "optimizer"):
+            self.optimizer.step()
+        return torch.stack(losses).mean().detach() if last else None
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """This stage's gradients."""
+        for name, parameter in self.blocks.named_parameters():
+            assert parameter.grad is not None, f"{name} has no gradient"
+            yield name, parameter.grad.detach()
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """This stage's parameters."""
+        for name, parameter in self.blocks.named_parameters():
+            yield name, parameter.detach()
+
+    def ran(self) -> WhatRan:
+        """The schedule's class and what this stage holds."""
+        return WhatRan(
+            module=type(self.stage).__name__,
+            placements=(f"stage {self.ctx.rank}: {', '.join(n for n, _ in self.blocks.named_children())}",),
+            schedule=type(self.schedule).__name__,
+            compute_dtype=",".join(sorted(self.compute_dtype)),
+        )
+
+
+def build(model: nn.Sequential, ctx: RankContext) -> PipelineTrainer:
+    """This rank's stage under the case's schedule."""
+    return PipelineTrainer(model, ctx)
+
+

@@ -1,0 +1,33 @@
+"""One device, no wrapper: the plain baseline."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec
+from harness.strategies.local import LocalTrainer, element_bytes, num_elements, training_bytes
+from harness.worker.context import RankContext, Trainer
+
+SUPPORTS = dict(worlds="one", oracle="shard_ordered", initial="own")
+
+
+def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts) -> Expected:
+    """Sends nothing."""
+    memory = training_bytes(num_elements(model), element_bytes(model), facts, batching.micro)
+    return Expected(
+        sent_bytes=(0.0,),
+        payload_bytes={},
+        largest_message=0,
+        module="Sequential",
+        shards=1,
+        ideal_efficiency=1.0,
+        memory_bytes=memory,
+        formula="0",
+        global_batch=batching.global_batch,
+    )
+
+
+def build(model: nn.Sequential, ctx: RankContext) -> Trainer:
+    """The model as it is."""
+    return LocalTrainer(model, ctx)

@@ -1,0 +1,66 @@
+"""Which samples a shard trains on at each step, and deterministic content for a sample id.
+
+A sample is a pure function of its id, so any process can make any other's batch: that is what
+lets one device redo a whole world's step. Samplings follow ``DistributedSampler``: every epoch
+a new permutation, every sample once, shards disjoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.spec import Batching
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One shard's samples of one step: ``inputs`` and ``targets`` have the batch as dim 0."""
+
+    ids: Tensor
+    inputs: Tensor
+    targets: Tensor
+
+
+def permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of an epoch; differs from epoch to epoch (torch's ``set_epoch``)."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(num_samples, generator=generator)
+
+
+def shard_of(global_ids: Tensor, shard: int, per_shard: int) -> Tensor:
+    """The part of a global batch that one shard trains on."""
+    return global_ids[shard * per_shard : (shard + 1) * per_shard]
+
+
+class Sampler:
+    """Sample ids of every step, for every shard."""
+
+    def __init__(self, batching: Batching, *, steps_per_epoch: int, seed: int) -> None:
+        self.batching, self.steps_per_epoch, self.seed = batching, steps_per_epoch, seed
+
+    def ids(self, step: int, shard: int) -> Tensor:
+        """int64 ids of ``shard`` at ``step``, shape (per_shard,)."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        size = self.batching.global_batch
+        order = permutation(size * self.steps_per_epoch, self.seed, epoch)
+        return shard_of(order[index * size : (index + 1) * size], shard, self.batching.per_shard)
+
+
+def hashed(ids: Tensor, width: int) -> Tensor:
+    """Pseudo-random non-negative int64 of shape (len(ids), width), a pure function of the ids.
+
+    The finaliser of splitmix64 (Steele et al., OOPSLA 2014) on id * width + column.
+    """
+    x = ids.to(torch.int64)[:, None] * width + torch.arange(width, dtype=torch.int64)[None]
+    x = x * -7046029254386353131 + 1
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return (x ^ ((x >> 31) & ((1 << 33) - 1))) & ((1 << 62) - 1)
+
+
+def uniform(ids: Tensor, width: int) -> Tensor:
+    """float32 in [-1, 1) of shape (len(ids), width), a pure function of the ids."""
+    return (hashed(ids, width) % (1 << 24)).float() / (1 << 23) - 1

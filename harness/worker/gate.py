@@ -1,0 +1,249 @@
+"""The correctness gate: is this case's training right, before any speed is looked at?
+
+A loss curve is no oracle: without any all-reduce it stays within 4e-4 over ten steps, and AdamW
+hides a wrong gradient scale. So the twin (smallest size) is compared with the single-device
+reference: start, step-1 gradient, parameters after K steps of SGD and then AdamW; replicas must
+be equal to the bit, samples drawn once per epoch, bytes issued as the closed form says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.capture import issued
+from harness.capture.spans import span
+from harness.codec import Json
+from harness.record import Check, Issued
+from harness.spec import CaseSpec, Precision
+from harness.strategies.compressed import knobs_of
+from harness.worker.context import Loaded, RankContext, Trainer, build_model, make_batch
+from harness.worker.data import Sampler
+from harness.worker.describe import expect, model_facts
+from harness.worker.reference import Reference, grad_norm, relative_error, snapshot
+
+STEPS = 4
+STEPS_PER_EPOCH = 2  # so that the gate crosses an epoch
+
+MakeContext = Callable[[CaseSpec], RankContext]
+
+
+def limits(case: CaseSpec, oracle: str, shards: int) -> tuple[float, float, float]:
+    """Largest relative error of step-1 gradient, of SGD's update, of AdamW's update.
+
+    Two numbers add up to the same bits in any order, more do not; a pipeline adds its
+    micro-batches in the reference's order at any size. On CUDA kernels may differ in order.
+    """
+    if case.precision is not Precision.FP32:
+        loose = (3e-2, 3e-2, 6e-2)
+    else:
+        loose = (1e-5, 2e-5, 1e-4)
+    if case.device == "cpu" and (oracle == "micro_batched" or shards <= 2):
+        return 0.0, 0.0, 0.0
+    return loose
+
+
+def run_gate(
+    loaded: Loaded, case: CaseSpec, context: MakeContext
+) -> tuple[list[Check], Mapping[str, Issued], Trainer]:
+    """All checks of the twin; the collectives of one step; the last trainer built."""
+    checks: list[Check] = []
+    supports = loaded.strategy.SUPPORTS
+    for optimizer in ("sgd", "adamw"):
+        twin = replace(case, optimizer=optimizer)
+        more, counted, trainer = _train(loaded, twin, context(twin), supports)
+        checks += more
+        if optimizer == "sgd":
+            checks += _bytes(loaded, twin, context(twin), counted)
+            first = counted
+    if loaded.compressor is not None and hasattr(loaded.compressor, "LOSSLESS"):
+        knobs = {f"{case.compressor}.{k}": v for k, v in loaded.compressor.LOSSLESS.items()}
+        lossless = replace(case, optimizer="sgd", knobs={**case.knobs, **knobs})
+        checks += _lossless(loaded, lossless, context(lossless))
+    return checks, first, trainer
+
+
+def _train(
+    loaded: Loaded, case: CaseSpec, ctx: RankContext, supports: Mapping[str, Json]
+) -> tuple[list[Check], Mapping[str, Issued], Trainer]:
+    """K steps beside the reference."""
+    name, checks = case.optimizer, []
+    trainer, reference, sampler = _start(loaded, case, ctx, supports)
+    origin = snapshot(reference.parameters())
+    compressed = supports["oracle"] == "compressed"
+    shards = ctx.batching.shards
+    gradient_limit, sgd_limit, adamw_limit = limits(case, supports["oracle"], shards)
+    update_limit = sgd_limit if name == "sgd" else adamw_limit
+    if compressed:
+        gradient_limit = max(gradient_limit, loaded.compressor.ERROR_BOUND)  # type: ignore[union-attr]
+    start_error = relative_error(trainer.parameters(), origin)
+    checks.append(_limit(f"{name}.start_parameters", start_error, 0.0))
+    drawn: list[list[int]] = []
+    counted: Mapping[str, Issued] = {}
+    finite = True
+    for step in range(STEPS):
+        own = sampler.ids(step, ctx.rank % shards)
+        drawn.append(own.tolist())
+        batches = [make_batch(loaded, case, sampler.ids(step, s), ctx.device) for s in range(shards)]
+        position = issued.mark()
+        with span(f"gate {name} step {step}", "gate"):
+            loss = trainer.step(make_batch(loaded, case, own, ctx.device))
+        counted = issued.since(position)
+        wanted = reference.step(batches)
+        finite &= loss is None or math.isfinite(float(loss))
+        if step == 0:
+            error = relative_error(trainer.gradients(), dict(reference.gradients()))
+            checks.append(_limit(f"{name}.step1_gradient", error, gradient_limit))
+            checks.append(_loss(name, loss, wanted, ctx, case))
+    if not compressed or gradient_limit == 0.0:
+        error = relative_error(trainer.parameters(), dict(reference.parameters()), origin)
+        checks.append(_limit(f"{name}.parameters_after_{STEPS}", error, update_limit))
+    checks.append(Check(name=f"{name}.finite_loss", ok=finite))
+    if supports.get("replicas"):
+        checks.append(replicas(trainer, ctx, f"{name}.replicas"))
+    if name == "sgd":
+        checks += sampling(drawn, ctx)
+        checks += _dtype(trainer, case)
+    return checks, counted, trainer
+
+
+def _start(
+    loaded: Loaded, case: CaseSpec, ctx: RankContext, supports: Mapping[str, Json]
+) -> tuple[Trainer, Reference, Sampler]:
+    """Trainer and reference from the same weights.
+
+    A strategy that must broadcast its start is given different weights on every rank, so that a
+    missing broadcast shows.
+    """
+    own_seed = case.seed + (ctx.rank if supports["initial"] == "broadcast" else 0)
+    with ctx.device:
+        model = build_model(loaded, case, own_seed)
+        plain = build_model(loaded, case, case.seed)
+    micro_batched = supports["oracle"] == "micro_batched"
+    parts = case.accumulate
+    if micro_batched:
+        default = loaded.strategy.KNOBS["microbatches"]
+        parts = int(case.knob(f"{case.strategy}.microbatches", default))
+    reference = Reference(plain, ctx, parts=parts, scale_last=micro_batched)
+    trainer: Trainer = loaded.strategy.build(model, ctx)
+    sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
+    return trainer, reference, sampler
+
+
+def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
+    """With nothing thrown away, a compressor must give the dense gradient."""
+    trainer, reference, sampler = _start(loaded, case, ctx, loaded.strategy.SUPPORTS)
+    shards = ctx.batching.shards
+    batches = [make_batch(loaded, case, sampler.ids(0, s), ctx.device) for s in range(shards)]
+    trainer.step(batches[ctx.rank % shards])
+    reference.step(batches)
+    error = relative_error(trainer.gradients(), dict(reference.gradients()))
+    settings = ", ".join(f"{k}={v}" for k, v in knobs_of(case, loaded.compressor).items())  # type: ignore[arg-type]
+    return [_limit("lossless_gradient", error, 1e-5, f"at {settings}")]
+
+
+def _limit(name: str, value: float, limit: float, detail: str = "") -> Check:
+    return Check(name=name, ok=value <= limit, value=value, limit=limit, detail=detail)
+
+
+def _loss(name: str, loss: Tensor | None, wanted: float, ctx: RankContext, case: CaseSpec) -> Check:
+    """The mean of the ranks' step-1 losses against the reference's."""
+    values = [v for v in gather(None if loss is None else float(loss), ctx) if v is not None]
+    seen = sum(values) / len(values)
+    limit = 1e-5 if case.precision is Precision.FP32 else 2e-2
+    return _limit(f"{name}.step1_loss", abs(seen - wanted) / max(abs(wanted), 1e-12), limit)
+
+
+def _dtype(trainer: Trainer, case: CaseSpec) -> list[Check]:
+    """Layers must really have computed in the dtype that was asked for."""
+    seen = trainer.ran().compute_dtype
+    if not seen:
+        return []
+    want = "float32" if case.precision is Precision.FP32 else "bfloat16"
+    return [Check(name="compute_dtype", ok=seen == want, detail=f"{seen}, asked for {want}")]
+
+
+def _bytes(
+    loaded: Loaded, case: CaseSpec, ctx: RankContext, counted: Mapping[str, Issued]
+) -> list[Check]:
+    """Issued payload of one step against the strategy's closed form, operation by operation."""
+    if ctx.world_size == 1:
+        return []
+    facts, model = model_facts(loaded, case)
+    expected = expect(loaded, case, model, facts)
+    checks = []
+    promised = {k: v[ctx.rank] for k, v in expected.payload_bytes.items()}
+    for operation in sorted({*promised, *counted}):
+        want = promised.get(operation, 0.0)
+        seen = counted[operation].payload_bytes if operation in counted else 0
+        ok = abs(seen - want) <= 0.005 * want + 64
+        ratio = f"{seen / want:.3f}x of the closed form" if want else "not in the closed form"
+        checks.append(
+            Check(name=f"bytes.{operation}", ok=ok, value=float(seen), limit=want, detail=ratio)
+        )
+    return checks
+
+
+def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
+    """All ranks must hold the same bits."""
+    digest = hashlib.sha256()
+    for key, tensor in trainer.parameters():
+        digest.update(key.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    digests = gather(digest.hexdigest(), ctx)
+    return Check(name=name, ok=len(set(digests)) == 1, detail=f"{len(set(digests))} different of {len(digests)}")
+
+
+def sampling(drawn: list[list[int]], ctx: RankContext) -> list[Check]:
+    """Every epoch each sample once over all shards, and in another order than the last one."""
+    per_rank: list[list[list[int]]] = gather(drawn, ctx)
+    shards = per_rank[: ctx.batching.shards]
+    epochs = [
+        [i for step in range(e, e + STEPS_PER_EPOCH) for shard in shards for i in shard[step]]
+        for e in range(0, STEPS, STEPS_PER_EPOCH)
+    ]
+    size = ctx.batching.global_batch * STEPS_PER_EPOCH
+    once = all(sorted(epoch) == list(range(size)) for epoch in epochs)
+    return [
+        Check(name="samples_once_per_epoch", ok=once, value=float(len(set(epochs[0]))), limit=float(size)),
+        Check(name="epochs_differ", ok=epochs[0] != epochs[1], detail="order of two epochs"),
+    ]
+
+
+def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Check], float | None]:
+    """One step at the case's own size: finite loss, equal replicas, and the gradient's norm."""
+    supports = loaded.strategy.SUPPORTS
+    with ctx.device:
+        model = build_model(loaded, case, case.seed)
+    trainer: Trainer = loaded.strategy.build(model, ctx)
+    sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
+    own = sampler.ids(0, ctx.rank % ctx.batching.shards)
+    loss = trainer.step(make_batch(loaded, case, own, ctx.device))
+    finite = loss is None or math.isfinite(float(loss))
+    checks = [Check(name="full_size.finite_loss", ok=finite)]
+    if supports.get("replicas"):
+        checks.append(replicas(trainer, ctx, "full_size.replicas"))
+    norm = grad_norm(trainer.gradients())
+    if supports["oracle"] == "micro_batched":  # each rank holds a stage: add their squares
+        norm = math.fsum(n * n for n in gather(norm, ctx)) ** 0.5
+    else:
+        norms = gather(norm, ctx)
+        checks.append(Check(name="full_size.equal_norms", ok=max(norms) == min(norms), value=norm))
+    return checks, norm
+
+
+def gather(value: Any, ctx: RankContext) -> list[Any]:
+    """Every rank's value, in rank order."""
+    if ctx.world_size == 1:
+        return [value]
+    out: list[Any] = [None] * ctx.world_size
+    dist.all_gather_object(out, value)
+    return out
+

@@ -1,0 +1,256 @@
+"""What one rank does in one launch, from process group to result files. Any engine starts this."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import hashlib
+import io
+import json
+import math
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from harness.beat import Beats, Phase
+from harness.capture import issued, threads
+from harness.capture.memory import Memory
+from harness.codec import to_doc
+from harness.protocol import LaunchSpec, RankError
+from harness.record import Purpose, RankRecord, WhatRan, write_text
+from harness.spec import CaseSpec, Device
+from harness.worker import gate
+from harness.worker.context import Loaded, RankContext, build_model, load, make_batch
+from harness.worker.data import Sampler
+from harness.worker.describe import case_batching
+from harness.worker.window import Timed, measure
+
+#: Texts by which a rank only reports that another one is gone.
+PEER_ERRORS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "failed to connect",
+    "connection was likely closed",
+    "recvValue failed",
+    "remote process exited",
+    "Connection was closed",
+)
+
+#: Bytes of pre-generated batches at most; beyond, the first ones are used again.
+BATCH_POOL_BYTES = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a rank is. ``store`` makes the rendezvous store after the process was set up."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node: int
+    parent: int
+    store: Callable[[], dist.Store]
+
+
+def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
+    """Do the launch; the exit code: 0 with a result file left behind, 1 with an error file."""
+    out = Path(spec.out)
+    if place.parent:
+        threads.die_with_parent(place.parent)
+    log = os.open(out / f"rank{place.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable()
+    with (out / f"rank{place.rank}.stack").open("w") as stack:
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+        try:
+            _work(spec, place, beats, out)
+        except BaseException as error:
+            text = traceback.format_exc()
+            message = str(error) or type(error).__name__
+            peer = any(t in message for t in PEER_ERRORS)
+            failure = RankError(type=type(error).__name__, message=message, traceback=text, peer=peer)
+            write_text(out / f"rank{place.rank}.error.json", json.dumps(to_doc(failure)))
+            sys.stderr.write(text)
+            return 1
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+    return 0
+
+
+def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
+    began = time.monotonic()
+    before = set(sys.modules)
+    case, is_gate = spec.case, spec.purpose is Purpose.GATE
+    affinity = threads.pin(str(case.device), case.first_device + place.local_rank, place.local_world_size)
+    threads.precise_sleep()
+    torch.set_num_threads(1 if case.device is Device.CPU else max(1, len(affinity)))
+    device = _device(case, place)
+    if is_gate:
+        issued.enable()
+        if device.type == "cuda":
+            torch.use_deterministic_algorithms(True, warn_only=True)
+    loaded = load(spec.files)
+    beats.write(place.rank, Phase.GROUP)
+    seconds = spec.deadlines.collective_s
+    dist.init_process_group(
+        case.backend,
+        store=place.store(),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=seconds),
+        device_id=device if case.backend == "nccl" else None,
+    )
+    if place.world_size > 1:
+        dist.all_reduce(torch.zeros(1, device=device))
+    tuned = threads.tune_loop_thread() if spec.tune_loop_thread else 0
+    beats.write(place.rank, Phase.BUILD)
+    memory = Memory(device)
+
+    def context(of: CaseSpec) -> RankContext:
+        return RankContext(
+            case=of,
+            rank=place.rank,
+            world_size=place.world_size,
+            device=device,
+            batching=case_batching(loaded, of),
+            loss=loaded.model.loss,
+            compressor=loaded.compressor,
+        )
+
+    result: dict[str, Any] = {}
+    timed: Timed | None = None
+    if is_gate:
+        beats.write(place.rank, Phase.GATE)
+        checks, counted, trainer = gate.run_gate(loaded, spec.twin, context)
+        more, norm = gate.full_size(loaded, case, context(case))
+        result = dict(checks=(*checks, *more), issued=counted, grad_norm=norm)
+    else:
+        timed, trainer, planted = _timed(spec, loaded, context(case), place, beats, memory)
+        result = dict(planted_s=planted)
+    arrays = None if timed is None else timed.samples
+    digest = _write_samples(out / f"rank{place.rank}.npz", arrays)
+    finite = [] if arrays is None else [v for v in arrays.loss.tolist() if not math.isnan(v)]
+    wire = None if timed is None else timed.wire
+    record = RankRecord(
+        rank=dist.get_rank(),
+        local_rank=place.local_rank,
+        node=place.node,
+        host=platform.node(),
+        pid=os.getpid(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        backend=dist.get_backend(),
+        window_s=0.0 if timed is None else timed.window_s,
+        cpu_s=0.0 if timed is None else timed.cpu_s,
+        setup_s=time.monotonic() - began - (0.0 if arrays is None else float(arrays.marks_s[-1])),
+        sent_bytes=None if wire is None else wire.sent_bytes,
+        resent_bytes=None if wire is None else wire.resent_bytes,
+        peak_bytes=memory.peak(),
+        num_samples=0 if arrays is None else int(arrays.sample_ids[spec.cut :].size),
+        first_loss=finite[0] if finite else None,
+        last_loss=finite[-1] if finite else None,
+        tuned_threads=tuned,
+        affinity=affinity,
+        modules_after_fork=tuple(sorted(m for m in set(sys.modules) - before if m.startswith("torch"))),
+        clock_misses=0 if timed is None else timed.misses,
+        planted_s=result.pop("planted_s", None),
+        ran=_ran(trainer),
+        samples_sha256=digest,
+        **result,
+    )
+    write_text(out / f"rank{place.rank}.json", json.dumps(to_doc(record)))
+    if place.world_size > 1:
+        dist.barrier()  # rank 0 hosts the store: nobody may lose it early
+    beats.write(place.rank, Phase.DONE)
+
+
+def _ran(trainer: Any) -> WhatRan:
+    ran = trainer.ran()
+    assert isinstance(ran, WhatRan)
+    return ran
+
+
+def _device(case: CaseSpec, place: Place) -> torch.device:
+    """One device per rank, but for a GPU shared on purpose."""
+    if case.device is Device.CPU:
+        return torch.device("cpu")
+    index = case.first_device + place.local_rank
+    device = torch.device("cuda", index % torch.cuda.device_count() if "shared_gpu" in case.stand_in else index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _timed(
+    spec: LaunchSpec,
+    loaded: Loaded,
+    ctx: RankContext,
+    place: Place,
+    beats: Beats,
+    memory: Memory,
+) -> tuple[Timed, Any, float | None]:
+    """Build, generate the batches, measure."""
+    case = ctx.case
+    with ctx.device:
+        model = build_model(loaded, case, case.seed)
+    trainer = loaded.strategy.build(model, ctx)
+    sampler = Sampler(ctx.batching, steps_per_epoch=max(64, spec.steps), seed=case.seed)
+    shard = place.rank % ctx.batching.shards
+    batches = []
+    pool = 0
+    for step in range(spec.steps):
+        if pool < BATCH_POOL_BYTES:
+            fresh = make_batch(loaded, case, sampler.ids(step, shard), ctx.device)
+            pool += fresh.inputs.nbytes + fresh.targets.nbytes
+            known = len(batches) + 1
+            batches.append(fresh)
+        else:  # content used again under new ids: the samples are consumed all the same
+            batches.append(dataclasses.replace(batches[step % known], ids=sampler.ids(step, shard)))
+    period = getattr(loaded.model, "period_s", None)
+    period_s = None if period is None else period(loaded.size(case), case, spec.draw)
+    timed = measure(
+        trainer,
+        batches,
+        ctx=ctx,
+        cut=spec.cut,
+        memory=memory,
+        beat=lambda phase, step: beats.write(place.rank, phase, step),
+        period_s=period_s,
+    )
+    return timed, trainer, period_s
+
+
+def _write_samples(path: Path, samples: Any) -> str:
+    """Write the arrays; their sha256, empty without samples."""
+    if samples is None:
+        return ""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **{f.name: getattr(samples, f.name) for f in dataclasses.fields(samples)})
+    raw = buffer.getvalue()
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(raw)
+    temporary.replace(path)
+    return hashlib.sha256(raw).hexdigest()
+
+
+def leave(code: int) -> None:
+    """End this rank at once: torch's teardown costs a third of a second and measures nothing."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,89 @@
+"""The single-device oracle: redoes a whole world's step in one process, in the world's order.
+
+It cuts the batch as the ranks (or micro-batches) do and adds gradients in that order, so that
+for two shards, and for pipelines of any size, the result is equal to the bit on CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from harness.worker.context import RankContext
+from harness.worker.data import Batch
+
+
+class Reference:
+    """A plain model trained on all shards.
+
+    Args:
+        parts: how often a shard's batch is cut: accumulation steps, or a pipeline's micro-batches.
+        scale_last: divide the summed gradient once at the end, as pipeline schedules do, rather
+            than each loss.
+    """
+
+    def __init__(self, model: nn.Module, ctx: RankContext, *, parts: int, scale_last: bool) -> None:
+        self.model, self.ctx, self.parts, self.scale_last = model, ctx, parts, scale_last
+        self.optimizer = ctx.optimizer(model.parameters())
+
+    def step(self, shards: Sequence[Batch]) -> float:
+        """One optimizer step over the shards in rank order; the mean loss."""
+        total: list[Tensor] | None = None
+        losses = 0.0
+        for batch in shards:
+            self.model.zero_grad(set_to_none=True)
+            inputs, targets = batch.inputs.chunk(self.parts), batch.targets.chunk(self.parts)
+            for x, y in zip(inputs, targets, strict=True):
+                with self.ctx.autocast():
+                    loss = self.ctx.loss(self.model(x), y)
+                    if not self.scale_last:
+                        loss = loss / len(inputs)
+                loss.backward()  # type: ignore[no-untyped-call]
+                losses += float(loss.detach()) / (len(inputs) if self.scale_last else 1)
+            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+            if self.scale_last:
+                grads = [g / len(inputs) for g in grads]
+            grads = [g / len(shards) for g in grads]
+            total = grads if total is None else [a + b for a, b in zip(total, grads, strict=True)]
+        assert total is not None
+        for parameter, gradient in zip(self.model.parameters(), total, strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        return losses / len(shards)
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Gradients of the last step."""
+        for name, parameter in self.model.named_parameters():
+            assert parameter.grad is not None
+            yield name, parameter.grad
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Current parameters."""
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach()
+
+
+def relative_error(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor], origin: dict[str, Tensor] | None = None) -> float:
+    """norm(seen - wanted) / norm(wanted - origin) over all tensors that ``seen`` yields.
+
+    Per-tensor errors mean nothing for zero-initialised biases in bf16, so it is one vector.
+    """
+    difference = size = 0.0
+    for name, tensor in seen:
+        reference = wanted[name].double()
+        difference += float((tensor.double() - reference).square().sum())
+        start = origin[name].double() if origin is not None else 0.0
+        size += float((reference - start).square().sum())
+    return float(difference**0.5 / size**0.5) if size else float(difference > 0)
+
+
+def snapshot(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Copies by name."""
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def grad_norm(named: Iterator[tuple[str, Tensor]]) -> float:
+    """Euclidean norm over all tensors, in float64."""
+    return float(sum((t.double().square().sum() for _, t in named), torch.zeros((), dtype=torch.float64)) ** 0.5)

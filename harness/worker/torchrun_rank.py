@@ -1,0 +1,43 @@
+"""The entry that torchrun starts as every rank: ``python -m harness.worker.torchrun_rank SPEC``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.distributed.pipelining  # noqa: F401  (loaded before the rank counts its modules)
+from torch.distributed.distributed_c10d import rendezvous
+
+from harness.beat import Beats
+from harness.codec import from_doc
+from harness.protocol import LaunchSpec
+from harness.worker.rank import Place, leave, run_rank
+
+
+def env_store() -> dist.Store:
+    """The store that torchrun's environment names."""
+    store, _, _ = next(iter(rendezvous("env://")))
+    return store  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    """Read the place from torchrun's environment and do the launch."""
+    spec = from_doc(LaunchSpec, json.loads(Path(sys.argv[1]).read_text()))
+    env = os.environ
+    place = Place(
+        rank=int(env["RANK"]),
+        world_size=int(env["WORLD_SIZE"]),
+        local_rank=int(env["LOCAL_RANK"]),
+        local_world_size=int(env["LOCAL_WORLD_SIZE"]),
+        node=int(env["GROUP_RANK"]),
+        parent=os.getppid(),
+        store=env_store,
+    )
+    leave(run_rank(spec, place, Beats(Path(spec.out) / "beats", place.world_size)))
+
+
+if __name__ == "__main__":
+    main()

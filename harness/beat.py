@@ -40,5 +40,11 @@ class Beats:
 
     def read(self, rank: int) -> tuple[Phase, int, float]:
         """Phase, step and seconds since the rank's last beat."""
-        phase, step, at = _SLOT.unpack_from(self._map, rank * _SLOT.size)
+        seen, again = self._slot(rank), self._slot(rank)
+        while seen != again:  # a slot read while it was being written is torn
+            seen, again = again, self._slot(rank)
+        phase, step, at = _SLOT.unpack(seen)
         return Phase(phase), step, max(0.0, time.monotonic() - at)
+
+    def _slot(self, rank: int) -> bytes:
+        return self._map[rank * _SLOT.size : (rank + 1) * _SLOT.size]

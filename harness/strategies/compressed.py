@@ -62,6 +62,9 @@ def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
     def comm_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         return hook(bucket)  # type: ignore[no-any-return]
 
+    # DDP compares these objects, and annotations are strings here.
+    future = torch.futures.Future[torch.Tensor]
+    comm_hook.__annotations__ = {"bucket": dist.GradBucket, "return": future}
     plain.module.register_comm_hook(None, comm_hook)
     trainer = CompressedTrainer(
         plain.module, ctx, named=plain.named, synchronise=plain.synchronise, placements=plain.placements

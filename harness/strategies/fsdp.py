@@ -30,9 +30,8 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
         sum(-(-p.shape[0] // n) * p[0].numel() * size for p in model.parameters())
     )
     blocks = [sum(p.numel() for p in b.parameters()) * size for b in model.children()]
-    gathers = (2 if case.knob("fsdp.reshard", KNOBS["reshard"]) else 1) * batching.accumulate
-    if not case.knob("fsdp.reshard", KNOBS["reshard"]):
-        gathers = 1
+    reshard = case.knob("fsdp.reshard", KNOBS["reshard"])
+    gathers = 2 * batching.accumulate if reshard else 1
     scatter = 2.0 if case.backend == "gloo" else 1.0
     padded = shard * n
     sent = (n - 1) / n * padded * (gathers + scatter)
@@ -41,7 +40,7 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
         sent_bytes=(0.0 if single else sent,) * n,
         payload_bytes={
             "all_gather": (shard * gathers,) * n,
-            "reduce_scatter": (padded,) * n,
+            "all_reduce" if case.backend == "gloo" else "reduce_scatter": (padded,) * n,
         },
         largest_message=max(blocks),
         module="FSDPSequential",

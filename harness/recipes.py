@@ -17,7 +17,7 @@ from harness.spec import Arm, CaseSpec, Contrast, Mode, Plan, Protocol, Role
 Recipe = Callable[[Site], Sequence[Plan]]
 
 REAL = Protocol(steps=28, cut=6)
-PACED = Protocol(steps=16, cut=2)
+PACED = Protocol(steps=14, cut=2)
 
 
 def plain(case: CaseSpec) -> CaseSpec:

@@ -145,6 +145,7 @@ class RankRecord:
     window_s: float
     cpu_s: float
     setup_s: float
+    stepping_s: float
     sent_bytes: int | None
     resent_bytes: int | None
     peak_bytes: int | None
@@ -177,10 +178,33 @@ class Cause:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Kept steps of a launch; each iteration counts as its slowest rank's. Seconds."""
+
+    count: int
+    mean_s: float
+    median_s: float
+    p95_s: float
+    worst_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """Memory growth in bytes per step (least squares) of the fastest-growing rank, 95 % interval."""
+
+    rank: int
+    slope: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchRecord:
     """One launch of one arm: a fresh world of processes, the unit of replication.
 
-    ``wall_s`` is from the command to the last rank's end, ``agent`` identifies the process that
+    ``turn`` counts passes over the plan's arms: launches of one turn form a pair. ``consumed`` is
+    the number of distinct samples that the world trained on in the kept window, ``losses`` a
+    digest of every step's loss. ``wall_s`` is from the command to the last rank's end, ``agent`` identifies the process that
     forked the ranks. ``wrong`` lists what the parent found not to be as asked (world, samples,
     bytes): such a launch is never judged.
     """
@@ -191,7 +215,7 @@ class LaunchRecord:
     arm: str
     case: str
     block: int
-    position: int
+    turn: int
     started_at: str
     wall_s: float
     agent: str
@@ -199,6 +223,10 @@ class LaunchRecord:
     status: LaunchStatus
     cause: Cause | None
     ranks: tuple[RankRecord, ...]
+    consumed: int = 0
+    steps: Steps | None = None
+    growth: Growth | None = None
+    losses: str = ""
     wrong: tuple[str, ...] = ()
     gpus: tuple[GpuWindow, ...] = ()
 

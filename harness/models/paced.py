@@ -21,7 +21,7 @@ from harness.spec import CaseSpec, Mode, batching
 from harness.worker.data import uniform
 
 SIZES = {"small": dict(width=64, layers=8, layer_kb=128, batch=8)}
-KNOBS = dict(mode="wait", step_ms=48.0, plant="", noise=0.01)
+KNOBS = dict(mode="wait", step_ms=40.0, plant="", noise=0.01)
 STAND_IN = "paced"
 
 

@@ -148,6 +148,7 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     digest = _write_samples(out / f"rank{place.rank}.npz", arrays)
     finite = [] if arrays is None else [v for v in arrays.loss.tolist() if not math.isnan(v)]
     wire = None if timed is None else timed.wire
+    stepping_s = 0.0 if arrays is None else float(arrays.marks_s[-1])
     record = RankRecord(
         rank=dist.get_rank(),
         local_rank=place.local_rank,
@@ -158,7 +159,8 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
         backend=dist.get_backend(),
         window_s=0.0 if timed is None else timed.window_s,
         cpu_s=0.0 if timed is None else timed.cpu_s,
-        setup_s=time.monotonic() - began - (0.0 if arrays is None else float(arrays.marks_s[-1])),
+        setup_s=time.monotonic() - began - stepping_s,
+        stepping_s=stepping_s,
         sent_bytes=None if wire is None else wire.sent_bytes,
         resent_bytes=None if wire is None else wire.resent_bytes,
         peak_bytes=memory.peak(),

@@ -1,0 +1,111 @@
+"""From ranks' samples to a launch's figures: pure, so that ``verify`` can do it again offline."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from harness import stats
+from harness.record import Expected, Growth, RankRecord, Samples, Steps
+from harness.spec import CaseSpec
+
+#: Messages smaller than this carry too much protocol to be compared with a closed form.
+COMPARABLE_MESSAGE_BYTES = 500_000
+#: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0.
+SENT_RATIO = (0.98, 1.05)
+#: A scheduled stand-in that misses more deadlines than this had too short a slot.
+MISSED_SHARE = 0.01
+
+
+def steps(samples: Sequence[Samples], cut: int) -> Steps:
+    """Step statistics over the kept window: an iteration takes what its slowest rank takes."""
+    slowest = np.max(np.stack([s.step_s for s in samples]), axis=0)[cut:].tolist()
+    return Steps(
+        count=len(slowest),
+        mean_s=sum(slowest) / len(slowest),
+        median_s=stats.median(slowest),
+        p95_s=stats.quantile(slowest, 0.95),
+        worst_s=max(slowest),
+    )
+
+
+def window_s(samples: Samples, cut: int) -> float:
+    """Wall time of a rank's kept window."""
+    return float(samples.marks_s[-1] - samples.marks_s[cut])
+
+
+def consumed(samples: Sequence[Samples], cut: int) -> int:
+    """Distinct samples of each kept step over all ranks, added up: never what was asked for."""
+    kept = [s.sample_ids[cut:] for s in samples]
+    return sum(len(np.unique(np.concatenate(step))) for step in zip(*kept, strict=True))
+
+
+def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
+    """Memory slope of the rank that grows fastest; None for windows under 8 steps."""
+    found = None
+    for rank, s in enumerate(samples):
+        values = [float(v) for v in s.rss_bytes[cut:]]
+        if len(values) < 8:
+            return None
+        line = stats.slope(values)
+        assert line.low is not None and line.high is not None
+        if found is None or line.mean > found.slope:
+            found = Growth(rank=rank, slope=line.mean, low=line.low, high=line.high)
+    return found
+
+
+def losses(samples: Sequence[Samples]) -> str:
+    """Digest of all ranks' losses: equal for two launches that trained the same to the bit."""
+    digest = hashlib.sha256()
+    for s in samples:
+        digest.update(s.loss.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def wrong(
+    case: CaseSpec,
+    expected: Expected,
+    ranks: Sequence[RankRecord],
+    samples: Sequence[Samples],
+    cut: int,
+) -> tuple[str, ...]:
+    """What did not run as asked. A launch with anything here is never judged."""
+    out = []
+    if [r.rank for r in ranks] != list(range(case.world_size)):
+        out.append(f"world: ranks {[r.rank for r in ranks]} joined, {case.world_size} were asked for")
+        return tuple(out)
+    if len({(r.host, r.pid) for r in ranks}) != len(ranks):
+        out.append("world: two ranks in one process")
+    per_node = Counter(r.node for r in ranks)
+    if tuple(per_node[n] for n in sorted(per_node)) != case.nodes:
+        out.append(f"world: ranks per node {dict(per_node)}, asked for {case.nodes}")
+    if len({(r.node, r.local_rank) for r in ranks}) != len(ranks):
+        out.append("world: two ranks on one device")
+    for r in ranks:
+        if r.backend != case.backend:
+            out.append(f"rank {r.rank}: backend {r.backend}, asked for {case.backend}")
+        if (r.device == "cpu") != (case.device == "cpu"):
+            out.append(f"rank {r.rank}: ran on {r.device}, asked for {case.device}")
+        if r.ran.module != expected.module:
+            out.append(f"rank {r.rank}: trained a {r.ran.module}, not a {expected.module}")
+    kept = len(samples[0].sample_ids) - cut
+    seen = consumed(samples, cut)
+    if seen != kept * expected.global_batch:
+        out.append(f"samples: {seen} consumed, {kept * expected.global_batch} asked for")
+    if expected.largest_message >= COMPARABLE_MESSAGE_BYTES:
+        for r, want in zip(ranks, expected.sent_bytes, strict=True):
+            if r.sent_bytes is not None and want:
+                ratio = r.sent_bytes / (want * kept)
+                if not SENT_RATIO[0] <= ratio <= SENT_RATIO[1]:
+                    out.append(f"bytes: rank {r.rank} sent {ratio:.3f}x of {expected.formula}")
+    misses = max(r.clock_misses for r in ranks)
+    if misses > MISSED_SHARE * len(samples[0].sample_ids):
+        out.append(f"slot too short: {misses} deadlines of the schedule missed")
+    if any(not np.isfinite(s.loss[~np.isnan(s.loss)]).all() for s in samples):
+        out.append("loss: not finite")
+    if all(np.isnan(s.loss).any() for s in samples):
+        out.append("loss: no rank has one for every step")
+    return tuple(out)

@@ -1,0 +1,246 @@
+"""The end of a run: the scaling table, the verdicts, what was covered, where the record lies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import scaling, verdict
+from harness.machine import peak_flops
+from harness.outcome import SEVERITY, Reason, ScalingPoint, Status, Verdict
+from harness.record import Purpose, RunRecord
+from harness.report.text import Column, rule, table, wrap
+from harness.spec import CaseSpec, Plan, Precision
+from harness.thresholds import Reach, reach
+from harness.units import METRICS, Form, rate, si
+
+_COLUMNS = (
+    Column(header="case", keep=100, left=True),
+    Column(header="ranks", keep=99),
+    Column(header="samples/s", keep=60),
+    Column(header="tok/s", keep=6),
+    Column(header="per rank", keep=20),
+    Column(header="ms/step", keep=30),
+    Column(header="speedup", keep=50),
+    Column(header="efficiency [95%]", keep=90, left=True),
+    Column(header="v wrapped", keep=15),
+    Column(header="n", keep=10),
+    Column(header="detects", keep=8),
+    Column(header="serial", keep=4),
+    Column(header="MB sent", keep=9),
+    Column(header="of form", keep=7),
+    Column(header="peak MB", keep=3),
+    Column(header="TFLOP/s", keep=2),
+    Column(header="MFU", keep=1),
+    Column(header="bound", keep=80),
+    Column(header="verdict", keep=98, left=True),
+)
+
+
+def header(run: RunRecord) -> str:
+    """One line: what was measured on."""
+    software = run.software
+    backends = sorted({a.case.backend for p in run.plans for a in p.arms})
+    parts = [
+        run.machine.title,
+        f"torch {software.get('torch', 'n/a')} {' '.join(backends)}".strip(),
+        f"machine {run.machine.key}",
+    ]
+    return "scaling: " + " · ".join(parts)
+
+
+def interval(value: float | None, low: float | None, high: float | None) -> str:
+    """``0.954 [0.946, 0.961]``"""
+    if value is None:
+        return "n/a"
+    if low is None or high is None:
+        return f"{value:.3f} [n/a]"
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def scaling_table(run: RunRecord, width: int = 100, family: str | None = None) -> list[str]:
+    """Every rung against plain, worst ladder first; stand-ins apart."""
+    found = run.verdicts
+    real: list[list[str]] = []
+    stand_in: list[list[str]] = []
+    ranked = sorted(run.plans, key=lambda p: min((SEVERITY.index(v.status) for v in found if v.plan == p.hash), default=9))
+    for plan in ranked:
+        points = scaling.points(run, plan)
+        if family is not None and not plan.name.startswith(family):
+            continue
+        rows = [_row(run, plan, p, found) for p in points]
+        for i, row in enumerate(rows):
+            if i:
+                row[0] = ""
+        first = plan.arms[0].case if plan.arms else None
+        (stand_in if first is not None and first.stand_in else real).extend(rows)
+    if not real and not stand_in:
+        return []
+    lines = table(_COLUMNS, [*real, *stand_in], width)
+    out = lines[: 1 + len(real)] if real else lines[:1]
+    if stand_in:
+        out.append(" -- stand-ins: paced waits instead of compute; never compared with hardware --")
+        out += lines[1 + len(real) :]
+    return out
+
+
+def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdict]) -> list[str]:
+    arm = next(a for a in plan.arms if a.case.id == point.case)
+    case = arm.case
+    launches = [x for x in scaling.timed(run, plan) if x.arm == arm.name and x.steps is not None]
+    own = [
+        v
+        for v in found
+        if v.plan == plan.hash
+        and v.case == point.case
+        and v.against == point.against
+        and v.metric in ("efficiency", "efficiency_of_ideal", "speedup")
+    ]
+    judged = sorted((v for v in own if v.rule), key=lambda v: SEVERITY.index(v.status)) or own
+    wrapped = [p for p in scaling.points(run, plan, "wrapped") if p.case == point.case]
+    described = run.described[case.hash]
+    facts, expected = described.facts, described.expected
+    steps_s = [x.steps.mean_s for x in launches if x.steps]
+    mean_step = sum(steps_s) / len(steps_s) if steps_s else None
+    sent = [q for x in launches if (q := scaling.quantity(x, "sent_bytes")) is not None]
+    peaks = [q for x in launches if (q := scaling.quantity(x, "peak_bytes")) is not None]
+    wanted = max(expected.sent_bytes) if expected else 0.0
+    flops = point.throughput * facts.flops_per_sample / case.world_size if facts else 0.0
+    peak = _peak(run, case)
+    bound = judged[0].bound if judged else ""
+    if judged and judged[0].metric == "efficiency_of_ideal":
+        bound = f"{bound} ideal"
+    return [
+        case.family + case.extras,
+        case.world,
+        rate(point.throughput),
+        "" if facts is None or facts.tokens_per_sample == 1 else rate(point.throughput * facts.tokens_per_sample),
+        rate(point.throughput / case.world_size),
+        "n/a" if mean_step is None else f"{mean_step * 1e3:.1f}",
+        f"{point.speedup:.2f}x",
+        interval(point.efficiency, point.efficiency_low, point.efficiency_high),
+        f"{wrapped[0].efficiency:.3f}" if wrapped else "",
+        str(point.n),
+        "" if not judged or judged[0].mde is None else f"{judged[0].mde * 100:.1f}%",
+        "" if point.karp_flatt is None else f"{point.karp_flatt:.3f}",
+        f"{max(sent) / 1e6:.2f}" if sent else "n/a" if case.world_size > 1 else "",
+        f"{max(sent) / wanted:.3f}" if sent and wanted else "",
+        f"{max(peaks) / 1e6:.0f}" if peaks else "n/a",
+        f"{flops / 1e12:.3g}" if flops else "",
+        "" if not flops else "n/a" if peak is None else f"{flops / peak:.2f}",
+        bound,
+        str(judged[0].status) if judged else "",
+    ]
+
+
+def _peak(run: RunRecord, case: CaseSpec) -> float | None:
+    if run.machine.gpu is None or case.device == "cpu":
+        return None
+    return peak_flops(run.machine.gpu, "float32" if case.precision is Precision.FP32 else "bfloat16")
+
+
+def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> list[str]:
+    """What needs a sentence: everything but PASS and RECORDED, and controls."""
+    out = []
+    for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status)):
+        quiet = v.status in (Status.PASS, Status.RECORDED) and v.reason is not Reason.CAUGHT
+        shown_elsewhere = v.metric in ("efficiency", "efficiency_of_ideal", "speedup")
+        if quiet and not every and (shown_elsewhere or v.status is Status.RECORDED):
+            continue
+        out += verdict_line(v, width)
+    return out
+
+
+def verdict_line(v: Verdict, width: int) -> list[str]:
+    """``FAIL  case  metric against baseline: value [interval], bound: why``"""
+    metric = METRICS[v.metric]
+    figures = ""
+    if v.value is not None and metric.form is Form.ABSOLUTE:
+        figures = f" {si(v.value, metric.unit)} [{si(v.low, metric.unit)}, {si(v.high, metric.unit)}]"
+    elif v.value is not None:
+        figures = f" {interval(v.value, v.low, v.high)}"
+    bound = f" bound {v.bound}" if v.bound else ""
+    name = f" ({v.rule})" if v.rule else ""
+    versus = "" if metric.form in (Form.ABSOLUTE, Form.GATE) else f" v {v.against}"
+    text = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}: {v.detail}"
+    return wrap(text, width, 15)
+
+
+def counts(run: RunRecord) -> str:
+    """``9 PASS  1 FAIL ...`` and how many FAILs chance alone would give."""
+    found = Counter(v.status for v in run.verdicts)
+    parts = [f"{found[s]} {s}" for s in SEVERITY if found[s]]
+    waived = sum(v.waived for v in run.verdicts)
+    by_chance = verdict.expected_false_fails(run.verdicts)
+    out = "  ".join(parts) or "nothing was judged"
+    if waived:
+        out += f"  ({waived} waived)"
+    return f"{out}   (by chance alone: at most {by_chance:.2g} FAIL)"
+
+
+def coverage(run: RunRecord, width: int = 100) -> list[str]:
+    """Which worlds and strategies ran, and which rules met nothing."""
+    cases = [a.case for p in run.plans for a in p.arms]
+    if not cases:
+        return []
+    measured = {x.case for x in run.launches if x.purpose is Purpose.TIMED and scaling.usable(x)}
+    skipped = {v.case: v.detail for v in run.verdicts if v.status is Status.SKIP}
+    worlds = sorted({c.world_size for c in cases if c.hash in measured})
+    strategies = sorted({c.strategy for c in cases if c.hash in measured})
+    total = {c.hash for c in cases}
+    text = (
+        f" covered  {len(measured & total)} of {len(total)} cases timed: {', '.join(strategies)};"
+        f" worlds {', '.join(map(str, worlds))}"
+    )
+    out = wrap(text, width, 10)
+    for case, why in skipped.items():
+        out += wrap(f" skipped  {case}: {why}", width, 10)
+    judged = [(p.arm(c.subject).case, c) for p in run.plans for c in p.contrasts]
+    largest = max((c.world_size for c in cases if not c.stand_in), default=1)
+    nodes = max(len(c.nodes) for c in cases)
+    device = max((c.device for c in cases), key=str)
+    beyond: dict[str, list[str]] = {}
+    for t in run.thresholds:
+        state, why = reach(t, judged, run.machine.hardware_class, device, largest, nodes)
+        if state is Reach.OUT_OF_REACH:
+            beyond.setdefault(why, []).append(t.name)
+        elif state is Reach.UNMATCHED:
+            out += wrap(f" warning  rule {t.name} ({t.case}) {why}", width, 10)
+    if beyond:
+        number = sum(map(len, beyond.values()))
+        why = "; ".join(f"{len(names)} {reason}" for reason, names in beyond.items())
+        out += wrap(f" beyond   {number} rules are out of reach here: {why}", width, 10)
+    return out
+
+
+def cost(run: RunRecord) -> str:
+    """Launches, seconds per launch, and the share of the run spent outside steps."""
+    timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
+    if not timed:
+        return " cost     nothing was timed"
+    stepping = sum(max((r.stepping_s for r in x.ranks), default=0.0) for x in timed)
+    gates = [x for x in run.launches if x.purpose is Purpose.GATE]
+    wall = sum(x.wall_s for x in timed)
+    launch = (wall - stepping) / len(timed)
+    return (
+        f" cost     {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each to"
+        f" start and end), {len(gates)} gates; {1 - stepping / run.elapsed_s:.0%} of the run outside steps"
+    )
+
+
+def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[str]:
+    """Everything printed at the end of a run."""
+    out = [rule("scaling", width, "="), " " + header(run)]
+    if table_ := scaling_table(run, width):
+        out += ["", *table_, " efficiency = throughput per rank against plain: one device, no wrapper"]
+    out += ["", rule("verdicts", width), *verdict_lines(run, width)]
+    out += [f" {counts(run)}", ""]
+    for finding in [*verdict.findings(run), *run.notes]:
+        out += wrap(f" noticed  {finding}", width, 10)
+    out += [*coverage(run, width), cost(run)]
+    out += [f" rerun    {rerun}"]
+    out += [f" report   scaleproof report {folder}"]
+    if not run.complete:
+        out += [f" resume   this run is incomplete: scaleproof run --resume {folder}"]
+    return out

@@ -1,0 +1,175 @@
+"""Pairs of launches, and the scaling points made of them. Pure functions of the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import stats
+from harness.outcome import ScalingPoint
+from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord
+from harness.spec import Contrast, Plan
+from harness.thresholds import Statistic
+from harness.units import METRICS, Form
+
+ALPHA = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """One value per turn: a ratio of the subject's launch to its baseline's, or its own value.
+
+    Nothing is ever dropped: a turn whose launches did not all end well makes the contrast an
+    error, in ``harness.verdict``.
+    """
+
+    values: tuple[float, ...]
+    launches: tuple[str, ...]
+
+
+def timed(run: RunRecord, plan: Plan) -> list[LaunchRecord]:
+    """The plan's timed launches, in the order they were measured."""
+    return [x for x in run.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
+
+
+def usable(launch: LaunchRecord) -> bool:
+    """Whether a launch ended well and ran what was asked."""
+    return launch.status is LaunchStatus.OK and not launch.wrong
+
+
+def quantity(launch: LaunchRecord, name: str, statistic: Statistic = Statistic.MEAN) -> float | None:
+    """A launch's value of a quantity, in SI units; None where it was not measured.
+
+    Throughput = samples really consumed / wall time of the kept window, over all ranks (the
+    slowest rank's window); with p95, consumed per step / 95th percentile of step time.
+    """
+    if launch.steps is None:
+        return None
+    p95 = statistic is Statistic.P95
+    if name == "throughput":
+        if p95:
+            return launch.consumed / launch.steps.count / launch.steps.p95_s
+        return launch.consumed / max(r.window_s for r in launch.ranks)
+    if name == "step_s":
+        return launch.steps.p95_s if p95 else launch.steps.mean_s
+    if name == "peak_bytes":
+        peaks = [r.peak_bytes for r in launch.ranks]
+        return None if None in peaks else float(max(p for p in peaks if p is not None))
+    if name == "sent_bytes":
+        sent = [r.sent_bytes for r in launch.ranks if r.sent_bytes is not None]
+        return max(sent) / launch.steps.count if len(sent) == len(launch.ranks) else None
+    return None
+
+
+def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
+    """The ratio that perfect scaling gives; the schedule's own best for efficiency_of_ideal."""
+    if contrast.metric != "efficiency_of_ideal":
+        return contrast.ideal
+    expected = run.described[plan.arm(contrast.subject).case.hash].expected
+    return contrast.ideal * (expected.ideal_efficiency if expected else 1.0)
+
+
+def pairs(
+    run: RunRecord, plan: Plan, contrast: Contrast, statistic: Statistic = Statistic.MEAN
+) -> Pairs:
+    """The contrast's values over all turns whose launches can be used."""
+    metric = METRICS[contrast.metric]
+    by_turn: dict[int, dict[str, LaunchRecord]] = {}
+    for launch in timed(run, plan):
+        if usable(launch):
+            by_turn.setdefault(launch.turn, {})[launch.arm] = launch
+    values, names = [], []
+    for turn in sorted(by_turn):
+        arms = by_turn[turn]
+        if contrast.subject not in arms or any(b not in arms for b in contrast.baseline):
+            continue
+        subject = quantity(arms[contrast.subject], metric.quantity, statistic)
+        below = [quantity(arms[b], metric.quantity, statistic) for b in contrast.baseline]
+        if subject is None or any(b is None for b in below):
+            continue
+        if metric.form is Form.ABSOLUTE:
+            values.append(subject)
+        else:
+            base = math.fsum(b for b in below if b is not None)
+            if base <= 0 or subject <= 0:
+                continue
+            values.append(subject / base / ideal(run, plan, contrast))
+        names += [arms[a].launch for a in (contrast.subject, *contrast.baseline)]
+    return Pairs(values=tuple(values), launches=tuple(dict.fromkeys(names)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A metric's value with its interval, in the metric's unit."""
+
+    value: float
+    low: float | None
+    high: float | None
+    sd: float | None
+    n: int
+
+
+def estimate(values: Sequence[float], form: Form, alpha: float) -> Estimate:
+    """Geometric mean of ratios (or mean of absolute values) with Student's t interval.
+
+    For SAVED the value is 1 - ratio, so low and high change places.
+    """
+    if form is Form.ABSOLUTE:
+        found = stats.t_interval(values, alpha)
+        relative = None if found.sd is None or not found.mean else found.sd / abs(found.mean)
+        return Estimate(value=found.mean, low=found.low, high=found.high, sd=relative, n=found.n)
+    found = stats.t_interval([math.log(v) for v in values], alpha)
+    value, low, high = (None if x is None else math.exp(x) for x in (found.mean, found.low, found.high))
+    assert value is not None
+    if form is Form.SAVED:
+        value, low, high = 1 - value, None if high is None else 1 - high, None if low is None else 1 - low
+    return Estimate(value=value, low=low, high=high, sd=found.sd, n=found.n)
+
+
+def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
+    """Geometric mean of an arm's throughput over its launches, samples/s."""
+    values = [
+        q
+        for x in timed(run, plan)
+        if x.arm == arm and usable(x) and (q := quantity(x, "throughput")) is not None
+    ]
+    return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
+
+
+def points(run: RunRecord, plan: Plan, against: str = "plain") -> list[ScalingPoint]:
+    """Every rung of a plan's ladder against one kind of baseline."""
+    out = []
+    for contrast in plan.contrasts:
+        if contrast.metric not in ("efficiency", "speedup") or contrast.against != against:
+            continue
+        case = plan.arm(contrast.subject).case
+        found = pairs(run, plan, contrast).values
+        rate = throughput(run, plan, contrast.subject)
+        if not found or rate is None or any(p.case == case.id for p in out):
+            continue
+        base = contrast.ideal if contrast.metric == "efficiency" else case.world_size
+        scale = 1.0 if contrast.metric == "efficiency" else 1 / base
+        e = estimate([v * scale for v in found], Form.RATIO, ALPHA / plan.protocol.looks)
+        out.append(
+            ScalingPoint(
+                case=case.id,
+                world_size=case.world_size,
+                against=against,
+                n=e.n,
+                throughput=rate,
+                speedup=e.value * base,
+                speedup_low=None if e.low is None else e.low * base,
+                speedup_high=None if e.high is None else e.high * base,
+                efficiency=e.value,
+                efficiency_low=e.low,
+                efficiency_high=e.high,
+                karp_flatt=stats.karp_flatt(e.value * base, case.world_size),
+            )
+        )
+    return out
+
+
+def gates(run: RunRecord) -> Mapping[str, LaunchRecord]:
+    """Case hash -> its gate launch."""
+    return {x.case: x for x in run.launches if x.purpose is Purpose.GATE}

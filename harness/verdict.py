@@ -17,7 +17,7 @@ from harness import stats
 from harness.machine import Machine
 from harness.outcome import Reason, Status, Verdict
 from harness.record import Described, LaunchRecord, LaunchStatus, RunRecord
-from harness.scaling import ALPHA, Estimate, Pairs, estimate, gates, pairs, timed
+from harness.contrasts import ALPHA, Estimate, Pairs, estimate, gates, pairs, timed
 from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 from harness.thresholds import Source, Statistic, Threshold
 from harness.units import METRICS, Form

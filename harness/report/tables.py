@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import scaling, verdict
+from harness import contrasts, verdict
 from harness.machine import peak_flops
 from harness.outcome import SEVERITY, Reason, ScalingPoint, Status, Verdict
 from harness.record import Purpose, RunRecord
@@ -66,7 +66,7 @@ def scaling_table(run: RunRecord, width: int = 100, family: str | None = None) -
     stand_in: list[list[str]] = []
     ranked = sorted(run.plans, key=lambda p: min((SEVERITY.index(v.status) for v in found if v.plan == p.hash), default=9))
     for plan in ranked:
-        points = scaling.points(run, plan)
+        points = contrasts.points(run, plan)
         if family is not None and not plan.name.startswith(family):
             continue
         rows = [_row(run, plan, p, found) for p in points]
@@ -88,7 +88,7 @@ def scaling_table(run: RunRecord, width: int = 100, family: str | None = None) -
 def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdict]) -> list[str]:
     arm = next(a for a in plan.arms if a.case.id == point.case)
     case = arm.case
-    launches = [x for x in scaling.timed(run, plan) if x.arm == arm.name and x.steps is not None]
+    launches = [x for x in contrasts.timed(run, plan) if x.arm == arm.name and x.steps is not None]
     own = [
         v
         for v in found
@@ -98,13 +98,13 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
         and v.metric in ("efficiency", "efficiency_of_ideal", "speedup")
     ]
     judged = sorted((v for v in own if v.rule), key=lambda v: SEVERITY.index(v.status)) or own
-    wrapped = [p for p in scaling.points(run, plan, "wrapped") if p.case == point.case]
+    wrapped = [p for p in contrasts.points(run, plan, "wrapped") if p.case == point.case]
     described = run.described[case.hash]
     facts, expected = described.facts, described.expected
     steps_s = [x.steps.mean_s for x in launches if x.steps]
     mean_step = sum(steps_s) / len(steps_s) if steps_s else None
-    sent = [q for x in launches if (q := scaling.quantity(x, "sent_bytes")) is not None]
-    peaks = [q for x in launches if (q := scaling.quantity(x, "peak_bytes")) is not None]
+    sent = [q for x in launches if (q := contrasts.quantity(x, "sent_bytes")) is not None]
+    peaks = [q for x in launches if (q := contrasts.quantity(x, "peak_bytes")) is not None]
     wanted = max(expected.sent_bytes) if expected else 0.0
     flops = point.throughput * facts.flops_per_sample / case.world_size if facts else 0.0
     peak = _peak(run, case)
@@ -184,7 +184,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     cases = [a.case for p in run.plans for a in p.arms]
     if not cases:
         return []
-    measured = {x.case for x in run.launches if x.purpose is Purpose.TIMED and scaling.usable(x)}
+    measured = {x.case for x in run.launches if x.purpose is Purpose.TIMED and contrasts.usable(x)}
     skipped = {v.case: v.detail for v in run.verdicts if v.status is Status.SKIP}
     worlds = sorted({c.world_size for c in cases if c.hash in measured})
     strategies = sorted({c.strategy for c in cases if c.hash in measured})

@@ -1,0 +1,84 @@
+"""The options that both programs share, and the site, files and folders they resolve to."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.discover import Catalogue
+from harness.errors import SpecError
+from harness.site import Site, resolve
+from harness.spec import Plan
+from harness.thresholds import Threshold, load_thresholds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option: its short name, and how argparse takes it. ``--scaling-NAME`` always exists."""
+
+    name: str
+    help: str
+    kwargs: Mapping[str, Any]
+
+
+OPTIONS = (
+    Option(name="gpus", help="GPU ranks: a number or 'auto'", kwargs={"metavar": "N"}),
+    Option(name="cpus", help="CPU ranks over gloo", kwargs={"metavar": "N", "type": int}),
+    Option(name="nodes", help="number of nodes", kwargs={"metavar": "N", "type": int, "default": 1}),
+    Option(name="engine", help="who starts the ranks: local, torchrun", kwargs={"metavar": "NAME", "default": "local"}),
+    Option(name="shared-gpu", help="let ranks share a GPU over gloo (labelled stand-in)", kwargs={"action": "store_true"}),
+    Option(name="results", help="where runs are written (default: results)", kwargs={"metavar": "DIR"}),
+    Option(name="thresholds", help="thresholds file (default: thresholds.toml beside the suite)", kwargs={"metavar": "FILE"}),
+    Option(name="path", help="folder with your own strategies, models, compressors", kwargs={"metavar": "DIR", "action": "append", "default": []}),
+    Option(name="time-budget", help="blocks beyond the fourth are only run within this time: 330, 5m, 1h", kwargs={"metavar": "TIME", "default": "330s"}),
+)  # fmt: skip
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """The options under their short names."""
+    group = parser.add_argument_group("where and how to measure")
+    for o in OPTIONS:
+        group.add_argument(f"--{o.name}", help=o.help, **o.kwargs)
+
+
+def seconds(text: str) -> float:
+    """``330``, ``330s``, ``5m`` or ``1h`` in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if not match:
+        raise SpecError(f"--time-budget {text}", expected="330, 330s, 5m or 1h", fix="--time-budget 5m")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def catalogue(paths: Sequence[str], suites: Sequence[Path] = ()) -> Catalogue:
+    """Everything that can be named, with the user's folders."""
+    return Catalogue([Path(p) for p in paths], suites)
+
+
+def site(values: Mapping[str, Any], known: Catalogue) -> Site:
+    """The site that the options ask for."""
+    return resolve(
+        gpus=values.get("gpus"),
+        cpus=values.get("cpus"),
+        nodes=values.get("nodes") or 1,
+        engine=values.get("engine") or "local",
+        shared_gpu=bool(values.get("shared-gpu")),
+        known_engines=known.entries["engines"],
+    )
+
+
+def thresholds(file: str | None, beside: Sequence[Path]) -> tuple[Threshold, ...]:
+    """The named file's rules, else those of every ``thresholds.toml`` beside the suites."""
+    if file is not None:
+        return load_thresholds(Path(file))
+    found = [p / "thresholds.toml" for p in dict.fromkeys(beside)]
+    return tuple(rule for path in found if path.is_file() for rule in load_thresholds(path))
+
+
+def normalise(plan: Plan, known: Catalogue) -> Plan:
+    """The plan with every case checked and brought to its one spelling."""
+    arms = tuple(replace(a, case=known.normalise(a.case)) for a in plan.arms)
+    return replace(plan, arms=arms)

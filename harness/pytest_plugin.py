@@ -1,0 +1,408 @@
+"""``pytest suites/ --gpus 8``: one item per verdict, measured once per plan.
+
+The plugin does nothing in a session that collects no ``@scaling`` function. Its long options are
+always there; the short ones are registered last, and only where no other project took the name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import options, verdict
+from harness.discover import Catalogue
+from harness.errors import Exit, ScaleproofError, exit_status
+from harness.measure import Measurer, Settings
+from harness.outcome import Status, Verdict
+from harness.record import RunRecord, Steps
+from harness.report import tables, text
+from harness.report.live import Live
+from harness.site import Site
+from harness.spec import Contrast, Plan
+from harness.suite import MARK
+from harness.thresholds import Threshold
+
+_CATEGORY = {
+    Status.PASS: ("passed", ".", "PASSED"),
+    Status.FAIL: ("failed", "F", "FAILED"),
+    Status.INCONCLUSIVE: ("inconclusive", "?", ("INCONCLUSIVE", {"yellow": True})),
+    Status.RECORDED: ("recorded", "r", ("RECORDED", {"cyan": True})),
+    Status.ERROR: ("error", "E", "ERROR"),
+    Status.SKIP: ("skipped", "s", "SKIPPED"),
+}
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One item: a contrast of a plan, under one rule or none."""
+
+    plan: Plan
+    contrast: Contrast
+    rule: Threshold | None
+
+    @property
+    def id(self) -> str:
+        """``ddp-decoder_tiny-weak-4cpu-efficiency``; the baseline unless plain; rule if several."""
+        case = self.plan.arm(self.contrast.subject).case
+        against = "" if self.contrast.against in ("plain", "gate") else f"-{self.contrast.against}"
+        return f"{case.pytest_id}-{self.contrast.metric}{against}"
+
+
+@dataclass
+class Scaling:
+    """What one session knows: options, plans, and the Measurer once something is measured."""
+
+    config: pytest.Config
+    catalogue: Catalogue
+    site: Site
+    folders: list[Path] = field(default_factory=list)
+    plans: dict[str, Plan] = field(default_factory=dict)
+    selected: dict[str, Plan] = field(default_factory=dict)
+    rules: dict[Path, tuple[Threshold, ...]] = field(default_factory=dict)
+    measurer: Measurer | None = None
+    usage: list[str] = field(default_factory=list)
+    statuses: dict[str, Status] = field(default_factory=dict)
+    benchmarked: set[tuple[str, str]] = field(default_factory=set)
+    foreign_failures: int = 0
+    interrupted: bool = False
+    record: RunRecord | None = None
+
+    def thresholds(self, folder: Path) -> tuple[Threshold, ...]:
+        """The rules that hold for suites of a folder."""
+        if folder not in self.rules:
+            file = option(self.config, "thresholds")
+            self.rules[folder] = options.thresholds(file, [folder])
+        return self.rules[folder]
+
+    def start(self) -> Measurer:
+        """The session's one Measurer."""
+        if self.measurer is None:
+            reporter = self.config.pluginmanager.getplugin("terminalreporter")
+            live = Live(reporter._tw._file, quiet=self.config.option.verbose < 0)
+            rules = {t.name: t for found in self.rules.values() for t in found}
+            settings = Settings(
+                results=Path(option(self.config, "results") or self.config.rootpath / "results"),
+                engine=self.site.engine,
+                budget_s=options.seconds(option(self.config, "time-budget")),
+                argv=tuple(self.config.invocation_params.args and map(str, self.config.invocation_params.args)),
+            )
+            self.measurer = Measurer(self.catalogue, settings, tuple(rules.values()), live)
+        return self.measurer
+
+    @property
+    def rerun(self) -> str:
+        """The command that does this run again."""
+        return shlex.join(["pytest", *map(str, self.config.invocation_params.args)])
+
+
+KEY = pytest.StashKey[Scaling]()
+VERDICT = pytest.StashKey[Verdict]()
+
+
+def option(config: pytest.Config, name: str) -> Any:
+    """An option's value: the short spelling, else the long one, else SCALEPROOF_NAME, else default."""
+    dest = name.replace("-", "_")
+    known = next(o for o in options.OPTIONS if o.name == name)
+    default = known.kwargs.get("default")
+    for key in (f"scaleproof_short_{dest}", f"scaling_{dest}"):
+        value = getattr(config.option, key, None)
+        if value is not None and value != default:
+            return value
+    from_env = os.environ.get(f"SCALEPROOF_{dest.upper()}")
+    if from_env is None:
+        return default
+    kind = known.kwargs.get("type", str)
+    return [from_env] if known.kwargs.get("action") == "append" else kind(from_env)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The long options."""
+    group = parser.getgroup("scaling", "scaleproof: measuring and judging how training scales")
+    for o in options.OPTIONS:
+        group.addoption(f"--scaling-{o.name}", help=o.help, **o.kwargs)
+    group.addoption(
+        "--scaling-inconclusive",
+        choices=("fail", "warn"),
+        default="fail",
+        help="whether an INCONCLUSIVE verdict fails the run (default: fail)",
+    )
+    group.addoption(
+        "--scaling-benchmark",
+        action="store_true",
+        help="also show measured launches in pytest-benchmark's table and files",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None, None]:
+    """The short options, after every plugin and conftest had its chance at the names."""
+    yield
+    group = parser.getgroup("scaling")
+    for o in options.OPTIONS:
+        dest = f"scaleproof_short_{o.name.replace('-', '_')}"
+        try:
+            group.addoption(f"--{o.name}", dest=dest, help=f"short for --scaling-{o.name}", **o.kwargs)
+        except (ValueError, argparse.ArgumentError):
+            continue  # another project's: ours is --scaling-NAME there
+
+
+def _scaling(config: pytest.Config) -> Scaling:
+    """The session's state, made when the first ``@scaling`` function is seen."""
+    if KEY not in config.stash:
+        for name in ("numprocesses", "forked"):
+            if getattr(config.option, name, None):
+                raise pytest.UsageError(
+                    "ranks need the machine for themselves: run scaling suites without -n and --forked"
+                )
+        try:
+            known = options.catalogue(option(config, "path"))
+            values = {o.name: option(config, o.name) for o in options.OPTIONS}
+            config.stash[KEY] = Scaling(config, known, options.site(values, known))
+        except ScaleproofError as error:
+            raise pytest.UsageError(str(error)) from None
+    return config.stash[KEY]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item per verdict."""
+    recipes = getattr(metafunc.function, MARK, None)
+    if recipes is None:
+        return
+    scaling = _scaling(metafunc.config)
+    folder = Path(metafunc.module.__file__ or ".").parent
+    found: list[Expectation] = []
+    try:
+        rules = scaling.thresholds(folder)
+        hardware = scaling.start().machine.hardware_class
+        for recipe in recipes:
+            for raw in recipe(scaling.site):
+                plan = options.normalise(raw, scaling.catalogue)
+                scaling.plans.setdefault(plan.hash, plan)
+                for contrast in plan.contrasts:
+                    case = plan.arm(contrast.subject).case
+                    matched = verdict.rules_for(rules, case, contrast, hardware)
+                    found += [Expectation(plan, contrast, rule) for rule in matched or [None]]
+    except ScaleproofError as error:
+        scaling.usage.append(f"{metafunc.definition.nodeid}: {error}")
+        raise pytest.Collector.CollectError(str(error)) from None
+    ids = [e.id for e in found]
+    several = {i for i in ids if ids.count(i) > 1}
+    names = [
+        f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in found
+    ]
+    metafunc.parametrize("verdict", found, ids=names, indirect=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what was asked for and the baselines it needs; nothing else is launched."""
+    if KEY not in config.stash:
+        return
+    scaling = config.stash[KEY]
+    wanted: dict[str, set[str]] = {}
+    for item in items:
+        if (e := _expectation(item)) is not None:
+            wanted.setdefault(e.plan.hash, set()).add(e.contrast.name)
+            item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside its first item
+    scaling.selected = {h: scaling.plans[h].only(frozenset(names)) for h, names in wanted.items()}
+    if scaling.selected and not config.option.collectonly:
+        scaling.start().waiting = len(scaling.selected)
+        scaling.start().warm()
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """What will be measured, before it is."""
+    if KEY not in config.stash or not config.stash[KEY].selected:
+        return []
+    scaling = config.stash[KEY]
+    site = scaling.site
+    launches = sum(
+        2 * p.protocol.min_blocks * len(p.arms) for p in scaling.selected.values()
+    )
+    unit = "GPU" if site.device == "cuda" else "CPU"
+    lines = [
+        f"scaling: {len(scaling.selected)} plans, at least {launches} launches,"
+        f" up to {site.world_size} {unit} ranks over {site.backend}, engine {site.engine}"
+    ]
+    if config.pluginmanager.hasplugin("timeout") and getattr(config.option, "timeout", None):
+        lines.append("scaling: --timeout is lifted for scaling items; launches have deadlines of their own")
+    return lines
+
+
+def _expectation(item: pytest.Item) -> Expectation | None:
+    callspec = getattr(item, "callspec", None)
+    found = callspec.params.get("verdict") if callspec is not None else None
+    return found if isinstance(found, Expectation) else None
+
+
+@pytest.fixture(name="verdict")
+def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
+    """The judged contrast of this item; measures its plan if nobody has yet."""
+    found = getattr(request, "param", None)
+    if not isinstance(found, Expectation):
+        pytest.fail("the fixture 'verdict' belongs to functions marked with @scaling", pytrace=False)
+    scaling = request.config.stash[KEY]
+    measurer = scaling.start()
+    try:
+        judged = measurer.measure(scaling.selected[found.plan.hash])
+    except ScaleproofError as error:
+        pytest.fail(str(error), pytrace=False)
+    except KeyboardInterrupt:
+        scaling.interrupted = True
+        raise
+    finally:
+        if isinstance(measurer.progress, Live):
+            measurer.progress.clear()
+    rule = found.rule.name if found.rule else None
+    mine = next(v for v in judged if v.contrast == found.contrast.name and v.rule == rule)
+    request.node.stash[VERDICT] = mine
+    _benchmark(request, scaling, found, mine)
+    yield mine
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """After the function's own asserts: the verdict decides, whatever the body does."""
+    result = yield
+    found = pyfuncitem.stash.get(VERDICT, None)
+    if found is not None:
+        lines = text.wrap(f"{found.case} {found.metric}: {found.detail}", 96, 2)
+        if found.status is Status.SKIP:
+            pytest.skip(found.detail)
+        warn = pyfuncitem.config.option.scaling_inconclusive == "warn"
+        soft = found.status is Status.INCONCLUSIVE and warn
+        if found.counts in (Status.FAIL, Status.ERROR, Status.INCONCLUSIVE) and not soft:
+            pytest.fail("\n".join([f"{found.status} ({found.reason})", *lines]), pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Carry the verdict's status to the report, for its letter and for JUnit."""
+    report = yield
+    found = item.stash.get(VERDICT, None)
+    if found is not None and report.when == "call":
+        report.scaling = found.counts  # type: ignore[attr-defined]
+        report.user_properties.append(("scaling_status", str(found.status)))
+        if found.value is not None:
+            report.user_properties.append(("scaling_value", repr(found.value)))
+            report.user_properties.append(("scaling_interval", f"[{found.low}, {found.high}]"))
+    elif report.failed and item.config.stash.get(KEY, None) is not None:
+        scaling = item.config.stash[KEY]
+        if _expectation(item) is None:
+            scaling.foreign_failures += 1
+        else:
+            scaling.statuses[item.nodeid] = Status.ERROR
+    return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
+    """``?`` for INCONCLUSIVE, ``r`` for RECORDED, ``E`` for ERROR."""
+    status = getattr(report, "scaling", None)
+    return _CATEGORY[status] if status is not None and report.when == "call" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the record down and fold the verdicts into the exit status."""
+    if KEY not in session.config.stash:
+        return
+    scaling = session.config.stash[KEY]
+    if scaling.usage:
+        session.exitstatus = Exit.USAGE
+    if session.config.option.collectonly or scaling.measurer is None:
+        return
+    measurer = scaling.measurer
+    stopped = exitstatus == pytest.ExitCode.INTERRUPTED or scaling.interrupted
+    try:
+        if measurer.plans:
+            scaling.record = measurer.save(complete=not stopped)
+    finally:
+        measurer.close()
+    if scaling.usage or exitstatus not in (0, 1, 5):
+        return
+    statuses = list(scaling.statuses.values())
+    if scaling.record is not None:
+        statuses += [v.counts for v in scaling.record.verdicts]
+    if scaling.foreign_failures:
+        statuses.append(Status.FAIL)
+    fails = session.config.option.scaling_inconclusive == "fail"
+    session.exitstatus = exit_status(statuses, inconclusive_fails=fails)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The tables."""
+    if KEY not in config.stash:
+        return
+    scaling = config.stash[KEY]
+    if scaling.record is None or scaling.measurer is None:
+        return
+    width = min(140, max(80, terminalreporter._tw.fullwidth))
+    folder = _shown(scaling.measurer.folder)
+    lines = tables.summary(scaling.record, folder, scaling.rerun, width)
+    color = terminalreporter._tw.hasmarkup
+    terminalreporter.write_line("")
+    for line in lines:
+        terminalreporter.write_line(text.paint(line) if color else line)
+
+
+def _shown(path: Path) -> Path:
+    """Relative to where the user stands, if it lies below."""
+    cwd = Path.cwd()
+    return path.resolve().relative_to(cwd) if path.resolve().is_relative_to(cwd) else path
+
+
+_NOW = 0.0
+
+
+def launch_clock() -> float:
+    """The virtual clock that hands measured step times to pytest-benchmark."""
+    return _NOW
+
+
+def _benchmark(
+    request: pytest.FixtureRequest, scaling: Scaling, found: Expectation, mine: Verdict
+) -> None:
+    """Show each measured arm once as a benchmark, through pytest-benchmark's public API."""
+    config = request.config
+    asked = config.option.scaling_benchmark or any(
+        getattr(config.option, f"benchmark_{o}", None) for o in ("json", "save", "autosave", "compare")
+    )
+    key = (found.plan.hash, found.contrast.subject)
+    if not asked or not config.pluginmanager.hasplugin("benchmark") or key in scaling.benchmarked:
+        return
+    assert scaling.measurer is not None
+    steps: list[Steps] = [
+        x.steps
+        for x in scaling.measurer.launches
+        if x.plan == scaling.selected[found.plan.hash].hash
+        and x.arm == found.contrast.subject
+        and x.steps is not None
+    ]
+    if not steps:
+        return
+    scaling.benchmarked.add(key)
+    request.node.add_marker(pytest.mark.benchmark(timer=launch_clock, group=found.plan.name))
+    benchmark = request.getfixturevalue("benchmark")
+    values = iter([s.median_s for s in steps])
+
+    def launch() -> None:
+        global _NOW
+        _NOW += next(values, 0.0)
+
+    benchmark.extra_info.update(
+        case=mine.case, contrast=mine.contrast, status=str(mine.status), value=mine.value,
+        low=mine.low, high=mine.high, mde=mine.mde, run=scaling.measurer.run,
+    )  # fmt: skip
+    benchmark.pedantic(launch, rounds=len(steps), iterations=1)
+
+

@@ -1,0 +1,119 @@
+"""What the shipped suites measure, as functions of the site. Bounds are in thresholds.toml."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Recipe, Site, control, ladder, versus
+from harness.recipes import PACED, strong_worlds
+from harness.spec import Mode, Plan
+
+#: The model that fits the device: milliseconds a step on one core, or a GPU's worth of work.
+CPU_MODEL, GPU_MODEL = "decoder-tiny", "decoder-350m"
+
+
+def model_for(site: Site) -> str:
+    """A decoder of the right size for the site's device."""
+    return GPU_MODEL if site.device == "cuda" else CPU_MODEL
+
+
+def weak(strategy: str, model: str | None = None, **fields: Any) -> Recipe:
+    """A weak ladder over the site's worlds, real compute."""
+
+    def recipe(site: Site) -> list[Plan]:
+        case = site.case(f"{strategy}/{model or model_for(site)}", Mode.WEAK, **fields)
+        return [ladder(case, site.worlds, shape=site.shape, metrics=metrics(strategy))]
+
+    return recipe
+
+
+def strong(strategy: str, *, global_batch: int, model: str | None = None, **fields: Any) -> Recipe:
+    """A strong ladder with a fixed global batch, over the worlds that divide it."""
+
+    def recipe(site: Site) -> list[Plan]:
+        name = f"{strategy}/{model or model_for(site)}"
+        case = site.case(name, Mode.STRONG, global_batch=global_batch, **fields)
+        worlds = strong_worlds(case, site.worlds)
+        return [ladder(case, worlds, shape=site.shape, baselines=("plain",), metrics=metrics(strategy))]
+
+    return recipe
+
+
+def paced(strategy: str, largest: int = 4, **fields: Any) -> Recipe:
+    """A weak ladder of the paced stand-in on CPU ranks: communication and harness are real."""
+
+    def recipe(site: Site) -> list[Plan]:
+        here = replace(site.cpu(largest), engine="local")
+        case = here.case(f"{strategy}/paced-small", Mode.WEAK, **fields)
+        return [ladder(case, here.worlds, protocol=PACED, metrics=metrics(strategy))]
+
+    return recipe
+
+
+def planted(strategy: str, plant: str, largest: int = 4) -> Recipe:
+    """A scheduled stand-in whose efficiency is known: the instrument measures itself."""
+    knobs = {"paced.mode": "schedule", "paced.plant": plant}
+
+    def recipe(site: Site) -> list[Plan]:
+        here = replace(site.cpu(largest), engine="local")
+        case = here.case(f"{strategy}/paced-small", Mode.WEAK, knobs=knobs)
+        return [ladder(case, (largest,), protocol=PACED, baselines=("plain",))]
+
+    return recipe
+
+
+def masked(model: str = "decoder-nano") -> Recipe:
+    """A compressor that sends dense while it claims top-k: the gate must catch it."""
+
+    def recipe(site: Site) -> list[Plan]:
+        return [control(site.cpu(2).case(f"compressed:masked_topk/{model}"))]
+
+    return recipe
+
+
+def saved(strategy: str, than: str, **fields: Any) -> Recipe:
+    """Memory and step time of one strategy against another's, at the site's largest world."""
+
+    def recipe(site: Site) -> list[Plan]:
+        model = model_for(site)
+        a, b = site.case(f"{than}/{model}"), site.case(f"{strategy}/{model}", **fields)
+        return [versus(a, b, ("memory_saved", "step_time_ratio"))]
+
+    return recipe
+
+
+def claim_175m_b64(site: Site) -> list[Plan]:
+    """The usual claim: 175M decoder, strong, global batch 64, one device as baseline."""
+    if site.device != "cuda":
+        return []
+    case = site.case("ddp/decoder-175m", Mode.STRONG, global_batch=64, precision="autocast")
+    worlds = [n for n in strong_worlds(case, site.worlds) if n in (1, 2, 4, 8)]
+    return [ladder(case, worlds, baselines=("plain",), metrics=("speedup", "efficiency"))]
+
+
+def claim_1b3_4x8(site: Site) -> list[Plan]:
+    """The usual claim: 1.3B decoder on 4 nodes of 8, one node as baseline."""
+    if site.device != "cuda" or site.nodes[:1] != (8,):
+        return []
+    case = site.case("fsdp/decoder-1b3", Mode.STRONG, global_batch=128, precision="autocast")
+    worlds = [n for n in (8, 16, 32) if n <= site.world_size]
+    plan = ladder(case, worlds, baselines=("one_node",), metrics=("speedup", "efficiency"), shape=site.shape)
+    return [plan]
+
+
+def claim_memory(site: Site) -> list[Plan]:
+    """The usual claim: memory halved by checkpointing, down by 90 % with sharding over 8."""
+    if site.device != "cuda":
+        return []
+    base = site.case("ddp/decoder-350m")
+    plans = [versus(base, replace(base, checkpoint=True), ("memory_saved",))]
+    if site.world_size == 8:
+        sharded = replace(site.case("fsdp/decoder-350m"), checkpoint=True)
+        plans.append(versus(base, sharded, ("memory_saved",)))
+    return plans
+
+
+def metrics(strategy: str) -> tuple[str, ...]:
+    """Pipelines are judged against what their schedule allows, and shown as plain efficiency."""
+    return ("efficiency", "efficiency_of_ideal") if strategy == "pipeline" else ("efficiency",)

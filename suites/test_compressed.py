@@ -1,0 +1,24 @@
+"""Compressed gradients: weak ladders of top-k, and the masked control that must be caught."""
+
+import pytest
+from recipes import masked, paced, weak
+
+from harness import scaling
+
+
+@pytest.mark.smoke
+@scaling(weak("compressed:topk"))
+def test_weak(verdict):
+    """Throughput per rank holds as ranks are added."""
+
+
+@pytest.mark.smoke
+@scaling(paced("compressed:topk"))
+def test_paced(verdict):
+    """The real hook beside paced compute."""
+
+
+@pytest.mark.smoke
+@scaling(masked())
+def test_control(verdict):
+    """Masking that sends dense is caught by its bytes."""

@@ -1,0 +1,24 @@
+"""DDP: weak and strong ladders in real compute, and a paced one up to 8 ranks."""
+
+import pytest
+from recipes import paced, strong, weak
+
+from harness import scaling
+
+
+@pytest.mark.smoke
+@scaling(weak("ddp"))
+def test_weak(verdict):
+    """Throughput per rank holds as ranks are added."""
+
+
+@pytest.mark.smoke
+@scaling(strong("ddp", global_batch=8))
+def test_strong(verdict):
+    """A fixed global batch gets done faster."""
+
+
+@pytest.mark.smoke
+@scaling(paced("ddp", largest=8))
+def test_paced(verdict):
+    """The real all-reduce beside paced compute."""

@@ -53,7 +53,8 @@ def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
         line = stats.slope(values)
         assert line.low is not None and line.high is not None
         if found is None or line.mean > found.slope:
-            found = Growth(rank=rank, slope=line.mean, low=line.low, high=line.high)
+            grew = sum(b > a for a, b in zip(values, values[1:], strict=False)) / (len(values) - 1)
+            found = Growth(rank=rank, steady=grew, slope=line.mean, low=line.low, high=line.high)
     return found
 
 

@@ -190,9 +190,14 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """Memory growth in bytes per step (least squares) of the fastest-growing rank, 95 % interval."""
+    """Memory growth in bytes per step (least squares) of the fastest-growing rank, 95 % interval.
+
+    ``steady`` is the share of steps that grew: a leak grows at most of them, an allocator that
+    settles at few.
+    """
 
     rank: int
+    steady: float
     slope: float
     low: float
     high: float

@@ -312,7 +312,7 @@ def findings(run: RunRecord) -> list[str]:
         for arm in plan.arms:
             own = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
             slopes = [x.growth for x in own if x.growth is not None]
-            grows = [g for g in slopes if g.low > LEAK_BYTES]
+            grows = [g for g in slopes if g.low > LEAK_BYTES and g.steady >= 0.5]
             if len(own) >= 2 and len(grows) == len(own):
                 rate = stats.median([g.slope for g in grows])
                 out.append(f"{arm.case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch")

@@ -1,0 +1,359 @@
+"""``scaleproof``: doctor, list, plan, run, report, verify, compare, compare-hardware, ingest."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harness import compare, doctor, options, planning
+from harness.codec import Json, to_doc
+from harness.discover import KINDS, Catalogue
+from harness.errors import Exit, ScaleproofError, exit_status
+from harness.measure import Measurer, Settings
+from harness.record import RunRecord, load, write_text
+from harness.report import comparison, tables, text
+from harness.report.live import Live
+from harness.units import duration, si
+from harness.verify import verify
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with this program's exit status and a suggestion for a mistyped verb."""
+
+    def error(self, message: str) -> NoReturn:
+        """One clear message, status 4."""
+        if "invalid choice" in message:
+            wrong = message.split("'")[1]
+            near = difflib.get_close_matches(wrong, _VERBS, 1)
+            if near:
+                message = f"no verb {wrong!r}: did you mean {near[0]!r}?"
+        sys.stderr.write(f"ERROR: {message}\n  try       {self.prog} --help\n")
+        raise SystemExit(int(Exit.USAGE))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parsed = _parser().parse_args(arguments)
+    try:
+        return int(_VERBS[parsed.verb](parsed, arguments))
+    except ScaleproofError as error:
+        sys.stderr.write(text.paint(f"ERROR: {error}\n") if text.wants_color(sys.stderr) else f"ERROR: {error}\n")
+        return int(error.exit)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return int(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return int(Exit.PASSED)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="scaleproof", description=__doc__, allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, help_: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=help_, description=help_, allow_abbrev=False)
+        sub.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+        return sub
+
+    verb("doctor", "check what on this machine would spoil a measurement; changes nothing")
+    sub = verb("list", "strategies, models, compressors, engines and suites")
+    sub.add_argument("kind", nargs="?", choices=KINDS, help="only this kind")
+    sub.add_argument("--path", action="append", default=[], metavar="DIR", help="folder with your own files")
+    sub = verb("plan", "what would be launched, how long it takes, memory and bytes per rank")
+    sub.add_argument("target", nargs="?", default="suites", help="a case, a suite folder, file.py or file.py::recipe")
+    _where(sub)
+    sub = verb("run", "measure and judge a case or a recipe")
+    sub.add_argument("target", nargs="?", help="a case (ddp/decoder-tiny/weak), file.py or file.py::recipe")
+    sub.add_argument("--resume", metavar="RUN", help="go on with an interrupted run")
+    sub.add_argument("--inconclusive", choices=("fail", "warn"), default="fail")
+    _where(sub)
+    sub = verb("report", "the tables of a run, and its HTML page")
+    sub.add_argument("run", type=Path)
+    sub.add_argument("--every", action="store_true", help="a line for every verdict")
+    sub = verb("verify", "recompute every figure and verdict from the stored samples, offline")
+    sub.add_argument("run", type=Path)
+    for name, help_ in (
+        ("compare", "two runs on one hardware class"),
+        ("compare-hardware", "two machines on the cases that both ran"),
+    ):
+        sub = verb(name, help_)
+        sub.add_argument("a", type=Path)
+        sub.add_argument("b", type=Path)
+        sub.add_argument("--metric", default="throughput", choices=tuple(compare.METRICS))
+        if name == "compare":
+            sub.add_argument("--force", action="store_true", help="compare unlike machines, marked")
+    sub = verb("ingest", "add runs to the asv history")
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    return parser
+
+
+def _where(sub: argparse.ArgumentParser) -> None:
+    options.add_to(sub)
+    sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field or knob of the case")
+
+
+def _width() -> int:
+    return min(140, max(80, shutil.get_terminal_size((100, 24)).columns))
+
+
+def _emit(parsed: argparse.Namespace, document: Json, lines: Sequence[str]) -> None:
+    """JSON or lines, on stdout."""
+    if parsed.json:
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    else:
+        text.write(lines, sys.stdout)
+
+
+def _doctor(parsed: argparse.Namespace, _: list[str]) -> Exit:
+    found = doctor.examine()
+    wide = max(len(f.check) for f in found)
+    lines = []
+    for f in found:
+        lines.append(f" {f.level:<4}  {f.check:<{wide}}  {f.text}")
+        if f.advice:
+            lines.append(f"       {'':<{wide}}  try: {f.advice}")
+    bad = sum(f.level is doctor.Level.BAD for f in found)
+    warned = sum(f.level is doctor.Level.WARN for f in found)
+    lines.append(f" {len(found)} checks, {warned} warnings, {bad} problems")
+    _emit(parsed, to_doc(tuple(found)), lines)
+    return Exit.FAILED if bad else Exit.PASSED
+
+
+def _list(parsed: argparse.Namespace, _: list[str]) -> Exit:
+    known = options.catalogue(parsed.path, [p for p in [Path("suites")] if p.is_dir()])
+    kinds = [parsed.kind] if parsed.kind else list(KINDS)
+    document = {
+        kind: [
+            {"name": e.name, "doc": e.doc, "path": str(e.path), "head": dict(e.head)}
+            for e in known.entries[kind].values()
+        ]
+        for kind in kinds
+    }
+    lines = []
+    for kind in kinds:
+        entries = known.entries[kind].values()
+        wide = max((len(e.name) for e in entries), default=0)
+        lines.append(kind)
+        for e in entries:
+            lines.append(f"  {e.name:<{wide}}  {e.doc}")
+            if parsed.kind and (knobs := {k: v for k, v in e.knobs.items() if k != "version"}):
+                shown = ", ".join(f"{e.name}.{k}={v}" for k, v in knobs.items())
+                lines += [f"  {'':<{wide}}  knobs: {shown}"]
+            if parsed.kind and "SIZES" in e.head:
+                lines += [f"  {'':<{wide}}  sizes: {', '.join(e.head['SIZES'])}"]
+    _emit(parsed, document, lines)
+    return Exit.PASSED
+
+
+def _settings(parsed: argparse.Namespace) -> dict[str, Json]:
+    """``--set NAME=VALUE``: values are JSON where they parse as JSON, else text."""
+    out: dict[str, Json] = {}
+    for item in parsed.set:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ScaleproofError(f"--set {item}", expected="NAME=VALUE", fix=f"--set {item}=...")
+        try:
+            out[name] = json.loads(value)
+        except ValueError:
+            out[name] = value
+    return out
+
+
+def _values(parsed: argparse.Namespace) -> dict[str, Any]:
+    return {o.name: getattr(parsed, o.name.replace("-", "_")) for o in options.OPTIONS}
+
+
+def _measurer(parsed: argparse.Namespace, known: Catalogue, arguments: list[str]) -> Measurer:
+    beside = [Path(parsed.target).parent if (parsed.target or "").endswith(".py") else Path("suites")]
+    target = (parsed.target or "").partition("::")[0]
+    if Path(target).exists():
+        beside.insert(0, Path(target) if Path(target).is_dir() else Path(target).parent)
+    rules = options.thresholds(parsed.thresholds, beside)
+    settings = Settings(
+        results=Path(parsed.results or "results"),
+        engine=parsed.engine,
+        budget_s=options.seconds(parsed.time_budget),
+        argv=("scaleproof", *arguments),
+    )
+    stream = sys.stderr if parsed.json else sys.stdout
+    return Measurer(known, settings, rules, Live(stream))
+
+
+def _plan(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
+    known = options.catalogue(parsed.path)
+    plans = planning.plans_of(parsed.target, options.site(_values(parsed), known), known, _settings(parsed))
+    measurer = _measurer(parsed, known, arguments)
+    try:
+        measurer.describe([a.case for p in plans for a in p.arms])
+        found = [planning.outlook(p, measurer.described, measurer.thresholds) for p in plans]
+    finally:
+        measurer.close()
+    _emit(parsed, [to_doc(f) for f in found], _plan_lines(found, measurer))
+    return Exit.PASSED
+
+
+def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[str]:
+    from harness.verdict import fits
+
+    columns = [
+        text.Column(header="case", keep=9, left=True),
+        text.Column(header="params", keep=4),
+        text.Column(header="batch", keep=5),
+        text.Column(header="GFLOP/step", keep=3),
+        text.Column(header="memory", keep=6),
+        text.Column(header="sends/step", keep=7),
+        text.Column(header="rules", keep=8, left=True),
+    ]
+    rows = []
+    for f in found:
+        for arm in f.plan.arms:
+            d = f.described[arm.case.hash]
+            names = sorted({r for c in f.plan.contrasts if c.subject == arm.name for r in f.rules[c.name]})
+            if d.facts is None or d.expected is None:
+                rows.append([arm.case.id, "", "", "", "", "", f"SKIP: {d.unsupported}"])
+                continue
+            flops = d.facts.flops_per_sample * d.expected.global_batch / arm.case.world_size
+            rows.append(
+                [
+                    arm.case.id,
+                    si(float(d.facts.num_params)),
+                    str(d.expected.global_batch),
+                    f"{flops / 1e9:.3g}",
+                    si(float(d.expected.memory_bytes), "B"),
+                    si(max(d.expected.sent_bytes), "B"),
+                    ", ".join(names) if fits(d, arm.case, measurer.machine) else "SKIP: does not fit",
+                ]
+            )
+    launches = sum(f.num_launches for f in found)
+    seconds = sum(planning.estimate_s(f) for f in found)
+    return [
+        *(text.table(columns, rows, _width()) if rows else [" nothing to launch here"]),
+        "",
+        f" {len(found)} plans, at least {launches} timed launches, about {duration(seconds)};"
+        f" memory and bytes are per rank, in closed form",
+    ]
+
+
+def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
+    known = options.catalogue(parsed.path)
+    measurer = _measurer(parsed, known, arguments)
+    if parsed.resume:
+        folder = Path(parsed.resume)
+        old = load(folder)
+        measurer.resume(folder)
+        measurer.settings = _with_results(measurer.settings, folder)
+        plans = list(old.plans)
+    elif parsed.target:
+        site = options.site(_values(parsed), known)
+        plans = planning.plans_of(parsed.target, site, known, _settings(parsed))
+    else:
+        raise ScaleproofError("nothing to run", expected="a case, a recipe or --resume RUN", fix="scaleproof run ddp/decoder-tiny/weak --cpus 2")
+    stopped = False
+    measurer.waiting = len(plans)
+    try:
+        for plan in plans:
+            measurer.measure(plan)
+    except KeyboardInterrupt:
+        stopped = True
+    finally:
+        if isinstance(measurer.progress, Live):
+            measurer.progress.clear()
+        measurer.close()
+    record = measurer.save(complete=not stopped)
+    rerun = shlex.join(["scaleproof", *arguments])
+    _emit(parsed, to_doc(record), tables.summary(record, _shown(measurer.folder), rerun, _width()))
+    if stopped:
+        return Exit.INTERRUPTED
+    return _exit(record, parsed.inconclusive == "fail")
+
+
+def _with_results(settings: Settings, folder: Path) -> Settings:
+    """Settings that write where the resumed run lies: results/runs/<machine>/<run>."""
+    from dataclasses import replace
+
+    return replace(settings, results=folder.resolve().parents[2])
+
+
+def _exit(run: RunRecord, inconclusive_fails: bool = True) -> Exit:
+    return exit_status([v.counts for v in run.verdicts], inconclusive_fails=inconclusive_fails)
+
+
+def _shown(path: Path) -> Path:
+    cwd = Path.cwd()
+    return path.resolve().relative_to(cwd) if path.resolve().is_relative_to(cwd) else path
+
+
+def _report(parsed: argparse.Namespace, _: list[str]) -> Exit:
+    run = load(parsed.run)
+    from harness.report.html import render
+
+    folder = parsed.run if parsed.run.is_dir() else parsed.run.parent
+    page = folder / "report.html"
+    lines = tables.summary(run, parsed.run, run.settings.get("argv", ""), _width())
+    if parsed.every:
+        lines += ["", *tables.verdict_lines(run, _width(), every=True)]
+    with contextlib.suppress(PermissionError):
+        write_text(page, render(run))
+        lines.append(f" page     {page}")
+    _emit(parsed, to_doc(run), lines)
+    return Exit.PASSED
+
+
+def _verify(parsed: argparse.Namespace, _: list[str]) -> Exit:
+    run = load(parsed.run)
+    folder = parsed.run if parsed.run.is_dir() else parsed.run.parent
+    found = verify(run, folder)
+    lines = [
+        f" {found.num_launches} launches from {found.num_samples} ranks' samples,"
+        f" {found.num_verdicts} verdicts recomputed",
+        f" recorded with {run.software.get('scaleproof', 'n/a')}, read with schema {run.schema}",
+        *(f" DIFFERS  {d}" for d in found.differences),
+        " everything agrees" if not found.differences else f" {len(found.differences)} differences",
+    ]
+    _emit(parsed, to_doc(found), lines)
+    return Exit.FAILED if found.differences else Exit.PASSED
+
+
+def _compare(parsed: argparse.Namespace, _: list[str]) -> Exit:
+    a, b = load(parsed.a), load(parsed.b)
+    hardware = parsed.verb == "compare-hardware"
+    if hardware:
+        found = compare.compare_hardware(a, b, parsed.metric)
+    else:
+        found = compare.compare(a, b, parsed.metric, force=parsed.force)
+    _emit(parsed, to_doc(found), comparison.lines(a, b, found, _width()))
+    return Exit.PASSED if any(r.ratio is not None for r in found.rows) else Exit.NOTHING_JUDGED
+
+
+def _ingest(parsed: argparse.Namespace, _: list[str]) -> Exit:
+    from harness.history import asv_adapter
+
+    added = [x for run in parsed.runs for x in asv_adapter.ingest(load(run), parsed.results)]
+    lines = [f" {asv_adapter.summary(x)}" for x in added]
+    lines += ["", " next   asv publish && asv preview"]
+    _emit(parsed, to_doc(tuple(added)), lines)
+    return Exit.PASSED if added else Exit.NOTHING_JUDGED
+
+
+_VERBS: dict[str, Callable[[argparse.Namespace, list[str]], Exit]] = {
+    "doctor": _doctor,
+    "list": _list,
+    "plan": _plan,
+    "run": _run,
+    "report": _report,
+    "verify": _verify,
+    "compare": _compare,
+    "compare-hardware": _compare,
+    "ingest": _ingest,
+}

@@ -1,0 +1,205 @@
+"""Two runs side by side, only over what both ran, each ratio with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness import contrasts, stats
+from harness.errors import SpecError
+from harness.record import RunRecord
+from harness.spec import CaseSpec
+
+ALPHA = 0.05
+
+#: Metrics that two runs can be compared on: quantity -> whether more is better.
+METRICS = {"throughput": True, "step_s": False, "peak_bytes": False, "sent_bytes": False}
+
+
+class Reading(StrEnum):
+    """The difference in words."""
+
+    FASTER = "B better"
+    SLOWER = "B worse"
+    SAME = "~ no change"
+    ONLY_A = "A only"
+    ONLY_B = "B only"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One case in both runs. ``ratio`` is B / A with its 95 % interval."""
+
+    case: CaseSpec
+    a: float | None
+    b: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    efficiency_a: float | None
+    efficiency_b: float | None
+    reading: Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All rows, their geometric mean over the cases both ran, and what differs between the runs."""
+
+    metric: str
+    rows: tuple[Row, ...]
+    mean: float | None
+    mean_low: float | None
+    mean_high: float | None
+    differs: tuple[str, ...]
+    not_compared: tuple[str, ...]
+
+
+def compare_hardware(a: RunRecord, b: RunRecord, metric: str) -> Comparison:
+    """Two machines on the same cases. Stand-ins are refused: they say nothing of hardware."""
+    cases = [c for run in (a, b) for c in _cases(run)]
+    if cases and all(c.stand_in for c in cases):
+        raise SpecError(
+            "these runs hold stand-ins only (paced, emulated): they say nothing of hardware",
+            expected="runs with real compute",
+            fix="pytest suites/ -k 'not paced'",
+        )
+    return _compare(a, b, metric, hardware=True)
+
+
+def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> Comparison:
+    """Two runs on one hardware class; unlike machines are refused unless forced."""
+    if a.machine.hardware_class != b.machine.hardware_class and not force:
+        raise SpecError(
+            f"the runs are from different hardware: {a.machine.hardware_class}, {b.machine.hardware_class}",
+            expected="two runs of one hardware class (or --force, which marks the result)",
+            fix="scaleproof compare-hardware RUN_A RUN_B",
+        )
+    return _compare(a, b, metric, hardware=False)
+
+
+def _cases(run: RunRecord) -> list[CaseSpec]:
+    return list({arm.case.hash: arm.case for p in run.plans for arm in p.arms}.values())
+
+
+def _key(case: CaseSpec, hardware: bool) -> str:
+    """Across hardware a case keeps its identity but for where it computes."""
+    if not hardware:
+        return case.hash
+    skip = {"device", "backend"}
+    return str(sorted((k, v) for k, v in case.series.items() if k not in skip))
+
+
+def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comparison:
+    if metric not in METRICS:
+        raise SpecError(f"--metric {metric}", expected=", ".join(METRICS), fix="--metric throughput")
+    values_a, values_b = _values(a, metric, hardware), _values(b, metric, hardware)
+    efficiency_a, efficiency_b = _efficiency(a, hardware), _efficiency(b, hardware)
+    rows, logs, variances, not_compared = [], [], [], []
+    for key in dict.fromkeys([*values_a, *values_b]):
+        case = (values_a.get(key) or values_b[key])[0]
+        if hardware and case.stand_in:
+            not_compared.append(f"{case.id}: a stand-in")
+            continue
+        x = values_a[key][1] if key in values_a else []
+        y = values_b[key][1] if key in values_b else []
+        mean_a, mean_b = _geometric(x), _geometric(y)
+        ratio = low = high = None
+        reading = Reading.ONLY_A if not y else Reading.ONLY_B
+        if x and y:
+            difference, radius, variance = _welch(x, y)
+            ratio = math.exp(difference)
+            reading = Reading.SAME
+            if radius is not None:
+                low, high = math.exp(difference - radius), math.exp(difference + radius)
+                up = METRICS[metric]
+                if low > 1:
+                    reading = Reading.FASTER if up else Reading.SLOWER
+                elif high < 1:
+                    reading = Reading.SLOWER if up else Reading.FASTER
+            logs.append(difference)
+            variances.append(variance)
+        else:
+            not_compared.append(f"{case.id}: only in {'A' if x else 'B'}")
+        rows.append(
+            Row(
+                case=case, a=mean_a, b=mean_b, ratio=ratio, low=low, high=high,
+                efficiency_a=efficiency_a.get(key), efficiency_b=efficiency_b.get(key), reading=reading,
+            )  # fmt: skip
+        )
+    mean = mean_low = mean_high = None
+    if logs:
+        center = math.fsum(logs) / len(logs)
+        radius_mean = 1.96 * math.sqrt(math.fsum(variances)) / len(logs)
+        mean, mean_low, mean_high = (math.exp(center + d) for d in (0.0, -radius_mean, radius_mean))
+    return Comparison(
+        metric=metric, rows=tuple(rows), mean=mean, mean_low=mean_low, mean_high=mean_high,
+        differs=differing(a, b), not_compared=tuple(not_compared),
+    )  # fmt: skip
+
+
+def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
+    """Fields of machine, software, environment and settings that are not equal."""
+    out = []
+    skip = {"host", "kernel", "hardware_class", "key", "title"}
+    facts_a = {k: v for k, v in vars(a.machine).items() if k not in skip}
+    facts_b = {k: v for k, v in vars(b.machine).items() if k not in skip}
+    groups = (
+        (facts_a, facts_b),
+        (a.software, b.software),
+        (a.environment, b.environment),
+        ({"engine": a.settings.get("engine")}, {"engine": b.settings.get("engine")}),
+    )
+    for left, right in groups:
+        for name in sorted({*left, *right}):
+            if left.get(name) != right.get(name):
+                out.append(f"{name}: {left.get(name, '-')} | {right.get(name, '-')}")
+    return tuple(out)
+
+
+def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[CaseSpec, list[float]]]:
+    """key -> the case and its launches' values, over all plans that ran it."""
+    out: dict[str, tuple[CaseSpec, list[float]]] = {}
+    for plan in run.plans:
+        for arm in plan.arms:
+            found = [
+                q
+                for x in contrasts.timed(run, plan)
+                if x.arm == arm.name and contrasts.usable(x)
+                and (q := contrasts.quantity(x, metric)) is not None and q > 0
+            ]  # fmt: skip
+            if found:
+                out.setdefault(_key(arm.case, hardware), (arm.case, []))[1].extend(found)
+    return out
+
+
+def _efficiency(run: RunRecord, hardware: bool) -> dict[str, float]:
+    by_id: dict[str, float] = {}
+    for plan in run.plans:
+        cases = {arm.case.id: arm.case for arm in plan.arms}
+        for point in contrasts.points(run, plan):
+            by_id[_key(cases[point.case], hardware)] = point.efficiency
+    return by_id
+
+
+def _geometric(values: Sequence[float]) -> float | None:
+    return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
+
+
+def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None, float]:
+    """Difference of log means B - A, radius of its 95 % interval, its variance.
+
+    The launches of two runs are not paired, so Welch's t with Satterthwaite's degrees of freedom.
+    """
+    a = stats.t_interval([math.log(v) for v in x], ALPHA)
+    b = stats.t_interval([math.log(v) for v in y], ALPHA)
+    difference = b.mean - a.mean
+    if a.sd is None or b.sd is None:
+        return difference, None, 0.0
+    va, vb = a.sd**2 / a.n, b.sd**2 / b.n
+    if va + vb == 0:
+        return difference, 0.0, 0.0
+    df = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
+    return difference, stats.t_quantile(1 - ALPHA / 2, max(1, int(df))) * math.sqrt(va + vb), va + vb
+

@@ -1,0 +1,107 @@
+"""Tidy pandas DataFrames of any set of records: launches, steps, points, verdicts.
+
+pandas is imported by the functions, so that nothing else pays for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import contrasts
+from harness.codec import to_doc
+from harness.record import RunRecord, load, load_samples
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Runs = Sequence[Path]
+
+
+def launches(runs: Runs) -> pd.DataFrame:
+    """One row a launch: what it was, how it ended, throughput, step times, bytes, memory."""
+    return _frame(row for run, _ in _load(runs) for row in _launch_rows(run))
+
+
+def steps(runs: Runs) -> pd.DataFrame:
+    """One row a rank and step, warm-up marked by ``kept`` = False."""
+    return _frame(row for run, folder in _load(runs) for row in _step_rows(run, folder))
+
+
+def points(runs: Runs) -> pd.DataFrame:
+    """One row a scaling point and kind of baseline."""
+    return _frame(
+        {"run": run.run, "hardware": run.machine.hardware_class, "plan": plan.name, **to_doc(point)}
+        for run, _ in _load(runs)
+        for plan in run.plans
+        for against in dict.fromkeys(c.against for c in plan.contrasts)
+        for point in contrasts.points(run, plan, against)
+    )
+
+
+def verdicts(runs: Runs) -> pd.DataFrame:
+    """One row a verdict."""
+    return _frame(
+        {"run": run.run, "hardware": run.machine.hardware_class, **to_doc(v)}
+        for run, _ in _load(runs)
+        for v in run.verdicts
+    )
+
+
+def _load(runs: Runs) -> Iterator[tuple[RunRecord, Path]]:
+    for folder in runs:
+        yield load(folder), folder
+
+
+def _frame(rows: Iterator[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))
+
+
+def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
+    cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    for x in run.launches:
+        case = cases[x.case]
+        yield {
+            "run": run.run,
+            "launch": x.launch,
+            "purpose": str(x.purpose),
+            "arm": x.arm,
+            "case": case.id,
+            **case.series,
+            "block": x.block,
+            "turn": x.turn,
+            "status": str(x.status),
+            "wall_s": x.wall_s,
+            "throughput": contrasts.quantity(x, "throughput"),
+            "step_mean_s": x.steps.mean_s if x.steps else None,
+            "step_median_s": x.steps.median_s if x.steps else None,
+            "step_p95_s": x.steps.p95_s if x.steps else None,
+            "step_worst_s": x.steps.worst_s if x.steps else None,
+            "sent_bytes": contrasts.quantity(x, "sent_bytes"),
+            "peak_bytes": contrasts.quantity(x, "peak_bytes"),
+            "agent": x.agent,
+        }
+
+
+def _step_rows(run: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
+    cuts = {p.hash: p.protocol.cut for p in run.plans}
+    for x in run.launches:
+        if x.steps is None:
+            continue
+        for rank in x.ranks:
+            samples = load_samples(folder, x.launch, rank)
+            for i, (step_s, loss) in enumerate(zip(samples.step_s, samples.loss, strict=True)):
+                yield {
+                    "run": run.run,
+                    "launch": x.launch,
+                    "arm": x.arm,
+                    "rank": rank.rank,
+                    "step": i,
+                    "kept": i >= cuts[x.plan],
+                    "step_s": float(step_s),
+                    "loss": float(loss),
+                    "rss_bytes": int(samples.rss_bytes[i]),
+                }

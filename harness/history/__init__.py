@@ -1,0 +1,1 @@
+"""History: records into asv's results, on a ledger whose commits are nights."""

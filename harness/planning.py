@@ -1,0 +1,153 @@
+"""``plan``: what would be launched, how long it will take, and what each case will need."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from harness import machine, options, verdict
+from harness.codec import Json, to_doc
+from harness.discover import Catalogue
+from harness.errors import SpecError
+from harness.record import Described
+from harness.site import Site
+from harness.spec import CaseSpec, Mode, Plan
+from harness.suite import MARK
+from harness.thresholds import Threshold
+
+#: Seconds that a launch costs beside its steps, and a step when nothing better is known.
+LAUNCH_S, GATE_S = 0.15, 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """One plan with what the agent said of its cases."""
+
+    plan: Plan
+    described: dict[str, Described]
+    rules: dict[str, list[str]]
+    num_launches: int
+
+
+def plans_of(target: str, site: Site, catalogue: Catalogue, settings: dict[str, Json]) -> list[Plan]:
+    """The plans that a target names: a case, a file, a folder of suites, or file.py::function.
+
+    ``settings`` replace fields of a case (``precision``, ``global_batch``) or set knobs
+    (``ddp.bucket_cap_mb``); they apply to cases only.
+    """
+    path, _, function = target.partition("::")
+    if Path(path).exists():
+        if settings:
+            raise SpecError("--set applies to a single case", where=target, fix="edit the recipe")
+        raw = [plan for f in _files(Path(path)) for plan in _recipes(f, site, function or None)]
+    else:
+        raw = [case_plan(target, site, settings)]
+    unique = {p.hash: p for p in (options.normalise(plan, catalogue) for plan in raw)}
+    return list(unique.values())
+
+
+def case_plan(name: str, site: Site, settings: dict[str, Json]) -> Plan:
+    """A ladder of one case, ``ddp/decoder-tiny/weak``, over the site's worlds."""
+    from harness.recipes import PACED, REAL, ladder, strong_worlds
+
+    head, _, tail = name.rpartition("/")
+    mode = Mode.WEAK
+    if tail in set(Mode):
+        name, mode = head, Mode(tail)
+    fields, knobs = {}, {}
+    known = set(CaseSpec.__dataclass_fields__)
+    for key, value in settings.items():
+        if "." in key:
+            knobs[key] = value
+        elif key in known - {"strategy", "model", "size", "mode", "world_size", "nodes", "knobs"}:
+            fields[key] = value
+        else:
+            raise SpecError(f"--set {key}: no such field", expected="a field of a case, or file.knob", fix="scaleproof list")
+    doc = to_doc(site.case(name, mode, knobs=knobs))
+    try:
+        from harness.codec import from_doc
+
+        case = from_doc(CaseSpec, {**doc, **fields}, "--set")
+    except ValueError as error:
+        raise SpecError(str(error), fix="scaleproof list") from None
+    worlds: Sequence[int] = site.worlds
+    if mode is Mode.STRONG:
+        if case.global_batch is None:
+            raise SpecError("strong mode needs a global batch", where=name, expected="--set global_batch=N", fix=f"scaleproof run {name}/strong --set global_batch=16")
+        worlds = strong_worlds(case, worlds)
+    metrics = ("efficiency", "efficiency_of_ideal") if case.strategy == "pipeline" else ("efficiency",)
+    baselines = ("plain",) if case.strategy == "single" else ("plain", "wrapped")
+    if case.strategy == "single":
+        worlds = (1,)
+    protocol = PACED if case.model == "paced" else REAL
+    return ladder(case, worlds, baselines=baselines, metrics=metrics, protocol=protocol, shape=site.shape)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.glob("test_*.py")) if path.is_dir() else [path]
+
+
+def _recipes(path: Path, site: Site, function: str | None) -> list[Plan]:
+    """The plans of a suite's marked functions, or of one recipe function of a file."""
+    module = _import(path)
+    if function is not None:
+        recipe = getattr(module, function, None)
+        if recipe is None:
+            raise SpecError(f"no function {function!r}", where=str(path), fix=f"grep '^def' {path}")
+        recipes = getattr(recipe, MARK, (recipe,))
+    else:
+        recipes = tuple(r for f in vars(module).values() for r in getattr(f, MARK, ()))
+    return [plan for recipe in recipes for plan in recipe(site)]
+
+
+def _import(path: Path) -> ModuleType:
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.pop(0)
+
+
+def outlook(
+    plan: Plan, described: dict[str, Described], thresholds: Sequence[Threshold]
+) -> Outlook:
+    """What a plan will do, with the rules that will judge it."""
+    hardware = machine.detect().hardware_class
+    rules = {
+        c.name: [t.name for t in verdict.rules_for(thresholds, plan.arm(c.subject).case, c, hardware)]
+        for c in plan.contrasts
+    }
+    return Outlook(
+        plan=plan,
+        described={a.case.hash: described[a.case.hash] for a in plan.arms},
+        rules=rules,
+        num_launches=2 * plan.protocol.min_blocks * len(plan.arms),
+    )
+
+
+def estimate_s(found: Outlook, flops_per_s: float = 3e10) -> float:
+    """Rough seconds for the plan's first blocks: closed-form FLOPs at a core's usual rate.
+
+    Paced models state their own step time; on a GPU the rate is a guess and the figure is too.
+    """
+    total = 0.0
+    protocol = found.plan.protocol
+    for arm in found.plan.arms:
+        facts = found.described[arm.case.hash].facts
+        expected = found.described[arm.case.hash].expected
+        if facts is None or expected is None:
+            continue
+        rate = flops_per_s if arm.case.device == "cpu" else 2e14
+        step_s = facts.flops_per_sample * expected.global_batch / arm.case.world_size / rate
+        if arm.case.model == "paced":
+            step_s = float(arm.case.knob("paced.step_ms", 40.0)) / 1e3 * 1.2
+        total += 2 * protocol.min_blocks * (LAUNCH_S + protocol.steps * max(step_s, 2e-3)) + GATE_S
+    return total

@@ -1,0 +1,164 @@
+"""One self-contained HTML page per run: verdicts, charts, cases. No network, prints well."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from harness import contrasts, verdict
+from harness.codec import to_doc
+from harness.outcome import SEVERITY, Verdict
+from harness.record import RunRecord
+from harness.report import svg
+from harness.report.svg import Series
+from harness.spec import Plan
+from harness.units import METRICS, Form, rate, si
+
+
+def render(run: RunRecord) -> str:
+    """The page."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
+    )
+    counts = Counter(v.status for v in run.verdicts)
+    data = json.dumps({"run": run.run, "verdicts": to_doc(run.verdicts)}).replace("<", "\\u003c")
+    return environment.get_template("page.html.jinja").render(
+        run=run,
+        counts=[(s, counts[s]) for s in SEVERITY if counts[s]],
+        notes=[*verdict.findings(run), *run.notes],
+        charts=_charts(run),
+        stand_ins=any(a.case.stand_in for p in run.plans for a in p.arms),
+        verdicts=[_verdict(run, v) for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))],
+        false_fails=f"{verdict.expected_false_fails(run.verdicts):.2g}",
+        cases=_cases(run),
+        facts=_facts(run),
+        data=Markup(data),  # noqa: S704  (JSON whose "<" is escaped)
+    )
+
+
+def _charts(run: RunRecord) -> list[dict[str, Any]]:
+    """Speedup and efficiency over ranks, one pair for each mode, hardware and stand-ins apart."""
+    groups: dict[tuple[str, bool], list[Plan]] = {}
+    for plan in run.plans:
+        if len(contrasts.points(run, plan)) > 1:
+            case = plan.arms[0].case
+            groups.setdefault((str(case.mode), bool(case.stand_in)), []).append(plan)
+    out = []
+    for (mode, stand_in), plans in sorted(groups.items(), key=lambda g: (g[0][1], g[0][0])):
+        speedups, efficiencies, worlds = [], [], set()
+        for plan in plans:
+            points = contrasts.points(run, plan)
+            xs = [float(p.world_size) for p in points]
+            worlds |= set(xs)
+            speedups.append(
+                Series(
+                    name=plan.name, x=xs, y=[p.speedup for p in points],
+                    low=[p.speedup_low for p in points], high=[p.speedup_high for p in points],
+                )  # fmt: skip
+            )
+            efficiencies.append(
+                Series(
+                    name=plan.name, x=xs, y=[p.efficiency for p in points],
+                    low=[p.efficiency_low for p in points], high=[p.efficiency_high for p in points],
+                )  # fmt: skip
+            )
+        grid = sorted(worlds)
+        none: list[float | None] = [None] * len(grid)
+        label = f"{mode} scaling" + (" · stand-in" if stand_in else "")
+        linear = Series(name="ideal", x=grid, y=grid, low=none, high=none)
+        flat = Series(name="ideal", x=grid, y=[1.0] * len(grid), low=none, high=none)
+        out.append(
+            {
+                "title": f"Speedup, {label}",
+                "svg": Markup(svg.chart(speedups, y_label="speedup", x_label="ranks", ideal=linear)),  # noqa: S704
+            }
+        )
+        out.append(
+            {
+                "title": f"Efficiency, {label}",
+                "svg": Markup(svg.chart(efficiencies, y_label="efficiency", x_label="ranks", ideal=flat, y_max=1.15)),  # noqa: S704
+            }
+        )
+    return out
+
+
+def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
+    metric = METRICS[v.metric]
+    rules = {t.name: t for t in run.thresholds}
+    bound = rules[v.rule].at_least if v.rule in rules else None
+    absolute = metric.form is Form.ABSOLUTE
+
+    def show(x: float | None) -> str:
+        return "" if x is None else si(x, metric.unit) if absolute else f"{x:.3f}"
+
+    stand_in = any(a.case.stand_in for p in run.plans if p.hash == v.plan for a in p.arms)
+    return {
+        "status": str(v.status),
+        "waived": v.waived,
+        "case": v.case,
+        "stand_in": stand_in,
+        "metric": v.metric,
+        "against": "" if v.against == "gate" else v.against,
+        "value": show(v.value),
+        "interval": "" if v.low is None else f"[{show(v.low)}, {show(v.high)}]",
+        "bound": v.bound,
+        "strip": Markup(svg.strip(v.pairs, v.low, v.high, bound)),  # noqa: S704
+        "n": v.n or "",
+        "mde": "" if v.mde is None else f"{v.mde * 100:.1f}%",
+        "detail": v.detail,
+    }
+
+
+def _cases(run: RunRecord) -> list[dict[str, Any]]:
+    gates = contrasts.gates(run)
+    out = []
+    for plan in run.plans:
+        for arm in plan.arms:
+            own = [x for x in contrasts.timed(run, plan) if x.arm == arm.name and x.steps]
+            steps = [x.steps for x in own if x.steps]
+            gate = gates.get(arm.case.hash)
+            failure = verdict.gate_failure(gate) if gate else "not checked"
+            described = run.described.get(arm.case.hash)
+            expected = described.expected if described else None
+            sent = [q for x in own if (q := contrasts.quantity(x, "sent_bytes")) is not None]
+            peaks = [q for x in own if (q := contrasts.quantity(x, "peak_bytes")) is not None]
+            ran = own[0].ranks[0].ran if own else None
+            checks = len(gate.ranks[0].checks) if gate and gate.ranks else 0
+            out.append(
+                {
+                    "id": arm.case.id,
+                    "launches": len(own),
+                    "rate": rate(contrasts.throughput(run, plan, arm.name)),
+                    "step": f"{sum(s.mean_s for s in steps) / len(steps) * 1e3:.1f}" if steps else "n/a",
+                    "p95": f"{max(s.p95_s for s in steps) * 1e3:.1f}" if steps else "n/a",
+                    "worst": f"{max(s.worst_s for s in steps) * 1e3:.1f}" if steps else "n/a",
+                    "sent": si(max(sent), "B") if sent else "n/a" if arm.case.world_size > 1 else "",
+                    "formula": f"{si(max(expected.sent_bytes), 'B')} = {expected.formula}"
+                    if expected and arm.case.world_size > 1
+                    else "",
+                    "peak": si(max(peaks), "B") if peaks else "n/a",
+                    "ran": " ".join(filter(None, (ran.module, ran.schedule, ran.compressor, ran.compute_dtype))) if ran else "",
+                    "gate": f"{checks} checks hold" if failure is None else failure,
+                    "gate_ok": failure is None,
+                }
+            )
+    return out
+
+
+def _facts(run: RunRecord) -> list[tuple[str, str]]:
+    m = run.machine
+    facts = [
+        ("cpu", f"{m.num_cores} cores of {m.cpu}, {m.memory_gib} GiB"),
+        ("gpu", f"{m.num_gpus}x {m.gpu}, {m.gpu_memory_gib} GiB, driver {m.driver}" if m.gpu else "none"),
+        ("hardware class", m.hardware_class),
+        ("host", f"{m.host}, kernel {m.kernel}"),
+    ]
+    facts += sorted(run.software.items())
+    facts += [(k, v) for k, v in sorted(run.settings.items())]
+    facts += [(k, v) for k, v in sorted(run.environment.items())]
+    return facts

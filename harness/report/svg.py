@@ -1,0 +1,122 @@
+"""Charts as inline SVG, drawn by hand: no network, no script, a few kilobytes each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+# Okabe and Ito's palette: told apart by colour-blind readers; every series has a mark of its own.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKS = ("circle", "square", "diamond", "triangle", "circle", "square")
+WIDTH, HEIGHT = 560, 300
+LEFT, RIGHT, TOP, BOTTOM = 56, 16, 16, 44
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line with its interval band; ``low``/``high`` hold None where there is no interval."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float | None]
+    high: Sequence[float | None]
+
+
+def chart(
+    series: Sequence[Series],
+    *,
+    y_label: str,
+    x_label: str,
+    ideal: Series | None = None,
+    y_max: float | None = None,
+) -> str:
+    """A line chart over world sizes on a log2 axis from zero."""
+    xs = sorted({x for s in series for x in s.x})
+    tops = [v for s in series for v in (*s.y, *(h for h in s.high if h is not None))]
+    top = y_max or max([*tops, *(ideal.y if ideal else [])], default=1.0) * 1.08
+    first, last = math.log2(xs[0]), math.log2(xs[-1])
+    span = max(last - first, 1.0)
+
+    def px(x: float) -> float:
+        return LEFT + (math.log2(x) - first) / span * (WIDTH - LEFT - RIGHT)
+
+    def py(y: float) -> float:
+        return HEIGHT - BOTTOM - min(y, top) / top * (HEIGHT - TOP - BOTTOM)
+
+    out = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * ((len(series) + 1) // 2)}" role="img"'
+        f' aria-label="{escape(y_label)} over {escape(x_label)}">'
+    ]
+    for tick in _ticks(top):
+        out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
+        out.append(f'<text class="tick" x="{LEFT - 6}" y="{py(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    for x in xs:
+        out.append(f'<text class="tick" x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>')
+    out.append(f'<text class="label" x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
+    out.append(f'<text class="label" transform="translate(14 {HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>')
+    if ideal is not None:
+        points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(ideal.x, ideal.y, strict=True))
+        out.append(f'<polyline class="ideal" points="{points}"/>')
+    for i, s in enumerate(series):
+        color = COLORS[i % len(COLORS)]
+        band = [(x, lo, hi) for x, lo, hi in zip(s.x, s.low, s.high, strict=True) if lo is not None and hi is not None]
+        if len(band) > 1:
+            edge = [(x, hi) for x, _, hi in band] + [(x, lo) for x, lo, _ in reversed(band)]
+            points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in edge)
+            out.append(f'<polygon points="{points}" fill="{color}" opacity="0.18"/>')
+        for x, lo, hi in band:
+            out.append(f'<line x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{py(lo):.1f}" y2="{py(hi):.1f}" stroke="{color}"/>')
+        points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(s.x, s.y, strict=True))
+        out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
+        for x, y in zip(s.x, s.y, strict=True):
+            title = f"<title>{escape(s.name)} @{x:g}: {y:.4g}</title>"
+            out.append(_mark(MARKS[i % len(MARKS)], px(x), py(y), color, title))
+        column, row = i % 2, i // 2
+        lx, ly = LEFT + column * 250, HEIGHT + 10 + 20 * row
+        out.append(_mark(MARKS[i % len(MARKS)], lx, ly - 4, color, ""))
+        out.append(f'<text class="legend" x="{lx + 10}" y="{ly}">{escape(s.name)}</text>')
+    return "\n".join([*out, "</svg>"])
+
+
+def _mark(kind: str, x: float, y: float, color: str, title: str) -> str:
+    shapes = {
+        "circle": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"',
+        "square": f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8"',
+        "diamond": f'<path d="M{x:.1f} {y - 5:.1f} l5 5 l-5 5 l-5 -5 z"',
+        "triangle": f'<path d="M{x:.1f} {y - 5:.1f} l5 9 h-10 z"',
+    }
+    return f'{shapes[kind]} fill="{color}">{title}</{shapes[kind][1:].split()[0]}>'
+
+
+def _ticks(top: float) -> list[float]:
+    """Four to eight round steps from zero."""
+
+    raw = top / 5
+    scale = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= raw)
+    return [round(i * step, 10) for i in range(int(top / step) + 1)]
+
+
+def strip(values: Sequence[float], low: float | None, high: float | None, bound: float | None) -> str:
+    """Every pair's value as a dot, the interval as a bar, the bound as a line."""
+    marks = [*values, *(v for v in (low, high, bound) if v is not None)]
+    if not marks:
+        return ""
+    lo, hi = min(marks), max(marks)
+    margin = (hi - lo) * 0.08 or abs(hi) * 0.01 or 1.0
+    lo, hi = lo - margin, hi + margin
+
+    def px(v: float) -> float:
+        return 4 + (v - lo) / (hi - lo) * 192
+
+    out = ['<svg class="strip" viewBox="0 0 200 22" role="img" aria-label="pairs">']
+    if low is not None and high is not None:
+        out.append(f'<rect class="bar" x="{px(low):.1f}" y="8" width="{max(1, px(high) - px(low)):.1f}" height="6"/>')
+    if bound is not None:
+        out.append(f'<line class="bound" x1="{px(bound):.1f}" x2="{px(bound):.1f}" y1="1" y2="21"><title>bound {bound:g}</title></line>')
+    for v in values:
+        out.append(f'<circle class="dot" cx="{px(v):.1f}" cy="11" r="2.5"><title>{v:.4g}</title></circle>')
+    return "".join([*out, "</svg>"])

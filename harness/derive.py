@@ -16,7 +16,8 @@ from harness.spec import CaseSpec
 COMPARABLE_MESSAGE_BYTES = 500_000
 #: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0.
 SENT_RATIO = (0.98, 1.05)
-#: A scheduled stand-in that misses more deadlines than this had too short a slot.
+#: A scheduled stand-in that misses more deadlines than this (and more than one: the schedule is
+#: absolute, so a single late step moves no other) had too short a slot.
 MISSED_SHARE = 0.01
 
 
@@ -103,7 +104,7 @@ def wrong(
                 if not SENT_RATIO[0] <= ratio <= SENT_RATIO[1]:
                     out.append(f"bytes: rank {r.rank} sent {ratio:.3f}x of {expected.formula}")
     misses = max(r.clock_misses for r in ranks)
-    if misses > MISSED_SHARE * len(samples[0].sample_ids):
+    if misses > max(1, MISSED_SHARE * len(samples[0].sample_ids)):
         out.append(f"slot too short: {misses} deadlines of the schedule missed")
     if any(not np.isfinite(s.loss[~np.isnan(s.loss)]).all() for s in samples):
         out.append("loss: not finite")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from harness import derive, machine, nvml, verdict
+from harness import derive, doctor, machine, nvml, verdict
 from harness.beat import Beats
 from harness.codec import Json, from_doc
 from harness.discover import Catalogue
@@ -105,7 +105,7 @@ class Measurer:
         self.plans: list[Plan] = []
         self.described: dict[str, Described] = {}
         self.launches: list[LaunchRecord] = []
-        self.notes: list[str] = []
+        self.notes = [f"{f.check}: {f.text}" for f in doctor.examine() if f.level is not doctor.Level.OK]
         self.waiting = 0  # plans that are still to come
         self.num_launches = 0
         self._engine: Engine = engines.make(catalogue.get("engines", settings.engine))

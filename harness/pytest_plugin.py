@@ -91,7 +91,7 @@ class Scaling:
                 results=Path(option(self.config, "results") or self.config.rootpath / "results"),
                 engine=self.site.engine,
                 budget_s=options.seconds(option(self.config, "time-budget")),
-                argv=tuple(self.config.invocation_params.args and map(str, self.config.invocation_params.args)),
+                argv=("pytest", *map(str, self.config.invocation_params.args)),
             )
             self.measurer = Measurer(self.catalogue, settings, tuple(rules.values()), live)
         return self.measurer

@@ -123,7 +123,8 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
         e, mde = judged.estimate, judged.mde
         status, reason, detail = judged.status, judged.reason, _detail(judged, rule)
         if metric.quantity == "throughput" and contrast.metric != "throughput":
-            efficiency = e.value / (case.world_size if contrast.metric == "speedup" else 1.0)
+            surely = e.value if e.low is None else e.low
+            efficiency = surely / (case.world_size if contrast.metric == "speedup" else 1.0)
             if efficiency > IMPLAUSIBLE_EFFICIENCY:
                 status, reason = Status.ERROR, Reason.IMPLAUSIBLE
                 detail = f"{efficiency:.3g} of linear scaling is not possible: the baseline is wrong"
@@ -311,7 +312,7 @@ def findings(run: RunRecord) -> list[str]:
     for plan in run.plans:
         for arm in plan.arms:
             own = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
-            slopes = [x.growth for x in own if x.growth is not None]
+            slopes = [x.growth for x in own if x.growth and x.steps and x.steps.count >= LEAK_STEPS]
             grows = [g for g in slopes if g.low > LEAK_BYTES and g.steady >= 0.5]
             if len(own) >= 2 and len(grows) == len(own):
                 rate = stats.median([g.slope for g in grows])
@@ -321,5 +322,5 @@ def findings(run: RunRecord) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-#: Growth below this a step is allocator noise.
-LEAK_BYTES = 16_384
+#: Growth below this a step, or seen over fewer steps, is an allocator that settles.
+LEAK_BYTES, LEAK_STEPS = 65_536, 20

@@ -7,7 +7,7 @@ from harness import scaling
 
 
 @pytest.mark.smoke
-@scaling(weak("pipeline"))
+@scaling(weak("pipeline", knobs={"pipeline.microbatches": 4}))
 def test_weak(verdict):
     """Throughput per rank holds as ranks are added."""
 

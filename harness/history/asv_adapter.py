@@ -7,6 +7,7 @@ since asv reports a gain as a regression.
 
 from __future__ import annotations
 
+import ast
 import datetime
 import fcntl
 import json
@@ -136,7 +137,7 @@ def _write(
     )
     for name, unit in BENCHMARKS.items():
         old = known.get(name, {}).get("params", [[]])[0]
-        cases = [json.loads(c.replace("'", '"')) for c in old] if old else []
+        cases = [ast.literal_eval(c) for c in old]
         cases = list(dict.fromkeys([*cases, *chosen[name]]))
         entry = _entry(name, unit, cases)
         known[name] = entry

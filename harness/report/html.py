@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from harness import contrasts, verdict
 from harness.codec import to_doc
-from harness.outcome import SEVERITY, Verdict
+from harness.outcome import SEVERITY, Reason, Verdict
 from harness.record import RunRecord
 from harness.report import svg
 from harness.report.svg import Series
@@ -102,15 +102,14 @@ def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
         "waived": v.waived,
         "case": v.case,
         "stand_in": stand_in,
-        "metric": v.metric,
-        "against": "" if v.against == "gate" else v.against,
+        "metric": v.metric if absolute or v.against == "gate" else f"{v.metric} v {v.against}",
         "value": show(v.value),
         "interval": "" if v.low is None else f"[{show(v.low)}, {show(v.high)}]",
         "bound": v.bound,
         "strip": Markup(svg.strip(v.pairs, v.low, v.high, bound)),  # noqa: S704
         "n": v.n or "",
         "mde": "" if v.mde is None else f"{v.mde * 100:.1f}%",
-        "detail": v.detail,
+        "why": "" if v.reason in (Reason.MET, Reason.NO_RULE) else v.detail,
     }
 
 

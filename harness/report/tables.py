@@ -70,9 +70,13 @@ def scaling_table(run: RunRecord, width: int = 100, family: str | None = None) -
         if family is not None and not plan.name.startswith(family):
             continue
         rows = [_row(run, plan, p, found) for p in points]
-        for i, row in enumerate(rows):
-            if i:
-                row[0] = ""
+        if not rows:
+            continue
+        case = plan.arms[-1].case
+        names = [case.family, *(f"  +{extra}" for extra in case.extras.split("+")[1:])]
+        rows += [[""] * len(_COLUMNS) for _ in range(len(names) - len(rows))]
+        for name, row in zip([*names, *[""] * len(rows)], rows, strict=False):
+            row[0] = name
         first = plan.arms[0].case if plan.arms else None
         (stand_in if first is not None and first.stand_in else real).extend(rows)
     if not real and not stand_in:
@@ -112,7 +116,7 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
     if judged and judged[0].metric == "efficiency_of_ideal":
         bound = f"{bound} ideal"
     return [
-        case.family + case.extras,
+        "",
         case.world,
         rate(point.throughput),
         "" if facts is None or facts.tokens_per_sample == 1 else rate(point.throughput * facts.tokens_per_sample),
@@ -141,12 +145,13 @@ def _peak(run: RunRecord, case: CaseSpec) -> float | None:
 
 
 def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> list[str]:
-    """What needs a sentence: everything but PASS and RECORDED, and controls."""
+    """What needs a sentence: everything but PASS, RECORDED and SKIP; and controls."""
     out = []
     for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status)):
-        quiet = v.status in (Status.PASS, Status.RECORDED) and v.reason is not Reason.CAUGHT
+        quiet = v.status in (Status.PASS, Status.RECORDED, Status.SKIP)
+        quiet = quiet and v.reason is not Reason.CAUGHT
         shown_elsewhere = v.metric in ("efficiency", "efficiency_of_ideal", "speedup")
-        if quiet and not every and (shown_elsewhere or v.status is Status.RECORDED):
+        if quiet and not every and (shown_elsewhere or v.status is not Status.PASS):
             continue
         out += verdict_line(v, width)
     return out
@@ -185,7 +190,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     if not cases:
         return []
     measured = {x.case for x in run.launches if x.purpose is Purpose.TIMED and contrasts.usable(x)}
-    skipped = {v.case: v.detail for v in run.verdicts if v.status is Status.SKIP}
+    skipped = dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP)
     worlds = sorted({c.world_size for c in cases if c.hash in measured})
     strategies = sorted({c.strategy for c in cases if c.hash in measured})
     total = {c.hash for c in cases}
@@ -194,8 +199,8 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
         f" worlds {', '.join(map(str, worlds))}"
     )
     out = wrap(text, width, 10)
-    for case, why in skipped.items():
-        out += wrap(f" skipped  {case}: {why}", width, 10)
+    for why in skipped:
+        out += wrap(f" skipped  {why}", width, 10)
     judged = [(p.arm(c.subject).case, c) for p in run.plans for c in p.contrasts]
     largest = max((c.world_size for c in cases if not c.stand_in), default=1)
     nodes = max(len(c.nodes) for c in cases)

@@ -1,0 +1,70 @@
+"""Figures of an ingested run as asv tracks: lower is better, one parameter per case.
+
+``scaleproof ingest`` writes the same values without starting asv's runner; these exist so that
+``asv check`` and ``asv run`` work for people who expect them. SCALEPROOF_RECORD names the run;
+without it, the last one that was ingested is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+from harness.history import asv_adapter
+from harness.history.latest import latest_run
+from harness.record import RunRecord, load
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@functools.cache
+def record() -> RunRecord | None:
+    """The run to read; None when nothing was ingested yet."""
+    named = os.environ.get("SCALEPROOF_RECORD")
+    folder = Path(named) if named else latest_run(RESULTS)
+    return None if folder is None else load(folder)
+
+
+def cases(benchmark: str) -> list[str]:
+    """The cases of the record that have this figure."""
+    run = record()
+    found = sorted(asv_adapter.figures(run)[benchmark]) if run else []
+    return found or ["no run was ingested"]
+
+
+def value(benchmark: str, case: str) -> float:
+    """A figure; an error, never a silent gap, without a record."""
+    run = record()
+    if run is None:
+        raise RuntimeError("no run was ingested: scaleproof ingest results/runs/*/*")
+    return asv_adapter.value_of(run, benchmark, case)
+
+
+def track_step_time(case: str) -> float:
+    """Mean of the launches' median steps, in seconds."""
+    return value("records.track_step_time", case)
+
+
+def track_scaling_loss(case: str) -> float:
+    """1 - efficiency against plain."""
+    return value("records.track_scaling_loss", case)
+
+
+def track_peak_memory(case: str) -> float:
+    """Peak memory of the fullest rank, in bytes."""
+    return value("records.track_peak_memory", case)
+
+
+def track_wire_bytes(case: str) -> float:
+    """Bytes that a rank sends in a step."""
+    return value("records.track_wire_bytes", case)
+
+
+for _name, _unit in asv_adapter.BENCHMARKS.items():
+    _function = globals()[_name.removeprefix("records.")]
+    _function.unit = _unit
+    _function.version = asv_adapter.VERSION
+    _function.params = [cases(_name)]
+    _function.param_names = ["case"]
+    _function.pretty_name = _name.split(".track_")[1].replace("_", " ")

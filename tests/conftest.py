@@ -1,0 +1,107 @@
+"""Fixtures: one agent for the session, and a way to launch one world and read what it left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.codec import from_doc
+from harness.discover import Catalogue
+from harness.launch import failure
+from harness.launch.local import LocalAgent
+from harness.protocol import Deadlines, LaunchSpec, RankEnd
+from harness.record import Cause, Check, Described, Purpose, RankRecord, load
+from harness.site import Site
+from harness.spec import CaseSpec, Device, Mode
+
+ROOT = Path(__file__).parents[1]
+MUTANTS = Path(__file__).parent / "mutants"
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(scope="session")
+def catalogue() -> Catalogue:
+    """The package's files and the mutants."""
+    return Catalogue([MUTANTS])
+
+
+@pytest.fixture(scope="session")
+def agent() -> Iterator[LocalAgent]:
+    """One agent for all launches."""
+    found = LocalAgent()
+    yield found
+    found.close()
+
+
+@dataclasses.dataclass
+class World:
+    """What one launch left."""
+
+    ends: tuple[RankEnd, ...]
+    cause: Cause | None
+    ranks: list[RankRecord]
+    out: Path
+    described: Described
+    case: CaseSpec
+
+    @property
+    def failed(self) -> list[Check]:
+        """Checks that did not hold, on any rank."""
+        return [c for r in self.ranks for c in r.checks if not c.ok]
+
+
+@pytest.fixture
+def launch(agent: LocalAgent, catalogue: Catalogue, tmp_path: Path) -> Any:
+    """``launch("ddp/mlp-nano", 2, purpose, precision=...)`` -> World"""
+    count = iter(range(1000))
+
+    def run(
+        name: str,
+        world: int = 2,
+        purpose: Purpose = Purpose.GATE,
+        *,
+        steps: int = 12,
+        cut: int = 2,
+        deadlines: Deadlines | None = None,
+        mode: Mode = Mode.WEAK,
+        tick: Any = lambda: None,
+        **fields: Any,
+    ) -> World:
+        site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
+        case = catalogue.normalise(site.case(name, mode, **fields))
+        files = {
+            "strategies": str(catalogue.get("strategies", case.strategy).path),
+            "models": str(catalogue.get("models", case.model).path),
+        }
+        if case.compressor:
+            files["compressors"] = str(catalogue.get("compressors", case.compressor).path)
+        described = agent.describe([(case, files)])[0]
+        assert not described.unsupported, described.unsupported
+        out = tmp_path / f"launch{next(count)}"
+        spec = LaunchSpec(
+            launch=out.name, purpose=purpose, case=case, twin=catalogue.twin(case), steps=steps,
+            cut=cut, out=str(out), files=files, draw=1, deadlines=deadlines or Deadlines(),
+        )  # fmt: skip
+        ended = agent.launch(spec, tick)
+        files_ = [out / f"rank{r}.json" for r in range(world)]
+        ranks = [from_doc(RankRecord, json.loads(f.read_text())) for f in files_ if f.is_file()]
+        return World(ended.ranks, failure.attribute(ended.ranks), ranks, out, described, case)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def sample() -> Path:
+    """The tracked sample run of the README."""
+    return ROOT / "results" / "samples" / "ddp-nano"
+
+
+@pytest.fixture(scope="session")
+def sample_run(sample: Path) -> Any:
+    """Its record."""
+    return load(sample)

@@ -1,0 +1,72 @@
+"""Closed forms of the models against torch's own counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from harness.discover import Catalogue
+from harness.site import Site
+from harness.spec import Device, Precision
+from harness.worker.context import build_model, load, make_batch
+from harness.worker.describe import model_facts
+
+KNOWN = Catalogue()
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,))
+
+
+def loaded(name: str) -> Any:
+    case = KNOWN.normalise(SITE.case(f"single/{name}"))
+    files = {
+        "strategies": str(KNOWN.get("strategies", "single").path),
+        "models": str(KNOWN.get("models", case.model).path),
+    }
+    return load(files), case
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["decoder-nano", "decoder-tiny", "mlp-nano", "vggfc-nano", "resnet-nano", "resnet-small", "synthetic-nano"],
+)
+def test_flops_are_what_torch_counts(name: str) -> None:
+    """Under the math backend of attention: CPU's fused one is not counted at all."""
+    files, case = loaded(name)
+    facts, _ = model_facts(files, case)
+    model = build_model(files, case, 0)
+    batch = make_batch(files, case, torch.arange(2), torch.device("cpu"))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        files.model.loss(model(batch.inputs), batch.targets).backward()
+    assert counter.get_total_flops() == pytest.approx(2 * facts.flops_per_sample, rel=1e-6)
+    assert facts.num_params == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("decoder-llama-8b", 8.03e9), ("decoder-1b3", 1.4e9), ("decoder-175m", 192e6), ("vggfc-vgg16", 1.2e8)],
+)
+def test_large_sizes_are_as_large_as_they_say(name: str, params: float) -> None:
+    files, case = loaded(name)
+    facts, _ = model_facts(files, case)
+    assert facts.num_params == pytest.approx(params, rel=0.1)
+
+
+def test_samples_are_a_pure_function_of_their_ids() -> None:
+    for name in ("decoder-nano", "mlp-nano", "resnet-nano", "paced-small"):
+        files, case = loaded(name)
+        both = make_batch(files, case, torch.tensor([3, 9]), torch.device("cpu"))
+        one = make_batch(files, case, torch.tensor([9]), torch.device("cpu"))
+        assert torch.equal(both.inputs[1], one.inputs[0])
+        assert torch.equal(both.targets[1], one.targets[0])
+        assert not torch.equal(both.inputs[0], both.inputs[1])
+
+
+def test_bf16_model_is_bf16() -> None:
+    files, case = loaded("decoder-nano")
+    from dataclasses import replace
+
+    model = build_model(files, replace(case, precision=Precision.BF16), 0)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}

@@ -1,0 +1,95 @@
+"""Known-wrong training must be caught by the gate, each by a check that can name it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.record import Purpose
+from harness.spec import Precision
+
+CAUGHT_BY = {
+    "no_all_reduce": "step1_gradient",
+    "sum_for_mean": "step1_gradient",
+    "times_1_01": "step1_gradient",
+    "one_tensor": "step1_gradient",
+    "same_shard": "samples_once_per_epoch",
+    "no_broadcast": "start_parameters",
+    "reduced_after_step": "parameters_after_4",
+    "skip_second_backward": "parameters_after_4",
+    "dropped_batch": "parameters_after_4",
+    "no_set_epoch": "epochs_differ",
+    "reduced_twice": "bytes.all_reduce",
+}
+
+
+def test_the_correct_twin_of_the_mutants_passes(launch: Any) -> None:
+    world = launch("mutant/mlp-nano", 2)
+    assert world.cause is None
+    assert world.failed == []
+
+
+@pytest.mark.parametrize("bug", CAUGHT_BY)
+@pytest.mark.parametrize("model", ["mlp-nano", "paced-small"])
+def test_mutant_is_caught(launch: Any, bug: str, model: str) -> None:
+    knobs = {"mutant.bug": bug}
+    if model.startswith("paced"):
+        knobs["paced.step_ms"] = 2.0
+    world = launch(f"mutant/{model}", 2, knobs=knobs)
+    assert world.cause is None
+    assert any(c.name.endswith(CAUGHT_BY[bug]) for c in world.failed), world.failed
+
+
+@pytest.mark.parametrize("bug", ["times_1_01", "sum_for_mean", "one_tensor"])
+def test_mutant_is_caught_where_bits_cannot_be_compared(launch: Any, bug: str) -> None:
+    """Four ranks add in another order than the reference: the tolerance must still be tight."""
+    world = launch("mutant/mlp-nano", 4, knobs={"mutant.bug": bug})
+    assert any(c.name.endswith("step1_gradient") for c in world.failed)
+
+
+def test_accumulation_undivided_is_caught(launch: Any) -> None:
+    world = launch("mutant/mlp-nano", 2, knobs={"mutant.bug": "accumulation_undivided"}, accumulate=4)
+    assert any(c.name.endswith("step1_gradient") for c in world.failed)
+
+
+def test_accumulation_without_no_sync_is_caught_by_its_bytes(launch: Any) -> None:
+    right = launch("ddp/mlp-nano", 2, accumulate=4)
+    wrong = launch("mutant/mlp-nano", 2, knobs={"mutant.bug": "no_no_sync"}, accumulate=4)
+    assert right.failed == []
+    sent = next(c for c in wrong.failed if c.name == "bytes.all_reduce")
+    assert sent.value == pytest.approx(5 * sent.limit, rel=0.01)
+    assert not any("gradient" in c.name for c in wrong.failed), "only the bytes tell"
+
+
+def test_autocast_that_does_nothing_is_caught(launch: Any) -> None:
+    right = launch("ddp/mlp-nano", 2, precision=Precision.AUTOCAST)
+    wrong = launch(
+        "mutant/mlp-nano", 2, knobs={"mutant.bug": "autocast_nothing"}, precision=Precision.AUTOCAST
+    )
+    assert right.failed == []
+    assert any(c.name == "compute_dtype" for c in wrong.failed)
+
+
+def test_unscaled_pipeline_gradients_are_caught(launch: Any) -> None:
+    world = launch("mutant_pipeline/decoder-nano", 2)
+    assert any(c.name.endswith("step1_gradient") for c in world.failed)
+
+
+def test_masked_topk_sends_what_dense_sends(launch: Any) -> None:
+    masked = launch("compressed:masked_topk/decoder-nano", 2)
+    dense = launch("ddp/decoder-nano", 2)
+
+    def sent(world: Any) -> float:
+        return next(c.value for c in world.ranks[0].checks if c.name == "bytes.sent")
+
+    assert {c.name for c in masked.failed} >= {"bytes.sent", "bytes.all_gather", "bytes.all_reduce"}
+    assert sent(masked) == pytest.approx(sent(dense), rel=0.01)
+
+
+def test_a_second_all_reduce_is_wrong_in_the_timed_launch_too(launch: Any) -> None:
+    world = launch(
+        "mutant/synthetic-nano", 2, Purpose.TIMED, knobs={"mutant.bug": "reduced_twice"}
+    )
+    want = world.described.expected.sent_bytes[0] * 10
+    assert world.ranks[0].sent_bytes == pytest.approx(2 * want, rel=0.05)

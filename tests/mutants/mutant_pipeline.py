@@ -1,0 +1,20 @@
+"""A pipeline that forgets to divide its gradients by the number of micro-batches."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from harness.strategies import pipeline
+from harness.worker.context import RankContext
+
+SUPPORTS = dict(worlds="any", oracle="micro_batched", initial="same_seed", whole=True)
+KNOBS = dict(microbatches=8)
+
+expect = pipeline.expect
+
+
+def build(model: nn.Sequential, ctx: RankContext) -> pipeline.PipelineTrainer:
+    """GPipe with scale_grads=False."""
+    trainer = pipeline.PipelineTrainer(model, ctx)
+    trainer.schedule.scale_grads = False
+    return trainer

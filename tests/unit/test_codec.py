@@ -1,0 +1,57 @@
+"""JSON and back, and a schema that accepts exactly what the decoder accepts."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.codec import from_doc, json_schema, to_doc
+from harness.outcome import Reason, Status, Verdict
+from harness.spec import Mode, Protocol
+
+floats = st.floats(allow_nan=False, allow_infinity=False)
+verdicts = st.builds(
+    Verdict,
+    contrast=st.text(), case=st.text(), case_hash=st.text(), plan=st.text(), metric=st.text(),
+    against=st.text(), rule=st.none() | st.text(), bound=st.text(), status=st.sampled_from(Status),
+    reason=st.sampled_from(Reason), detail=st.text(), value=st.none() | floats, low=st.none() | floats,
+    high=st.none() | floats, n=st.integers(0, 99), mde=st.none() | floats,
+    pairs=st.lists(floats).map(tuple), launches=st.lists(st.text()).map(tuple), waived=st.booleans(),
+)  # fmt: skip
+
+
+@given(verdicts)
+def test_round_trip_through_text(verdict: Verdict) -> None:
+    assert from_doc(Verdict, json.loads(json.dumps(to_doc(verdict)))) == verdict
+
+
+@given(verdicts)
+def test_schema_accepts_every_document(verdict: Verdict) -> None:
+    jsonschema.validate(json.loads(json.dumps(to_doc(verdict))), json_schema(Verdict, title="v"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"extra": 1}, "unknown field 'extra'"),
+        ({"steps": "ten"}, r"Protocol.steps: expected int, found str 'ten'"),
+        ({"steps": True}, "Protocol.steps: expected int"),
+    ],
+)
+def test_wrong_documents_are_refused_by_decoder_and_schema(change: dict[str, object], says: str) -> None:
+    doc = {**to_doc(Protocol(steps=10, cut=2)), **change}
+    with pytest.raises(ValueError, match=says):
+        from_doc(Protocol, doc)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(doc, json_schema(Protocol, title="p"))
+
+
+def test_missing_fields_and_unknown_enums_name_their_path() -> None:
+    with pytest.raises(ValueError, match="missing 1 required"):
+        from_doc(Protocol, {"steps": 3})
+    with pytest.raises(ValueError, match="'wek' is none of"):
+        from_doc(Mode, "wek")

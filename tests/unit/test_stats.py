@@ -1,0 +1,80 @@
+"""Intervals cover what they promise, slopes find what was planted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import stats
+
+some = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30)
+
+
+def test_t_interval_is_scipys() -> None:
+    from scipy import stats as reference
+
+    values = [0.91, 0.95, 0.93, 0.97, 0.9]
+    low, high = reference.t.interval(0.95, 4, np.mean(values), reference.sem(values))
+    found = stats.t_interval(values, 0.05)
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+def test_t_interval_covers_at_its_rate() -> None:
+    rng = np.random.default_rng(7)
+    covered = 0
+    for values in rng.normal(0.3, 0.02, (4000, 8)):
+        found = stats.t_interval(values.tolist(), 0.05)
+        assert found.low is not None and found.high is not None
+        covered += found.low <= 0.3 <= found.high
+    assert covered / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+@given(some)
+def test_interval_holds_its_mean(values: list[float]) -> None:
+    found = stats.t_interval(values, 0.05)
+    assert found.low is not None and found.high is not None
+    assert found.low <= found.mean <= found.high
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+
+
+@given(some, st.floats(0, 1))
+def test_quantile_is_numpys(values: list[float], q: float) -> None:
+    assert stats.quantile(values, q) == pytest.approx(np.quantile(values, q), abs=1e-9)
+
+
+def test_smallest_detectable_is_detected_nine_times_in_ten() -> None:
+    n, sd, alpha = 8, 0.013, 0.1
+    effect = math.log1p(stats.smallest_detectable(sd, n, alpha) or 0)
+    rng = np.random.default_rng(3)
+    found = 0
+    for values in rng.normal(effect, sd, (4000, n)):
+        low = stats.t_interval(values.tolist(), alpha).low
+        found += low is not None and low > 0
+    assert found / 4000 == pytest.approx(0.9, abs=0.03)
+
+
+def test_slope_finds_a_planted_leak_and_no_other() -> None:
+    rng = np.random.default_rng(1)
+    noise = rng.normal(0, 2000, 40)
+    leak = stats.slope((noise + 5000 * np.arange(40)).tolist())
+    flat = stats.slope(noise.tolist())
+    assert leak.low is not None and leak.low > 4000
+    assert flat.low is not None and flat.high is not None and flat.low < 0 < flat.high
+
+
+def test_one_value_has_no_interval_and_none_has_no_mean() -> None:
+    assert stats.t_interval([0.9], 0.05).low is None
+    with pytest.raises(ValueError, match="no values"):
+        stats.t_interval([], 0.05)
+
+
+def test_karp_flatt() -> None:
+    """Amdahl's law with serial fraction 0.1 gives 0.1 back."""
+    for n in (2, 4, 8):
+        speedup = 1 / (0.1 + 0.9 / n)
+        assert stats.karp_flatt(speedup, n) == pytest.approx(0.1)
+    assert stats.karp_flatt(1.0, 1) is None

@@ -341,7 +341,9 @@ def _ingest(parsed: argparse.Namespace, _: list[str]) -> Exit:
 
     added = [x for run in parsed.runs for x in asv_adapter.ingest(load(run), parsed.results)]
     lines = [f" {asv_adapter.summary(x)}" for x in added]
-    lines += ["", " next   asv publish && asv preview"]
+    machines = sorted({x.machine for x in added})
+    lines += ["", " next     asv publish && asv preview"]
+    lines += [f" compare  asv compare main~1 main --machine {m}" for m in machines]
     _emit(parsed, to_doc(tuple(added)), lines)
     return Exit.PASSED if added else Exit.NOTHING_JUDGED
 

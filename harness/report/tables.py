@@ -206,12 +206,16 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     nodes = max(len(c.nodes) for c in cases)
     device = max((c.device for c in cases), key=str)
     beyond: dict[str, list[str]] = {}
+    unused = []
     for t in run.thresholds:
         state, why = reach(t, judged, run.machine.hardware_class, device, largest, nodes)
         if state is Reach.OUT_OF_REACH:
             beyond.setdefault(why, []).append(t.name)
         elif state is Reach.UNMATCHED:
-            out += wrap(f" warning  rule {t.name} ({t.case}) {why}", width, 10)
+            unused.append(t.name)
+    if unused:
+        names = ", ".join(unused)
+        out += wrap(f" warning  {len(unused)} rules match no case of this run: {names}", width, 10)
     if beyond:
         number = sum(map(len, beyond.values()))
         why = "; ".join(f"{len(names)} {reason}" for reason, names in beyond.items())

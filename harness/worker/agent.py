@@ -279,6 +279,7 @@ class Agent:
                         selector.unregister(key.fd)
                         world.reap(key.data)
                 world.watch()
+        (world.out / "beats").unlink()
         ranks = [to_doc(world.ends[r]) for r in sorted(world.ends)]
         self.send({"ended": {"ranks": ranks, "agent": self.identity}})
 

@@ -76,7 +76,8 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable()
-    with (out / f"rank{place.rank}.stack").open("w") as stack:
+    stack_file, log_file = out / f"rank{place.rank}.stack", out / f"rank{place.rank}.log"
+    with stack_file.open("w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         try:
             _work(spec, place, beats, out)
@@ -91,6 +92,9 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
+    stack_file.unlink()
+    if log_file.stat().st_size == 0:
+        log_file.unlink()
     return 0
 
 

@@ -28,8 +28,9 @@ def decide(values: list[float], found: Threshold | None, form: Form = Form.RATIO
 
 
 def scattered(center: float, n: int = 8, sd: float = 0.005, seed: int = 0) -> list[float]:
-    """Pairs scattered log-normally round a value."""
-    return (center * np.exp(np.random.default_rng(seed).normal(0, sd, n))).tolist()
+    """Seeded pairs round a value, with exactly this mean and deviation of their logs."""
+    raw = np.random.default_rng(seed).normal(0, 1, n)
+    return (center * np.exp((raw - raw.mean()) / raw.std(ddof=1) * sd)).tolist()
 
 
 def test_arithmetic_of_the_published_times() -> None:

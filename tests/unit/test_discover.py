@@ -1,0 +1,95 @@
+"""One file adds one thing, found by its literal head, without importing it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.discover import Catalogue, read_head
+from harness.errors import SpecError
+from harness.site import Site
+from harness.spec import Device, Mode, StandIn
+
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+
+
+def test_everything_shipped_is_found_with_a_sentence() -> None:
+    entries = Catalogue().entries
+    assert set(entries["strategies"]) == {"single", "ddp", "fsdp", "pipeline", "compressed"}
+    assert set(entries["models"]) >= {"decoder", "mlp", "vggfc", "resnet", "synthetic", "paced"}
+    assert set(entries["compressors"]) >= {"none", "fp16", "bf16", "int8", "powersgd", "topk", "masked_topk"}
+    assert set(entries["engines"]) == {"local", "torchrun"}
+    assert all(e.doc for kind in entries.values() for e in kind.values())
+
+
+def test_a_users_file_is_found_but_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text('"""Mine."""\nraise SystemExit\nSUPPORTS = dict(worlds="any")\nKNOBS = dict(a=1)\n')
+    entry = Catalogue([tmp_path]).get("strategies", "mine")
+    assert (entry.doc, entry.knobs) == ("Mine.", {"version": 1, "a": 1})
+
+
+def test_a_users_file_may_not_hide_one_of_the_package(tmp_path: Path) -> None:
+    (tmp_path / "ddp.py").write_text('"""Mine."""\nSUPPORTS = dict()\n')
+    with pytest.raises(SpecError, match="named 'ddp' exists already"):
+        Catalogue([tmp_path]).entries  # noqa: B018
+
+
+def test_computed_heads_are_left_out_and_bad_syntax_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "m.py"
+    file.write_text("A = 1\nB = len('x')\nC = {'a': dict(b=[1, 2])}\n")
+    assert read_head(file)[1] == {"A": 1, "C": {"a": {"b": [1, 2]}}}
+    file.write_text("def (:\n")
+    with pytest.raises(SpecError, match="not valid Python"):
+        read_head(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        ("dpd/decoder-tiny", {}, "did you mean 'ddp'"),
+        ("ddp/decoder-tny", {}, "has no size 'tny'"),
+        ("ddp/decodr-tiny", {}, "did you mean 'decoder'"),
+        ("compressed/decoder-tiny", {}, "needs compressor"),
+        ("ddp:topk/decoder-tiny", {}, "takes no compressor"),
+        ("compressed:topkk/decoder-tiny", {}, "did you mean 'topk'"),
+        ("single/decoder-tiny", {}, "runs one rank only"),
+        ("ddp/decoder-tiny", {"knobs": {"ddp.bucket_mb": 1}}, "did you mean 'ddp.bucket_cap_mb'"),
+        ("ddp/decoder-tiny", {"knobs": {"ddp.bucket_cap_mb": "x"}}, "knob ddp.bucket_cap_mb = 'x'"),
+        ("ddp/decoder-tiny", {"nodes": (3,)}, "do not add up to 2"),
+        ("ddp/decoder-tiny", {"mode": Mode.STRONG}, "needs a global batch"),
+        ("ddp/decoder-tiny", {"global_batch": 8}, "derives the global batch"),
+    ],
+)
+def test_mistakes_are_told_with_a_fix(name: str, fields: dict[str, object], says: str) -> None:
+    case = replace(SITE.case(name), **fields)  # type: ignore[arg-type]
+    with pytest.raises(SpecError) as caught:
+        Catalogue().normalise(case)
+    assert says in str(caught.value)
+    assert "try" in str(caught.value)
+
+
+def test_default_knobs_leave_no_trace_and_stand_ins_are_labelled() -> None:
+    known = Catalogue()
+    same = known.normalise(SITE.case("ddp/decoder-tiny", knobs={"ddp.bucket_cap_mb": 25}))
+    assert same == known.normalise(SITE.case("ddp/decoder-tiny"))
+    assert known.normalise(SITE.case("ddp/paced-small")).stand_in == {StandIn.PACED}
+
+
+def test_twin_keeps_everything_but_the_size() -> None:
+    known = Catalogue()
+    case = known.normalise(SITE.case("ddp/decoder-llama-8b", precision="bf16", accumulate=2))
+    twin = known.twin(case)
+    assert (twin.size, twin.precision, twin.accumulate, twin.world_size) == ("nano", "bf16", 2, 2)
+    strong = SITE.case("ddp/decoder-tiny", Mode.STRONG, global_batch=256)
+    assert known.twin(known.normalise(strong)).global_batch == 16
+
+
+def test_a_new_version_starts_a_new_series(tmp_path: Path) -> None:
+    text = '"""Mine."""\nSUPPORTS = dict(worlds="any")\n'
+    (tmp_path / "mine.py").write_text(text)
+    old = Catalogue([tmp_path]).normalise(SITE.case("mine/mlp-nano"))
+    (tmp_path / "mine.py").write_text(text + "VERSION = 2\n")
+    new = Catalogue([tmp_path]).normalise(SITE.case("mine/mlp-nano"))
+    assert old.hash != new.hash and new.knobs == {"mine.version": 2}

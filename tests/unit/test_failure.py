@@ -1,0 +1,65 @@
+"""Who is to blame: the culprit, not the ranks that only noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.launch.failure import attribute
+from harness.protocol import RankEnd, RankError
+
+
+def end(rank: int, **kw: Any) -> RankEnd:
+    base: dict[str, Any] = dict(
+        pid=100 + rank, exit_code=0, signal=None, killed=False, finished=True, phase="done",
+        step=9, silent_s=0.1, order=rank,
+    )  # fmt: skip
+    return RankEnd(rank=rank, **{**base, **kw})
+
+
+def peer(rank: int, order: int) -> RankEnd:
+    error = RankError(type="RuntimeError", message="Connection closed by peer", traceback="", peer=True)
+    return end(rank, exit_code=1, finished=False, error=error, order=order)
+
+
+def own(rank: int, order: int) -> RankEnd:
+    error = RankError(type="ValueError", message="bad shape\nmore", traceback="", peer=False)
+    return end(rank, exit_code=1, finished=False, error=error, order=order)
+
+
+def test_all_well() -> None:
+    assert attribute([end(0), end(1)]) is None
+
+
+def test_own_exception_beats_peers_that_ended_first() -> None:
+    cause = attribute([peer(0, 0), peer(1, 1), own(2, 2), peer(3, 3)])
+    assert cause is not None
+    assert (cause.rank, cause.kind, cause.sure) == (2, "exception", True)
+    assert cause.message == "ValueError: bad shape"
+    assert cause.victims == (0, 1, 3)
+
+
+def test_foreign_signal_beats_peers() -> None:
+    cause = attribute([peer(0, 0), end(1, exit_code=None, signal=9, finished=False, order=1)])
+    assert cause is not None and (cause.rank, cause.kind) == (1, "signal")
+    assert "SIGKILL" in cause.message
+
+
+def test_our_own_kill_is_no_cause() -> None:
+    killed = end(0, exit_code=None, signal=9, killed=True, finished=False, order=1)
+    early = end(1, exit_code=0, finished=False, order=0)
+    cause = attribute([killed, early])
+    assert cause is not None and (cause.rank, cause.kind) == (1, "exit")
+
+
+def test_in_a_hang_the_stopped_rank_is_sure_and_the_silent_one_suspected() -> None:
+    ended = dict(exit_code=None, signal=9, killed=True, finished=False)
+    stopped = attribute([end(0, **ended, state="S", silent_s=9.0), end(1, **ended, state="T", silent_s=8.0)])
+    assert stopped is not None and (stopped.rank, stopped.sure) == (1, True)
+    silent = attribute([end(0, **ended, state="S", silent_s=3.0), end(1, **ended, state="S", silent_s=9.0)])
+    assert silent is not None and (silent.rank, silent.sure) == (1, False)
+
+
+def test_when_all_only_complain_the_silent_one_is_the_suspect() -> None:
+    hung = end(2, exit_code=None, signal=9, killed=True, finished=False, state="T", silent_s=12.0, order=2)
+    cause = attribute([peer(0, 0), peer(1, 1), hung])
+    assert cause is not None and cause.rank == 2

@@ -1,0 +1,125 @@
+"""NVML against a recorded fake: clocks, throttling, missing calls, a lost device, MIG."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness import machine, nvml
+
+
+class FakeError(Exception):
+    """What the library raises."""
+
+
+class Fake:
+    """Answers recorded on an 8-GPU node, reduced to two devices."""
+
+    NVMLError = FakeError
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, **changes: Any) -> None:
+        self.devices = [
+            dict(name="NVIDIA H200", uuid=f"GPU-{i}abc", total=150_754_820_096, limit=700_000,
+                 clock=1980, power=687_123, temp=61, mask=0x0, mig=[0, 0])
+            for i in range(2)
+        ]  # fmt: skip
+        self.missing: set[str] = set()
+        self.lost: set[int] = set()
+        vars(self).update(changes)
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if "driver" in self.missing:
+            raise FakeError
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.missing or not name.startswith("nvml"):
+            raise AttributeError(name)
+        field = {
+            "nvmlDeviceGetName": "name", "nvmlDeviceGetUUID": "uuid",
+            "nvmlDeviceGetEnforcedPowerLimit": "limit", "nvmlDeviceGetPowerUsage": "power",
+            "nvmlDeviceGetClockInfo": "clock", "nvmlDeviceGetTemperature": "temp",
+            "nvmlDeviceGetCurrentClocksEventReasons": "mask", "nvmlDeviceGetMigMode": "mig",
+        }.get(name)  # fmt: skip
+        if name == "nvmlDeviceGetCount":
+            return lambda: len(self.devices)
+        if name == "nvmlDeviceGetHandleByIndex":
+            return lambda i: i
+        if name == "nvmlSystemGetDriverVersion":
+            return lambda: b"580.65.06"
+        if name == "nvmlDeviceGetMaxMigDeviceCount":
+            return lambda h: 0
+
+        def answer(handle: int, *_: Any) -> Any:
+            if handle in self.lost:
+                raise FakeError
+            if name == "nvmlDeviceGetMemoryInfo":
+                return SimpleNamespace(total=self.devices[handle]["total"])
+            return self.devices[handle][field or ""]
+
+        return answer
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = Fake()
+    monkeypatch.setitem(sys.modules, "pynvml", found)  # type: ignore[arg-type]
+    return found
+
+
+def test_devices(fake: Fake) -> None:
+    first, second = nvml.gpus()
+    assert (first.name, first.memory_bytes, first.power_limit_w) == ("NVIDIA H200", 150_754_820_096, 700.0)
+    assert second.uuid == "GPU-1abc" and not second.mig
+    assert nvml.driver() == "580.65.06"
+    found = machine.detect()
+    assert (found.num_gpus, found.gpu, found.gpu_memory_gib) == (2, "NVIDIA H200", 140)
+    assert found.hardware_class.startswith("2x-nvidia-h200-")
+    assert machine.peak_flops("NVIDIA H200", "bfloat16") == pytest.approx(989.4e12)
+    assert machine.peak_flops("NVIDIA H20", "bfloat16") is None, "an unknown device gets no peak"
+
+
+def test_window_keeps_extremes_and_names_throttling(fake: Fake) -> None:
+    first = nvml.poll()
+    fake.devices[1].update(clock=1410, mask=0x4 | 0x40, temp=88)
+    a, b = nvml.summarise([first, nvml.poll()])
+    assert (a.sm_clock_mhz, a.throttle, a.lost) == ((1980, 1980), (), False)
+    assert b.sm_clock_mhz == (1410, 1980) and b.temp_c == (61, 88)
+    assert b.throttle == ("hw_thermal", "sw_power_cap")
+
+
+def test_missing_calls_are_none_not_zero(fake: Fake) -> None:
+    fake.missing = {"nvmlDeviceGetClockInfo", "nvmlDeviceGetCurrentClocksEventReasons"}
+    window = nvml.summarise([nvml.poll()])[0]
+    assert window.sm_clock_mhz is None and window.throttle == () and window.power_w is not None
+
+
+def test_lost_device_is_told(fake: Fake) -> None:
+    first = nvml.poll()
+    fake.lost = {1}
+    a, b = nvml.summarise([first, nvml.poll()])
+    assert (a.lost, b.lost) == (False, True)
+
+
+def test_mig_is_told(fake: Fake) -> None:
+    fake.devices[0]["mig"] = [1, 1]
+    assert machine.detect().mig
+
+
+@pytest.mark.parametrize(("visible", "seen"), [("1", ["GPU-1abc"]), ("", []), ("GPU-1", ["GPU-1abc"]), ("1,9,0", ["GPU-1abc"])])
+def test_visible_devices(fake: Fake, monkeypatch: pytest.MonkeyPatch, visible: str, seen: list[str]) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [g.uuid for g in nvml.gpus()] == seen
+
+
+def test_no_driver(fake: Fake) -> None:
+    fake.missing = {"driver"}
+    assert nvml.gpus() == () and nvml.poll() == [] and nvml.driver() is None

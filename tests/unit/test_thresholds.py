@@ -1,0 +1,118 @@
+"""The strict loader: every mistake at once, with its line and a suggestion."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from harness.errors import ConfigError
+from harness.site import Site
+from harness.spec import Contrast, Device, Mode
+from harness.thresholds import Reach, load_thresholds, reach
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = """
+[[rule]]
+name = "a"
+case = "ddp/decoder-*/weak"
+mode = "weak"
+baseline = "plain"
+world = 2
+metric = "efficiency"
+at_least = 0.85
+unit = "1"
+source = "requirement"
+"""
+
+
+def load(tmp_path: Path, text: str) -> object:
+    file = tmp_path / "thresholds.toml"
+    file.write_text(text)
+    return load_thresholds(file)
+
+
+def problems(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    return str(caught.value)
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    said = problems(
+        tmp_path,
+        GOOD.replace('"efficiency"', '"effciency"')
+        + GOOD.replace('name = "a"', 'name = "b"').replace("mode =", "mood =").replace("0.85", '"0.85"')
+        + "[[rules]]\nx = 1\n",
+    )
+    assert "4 problems" in said
+    assert "line 8: metric = \"effciency\"" in said and "did you mean 'efficiency'?" in said
+    assert "unknown key 'mood' in [[rule]]" in said and "did you mean 'mode'?" in said
+    assert "expected a float, found the str '0.85'" in said
+    assert "unknown top-level key 'rules'" in said and "did you mean 'rule'?" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('mode = "weak"\n', "", "efficiency means nothing without a mode"),
+        ('baseline = "plain"\n', "", "efficiency means nothing without a baseline"),
+        ('unit = "1"', 'unit = "x"', "efficiency is in '1', not 'x'"),
+        ("at_least = 0.85\n", "", "a rule needs a bound"),
+        ("at_least = 0.85", "at_least = 0.85\nat_most = 0.5", "at_least is above at_most"),
+        ('source = "requirement"', 'source = "rumour"', "'rumour' is not allowed here"),
+        ("world = 2", 'world = "2"', "expected a int, found the str '2'"),
+        ("world = 2", 'waiver = "known"', "a waiver needs a reason and waiver_expires"),
+        ('name = "a"\n', "", "missing required key 'name'"),
+        ("[[rule]]", "[[rule]", "not valid TOML"),
+    ],
+)
+def test_each_mistake_names_what_is_wrong(tmp_path: Path, old: str, new: str, says: str) -> None:
+    said = problems(tmp_path, GOOD.replace(old, new, 1))
+    assert says in said
+    assert "line " in said and "thresholds.toml" in said and "try" in said
+
+
+def test_names_are_unique(tmp_path: Path) -> None:
+    assert "the name 'a' is taken by the rule at line 2" in problems(tmp_path, GOOD + GOOD)
+
+
+def test_missing_file_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_thresholds(tmp_path / "none.toml")
+
+
+def test_shipped_rules_load_and_claims_are_out_of_reach_on_cpu() -> None:
+    rules = load_thresholds(ROOT / "suites" / "thresholds.toml")
+    assert len(rules) > 20
+    states = {
+        r.name: reach(r, [], "2core", Device.CPU, max_world=2, max_nodes=1) for r in rules
+    }
+    claims = [n for n in states if n.startswith("claim_")]
+    assert len(claims) >= 10
+    assert {states[n][0] for n in claims} == {Reach.OUT_OF_REACH}
+    assert states["claim_recovery"][1] == "recovery_s is not measured yet"
+    assert states["cpu_ddp_weak"][0] is Reach.UNMATCHED
+    assert states["paced_ddp_8"] == (Reach.OUT_OF_REACH, "needs 8 ranks")
+
+
+def test_a_rule_matches_its_case_world_and_baseline_only(tmp_path: Path) -> None:
+    (rule,) = load(tmp_path, GOOD)  # type: ignore[misc]
+    site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+    case = site.case("ddp/decoder-tiny", Mode.WEAK)
+    plain = Contrast(name="c", metric="efficiency", subject="s", baseline=("b",), against="plain")
+    assert rule.matches(case, plain, "any")
+    assert not rule.matches(case.at(4), plain, "any")
+    assert not rule.matches(site.case("fsdp/decoder-tiny"), plain, "any")
+    assert not rule.matches(site.case("ddp/decoder-tiny", Mode.STRONG, global_batch=8), plain, "any")
+    wrapped = Contrast(name="c", metric="efficiency", subject="s", baseline=("b",), against="wrapped")
+    assert not rule.matches(case, wrapped, "any")
+
+
+def test_waivers_expire(tmp_path: Path) -> None:
+    text = GOOD + 'waiver = "broken switch"\nwaiver_expires = 2026-12-31\n'
+    (rule,) = load(tmp_path, text)  # type: ignore[misc]
+    assert rule.waived(datetime.date(2026, 12, 31))
+    assert not rule.waived(datetime.date(2027, 1, 1))

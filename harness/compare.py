@@ -13,6 +13,9 @@ from harness.record import RunRecord
 from harness.spec import CaseSpec
 
 ALPHA = 0.05
+#: Two runs are not interleaved, so what drifts from one to the other is not in the interval: a
+#: difference is only called one when its whole interval lies beyond this.
+DRIFT = 0.03
 
 #: Metrics that two runs can be compared on: quantity -> whether more is better.
 METRICS = {"throughput": True, "step_s": False, "peak_bytes": False, "sent_bytes": False}
@@ -114,9 +117,9 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
             if radius is not None:
                 low, high = math.exp(difference - radius), math.exp(difference + radius)
                 up = METRICS[metric]
-                if low > 1:
+                if low > 1 + DRIFT:
                     reading = Reading.FASTER if up else Reading.SLOWER
-                elif high < 1:
+                elif high < 1 - DRIFT:
                     reading = Reading.SLOWER if up else Reading.FASTER
             logs.append(difference)
             variances.append(variance)

@@ -15,7 +15,7 @@ from harness.worker.data import hashed, uniform
 SIZES = {
     "nano": dict(width=8, fc=128, image=32, classes=16, batch=4),
     "small": dict(width=16, fc=1024, image=32, classes=16, batch=8),
-    "vgg16": dict(width=64, fc=4096, image=224, classes=1000, batch=32),
+    "large": dict(width=64, fc=4096, image=112, classes=1000, batch=32),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.compare import Comparison
+from harness.compare import DRIFT, Comparison
 from harness.record import RunRecord
 from harness.report.text import Column, table, wrap
 from harness.units import METRICS, rate, si
@@ -58,6 +58,7 @@ def lines(a: RunRecord, b: RunRecord, found: Comparison, width: int) -> list[str
         )
     else:
         out.append(" no case was run by both: nothing to compare")
+    out.append(f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift")
     for text in found.not_compared:
         out += wrap(f" not compared: {text}", width, 15)
     return out

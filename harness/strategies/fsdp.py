@@ -77,6 +77,6 @@ def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
 def _placements(model: nn.Module) -> Iterator[str]:
     for parameter in model.parameters():
         if isinstance(parameter, DTensor):
-            yield from (str(p) for p in parameter.placements)
+            yield from (repr(p) for p in parameter.placements)
         else:
             yield f"plain {torch.Tensor.__name__}"

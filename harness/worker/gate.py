@@ -54,7 +54,7 @@ def limits(case: CaseSpec, oracle: str, shards: int) -> tuple[float, float, floa
     if case.precision is not Precision.FP32:
         loose = (3e-2, 3e-2, 6e-2)
     else:
-        loose = (1e-5, 2e-5, 1e-4)
+        loose = (1e-5, 2e-5, 1e-3)  # AdamW divides by a root near zero
     if case.device == "cpu" and (oracle == "micro_batched" or shards <= 2):
         return 0.0, 0.0, 0.0
     return loose

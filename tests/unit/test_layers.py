@@ -74,10 +74,10 @@ def test_no_module_outgrows_its_noun() -> None:
     "code",
     [
         "import harness",
-        "from harness.cli import main; main(['list'])",
-        "from harness.cli import main; main(['verify', 'results/samples/ddp-nano'])",
-        "from harness.cli import main; main(['report', 'results/samples/ddp-nano', '--json'])",
-        "import pytest; pytest.main(['--collect-only', '-q', 'suites/', '--cpus', '2'])",
+        "from harness.cli import main; assert main(['list']) == 0",
+        "from harness.cli import main; assert main(['verify', 'results/samples/ddp-nano']) == 0",
+        "from harness.cli import main; assert main(['report', 'results/samples/ddp-nano', '--json']) == 0",
+        "import pytest; assert not pytest.main(['--collect-only', '-q', 'suites/', '--cpus', '2'])",
     ],
 )
 def test_torch_is_not_imported_to_list_collect_verify_or_report(code: str) -> None:

@@ -1,0 +1,22 @@
+"""JSON Schemas that ship with the package; ``python -m harness.schema`` writes them again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from harness.codec import Json, json_schema
+from harness.record import SCHEMA, RunRecord
+
+HERE = Path(__file__).parent
+RECORD = HERE / "record.schema.json"
+
+
+def record_schema() -> dict[str, Json]:
+    """The schema of ``record.json``, made from the dataclasses themselves."""
+    return json_schema(RunRecord, title=f"scaleproof record, schema {SCHEMA}")
+
+
+def write() -> None:
+    """Write the shipped file."""
+    RECORD.write_text(json.dumps(record_schema(), indent=1) + "\n")

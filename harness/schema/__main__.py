@@ -1,0 +1,5 @@
+"""Write the shipped schemas."""
+
+from harness.schema import write
+
+write()

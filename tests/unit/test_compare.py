@@ -1,0 +1,77 @@
+"""Two runs: only what both ran, stand-ins refused, unlike machines refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.codec import from_doc, to_doc
+from harness.compare import Reading, compare, compare_hardware
+from harness.errors import SpecError
+from harness.record import RunRecord, load
+
+
+@pytest.fixture
+def again(sample: Path) -> RunRecord:
+    return load(sample.with_name("ddp-nano-again"))
+
+
+def edited(run: RunRecord, edit: Any) -> RunRecord:
+    doc = to_doc(run)
+    edit(doc)
+    return from_doc(RunRecord, doc)
+
+
+def test_a_run_against_itself_shows_no_change(sample_run: RunRecord) -> None:
+    found = compare(sample_run, sample_run, "throughput")
+    assert {r.reading for r in found.rows} == {Reading.SAME}
+    assert found.mean == pytest.approx(1.0)
+    assert found.differs == ()
+
+
+def test_two_runs_of_one_machine_show_no_change(sample_run: RunRecord, again: RunRecord) -> None:
+    assert compare(sample_run, again, "throughput").mean == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("metric", "reading"), [("throughput", Reading.FASTER), ("step_s", Reading.SAME)])
+def test_a_faster_machine_is_read_as_better(sample_run: RunRecord, metric: str, reading: Reading) -> None:
+    def faster(doc: Any) -> None:
+        for x in doc["launches"]:
+            for r in x["ranks"]:
+                r["window_s"] *= 0.7
+
+    found = compare(sample_run, edited(sample_run, faster), metric)
+    assert {r.reading for r in found.rows} == {reading}
+
+
+def test_only_what_both_ran_is_averaged(sample_run: RunRecord, again: RunRecord) -> None:
+    def drop(doc: Any) -> None:
+        doc["launches"] = [x for x in doc["launches"] if x["arm"] != "@2"]
+
+    found = compare(sample_run, edited(again, drop), "throughput")
+    assert [r.case.world for r in found.rows if r.reading is Reading.ONLY_A] == ["2cpu"]
+    assert found.not_compared == ("ddp/decoder-nano/weak@2cpu: only in A",)
+    assert sum(r.ratio is not None for r in found.rows) == 2
+
+
+def test_unlike_machines_are_refused_unless_forced(sample_run: RunRecord) -> None:
+    other = edited(sample_run, lambda doc: doc["machine"].update(num_cores=64))
+    with pytest.raises(SpecError, match="different hardware"):
+        compare(sample_run, other, "throughput")
+    assert "num_cores: 2 | 64" in compare(sample_run, other, "throughput", force=True).differs
+    assert compare_hardware(sample_run, other, "throughput").mean == pytest.approx(1.0)
+
+
+def test_stand_ins_never_enter_a_hardware_comparison(sample_run: RunRecord) -> None:
+    def paced(doc: Any) -> None:
+        hashes = {}
+        for arm in doc["plans"][0]["arms"]:
+            old = from_doc(RunRecord, to_doc(sample_run)).plans[0].arm(arm["name"]).case.hash
+            arm["case"]["stand_in"] = ["paced"]
+            hashes[old] = arm
+
+    other = edited(sample_run, paced)
+    with pytest.raises(SpecError, match="stand-ins only"):
+        compare_hardware(other, other, "throughput")

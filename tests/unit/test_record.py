@@ -1,0 +1,263 @@
+"""The record: written whole, read strictly, recomputed from its samples, tamper-evident."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from harness import derive, frames
+from harness.codec import from_doc, to_doc
+from harness.errors import RecordError
+from harness.outcome import Reason, Status
+from harness.record import SCHEMA, RunRecord, Samples, load, save, upgrade
+from harness.schema import RECORD, record_schema
+from harness.verdict import findings, verdicts
+from harness.verify import verify
+
+
+@pytest.fixture
+def copy(sample: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sample, tmp_path / "run"))
+
+
+def change(folder: Path, edit: Any) -> None:
+    """Edit record.json and its digest, as a careful forger would."""
+    doc = json.loads((folder / "record.json").read_text())
+    edit(doc)
+    text = json.dumps(doc)
+    (folder / "record.json").write_text(text)
+    (folder / "record.sha256").write_text(hashlib.sha256(text.encode()).hexdigest())
+
+
+def test_shipped_schema_is_the_one_of_the_code() -> None:
+    assert json.loads(RECORD.read_text()) == record_schema(), "python -m harness.schema"
+
+
+def test_sample_records_match_the_schema(sample: Path) -> None:
+    for folder in (sample, sample.with_name("ddp-nano-again")):
+        jsonschema.validate(json.loads((folder / "record.json").read_text()), record_schema())
+
+
+def test_load_is_the_inverse_of_save(sample_run: RunRecord, tmp_path: Path) -> None:
+    save(sample_run, tmp_path)
+    assert load(tmp_path) == sample_run
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["record.json", "record.sha256"]
+
+
+def test_verify_reproduces_every_sample_and_verdict(sample: Path, sample_run: RunRecord) -> None:
+    found = verify(sample_run, sample)
+    assert found.differences == ()
+    assert (found.num_launches, found.num_samples, found.num_verdicts) == (24, 32, 3)
+
+
+def test_an_edited_record_is_refused(copy: Path) -> None:
+    text = (copy / "record.json").read_text()
+    (copy / "record.json").write_text(text.replace('"consumed": 352', '"consumed": 353', 1))
+    with pytest.raises(RecordError, match="changed after it was written"):
+        load(copy)
+
+
+def test_a_forged_value_is_found(copy: Path) -> None:
+    def faster(doc: Any) -> None:
+        launch = next(x for x in doc["launches"] if x["purpose"] == "timed")
+        launch["ranks"][0]["window_s"] *= 0.9
+
+    change(copy, faster)
+    assert any("window of rank 0" in d for d in verify(load(copy), copy).differences)
+
+
+def test_a_forged_verdict_is_found(copy: Path) -> None:
+    change(copy, lambda doc: doc["verdicts"][0].update(value=0.999))
+    assert len(verify(load(copy), copy).differences) == 1
+
+
+def test_edited_samples_are_found(copy: Path) -> None:
+    path = next(copy.glob("launches/*-t*/rank0.npz"))
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    (difference,) = verify(load(copy), copy).differences
+    assert "samples were changed" in difference and path.parent.name in difference
+
+
+def test_missing_samples_are_found(copy: Path) -> None:
+    next(copy.glob("launches/*-t*/rank0.npz")).unlink()
+    (difference,) = verify(load(copy), copy).differences
+    assert "samples are missing" in difference
+
+
+def test_newer_records_are_refused_and_nonsense_is_named(copy: Path) -> None:
+    change(copy, lambda doc: doc.update(schema=SCHEMA + 1))
+    with pytest.raises(RecordError, match="newer than this program"):
+        load(copy)
+    with pytest.raises(ValueError, match="no schema number"):
+        upgrade({"hello": 1})
+    change(copy, lambda doc: doc.update(schema=SCHEMA, surprise=1))
+    with pytest.raises(RecordError, match="unknown field 'surprise'"):
+        load(copy)
+
+
+def test_no_record_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no record.json here"):
+        load(tmp_path)
+
+
+def judged(run: RunRecord, edit: Any) -> dict[str, Any]:
+    """Verdicts of an edited record, by contrast."""
+    doc = to_doc(run)
+    edit(doc)
+    return {v.contrast: v for v in verdicts(from_doc(RunRecord, doc))}
+
+
+def timed(doc: Any, arm: str) -> list[Any]:
+    return [x for x in doc["launches"] if x["purpose"] == "timed" and x["arm"] == arm]
+
+
+def test_a_failed_check_is_an_error_whatever_the_speed(sample_run: RunRecord) -> None:
+    def wrong(doc: Any) -> None:
+        gate = next(x for x in doc["launches"] if x["purpose"] == "gate" and x["arm"] == "@2")
+        gate["ranks"][1]["checks"][3]["ok"] = False
+
+    found = judged(sample_run, wrong)
+    assert (found["efficiency@2/plain"].status, found["efficiency@2/plain"].reason) == (Status.ERROR, Reason.INCORRECT)
+    assert found["efficiency@1/plain"].status is Status.RECORDED, "the other rung is untouched"
+
+
+def test_a_gate_that_checked_nothing_is_an_error(sample_run: RunRecord) -> None:
+    def empty(doc: Any) -> None:
+        for x in doc["launches"]:
+            if x["purpose"] == "gate":
+                for r in x["ranks"]:
+                    r["checks"] = []
+
+    assert {v.status for v in judged(sample_run, empty).values()} == {Status.ERROR}
+
+
+def test_without_a_gate_nothing_passes(sample_run: RunRecord) -> None:
+    def drop(doc: Any) -> None:
+        doc["launches"] = [x for x in doc["launches"] if x["purpose"] == "timed"]
+
+    found = judged(sample_run, drop)
+    assert {(v.status, v.reason) for v in found.values()} == {(Status.ERROR, Reason.NOT_MEASURED)}
+
+
+def test_a_launch_that_ran_something_else_is_an_error(sample_run: RunRecord) -> None:
+    found = judged(sample_run, lambda doc: timed(doc, "@2")[3].update(wrong=["world: 1 rank"]))
+    assert found["efficiency@2/plain"].reason is Reason.WRONG_WORLD
+
+
+def test_a_failed_launch_is_an_error_and_not_a_dropped_pair(sample_run: RunRecord) -> None:
+    found = judged(sample_run, lambda doc: timed(doc, "@2")[0].update(status="failed"))
+    assert found["efficiency@2/plain"].reason is Reason.LAUNCH_FAILED
+
+
+def test_nothing_measured_is_never_green(sample_run: RunRecord) -> None:
+    def drop(doc: Any) -> None:
+        doc["launches"] = [x for x in doc["launches"] if x["purpose"] == "gate"]
+
+    found = judged(sample_run, drop)
+    assert {v.status for v in found.values()} == {Status.ERROR}
+
+
+def test_impossible_efficiency_is_implausible(sample_run: RunRecord) -> None:
+    def twice(doc: Any) -> None:
+        for x in timed(doc, "@2"):
+            for r in x["ranks"]:
+                r["window_s"] /= 3
+
+    found = judged(sample_run, twice)["efficiency@2/plain"]
+    assert (found.status, found.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
+
+
+def test_too_large_for_memory_is_a_skip(sample_run: RunRecord) -> None:
+    def huge(doc: Any) -> None:
+        for d in doc["described"].values():
+            d["expected"]["memory_bytes"] = 10**15
+
+    assert {v.reason for v in judged(sample_run, huge).values()} == {Reason.DOES_NOT_FIT}
+
+
+def test_a_waived_failure_stays_fail_but_does_not_count(sample_run: RunRecord) -> None:
+    def waive(doc: Any, bound: float) -> None:
+        rule = next(t for t in doc["thresholds"] if t["name"] == "cpu_ddp_weak")
+        rule["at_least"] = bound
+        rule["waiver"] = {"reason": "old switch", "expires": "2999-01-01"}
+
+    failed = judged(sample_run, lambda doc: waive(doc, 0.99))["efficiency@2/plain"]
+    assert (failed.status, failed.counts, failed.waived) == (Status.FAIL, Status.RECORDED, True)
+    passed = judged(sample_run, lambda doc: waive(doc, 0.3))["efficiency@2/plain"]
+    assert (passed.status, passed.reason) == (Status.FAIL, Reason.UNEXPECTED_PASS)
+
+
+def test_a_planted_leak_is_noticed(sample_run: RunRecord) -> None:
+    doc = to_doc(sample_run)
+    assert not any("memory grows" in f for f in findings(sample_run))
+    for x in timed(doc, "@2"):
+        x["growth"] = {"rank": 1, "steady": 0.9, "slope": 2e5, "low": 1.5e5, "high": 2.5e5}
+    (finding,) = [f for f in findings(from_doc(RunRecord, doc)) if "memory grows" in f]
+    assert "200 kB a step" in finding
+
+
+def test_different_losses_are_noticed(sample_run: RunRecord) -> None:
+    doc = to_doc(sample_run)
+    timed(doc, "@2")[0]["losses"] = "0" * 16
+    assert any("not reproducible" in f for f in findings(from_doc(RunRecord, doc)))
+
+
+def make(ids: list[list[int]], loss: float = 1.0) -> Samples:
+    n = len(ids)
+    return Samples(
+        marks_s=np.arange(n + 1.0), loss=np.full(n, loss), sample_ids=np.array(ids),
+        rss_bytes=np.zeros(n), step_s=np.ones(n),
+    )  # fmt: skip
+
+
+def test_samples_are_counted_as_consumed_not_as_asked() -> None:
+    disjoint = [make([[0, 1], [4, 5]]), make([[2, 3], [6, 7]])]
+    same = [make([[0, 1], [4, 5]]), make([[0, 1], [4, 5]])]
+    assert derive.consumed(disjoint, 0) == 8
+    assert derive.consumed(same, 0) == 4
+    assert derive.consumed(disjoint, 1) == 4
+
+
+def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
+    plan = sample_run.plans[0]
+    case = plan.arm("@2").case
+    expected = sample_run.described[case.hash].expected
+    assert expected is not None
+    launch = next(x for x in sample_run.launches if x.arm == "@2" and x.steps)
+    good = [make([[i * 16 + r * 8 + j for j in range(8)] for i in range(4)]) for r in range(2)]
+
+    def wrong(ranks: Any, samples: Any = good) -> str:
+        return " | ".join(derive.wrong(case, expected, ranks, samples, 1))
+
+    ranks = [dataclasses.replace(r, sent_bytes=int(expected.sent_bytes[0] * 3)) for r in launch.ranks]
+    assert wrong(ranks) == ""
+    assert "ranks [0] joined" in wrong(ranks[:1])
+    assert "backend mpi" in wrong([dataclasses.replace(r, backend="mpi") for r in ranks])
+    assert "ran on NVIDIA" in wrong([dataclasses.replace(r, device="NVIDIA H200") for r in ranks])
+    assert "two ranks in one process" in wrong([dataclasses.replace(r, pid=1) for r in ranks])
+    assert "two ranks on one device" in wrong([dataclasses.replace(r, local_rank=0) for r in ranks])
+    assert "ranks per node {0: 1, 1: 1}" in wrong([dataclasses.replace(r, node=r.rank) for r in ranks])
+    module = dataclasses.replace(ranks[0].ran, module="Sequential")
+    assert "trained a Sequential" in wrong([dataclasses.replace(r, ran=module) for r in ranks])
+    doubled = [dataclasses.replace(r, sent_bytes=2 * (r.sent_bytes or 0)) for r in ranks]
+    assert "sent 2.000x of 2 (N-1)/N bytes(P)" in wrong(doubled)
+    assert "24 consumed, 48 asked for" in wrong(ranks, [good[0], good[0]])
+    assert "slot too short" in wrong([dataclasses.replace(r, clock_misses=3) for r in ranks])
+    assert "loss: not finite" in wrong(ranks, [make(good[0].sample_ids.tolist(), np.inf), good[1]])
+
+
+def test_frames(sample: Path) -> None:
+    launches = frames.launches([sample])
+    assert len(launches) == 27 and set(launches.purpose) == {"gate", "timed"}
+    steps = frames.steps([sample])
+    assert len(steps) == 32 * 28 and steps.kept.sum() == 32 * 22
+    assert list(frames.points([sample]).world_size) == [1, 2, 2]
+    assert set(frames.verdicts([sample]).status) == {"PASS", "RECORDED"}

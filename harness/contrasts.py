@@ -137,8 +137,15 @@ def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
     return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
 
 
-def points(run: RunRecord, plan: Plan, against: str = "plain") -> list[ScalingPoint]:
-    """Every rung of a plan's ladder against one kind of baseline."""
+def reference(plan: Plan) -> str:
+    """The kind of baseline that a plan's ladder is shown against: plain where it is measured."""
+    kinds = [c.against for c in plan.contrasts if c.metric in ("efficiency", "speedup")]
+    return "plain" if "plain" in kinds or not kinds else kinds[0]
+
+
+def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[ScalingPoint]:
+    """Every rung of a plan's ladder against one kind of baseline (default: ``reference``)."""
+    against = against or reference(plan)
     out = []
     for contrast in plan.contrasts:
         if contrast.metric not in ("efficiency", "speedup") or contrast.against != against:

@@ -264,7 +264,7 @@ class Measurer:
                     launch = self._launch(plan, arm, Purpose.TIMED, block=block, turn=turn)
                     self.launches.append(launch)
                     if launch.status is not LaunchStatus.OK or launch.wrong:
-                        problem = launch.wrong[0] if launch.wrong else self._blame(launch)
+                        problem = launch.wrong[0] if launch.wrong else verdict.blame(launch)
                         self.progress.note(f"{arm.case.id}: {problem}")
                         return
             self.save(complete=False)
@@ -282,11 +282,6 @@ class Measurer:
         mean_s = sum(x.wall_s for x in timed) / len(timed)
         needed = self.waiting * mean_s * MIN_LAUNCHES_TO_COME
         return self.elapsed_s + block_s + needed > self.settings.budget_s
-
-    @staticmethod
-    def _blame(launch: LaunchRecord) -> str:
-        cause = launch.cause
-        return f"rank {cause.rank}: {cause.message}" if cause else "failed without a cause"
 
     def _launch(self, plan: Plan, arm: Arm, purpose: Purpose, *, block: int, turn: int) -> LaunchRecord:
         """One world of fresh processes, and what came of it."""

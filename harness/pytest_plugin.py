@@ -18,7 +18,7 @@ import pytest
 
 from harness import options, verdict
 from harness.discover import Catalogue
-from harness.errors import Exit, ScaleproofError, exit_status
+from harness.errors import Exit, ScaleproofError, SpecError, exit_status
 from harness.measure import Measurer, Settings
 from harness.outcome import Status, Verdict
 from harness.record import RunRecord, Steps
@@ -67,7 +67,6 @@ class Scaling:
     selected: dict[str, Plan] = field(default_factory=dict)
     rules: dict[Path, tuple[Threshold, ...]] = field(default_factory=dict)
     measurer: Measurer | None = None
-    usage: list[str] = field(default_factory=list)
     statuses: dict[str, Status] = field(default_factory=dict)
     benchmarked: set[tuple[str, str]] = field(default_factory=set)
     foreign_failures: int = 0
@@ -104,6 +103,8 @@ class Scaling:
 
 KEY = pytest.StashKey[Scaling]()
 VERDICT = pytest.StashKey[Verdict]()
+OWN_FAILURE = pytest.StashKey[bool]()
+USAGE = pytest.StashKey[list[str]]()
 
 
 def option(config: pytest.Config, name: str) -> Any:
@@ -153,20 +154,34 @@ def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None
             continue  # another project's: ours is --scaling-NAME there
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Options that were given are checked before anything is collected."""
+    config.stash[USAGE] = []
+    if any(option(config, o.name) != o.kwargs.get("default") for o in options.OPTIONS):
+        try:
+            _site(config)
+        except ScaleproofError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def _site(config: pytest.Config) -> tuple[Catalogue, Site]:
+    """What can be named, and what may be used."""
+    known = options.catalogue(option(config, "path"))
+    options.seconds(option(config, "time-budget"))
+    return known, options.site({o.name: option(config, o.name) for o in options.OPTIONS}, known)
+
+
 def _scaling(config: pytest.Config) -> Scaling:
     """The session's state, made when the first ``@scaling`` function is seen."""
     if KEY not in config.stash:
         for name in ("numprocesses", "forked"):
             if getattr(config.option, name, None):
-                raise pytest.UsageError(
-                    "ranks need the machine for themselves: run scaling suites without -n and --forked"
+                raise SpecError(
+                    "ranks need the machine for themselves",
+                    expected="scaling suites without -n and --forked",
+                    fix="pytest suites/ -p no:xdist",
                 )
-        try:
-            known = options.catalogue(option(config, "path"))
-            values = {o.name: option(config, o.name) for o in options.OPTIONS}
-            config.stash[KEY] = Scaling(config, known, options.site(values, known))
-        except ScaleproofError as error:
-            raise pytest.UsageError(str(error)) from None
+        config.stash[KEY] = Scaling(config, *_site(config))
     return config.stash[KEY]
 
 
@@ -175,10 +190,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     recipes = getattr(metafunc.function, MARK, None)
     if recipes is None:
         return
-    scaling = _scaling(metafunc.config)
     folder = Path(metafunc.module.__file__ or ".").parent
     found: list[Expectation] = []
     try:
+        scaling = _scaling(metafunc.config)
         rules = scaling.thresholds(folder)
         hardware = scaling.start().machine.hardware_class
         for recipe in recipes:
@@ -190,7 +205,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                     matched = verdict.rules_for(rules, case, contrast, hardware)
                     found += [Expectation(plan, contrast, rule) for rule in matched or [None]]
     except ScaleproofError as error:
-        scaling.usage.append(f"{metafunc.definition.nodeid}: {error}")
+        metafunc.config.stash[USAGE].append(str(error))
         raise pytest.Collector.CollectError(str(error)) from None
     ids = [e.id for e in found]
     several = {i for i in ids if ids.count(i) > 1}
@@ -269,18 +284,29 @@ def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """After the function's own asserts: the verdict decides, whatever the body does."""
-    result = yield
+    """The verdict decides, whatever the body does; without a value the body is not run."""
     found = pyfuncitem.stash.get(VERDICT, None)
+    if found is not None and found.value is None:
+        _enforce(pyfuncitem, found)
+    try:
+        result = yield
+    except Exception:
+        pyfuncitem.stash[OWN_FAILURE] = True
+        raise
     if found is not None:
-        lines = text.wrap(f"{found.case} {found.metric}: {found.detail}", 96, 2)
-        if found.status is Status.SKIP:
-            pytest.skip(found.detail)
-        warn = pyfuncitem.config.option.scaling_inconclusive == "warn"
-        soft = found.status is Status.INCONCLUSIVE and warn
-        if found.counts in (Status.FAIL, Status.ERROR, Status.INCONCLUSIVE) and not soft:
-            pytest.fail("\n".join([f"{found.status} ({found.reason})", *lines]), pytrace=False)
+        _enforce(pyfuncitem, found)
     return result
+
+
+def _enforce(item: pytest.Item, found: Verdict) -> None:
+    """Fail or skip the item as its verdict says."""
+    if found.status is Status.SKIP:
+        pytest.skip(found.detail)
+    warn = item.config.option.scaling_inconclusive == "warn"
+    soft = found.status is Status.INCONCLUSIVE and warn
+    if found.counts in (Status.FAIL, Status.ERROR, Status.INCONCLUSIVE) and not soft:
+        lines = text.wrap(f"{found.case} {found.metric}: {found.detail}", 96, 2)
+        pytest.fail("\n".join([f"{found.status} ({found.reason})", *lines]), pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -290,18 +316,20 @@ def pytest_runtest_makereport(
     """Carry the verdict's status to the report, for its letter and for JUnit."""
     report = yield
     found = item.stash.get(VERDICT, None)
-    if found is not None and report.when == "call":
+    if KEY not in item.config.stash:
+        return report
+    scaling = item.config.stash[KEY]
+    own_failure = item.stash.get(OWN_FAILURE, False) or _expectation(item) is None
+    if own_failure:
+        scaling.foreign_failures += report.failed
+    elif found is not None and report.when == "call":
         report.scaling = found.counts  # type: ignore[attr-defined]
         report.user_properties.append(("scaling_status", str(found.status)))
         if found.value is not None:
             report.user_properties.append(("scaling_value", repr(found.value)))
             report.user_properties.append(("scaling_interval", f"[{found.low}, {found.high}]"))
-    elif report.failed and item.config.stash.get(KEY, None) is not None:
-        scaling = item.config.stash[KEY]
-        if _expectation(item) is None:
-            scaling.foreign_failures += 1
-        else:
-            scaling.statuses[item.nodeid] = Status.ERROR
+    elif report.failed:
+        scaling.statuses[item.nodeid] = Status.ERROR
     return report
 
 
@@ -314,11 +342,11 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write the record down and fold the verdicts into the exit status."""
+    if session.config.stash.get(USAGE, None):
+        session.exitstatus = Exit.USAGE
     if KEY not in session.config.stash:
         return
     scaling = session.config.stash[KEY]
-    if scaling.usage:
-        session.exitstatus = Exit.USAGE
     if session.config.option.collectonly or scaling.measurer is None:
         return
     measurer = scaling.measurer
@@ -328,7 +356,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             scaling.record = measurer.save(complete=not stopped)
     finally:
         measurer.close()
-    if scaling.usage or exitstatus not in (0, 1, 5):
+    if session.exitstatus not in (0, 1, 5):
         return
     statuses = list(scaling.statuses.values())
     if scaling.record is not None:

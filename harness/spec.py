@@ -235,6 +235,10 @@ class Protocol:
     max_blocks: int = 8
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.cut < self.steps and 0 <= self.min_blocks <= self.max_blocks):
+            raise ValueError(f"a protocol needs 0 <= cut < steps and min_blocks <= max_blocks: {self}")
+
     @property
     def looks(self) -> int:
         """How often the judge may look."""

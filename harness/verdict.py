@@ -226,7 +226,8 @@ def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast, found: Pairs) -> O
             reason = Reason.LAUNCH_FAILED if gate.cause else Reason.INCORRECT
             if failure.startswith("bytes."):
                 reason = Reason.WRONG_BYTES
-            return Status.ERROR, reason, f"{arm.case.id}: {failure}"
+            whose = "" if arm.name == contrast.subject else f"{arm.case.id}: "
+            return Status.ERROR, reason, f"{whose}{failure}"
     if (mismatch := _norms(plan, contrast, checked)) is not None:
         return Status.ERROR, Reason.INCORRECT, mismatch
     names = {a.name for a in arms}
@@ -234,9 +235,7 @@ def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast, found: Pairs) -> O
         if launch.arm not in names:
             continue
         if launch.status is LaunchStatus.FAILED:
-            cause = launch.cause.message if launch.cause else "no cause found"
-            who = f"rank {launch.cause.rank}" if launch.cause else launch.arm
-            return Status.ERROR, Reason.LAUNCH_FAILED, f"{launch.launch}: {who}: {cause}"
+            return Status.ERROR, Reason.LAUNCH_FAILED, blame(launch)
         if launch.wrong:
             return Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}"
     return None
@@ -258,8 +257,7 @@ def smallest_fit(run: RunRecord, plan: Plan) -> str:
 def gate_failure(gate: LaunchRecord) -> str | None:
     """The first check that failed, as a sentence; None if all hold on every rank."""
     if gate.status is not LaunchStatus.OK:
-        who = f"rank {gate.cause.rank}: {gate.cause.message}" if gate.cause else "did not finish"
-        return f"correctness gate: {who}"
+        return f"correctness gate: {blame(gate)}"
     for rank in gate.ranks:
         for check in rank.checks:
             if not check.ok:
@@ -269,6 +267,17 @@ def gate_failure(gate: LaunchRecord) -> str | None:
     if not gate.ranks or not all(r.checks for r in gate.ranks):
         return "correctness gate: nothing was checked"
     return None
+
+
+def blame(launch: LaunchRecord) -> str:
+    """Which rank ended a failed launch, in which phase, how sure that is, and where its log lies."""
+    cause = launch.cause
+    if cause is None:
+        return f"{launch.launch} did not finish"
+    sure = "" if cause.sure else " (not sure of the rank)"
+    where = f"{cause.phase}, step {cause.step}" if cause.phase in ("warmup", "steady") else cause.phase
+    log = f"launches/{launch.launch}/rank{cause.rank}.log"
+    return f"rank {cause.rank}: {cause.message}{sure} (in {where}; log {log})"
 
 
 def _control(gate: LaunchRecord | None) -> Obstacle:

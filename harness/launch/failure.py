@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 
@@ -13,7 +14,8 @@ def attribute(ends: Sequence[RankEnd]) -> Cause | None:
     """The cause of a failed launch; None if every rank finished.
 
     In this order: a rank's own exception; a signal that we did not send; an exit without a
-    result; in a hang the rank that is stopped, or was silent longest. A rank that reports a lost
+    result; in a hang the rank that is stopped, or that does not wait inside torch as its victims
+    do, or was silent longest. A rank that reports a lost
     connection or a time-out is a victim; the one that said nothing is the suspect.
     """
     failed = [e for e in ends if not (e.finished and e.exit_code == 0)]
@@ -23,7 +25,10 @@ def attribute(ends: Sequence[RankEnd]) -> Cause | None:
     own = [e for e in by_order if e.error is not None and not e.error.peer]
     signalled = [e for e in by_order if e.signal is not None and not e.killed]
     left = [e for e in by_order if not e.killed and e.signal is None and e.error is None]
-    silent = sorted((e for e in failed if e.killed), key=lambda e: (e.state not in ("T", "D"), -e.silent_s))
+    silent = sorted(
+        (e for e in failed if e.killed),
+        key=lambda e: (e.state not in ("T", "D"), waits_in_torch(e.stack), e.step, -e.silent_s),
+    )
     if own:
         found, kind, sure = own[0], "exception", True
         assert found.error is not None
@@ -41,6 +46,8 @@ def attribute(ends: Sequence[RankEnd]) -> Cause | None:
         sure = stopped or len(silent) == 1
         what = "stopped" if found.state == "T" else "silent"
         message = f"{what} for {found.silent_s:.0f} s"
+        if frame := innermost(found.stack):
+            message += f" in {frame[0]}, line {frame[1]}"
     else:
         found, kind, sure = by_order[0], "peer", False
         assert found.error is not None
@@ -54,3 +61,16 @@ def attribute(ends: Sequence[RankEnd]) -> Cause | None:
         sure=sure,
         victims=tuple(e.rank for e in failed if e.rank != found.rank),
     )
+
+
+def innermost(stack: str) -> tuple[str, int] | None:
+    """File and line that a rank's main thread was at, from faulthandler's text."""
+    _, _, main = stack.rpartition("(most recent call first):")
+    match = re.search(r'File "([^"]+)", line (\d+)', main)
+    return (match[1], int(match[2])) if match else None
+
+
+def waits_in_torch(stack: str) -> bool:
+    """Whether a rank was inside torch, where those wait who wait for somebody else."""
+    frame = innermost(stack)
+    return frame is not None and "/torch/" in frame[0]

@@ -74,6 +74,8 @@ def scaling_table(run: RunRecord, width: int = 100, family: str | None = None) -
             continue
         case = plan.arms[-1].case
         names = [case.family, *(f"  +{extra}" for extra in case.extras.split("+")[1:])]
+        if (against := contrasts.reference(plan)) != "plain":
+            names.append(f"  v {against}")
         rows += [[""] * len(_COLUMNS) for _ in range(len(names) - len(rows))]
         for name, row in zip([*names, *[""] * len(rows)], rows, strict=False):
             row[0] = name
@@ -223,31 +225,32 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     return out
 
 
-def cost(run: RunRecord) -> str:
+def cost(run: RunRecord, width: int = 100) -> list[str]:
     """Launches, seconds per launch, and the share of the run spent outside steps."""
     timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
     if not timed:
-        return " cost     nothing was timed"
+        return [" cost     nothing was timed"]
     stepping = sum(max((r.stepping_s for r in x.ranks), default=0.0) for x in timed)
     gates = [x for x in run.launches if x.purpose is Purpose.GATE]
     wall = sum(x.wall_s for x in timed)
     launch = (wall - stepping) / len(timed)
-    return (
+    text = (
         f" cost     {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each to"
-        f" start and end), {len(gates)} gates; {1 - stepping / run.elapsed_s:.0%} of the run outside steps"
+        f" start and end), {len(gates)} gates; {1 - stepping / run.elapsed_s:.0%} outside steps"
     )
+    return wrap(text, width, 10)
 
 
 def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[str]:
     """Everything printed at the end of a run."""
     out = [rule("scaling", width, "="), " " + header(run)]
     if table_ := scaling_table(run, width):
-        out += ["", *table_, " efficiency = throughput per rank against plain: one device, no wrapper"]
+        out += ["", *table_, " efficiency = throughput per rank against plain (one device, no wrapper), or as marked"]
     out += ["", rule("verdicts", width), *verdict_lines(run, width)]
     out += [f" {counts(run)}", ""]
     for finding in [*verdict.findings(run), *run.notes]:
         out += wrap(f" noticed  {finding}", width, 10)
-    out += [*coverage(run, width), cost(run)]
+    out += [*coverage(run, width), *cost(run, width)]
     out += [f" rerun    {rerun}"]
     out += [f" report   scaleproof report {folder}"]
     if not run.complete:

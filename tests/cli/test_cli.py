@@ -1,0 +1,214 @@
+"""The command line: golden screens, JSON, exit status, errors that end with a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import main
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def screen(arguments: list[str], columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> str:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [80, 100, 140])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("report", ["report", "results/samples/ddp-nano"]),
+        ("verify", ["verify", "results/samples/ddp-nano"]),
+        ("compare", ["compare-hardware", "results/samples/ddp-nano", "results/samples/ddp-nano-again"]),
+    ],
+)
+def test_golden_screens(
+    name: str, arguments: list[str], columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """Set SCALEPROOF_GOLDEN=write to accept new screens after looking at them."""
+    seen = screen(arguments, columns, capsys, monkeypatch)
+    path = GOLDEN / f"{name}-{columns}.txt"
+    if os.environ.get("SCALEPROOF_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(seen)
+    assert seen == path.read_text()
+    assert max(map(len, seen.splitlines())) <= columns
+    assert "\033" not in seen, "no colour into a pipe"
+
+
+def test_the_page_needs_no_network(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    screen(["report", "results/samples/ddp-nano"], 100, capsys, monkeypatch)
+    page = (ROOT / "results/samples/ddp-nano/report.html").read_text()
+    assert "http" not in page and "<svg" in page
+    assert "ddp/decoder-nano/weak@2cpu" in page and "PASS" in page
+    data = re.search(r'<script type="application/json" id="record">(.*?)</script>', page, re.S)
+    assert data and len(json.loads(data[1])["verdicts"]) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["doctor", "--json"],
+        ["list", "--json"],
+        ["report", "results/samples/ddp-nano", "--json"],
+        ["verify", "results/samples/ddp-nano", "--json"],
+        ["compare", "results/samples/ddp-nano", "results/samples/ddp-nano-again", "--json"],
+        ["compare-hardware", "results/samples/ddp-nano", "results/samples/ddp-nano-again", "--json"],
+    ],
+    ids=lambda a: a[0],
+)
+def test_json_is_one_document(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["lst"], 4, "did you mean 'list'"),
+        (["report", "nowhere"], 4, "no record.json here"),
+        (["run", "ddp/decoder-tny"], 4, "has no size 'tny'"),
+        (["run", "ddp/decoder-tiny/strong", "--cpus", "2"], 4, "needs a global batch"),
+        (["run", "ddp/mlp-nano", "--set", "precsion=bf16"], 4, "no such field"),
+        (["run", "ddp/mlp-nano", "--set", "precision=fp8"], 4, "'fp8' is none of"),
+        (["run", "ddp/mlp-nano", "--time-budget", "soon"], 4, "--time-budget soon"),
+        (["run", "ddp/mlp-nano", "--gpus", "64"], 4, "only 0 usable GPUs"),
+        (["run"], 4, "nothing to run"),
+        (["list", "--path", "nowhere"], 4, "not a folder"),
+    ],
+)
+def test_errors_say_what_and_end_with_a_command(
+    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        seen = main(arguments)
+    except SystemExit as exit_:
+        seen = int(exit_.code or 0)
+    said = capsys.readouterr().err
+    assert seen == code
+    assert says in said and "try " in said and "Traceback" not in said
+
+
+def scaleproof(*arguments: str, cwd: Path, **kw: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments], cwd=cwd, capture_output=True, text=True, check=False, **kw
+    )
+
+
+def test_run_measures_judges_and_writes_a_record_that_verifies(tmp_path: Path) -> None:
+    done = scaleproof("run", "ddp/mlp-nano/weak", "--cpus", "2", cwd=tmp_path)
+    assert done.returncode == 5, "no rule applies, so nothing was judged"
+    (folder,) = tmp_path.glob("results/runs/*/*")
+    assert f"report   scaleproof report {folder.relative_to(tmp_path)}" in done.stdout
+    assert scaleproof("verify", str(folder), cwd=tmp_path).returncode == 0
+    assert scaleproof("report", str(folder), cwd=tmp_path).returncode == 0
+    assert (folder / "report.html").is_file()
+
+
+def test_plan_says_what_would_be_launched_and_launches_nothing(tmp_path: Path) -> None:
+    done = scaleproof("plan", "fsdp/decoder-llama-8b/weak", "--cpus", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "8.03 G" in done.stdout and "does not fit" in done.stdout
+    assert "about" in done.stdout
+    assert not (tmp_path / "results").exists()
+
+
+def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness", "run", "ddp/mlp-nano/weak", "--cpus", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    while not (records := list(tmp_path.glob("results/runs/*/*/record.json"))):
+        assert process.poll() is None, "it ended before its first block"
+        os.sched_yield()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "this run is incomplete: scaleproof run --resume" in out
+    folder = records[0].parent
+    before = json.loads(records[0].read_text())
+    assert not before["complete"] and before["launches"]
+    done = scaleproof("run", "--resume", str(folder), cwd=tmp_path)
+    after = json.loads(records[0].read_text())
+    assert done.returncode == 5 and after["complete"]
+    kept = {x["launch"] for x in before["launches"]} & {x["launch"] for x in after["launches"]}
+    assert kept
+    assert scaleproof("verify", str(folder), cwd=tmp_path).returncode == 0
+    assert scaleproof("run", "--resume", str(folder), cwd=tmp_path).returncode == 4
+
+
+def test_several_nodes_by_torchrun(tmp_path: Path) -> None:
+    """Two torchrun agents on this machine: two nodes of one rank."""
+    (tmp_path / "two.py").write_text(
+        "from harness import ladder\nfrom harness.recipes import Protocol\n"
+        "FAST = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)\n"
+        "def nodes(site):\n"
+        "    return [ladder(site.case('ddp/mlp-nano'), (2,), baselines=(), protocol=FAST, shape=site.shape)]\n"
+        "def plain(site):\n"
+        "    return [ladder(site.case('ddp/mlp-nano'), (2,), baselines=('plain',), protocol=FAST, shape=site.shape)]\n"
+    )
+    arguments = ("run", "two.py::plain", "--engine", "torchrun", "--nodes", "2", "--cpus", "2")
+    done = scaleproof(*arguments, cwd=tmp_path)
+    assert done.returncode == 5, done.stdout + done.stderr
+    (path,) = tmp_path.glob("results/runs/*/*/record.json")
+    launches = json.loads(path.read_text())["launches"]
+    two = [x for x in launches if x["arm"] == "@2"]
+    assert all([r["node"] for r in x["ranks"]] == [0, 1] for x in two)
+    assert {x["status"] for x in launches} == {"ok"} and not any(x["wrong"] for x in launches)
+    assert all(c["ok"] for x in launches for r in x["ranks"] for c in r["checks"])
+
+
+def test_ingest_fills_asvs_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("asv.conf.json", "benchmarks", "harness"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "cost"))
+        else:
+            shutil.copy(source, tmp_path / name)
+    shutil.copytree(ROOT / "results/samples", tmp_path / "results/samples")
+    samples = [f"results/samples/{n}" for n in ("ddp-nano", "ddp-nano-again")]
+    home = {**os.environ, "HOME": str(tmp_path)}
+
+    def asv(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "asv", *arguments], cwd=tmp_path, env=home,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    empty = subprocess.run(
+        [sys.executable, "-m", "asv", "run", "--quick"], cwd=tmp_path, env=home,
+        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert empty.returncode != 0, "without a ledger it must not look as if it had stored something"
+    done = scaleproof("ingest", *samples, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert scaleproof("ingest", samples[0], cwd=tmp_path).returncode == 0, "twice is once"
+    machine = next(p.name for p in (tmp_path / "results/asv").iterdir() if p.is_dir())
+    asv("check")
+    asv("publish")
+    compared = asv("compare", "main~1", "main", "--machine", machine)
+    assert "records.track_step_time('ddp/decoder-nano/weak@2cpu')" in compared
+    assert "records.track_scaling_loss" in compared and "n/a" not in compared
+    shown = asv("show", "main", "--machine", machine)
+    assert "ddp/decoder-nano/weak@2cpu" in shown
+    asv("machine", "--yes", "--machine", machine)
+    commit = subprocess.run(
+        ["git", "--git-dir", "results/axis.git", "rev-parse", "main"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    asv("run", "--machine", machine, "--set-commit-hash", commit)

@@ -1,0 +1,223 @@
+"""The pytest plugin as users meet it: real suites, real launches, real exit status."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+SUITE = """
+    from harness import Site, control, ladder, scaling
+    from harness.recipes import Protocol
+
+    FAST = Protocol(steps=6, cut=2, min_blocks=2, max_blocks=2)
+
+    def weak(site):
+        return [ladder(site.case("ddp/mlp-nano"), (1, 2), protocol=FAST)]
+
+    def other(site):
+        return [ladder(site.case("fsdp/mlp-nano"), (1, 2), protocol=FAST, baselines=("wrapped",))]
+
+    @scaling(weak)
+    def test_weak(verdict):
+        assert verdict.n > 0
+
+    @scaling(other)
+    def test_other(verdict):
+        pass
+"""
+RULE = """
+[[rule]]
+name = "two"
+case = "ddp/mlp-nano/weak"
+mode = "weak"
+baseline = "plain"
+world = 2
+metric = "efficiency"
+{bound}
+unit = "1"
+source = "requirement"
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makepyfile(test_suite=SUITE)
+    return pytester
+
+
+def rules(pytester: pytest.Pytester, bound: str) -> None:
+    (pytester.path / "thresholds.toml").write_text(RULE.format(bound=bound))
+
+
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "--cpus", "2", *arguments)
+
+
+def record(pytester: pytest.Pytester) -> dict[str, object]:
+    (path,) = pytester.path.glob("results/runs/*/*/record.json")
+    return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
+    rules(suite, "at_least = 0.01")
+    result = run(suite, "-v")
+    result.stdout.fnmatch_lines(
+        [
+            "*test_weak?ddp-mlp_nano-weak-1cpu-efficiency? RECORDED*",
+            "*test_weak?ddp-mlp_nano-weak-2cpu-efficiency? PASSED*",
+            "*test_weak?ddp-mlp_nano-weak-2cpu-efficiency-wrapped? RECORDED*",
+            "*test_other?fsdp-mlp_nano-weak-2cpu-efficiency-wrapped? RECORDED*",
+            "*efficiency [[]95%[]]*verdict*",
+            "*rerun *pytest*",
+        ]
+    )
+    assert result.ret == 0
+    launches = [x for x in record(suite)["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
+    assert len(launches) == 4 * 3 + 4 * 2, "each plan once, whatever the number of items"
+
+
+@pytest.mark.parametrize(
+    ("bound", "code", "word"),
+    [("at_least = 0.01", 0, "PASS"), ("at_least = 1.05", 1, "FAIL"), ("at_most = 0.01", 1, "FAIL")],
+)
+def test_the_exit_status_is_the_verdicts(suite: pytest.Pytester, bound: str, code: int, word: str) -> None:
+    rules(suite, bound)
+    result = run(suite, "-k", "test_weak and 2cpu and not wrapped")
+    assert result.ret == code
+    assert word in result.stdout.str()
+
+
+def test_without_rules_nothing_is_judged_and_that_is_not_green(suite: pytest.Pytester) -> None:
+    assert run(suite, "-k", "test_other").ret == 5
+
+
+def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_suite=SUITE.replace("assert verdict.n > 0", "assert verdict.n > 99"))
+    rules(pytester, "at_least = 0.01")
+    result = run(pytester, "-k", "test_weak and 2cpu and not wrapped")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*assert*99*"])
+
+
+def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(pytester: pytest.Pytester) -> None:
+    """A scheduled stand-in whose seeded noise spans the bound: 0.85 planted, 0.85 required."""
+    knobs = "{'paced.mode': 'schedule', 'paced.plant': '2:0.85', 'paced.noise': 0.05, 'paced.step_ms': 20.0}"
+    text = SUITE.replace("site.case('ddp/mlp-nano')", "").replace(
+        'site.case("ddp/mlp-nano"), (1, 2)', f'site.case("ddp/paced-small", knobs={knobs}), (2,)'
+    )
+    pytester.makepyfile(test_suite=text)
+    rule = RULE.replace("ddp/mlp-nano/weak", "ddp/paced-small/*").format(bound="at_least = 0.85")
+    (pytester.path / "thresholds.toml").write_text(rule)
+    select = ("-k", "test_weak and 2cpu and not wrapped")
+    hard = run(pytester, *select, "--junitxml=j.xml")
+    assert hard.ret == 10
+    case = ET.parse(pytester.path / "j.xml").getroot().find(".//testcase")
+    assert case is not None and case.find("failure") is not None
+    soft = run(pytester, *select, "--scaling-inconclusive=warn")
+    assert soft.ret == 0
+    soft.stdout.fnmatch_lines(["*1 inconclusive*"])
+
+
+def test_k_keeps_the_baselines_it_needs_and_drops_the_rest(suite: pytest.Pytester) -> None:
+    run(suite, "-k", "test_weak and 2cpu and not wrapped")
+    found = record(suite)
+    assert [p["name"] for p in found["plans"]] == ["ddp/mlp-nano/weak"]  # type: ignore[attr-defined]
+    assert {x["arm"] for x in found["launches"]} == {"plain", "@2"}  # type: ignore[attr-defined]
+
+
+def test_x_stops_between_plans(suite: pytest.Pytester) -> None:
+    rules(suite, "at_least = 1.05")
+    assert run(suite, "-x").ret == 1
+    assert [p["name"] for p in record(suite)["plans"]] == ["ddp/mlp-nano/weak"]  # type: ignore[attr-defined]
+
+
+def test_collect_only_launches_nothing(suite: pytest.Pytester) -> None:
+    result = run(suite, "--collect-only", "-q")
+    result.stdout.fnmatch_lines(["*ddp-mlp_nano-weak-2cpu-efficiency*"])
+    assert result.ret == 0
+    assert not (suite.path / "results").exists()
+
+
+def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.Pytester) -> None:
+    (pytester.mkdir("mine") / "broken.py").write_text(
+        '"""Raises on rank 1."""\nfrom harness.strategies.ddp import *  # noqa\nfrom harness.strategies import ddp\n'
+        'SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)\nKNOBS = {}\n'
+        "def build(model, ctx):\n    if ctx.rank == 1:\n        raise RuntimeError('planted')\n    return ddp.build(model, ctx)\n"
+    )
+    pytester.makepyfile(test_suite=SUITE.replace("ddp/mlp-nano", "broken/mlp-nano"))
+    result = run(pytester, "--path", "mine")
+    assert result.ret == 11
+    out = " ".join(result.stdout.str().split())
+    assert "rank 1: RuntimeError: planted" in out
+    assert "fsdp/mlp-nano/weak" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--gpus", "4"), "only 0 usable GPUs"),
+        (("--engine", "slrm"), "no such engine"),
+        (("--nodes", "2"), "starts one node only"),
+        (("--path", "nowhere"), "not a folder"),
+    ],
+)
+def test_bad_options_are_usage_errors_without_a_traceback(
+    suite: pytest.Pytester, arguments: tuple[str, ...], says: str
+) -> None:
+    if "--gpus" in arguments:
+        result = suite.runpytest_subprocess(*arguments)
+    else:
+        result = run(suite, *arguments)
+    text = result.stderr.str() + result.stdout.str()
+    assert result.ret == 4, text
+    assert says in text and "try" in text and "Traceback" not in text
+
+
+def test_a_mistake_in_the_thresholds_is_a_usage_error(suite: pytest.Pytester) -> None:
+    (suite.path / "thresholds.toml").write_text(RULE.format(bound="at_leest = 0.5"))
+    result = run(suite)
+    assert result.ret == 4
+    assert "did you mean 'at_least'" in result.stdout.str()
+
+
+def test_another_projects_gpus_option_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--gpus', default='theirs')")
+    pytester.makepyfile("def test_theirs(request): assert request.config.option.gpus == '3'")
+    assert pytester.runpytest_subprocess("--gpus", "3").ret == 0
+
+
+def test_a_project_without_suites_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_theirs(): pass")
+    result = pytester.runpytest_subprocess()
+    assert result.ret == 0
+    assert "scaling" not in result.stdout.str().replace("scaleproof", "")
+
+
+def test_launches_appear_in_pytest_benchmark(suite: pytest.Pytester) -> None:
+    rules(suite, "at_least = 0.01")
+    result = run(suite, "-k", "test_weak", "--benchmark-json=b.json")
+    assert result.ret == 0
+    found = json.loads((suite.path / "b.json").read_text())["benchmarks"]
+    launches = [x for x in record(suite)["launches"] if x["arm"] == "@2" and x["steps"]]  # type: ignore[attr-defined]
+    mine = next(b for b in found if b["extra_info"]["case"].endswith("@2cpu"))
+    assert mine["stats"]["rounds"] == len(launches)
+    assert sorted(mine["stats"]["data"]) == pytest.approx(sorted(x["steps"]["median_s"] for x in launches))
+    assert {b["group"] for b in found} == {"ddp/mlp-nano/weak"}
+
+
+def test_reruns_do_not_measure_again(suite: pytest.Pytester) -> None:
+    """Two functions on one recipe: measured once, judged twice."""
+    path = suite.path / "test_suite.py"
+    path.write_text(path.read_text() + "\n@scaling(weak)\ndef test_same(verdict):\n    pass\n")
+    rules(suite, "at_least = 0.01")
+    run(suite, "-k", "(test_weak or test_same) and 2cpu and not wrapped")
+    assert len([x for x in record(suite)["launches"] if x["purpose"] == "timed"]) == 8  # type: ignore[attr-defined]
+
+
+def test_environment_sets_options(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEPROOF_RESULTS", str(suite.path / "elsewhere"))
+    run(suite, "-k", "test_other")
+    assert list(Path(suite.path / "elsewhere").glob("runs/*/*/record.json"))

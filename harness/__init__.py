@@ -8,4 +8,15 @@ from harness.site import Site
 from harness.spec import CaseSpec, Plan, Protocol
 from harness.suite import scaling
 
-__all__ = ["CaseSpec", "Plan", "Protocol", "Recipe", "Site", "control", "ladder", "plain", "scaling", "versus"]
+__all__ = [
+    "CaseSpec",
+    "Plan",
+    "Protocol",
+    "Recipe",
+    "Site",
+    "control",
+    "ladder",
+    "plain",
+    "scaling",
+    "versus",
+]

@@ -30,7 +30,9 @@ class Beats:
     def __init__(self, path: Path, world_size: int, *, create: bool = False) -> None:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"".join(_SLOT.pack(0, 0, time.monotonic()) for _ in range(world_size)))
+            path.write_bytes(
+                b"".join(_SLOT.pack(0, 0, time.monotonic()) for _ in range(world_size))
+            )
         with path.open("r+b") as handle:
             self._map = mmap.mmap(handle.fileno(), world_size * _SLOT.size)
 

@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(_VERBS[parsed.verb](parsed, arguments))
     except ScaleproofError as error:
-        sys.stderr.write(text.paint(f"ERROR: {error}\n") if text.wants_color(sys.stderr) else f"ERROR: {error}\n")
+        sys.stderr.write(
+            text.paint(f"ERROR: {error}\n") if text.wants_color(sys.stderr) else f"ERROR: {error}\n"
+        )
         return int(error.exit)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -68,12 +70,21 @@ def _parser() -> Parser:
     verb("doctor", "check what on this machine would spoil a measurement; changes nothing")
     sub = verb("list", "strategies, models, compressors, engines and suites")
     sub.add_argument("kind", nargs="?", choices=KINDS, help="only this kind")
-    sub.add_argument("--path", action="append", default=[], metavar="DIR", help="folder with your own files")
+    sub.add_argument(
+        "--path", action="append", default=[], metavar="DIR", help="folder with your own files"
+    )
     sub = verb("plan", "what would be launched, how long it takes, memory and bytes per rank")
-    sub.add_argument("target", nargs="?", default="suites", help="a case, a suite folder, file.py or file.py::recipe")
+    sub.add_argument(
+        "target",
+        nargs="?",
+        default="suites",
+        help="a case, a suite folder, file.py or file.py::recipe",
+    )
     _where(sub)
     sub = verb("run", "measure and judge a case or a recipe")
-    sub.add_argument("target", nargs="?", help="a case (ddp/decoder-tiny/weak), file.py or file.py::recipe")
+    sub.add_argument(
+        "target", nargs="?", help="a case (ddp/decoder-tiny/weak), file.py or file.py::recipe"
+    )
     sub.add_argument("--resume", metavar="RUN", help="go on with an interrupted run")
     sub.add_argument("--inconclusive", choices=("fail", "warn"), default="fail")
     _where(sub)
@@ -100,7 +111,13 @@ def _parser() -> Parser:
 
 def _where(sub: argparse.ArgumentParser) -> None:
     options.add_to(sub)
-    sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field or knob of the case")
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a field or knob of the case",
+    )
 
 
 def _width() -> int:
@@ -175,7 +192,9 @@ def _values(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measurer(parsed: argparse.Namespace, known: Catalogue, arguments: list[str]) -> Measurer:
-    beside = [Path(parsed.target).parent if (parsed.target or "").endswith(".py") else Path("suites")]
+    beside = [
+        Path(parsed.target).parent if (parsed.target or "").endswith(".py") else Path("suites")
+    ]
     target = (parsed.target or "").partition("::")[0]
     if Path(target).exists():
         beside.insert(0, Path(target) if Path(target).is_dir() else Path(target).parent)
@@ -192,7 +211,9 @@ def _measurer(parsed: argparse.Namespace, known: Catalogue, arguments: list[str]
 
 def _plan(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     known = options.catalogue(parsed.path)
-    plans = planning.plans_of(parsed.target, options.site(_values(parsed), known), known, _settings(parsed))
+    plans = planning.plans_of(
+        parsed.target, options.site(_values(parsed), known), known, _settings(parsed)
+    )
     measurer = _measurer(parsed, known, arguments)
     try:
         measurer.describe([a.case for p in plans for a in p.arms])
@@ -219,7 +240,9 @@ def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[s
     for f in found:
         for arm in f.plan.arms:
             d = f.described[arm.case.hash]
-            names = sorted({r for c in f.plan.contrasts if c.subject == arm.name for r in f.rules[c.name]})
+            names = sorted(
+                {r for c in f.plan.contrasts if c.subject == arm.name for r in f.rules[c.name]}
+            )
             if d.facts is None or d.expected is None:
                 rows.append([arm.case.id, "", "", "", "", "", f"SKIP: {d.unsupported}"])
                 continue
@@ -232,7 +255,9 @@ def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[s
                     f"{flops / 1e9:.3g}",
                     si(float(d.expected.memory_bytes), "B"),
                     si(max(d.expected.sent_bytes), "B"),
-                    ", ".join(names) if fits(d, arm.case, measurer.machine) else "SKIP: does not fit",
+                    ", ".join(names)
+                    if fits(d, arm.case, measurer.machine)
+                    else "SKIP: does not fit",
                 ]
             )
     launches = sum(f.num_launches for f in found)
@@ -258,7 +283,11 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
         site = options.site(_values(parsed), known)
         plans = planning.plans_of(parsed.target, site, known, _settings(parsed))
     else:
-        raise ScaleproofError("nothing to run", expected="a case, a recipe or --resume RUN", fix="scaleproof run ddp/decoder-tiny/weak --cpus 2")
+        raise ScaleproofError(
+            "nothing to run",
+            expected="a case, a recipe or --resume RUN",
+            fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
+        )
     stopped = False
     measurer.waiting = len(plans)
     try:

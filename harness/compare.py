@@ -75,7 +75,8 @@ def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> 
     """Two runs on one hardware class; unlike machines are refused unless forced."""
     if a.machine.hardware_class != b.machine.hardware_class and not force:
         raise SpecError(
-            f"the runs are from different hardware: {a.machine.hardware_class}, {b.machine.hardware_class}",
+            "the runs are from different hardware:"
+            f" {a.machine.hardware_class}, {b.machine.hardware_class}",
             expected="two runs of one hardware class (or --force, which marks the result)",
             fix="scaleproof compare-hardware RUN_A RUN_B",
         )
@@ -96,7 +97,9 @@ def _key(case: CaseSpec, hardware: bool) -> str:
 
 def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comparison:
     if metric not in METRICS:
-        raise SpecError(f"--metric {metric}", expected=", ".join(METRICS), fix="--metric throughput")
+        raise SpecError(
+            f"--metric {metric}", expected=", ".join(METRICS), fix="--metric throughput"
+        )
     values_a, values_b = _values(a, metric, hardware), _values(b, metric, hardware)
     efficiency_a, efficiency_b = _efficiency(a, hardware), _efficiency(b, hardware)
     rows, logs, variances, not_compared = [], [], [], []
@@ -127,8 +130,15 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
             not_compared.append(f"{case.id}: only in {'A' if x else 'B'}")
         rows.append(
             Row(
-                case=case, a=mean_a, b=mean_b, ratio=ratio, low=low, high=high,
-                efficiency_a=efficiency_a.get(key), efficiency_b=efficiency_b.get(key), reading=reading,
+                case=case,
+                a=mean_a,
+                b=mean_b,
+                ratio=ratio,
+                low=low,
+                high=high,
+                efficiency_a=efficiency_a.get(key),
+                efficiency_b=efficiency_b.get(key),
+                reading=reading,
             )  # fmt: skip
         )
     mean = mean_low = mean_high = None
@@ -162,7 +172,7 @@ def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
 
 
 def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[CaseSpec, list[float]]]:
-    """key -> the case and its launches' values, over all plans that ran it."""
+    """Key -> the case and its launches' values, over all plans that ran it."""
     out: dict[str, tuple[CaseSpec, list[float]]] = {}
     for plan in run.plans:
         for arm in plan.arms:
@@ -204,5 +214,8 @@ def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None,
     if va + vb == 0:
         return difference, 0.0, 0.0
     df = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
-    return difference, stats.t_quantile(1 - ALPHA / 2, max(1, int(df))) * math.sqrt(va + vb), va + vb
-
+    return (
+        difference,
+        stats.t_quantile(1 - ALPHA / 2, max(1, int(df))) * math.sqrt(va + vb),
+        va + vb,
+    )

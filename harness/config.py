@@ -88,20 +88,29 @@ def read_tables(path: Path, name: str) -> tuple[list[Table], Problems]:
     for key in doc:
         if key != name:
             line = next(
-                (i for i, s in enumerate(problems.lines, 1) if re.match(rf"\s*\[*\s*{re.escape(key)}\b", s)), 0
+                (
+                    i
+                    for i, s in enumerate(problems.lines, 1)
+                    if re.match(rf"\s*\[*\s*{re.escape(key)}\b", s)
+                ),
+                0,
             )
             near = difflib.get_close_matches(key, [name], 1)
-            problems.add(line, f"unknown top-level key {key!r}", f"did you mean {name!r}?" if near else "")
+            problems.add(
+                line, f"unknown top-level key {key!r}", f"did you mean {name!r}?" if near else ""
+            )
     rows = doc.get(name, [])
     if not isinstance(rows, list):
         problems.add(1, f"{name!r} must be a list of tables", f"write [[{name}]]")
         rows = []
-    starts = [i for i, s in enumerate(problems.lines, 1) if re.match(rf"\s*\[\[\s*{name}\s*\]\]", s)]
+    starts = [
+        i for i, s in enumerate(problems.lines, 1) if re.match(rf"\s*\[\[\s*{name}\s*\]\]", s)
+    ]
     tables = []
     for i, values in enumerate(rows):
         start = starts[i] if i < len(starts) else 0
         stop = starts[i + 1] if i + 1 < len(starts) else len(problems.lines) + 1
-        lines = {}
+        lines: dict[str, int] = {}
         for number in range(start + 1, stop):
             if match := re.match(r"\s*([A-Za-z0-9_-]+)\s*=", problems.lines[number - 1]):
                 lines.setdefault(match[1], number)
@@ -120,7 +129,9 @@ def check_table(table: Table, keys: Mapping[str, Key], problems: Problems, name:
             if near and near[0] in missing:
                 missing.remove(near[0])  # one mistake, told once
             problems.add(
-                line, f"unknown key {key!r} in [[{name}]]", f"did you mean {near[0]!r}?" if near else ""
+                line,
+                f"unknown key {key!r} in [[{name}]]",
+                f"did you mean {near[0]!r}?" if near else "",
             )
             continue
         rule = keys[key]

@@ -38,7 +38,9 @@ def usable(launch: LaunchRecord) -> bool:
     return launch.status is LaunchStatus.OK and not launch.wrong
 
 
-def quantity(launch: LaunchRecord, name: str, statistic: Statistic = Statistic.MEAN) -> float | None:
+def quantity(
+    launch: LaunchRecord, name: str, statistic: Statistic = Statistic.MEAN
+) -> float | None:
     """A launch's value of a quantity, in SI units; None where it was not measured.
 
     Throughput = samples really consumed / wall time of the kept window, over all ranks (the
@@ -120,10 +122,16 @@ def estimate(values: Sequence[float], form: Form, alpha: float) -> Estimate:
         relative = None if found.sd is None or not found.mean else found.sd / abs(found.mean)
         return Estimate(value=found.mean, low=found.low, high=found.high, sd=relative, n=found.n)
     found = stats.t_interval([math.log(v) for v in values], alpha)
-    value, low, high = (None if x is None else math.exp(x) for x in (found.mean, found.low, found.high))
+    value, low, high = (
+        None if x is None else math.exp(x) for x in (found.mean, found.low, found.high)
+    )
     assert value is not None
     if form is Form.SAVED:
-        value, low, high = 1 - value, None if high is None else 1 - high, None if low is None else 1 - low
+        value, low, high = (
+            1 - value,
+            None if high is None else 1 - high,
+            None if low is None else 1 - low,
+        )
     return Estimate(value=value, low=low, high=high, sd=found.sd, n=found.n)
 
 
@@ -146,7 +154,7 @@ def reference(plan: Plan) -> str:
 def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[ScalingPoint]:
     """Every rung of a plan's ladder against one kind of baseline (default: ``reference``)."""
     against = against or reference(plan)
-    out = []
+    out: list[ScalingPoint] = []
     for contrast in plan.contrasts:
         if contrast.metric not in ("efficiency", "speedup") or contrast.against != against:
             continue

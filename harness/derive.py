@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -54,7 +55,7 @@ def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
         line = stats.slope(values)
         assert line.low is not None and line.high is not None
         if found is None or line.mean > found.slope:
-            grew = sum(b > a for a, b in zip(values, values[1:], strict=False)) / (len(values) - 1)
+            grew = sum(b > a for a, b in itertools.pairwise(values)) / (len(values) - 1)
             found = Growth(rank=rank, steady=grew, slope=line.mean, low=line.low, high=line.high)
     return found
 
@@ -77,7 +78,9 @@ def wrong(
     """What did not run as asked. A launch with anything here is never judged."""
     out = []
     if [r.rank for r in ranks] != list(range(case.world_size)):
-        out.append(f"world: ranks {[r.rank for r in ranks]} joined, {case.world_size} were asked for")
+        out.append(
+            f"world: ranks {[r.rank for r in ranks]} joined, {case.world_size} were asked for"
+        )
         return tuple(out)
     if len({(r.host, r.pid) for r in ranks}) != len(ranks):
         out.append("world: two ranks in one process")

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import cast
 
 from harness.codec import Json
 from harness.errors import SpecError
@@ -64,7 +65,7 @@ def read_head(path: Path) -> tuple[str, dict[str, Json]]:
     head: dict[str, Json] = {}
     for node in tree.body:
         if isinstance(node, ast.AnnAssign):
-            target, value = node.target, node.value
+            target, value = cast(ast.expr, node.target), node.value
         elif isinstance(node, ast.Assign):
             target, value = node.targets[0], node.value
         else:
@@ -110,12 +111,14 @@ class Catalogue:
 
     @functools.cached_property
     def entries(self) -> Mapping[str, Mapping[str, Entry]]:
-        """kind -> name -> Entry. A user's file may not hide one of the package."""
+        """Kind -> name -> Entry. A user's file may not hide one of the package."""
         found: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
         for kind, folder in _FOLDERS.items():
             for path in sorted((HERE / folder).glob("*.py")):
                 self._add(found, path, kind)
-        for path in [f for p in (*_entry_point_folders(), *self.paths) for f in sorted(p.glob("*.py"))]:
+        for path in [
+            f for p in (*_entry_point_folders(), *self.paths) for f in sorted(p.glob("*.py"))
+        ]:
             self._add(found, path, None)
         for folder_path in self._suites:
             for path in sorted(folder_path.glob("test_*.py")):
@@ -132,7 +135,8 @@ class Catalogue:
             if mark in head and kind in (None, k):
                 if path.stem in found[k]:
                     raise SpecError(
-                        f"a {k[:-1]} named {path.stem!r} exists already ({found[k][path.stem].path})",
+                        f"a {k[:-1]} named {path.stem!r} exists already"
+                        f" ({found[k][path.stem].path})",
                         where=str(path),
                         expected="a name of its own",
                         fix=f"mv {path} {path.with_stem('my_' + path.stem)}",
@@ -170,9 +174,13 @@ class Catalogue:
             )
         supports = strategy.head["SUPPORTS"]
         if case.device not in supports.get("devices", ("cpu", "cuda")):
-            raise SpecError(f"strategy {case.strategy!r} does not run on {case.device}", where=case.id, fix=fix)
+            raise SpecError(
+                f"strategy {case.strategy!r} does not run on {case.device}", where=case.id, fix=fix
+            )
         if case.mode not in supports.get("modes", ("weak", "strong")):
-            raise SpecError(f"strategy {case.strategy!r} has no {case.mode} mode", where=case.id, fix=fix)
+            raise SpecError(
+                f"strategy {case.strategy!r} has no {case.mode} mode", where=case.id, fix=fix
+            )
         if supports.get("compressor", False) != (case.compressor is not None):
             need = "needs" if supports.get("compressor") else "takes no"
             raise SpecError(
@@ -182,18 +190,28 @@ class Catalogue:
                 fix="scaleproof list compressors",
             )
         if supports.get("worlds") == "one" and case.world_size != 1:
-            raise SpecError(f"strategy {case.strategy!r} runs one rank only", where=case.id, fix=fix)
+            raise SpecError(
+                f"strategy {case.strategy!r} runs one rank only", where=case.id, fix=fix
+            )
         if sum(case.nodes) != case.world_size or min(case.nodes) < 1:
             raise SpecError(
-                f"nodes {case.nodes} do not add up to {case.world_size} ranks", where=case.id, fix=fix
+                f"nodes {case.nodes} do not add up to {case.world_size} ranks",
+                where=case.id,
+                fix=fix,
             )
         if case.mode is Mode.STRONG and case.global_batch is None:
             raise SpecError(
-                "strong mode needs a global batch", where=case.id, expected="--global-batch N", fix=fix
+                "strong mode needs a global batch",
+                where=case.id,
+                expected="--global-batch N",
+                fix=fix,
             )
         if case.mode is Mode.WEAK and case.global_batch is not None:
             raise SpecError(
-                "weak mode derives the global batch", where=case.id, expected="micro_batch alone", fix=fix
+                "weak mode derives the global batch",
+                where=case.id,
+                expected="micro_batch alone",
+                fix=fix,
             )
         knobs = dict(case.knobs)
         defaults = {f"{e.name}.{k}": v for e in entries for k, v in e.knobs.items()}
@@ -214,7 +232,10 @@ class Catalogue:
                 value = knobs[key] = float(value)
             if type(value) is not want:
                 raise SpecError(
-                    f"knob {key} = {value!r}", where=case.id, expected=want.__name__, fix="scaleproof list"
+                    f"knob {key} = {value!r}",
+                    where=case.id,
+                    expected=want.__name__,
+                    fix="scaleproof list",
                 )
             if value == defaults[key]:
                 del knobs[key]
@@ -244,7 +265,7 @@ class Catalogue:
 
 
 def _entry_point_folders() -> list[Path]:
-    """Packages that installed distributions name under the entry-point group ``scaleproof.paths``."""
+    """Packages that distributions name under the entry-point group ``scaleproof.paths``."""
     folders = []
     for point in entry_points(group="scaleproof.paths"):
         spec = importlib.util.find_spec(point.value)  # a top-level package: found, not imported

@@ -53,22 +53,42 @@ def _install() -> Finding:
 def _python() -> Finding:
     good = sys.version_info >= (3, 11) and sys.platform == "linux"
     text = f"{sys.version.split()[0]} on {sys.platform}"
-    return Finding(check="python", level=Level.OK if good else Level.BAD, text=text, advice="" if good else "use Python >= 3.11 on Linux")
+    return Finding(
+        check="python",
+        level=Level.OK if good else Level.BAD,
+        text=text,
+        advice="" if good else "use Python >= 3.11 on Linux",
+    )
 
 
 def _torch() -> Finding:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return Finding(check="torch", level=Level.BAD, text="not installed", advice="pip install -c constraints.txt torch")
+        return Finding(
+            check="torch",
+            level=Level.BAD,
+            text="not installed",
+            advice="pip install -c constraints.txt torch",
+        )
     new = tuple(int(x) for x in version.split("+")[0].split(".")[:2]) >= (2, 11)
-    return Finding(check="torch", level=Level.OK if new else Level.BAD, text=version, advice="" if new else "torch >= 2.11 is needed")
+    return Finding(
+        check="torch",
+        level=Level.OK if new else Level.BAD,
+        text=version,
+        advice="" if new else "torch >= 2.11 is needed",
+    )
 
 
 def _plugin() -> Finding:
     names = {p.name for p in metadata.entry_points(group="pytest11")}
     good = "scaleproof" in names
-    return Finding(check="pytest plugin", level=Level.OK if good else Level.BAD, text="installed" if good else "not installed", advice="" if good else "pip install -e .")
+    return Finding(
+        check="pytest plugin",
+        level=Level.OK if good else Level.BAD,
+        text="installed" if good else "not installed",
+        advice="" if good else "pip install -e .",
+    )
 
 
 def _load() -> Finding:
@@ -86,25 +106,47 @@ def _load() -> Finding:
 def _governor() -> Finding:
     path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if not path.is_file():
-        return Finding(check="cpu governor", level=Level.OK, text="n/a (virtual machine or no cpufreq)")
+        return Finding(
+            check="cpu governor", level=Level.OK, text="n/a (virtual machine or no cpufreq)"
+        )
     governor = path.read_text().strip()
     good = governor == "performance"
-    return Finding(check="cpu governor", level=Level.OK if good else Level.WARN, text=governor, advice="" if good else "cpupower frequency-set -g performance")
+    return Finding(
+        check="cpu governor",
+        level=Level.OK if good else Level.WARN,
+        text=governor,
+        advice="" if good else "cpupower frequency-set -g performance",
+    )
 
 
 def _shared_memory() -> Finding:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
-        return Finding(check="shared memory", level=Level.WARN, text="/dev/shm is missing", advice="mount it: NCCL and data loaders need it")
+        return Finding(
+            check="shared memory",
+            level=Level.WARN,
+            text="/dev/shm is missing",
+            advice="mount it: NCCL and data loaders need it",
+        )
     good = free > 64 << 20
-    return Finding(check="shared memory", level=Level.OK if good else Level.WARN, text=f"{free >> 20} MiB free in /dev/shm", advice="" if good else "enlarge /dev/shm (containers: --shm-size)")
+    return Finding(
+        check="shared memory",
+        level=Level.OK if good else Level.WARN,
+        text=f"{free >> 20} MiB free in /dev/shm",
+        advice="" if good else "enlarge /dev/shm (containers: --shm-size)",
+    )
 
 
 def _files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     good = soft >= 1024
-    return Finding(check="open files", level=Level.OK if good else Level.WARN, text=f"limit {soft}", advice="" if good else "ulimit -n 4096")
+    return Finding(
+        check="open files",
+        level=Level.OK if good else Level.WARN,
+        text=f"limit {soft}",
+        advice="" if good else "ulimit -n 4096",
+    )
 
 
 def _gpus() -> Finding:
@@ -115,10 +157,22 @@ def _gpus() -> Finding:
     readings = nvml.summarise([nvml.poll()])
     slowed = [f"{r.index}: {', '.join(r.throttle)}" for r in readings if r.throttle]
     if len(names) > 1:
-        return Finding(check="gpus", level=Level.WARN, text=f"unequal: {' + '.join(names)}", advice="use baseline sum_of_devices")
+        return Finding(
+            check="gpus",
+            level=Level.WARN,
+            text=f"unequal: {' + '.join(names)}",
+            advice="use baseline sum_of_devices",
+        )
     if slowed:
-        return Finding(check="gpus", level=Level.WARN, text=f"{len(found)}x {names[0]}, slowed: {'; '.join(slowed)}", advice="nvidia-smi -q -d PERFORMANCE")
-    return Finding(check="gpus", level=Level.OK, text=f"{len(found)}x {names[0]}, driver {nvml.driver()}")
+        return Finding(
+            check="gpus",
+            level=Level.WARN,
+            text=f"{len(found)}x {names[0]}, slowed: {'; '.join(slowed)}",
+            advice="nvidia-smi -q -d PERFORMANCE",
+        )
+    return Finding(
+        check="gpus", level=Level.OK, text=f"{len(found)}x {names[0]}, driver {nvml.driver()}"
+    )
 
 
 def _leftovers() -> Finding:

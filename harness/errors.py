@@ -1,10 +1,10 @@
 """Errors and exit status, the same for ``pytest suites/`` and ``scaleproof``.
 
-    ScaleproofError            what, where, what was expected, one fix
-      SpecError                a case, plan or option that cannot be run (exit 4)
-      ConfigError              a mistake in a TOML file (exit 4)
-      RecordError              a record that cannot be read or was edited (exit 4)
-      LaunchError              an engine that cannot start or lost its agent (exit 11)
+ScaleproofError            what, where, what was expected, one fix
+SpecError                a case, plan or option that cannot be run (exit 4)
+ConfigError              a mistake in a TOML file (exit 4)
+RecordError              a record that cannot be read or was edited (exit 4)
+LaunchError              an engine that cannot start or lost its agent (exit 11)
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ class Measurer:
         self.plans: list[Plan] = []
         self.described: dict[str, Described] = {}
         self.launches: list[LaunchRecord] = []
-        self.notes = [f"{f.check}: {f.text}" for f in doctor.examine() if f.level is not doctor.Level.OK]
+        self.notes = [
+            f"{f.check}: {f.text}" for f in doctor.examine() if f.level is not doctor.Level.OK
+        ]
         self.waiting = 0  # plans that are still to come
         self.num_launches = 0
         self._engine: Engine = engines.make(catalogue.get("engines", settings.engine))
@@ -128,7 +130,9 @@ class Measurer:
         """Go on with an interrupted run: whole blocks are kept, a half-measured one is dropped."""
         old = load(folder)
         if old.complete:
-            raise RecordError("this run is complete", where=str(folder), fix=f"scaleproof report {folder}")
+            raise RecordError(
+                "this run is complete", where=str(folder), fix=f"scaleproof report {folder}"
+            )
         if old.machine.hardware_class != self.machine.hardware_class:
             raise RecordError(
                 f"was measured on {old.machine.hardware_class}", where=str(folder),
@@ -145,9 +149,13 @@ class Measurer:
             whole = [x for b in blocks.values() if len(b) == 2 * len(plan.arms) for x in b]
             dropped = sum(map(len, blocks.values())) - len(whole)
             if dropped:
-                self.notes.append(f"resumed: {dropped} launches of an unfinished block were repeated")
+                self.notes.append(
+                    f"resumed: {dropped} launches of an unfinished block were repeated"
+                )
             kept += whole
-        gates = [x for x in old.launches if x.purpose is Purpose.GATE and x.status is LaunchStatus.OK]
+        gates = [
+            x for x in old.launches if x.purpose is Purpose.GATE and x.status is LaunchStatus.OK
+        ]
         self.launches = [*gates, *kept]
 
     def warm(self) -> None:
@@ -225,7 +233,11 @@ class Measurer:
     def _check(self, plan: Plan) -> list[Arm]:
         """Gate every case that can run; the arms that are worth timing."""
         usable = []
-        failed: dict[str, bool] = {x.case: verdict.gate_failure(x) is not None for x in self.launches if x.purpose is Purpose.GATE}
+        failed: dict[str, bool] = {
+            x.case: verdict.gate_failure(x) is not None
+            for x in self.launches
+            if x.purpose is Purpose.GATE
+        }
         for arm in plan.arms:
             answer = self.described[arm.case.hash]
             if answer.unsupported or not verdict.fits(answer, arm.case, self.machine):
@@ -252,7 +264,9 @@ class Measurer:
         if not arms:
             return
         protocol = plan.protocol
-        have = {x.block for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED}
+        have = {
+            x.block for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED
+        }
         for block in range(protocol.max_blocks):
             if block in have:
                 continue
@@ -283,7 +297,9 @@ class Measurer:
         needed = self.waiting * mean_s * MIN_LAUNCHES_TO_COME
         return self.elapsed_s + block_s + needed > self.settings.budget_s
 
-    def _launch(self, plan: Plan, arm: Arm, purpose: Purpose, *, block: int, turn: int) -> LaunchRecord:
+    def _launch(
+        self, plan: Plan, arm: Arm, purpose: Purpose, *, block: int, turn: int
+    ) -> LaunchRecord:
         """One world of fresh processes, and what came of it."""
         self.num_launches += 1
         case, protocol = arm.case, plan.protocol
@@ -377,7 +393,9 @@ class Measurer:
         left = None
         if timed:
             mean_s = sum(x.wall_s for x in timed) / len(timed)
-            left = mean_s * max(0, planned - len(timed)) + self.waiting * mean_s * MIN_LAUNCHES_TO_COME
+            left = (
+                mean_s * max(0, planned - len(timed)) + self.waiting * mean_s * MIN_LAUNCHES_TO_COME
+            )
         last = ""
         if timed and (steps := timed[-1].steps):
             last = f"{steps.mean_s * 1e3:.1f} ms/step"
@@ -399,4 +417,3 @@ class Measurer:
 
 #: Launches that a plan still to come is reckoned with: 4 blocks of both orders over 4 arms.
 MIN_LAUNCHES_TO_COME = 32
-

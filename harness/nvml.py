@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +68,10 @@ def _nvml() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def _ask(nvml: Any, call: Callable[[], Any]) -> Any:
-    """The answer of one NVML call, None if this device does not give it."""
+def _ask(nvml: Any, call: str, *arguments: Any) -> Any:
+    """The answer of one NVML call, None if this driver or device does not give it."""
     try:
-        return call()
+        return getattr(nvml, call)(*arguments)
     except (nvml.NVMLError, AttributeError):
         return None
 
@@ -82,13 +82,13 @@ def _text(value: Any) -> str:
 
 def _visible(nvml: Any) -> list[tuple[int, Any]]:
     """(index, handle) of every device that CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
-    count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
-    every = [(i, _ask(nvml, lambda i=i: nvml.nvmlDeviceGetHandleByIndex(i))) for i in range(count)]
+    count = _ask(nvml, "nvmlDeviceGetCount") or 0
+    every = [(i, _ask(nvml, "nvmlDeviceGetHandleByIndex", i)) for i in range(count)]
     known = [(i, h) for i, h in every if h is not None]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return known
-    uuids = {_text(_ask(nvml, lambda h=h: nvml.nvmlDeviceGetUUID(h))): (i, h) for i, h in known}
+    uuids = {_text(_ask(nvml, "nvmlDeviceGetUUID", h)): (i, h) for i, h in known}
     chosen = []
     for token in filter(None, (t.strip() for t in wanted.split(","))):
         if token.isdigit():
@@ -97,9 +97,7 @@ def _visible(nvml: Any) -> list[tuple[int, Any]]:
             match = [found for uuid, found in uuids.items() if uuid.startswith(token)]
             if not match and token.startswith("MIG-"):
                 match = [
-                    (i, h)
-                    for i, h in known
-                    if any(_text(u) == token for u in _mig_uuids(nvml, h))
+                    (i, h) for i, h in known if any(_text(u) == token for u in _mig_uuids(nvml, h))
                 ]
         if not match:
             break  # CUDA ignores everything after the first invalid entry
@@ -108,12 +106,9 @@ def _visible(nvml: Any) -> list[tuple[int, Any]]:
 
 
 def _mig_uuids(nvml: Any, handle: Any) -> list[Any]:
-    count = _ask(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
-    slices = [
-        _ask(nvml, lambda i=i: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))
-        for i in range(count)
-    ]
-    return [_ask(nvml, lambda s=s: nvml.nvmlDeviceGetUUID(s)) for s in slices if s is not None]
+    count = _ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+    slices = [_ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count)]
+    return [_ask(nvml, "nvmlDeviceGetUUID", s) for s in slices if s is not None]
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -123,14 +118,14 @@ def gpus() -> tuple[Gpu, ...]:
             return ()
         found = []
         for index, handle in _visible(nvml):
-            memory = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetMemoryInfo(h))
-            limit = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetEnforcedPowerLimit(h))
-            mig = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetMigMode(h))
+            memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+            limit = _ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+            mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
             found.append(
                 Gpu(
                     index=index,
-                    name=_text(_ask(nvml, lambda h=handle: nvml.nvmlDeviceGetName(h))),
-                    uuid=_text(_ask(nvml, lambda h=handle: nvml.nvmlDeviceGetUUID(h))),
+                    name=_text(_ask(nvml, "nvmlDeviceGetName", handle)),
+                    uuid=_text(_ask(nvml, "nvmlDeviceGetUUID", handle)),
                     memory_bytes=None if memory is None else int(memory.total),
                     power_limit_w=None if limit is None else limit / 1000,
                     mig=bool(mig and mig[0]),
@@ -144,7 +139,7 @@ def driver() -> str | None:
     with _nvml() as nvml:
         if nvml is None:
             return None
-        version = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
+        version = _ask(nvml, "nvmlSystemGetDriverVersion")
         return None if version is None else _text(version)
 
 
@@ -155,22 +150,19 @@ def poll() -> list[dict[str, Json]]:
             return []
         readings = []
         for index, handle in _visible(nvml):
-            power = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetPowerUsage(h))
-            reasons = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetCurrentClocksEventReasons(h))
-            name = _ask(nvml, lambda h=handle: nvml.nvmlDeviceGetName(h))
+            power = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+            reasons = _ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+            name = _ask(nvml, "nvmlDeviceGetName", handle)
             readings.append(
                 {
                     "index": index,
                     "name": None if name is None else _text(name),
                     "sm_clock_mhz": _ask(
-                        nvml, lambda h=handle: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM)
+                        nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM
                     ),
                     "power_w": None if power is None else power / 1000,
                     "temp_c": _ask(
-                        nvml,
-                        lambda h=handle: nvml.nvmlDeviceGetTemperature(
-                            h, nvml.NVML_TEMPERATURE_GPU
-                        ),
+                        nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
                     ),
                     "throttle": reasons,
                 }

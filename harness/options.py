@@ -49,7 +49,9 @@ def seconds(text: str) -> float:
     """``330``, ``330s``, ``5m`` or ``1h`` in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if not match:
-        raise SpecError(f"--time-budget {text}", expected="330, 330s, 5m or 1h", fix="--time-budget 5m")
+        raise SpecError(
+            f"--time-budget {text}", expected="330, 330s, 5m or 1h", fix="--time-budget 5m"
+        )
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 

@@ -33,7 +33,9 @@ class Outlook:
     num_launches: int
 
 
-def plans_of(target: str, site: Site, catalogue: Catalogue, settings: dict[str, Json]) -> list[Plan]:
+def plans_of(
+    target: str, site: Site, catalogue: Catalogue, settings: dict[str, Json]
+) -> list[Plan]:
     """The plans that a target names: a case, a file, a folder of suites, or file.py::function.
 
     ``settings`` replace fields of a case (``precision``, ``global_batch``) or set knobs
@@ -66,7 +68,11 @@ def case_plan(name: str, site: Site, settings: dict[str, Json]) -> Plan:
         elif key in known - {"strategy", "model", "size", "mode", "world_size", "nodes", "knobs"}:
             fields[key] = value
         else:
-            raise SpecError(f"--set {key}: no such field", expected="a field of a case, or file.knob", fix="scaleproof list")
+            raise SpecError(
+                f"--set {key}: no such field",
+                expected="a field of a case, or file.knob",
+                fix="scaleproof list",
+            )
     doc = to_doc(site.case(name, mode, knobs=knobs))
     try:
         from harness.codec import from_doc
@@ -77,14 +83,23 @@ def case_plan(name: str, site: Site, settings: dict[str, Json]) -> Plan:
     worlds: Sequence[int] = site.worlds
     if mode is Mode.STRONG:
         if case.global_batch is None:
-            raise SpecError("strong mode needs a global batch", where=name, expected="--set global_batch=N", fix=f"scaleproof run {name}/strong --set global_batch=16")
+            raise SpecError(
+                "strong mode needs a global batch",
+                where=name,
+                expected="--set global_batch=N",
+                fix=f"scaleproof run {name}/strong --set global_batch=16",
+            )
         worlds = strong_worlds(case, worlds)
-    metrics = ("efficiency", "efficiency_of_ideal") if case.strategy == "pipeline" else ("efficiency",)
+    metrics = (
+        ("efficiency", "efficiency_of_ideal") if case.strategy == "pipeline" else ("efficiency",)
+    )
     baselines = ("plain",) if case.strategy == "single" else ("plain", "wrapped")
     if case.strategy == "single":
         worlds = (1,)
     protocol = PACED if case.model == "paced" else REAL
-    return ladder(case, worlds, baselines=baselines, metrics=metrics, protocol=protocol, shape=site.shape)
+    return ladder(
+        case, worlds, baselines=baselines, metrics=metrics, protocol=protocol, shape=site.shape
+    )
 
 
 def _files(path: Path) -> list[Path]:
@@ -122,7 +137,9 @@ def outlook(
     """What a plan will do, with the rules that will judge it."""
     hardware = machine.detect().hardware_class
     rules = {
-        c.name: [t.name for t in verdict.rules_for(thresholds, plan.arm(c.subject).case, c, hardware)]
+        c.name: [
+            t.name for t in verdict.rules_for(thresholds, plan.arm(c.subject).case, c, hardware)
+        ]
         for c in plan.contrasts
     }
     return Outlook(

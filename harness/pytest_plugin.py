@@ -108,7 +108,7 @@ USAGE = pytest.StashKey[list[str]]()
 
 
 def option(config: pytest.Config, name: str) -> Any:
-    """An option's value: the short spelling, else the long one, else SCALEPROOF_NAME, else default."""
+    """An option's value: short spelling, else long, else SCALEPROOF_NAME, else default."""
     dest = name.replace("-", "_")
     known = next(o for o in options.OPTIONS if o.name == name)
     default = known.kwargs.get("default")
@@ -149,7 +149,9 @@ def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None
     for o in options.OPTIONS:
         dest = f"scaleproof_short_{o.name.replace('-', '_')}"
         try:
-            group.addoption(f"--{o.name}", dest=dest, help=f"short for --scaling-{o.name}", **o.kwargs)
+            group.addoption(
+                f"--{o.name}", dest=dest, help=f"short for --scaling-{o.name}", **o.kwargs
+            )
         except (ValueError, argparse.ArgumentError):
             continue  # another project's: ours is --scaling-NAME there
 
@@ -203,15 +205,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 for contrast in plan.contrasts:
                     case = plan.arm(contrast.subject).case
                     matched = verdict.rules_for(rules, case, contrast, hardware)
-                    found += [Expectation(plan, contrast, rule) for rule in matched or [None]]
+                    every: list[Threshold | None] = [*matched] or [None]
+                    found += [Expectation(plan, contrast, rule) for rule in every]
     except ScaleproofError as error:
         metafunc.config.stash[USAGE].append(str(error))
         raise pytest.Collector.CollectError(str(error)) from None
     ids = [e.id for e in found]
     several = {i for i in ids if ids.count(i) > 1}
-    names = [
-        f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in found
-    ]
+    names = [f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in found]
     metafunc.parametrize("verdict", found, ids=names, indirect=True)
 
 
@@ -238,16 +239,16 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         return []
     scaling = config.stash[KEY]
     site = scaling.site
-    launches = sum(
-        2 * p.protocol.min_blocks * len(p.arms) for p in scaling.selected.values()
-    )
+    launches = sum(2 * p.protocol.min_blocks * len(p.arms) for p in scaling.selected.values())
     unit = "GPU" if site.device == "cuda" else "CPU"
     lines = [
         f"scaling: {len(scaling.selected)} plans, at least {launches} launches,"
         f" up to {site.world_size} {unit} ranks over {site.backend}, engine {site.engine}"
     ]
     if config.pluginmanager.hasplugin("timeout") and getattr(config.option, "timeout", None):
-        lines.append("scaling: --timeout is lifted for scaling items; launches have deadlines of their own")
+        lines.append(
+            "scaling: --timeout is lifted for scaling items; launches have deadlines of their own"
+        )
     return lines
 
 
@@ -262,7 +263,9 @@ def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
     """The judged contrast of this item; measures its plan if nobody has yet."""
     found = getattr(request, "param", None)
     if not isinstance(found, Expectation):
-        pytest.fail("the fixture 'verdict' belongs to functions marked with @scaling", pytrace=False)
+        pytest.fail(
+            "the fixture 'verdict' belongs to functions marked with @scaling", pytrace=False
+        )
     scaling = request.config.stash[KEY]
     measurer = scaling.start()
     try:
@@ -403,7 +406,8 @@ def _benchmark(
     """Show each measured arm once as a benchmark, through pytest-benchmark's public API."""
     config = request.config
     asked = config.option.scaling_benchmark or any(
-        getattr(config.option, f"benchmark_{o}", None) for o in ("json", "save", "autosave", "compare")
+        getattr(config.option, f"benchmark_{o}", None)
+        for o in ("json", "save", "autosave", "compare")
     )
     key = (found.plan.hash, found.contrast.subject)
     if not asked or not config.pluginmanager.hasplugin("benchmark") or key in scaling.benchmarked:
@@ -432,5 +436,3 @@ def _benchmark(
         low=mine.low, high=mine.high, mde=mine.mde, run=scaling.measurer.run,
     )  # fmt: skip
     benchmark.pedantic(launch, rounds=len(steps), iterations=1)
-
-

@@ -46,7 +46,9 @@ def ladder(
         shape: ranks per node of a world; one node without it.
     """
     nodes = shape or (lambda n: (n,))
-    arms = {f"@{n}": Arm(name=f"@{n}", case=case.at(n, nodes(n)), role=Role.SUBJECT) for n in worlds}
+    arms = {
+        f"@{n}": Arm(name=f"@{n}", case=case.at(n, nodes(n)), role=Role.SUBJECT) for n in worlds
+    }
     references: dict[str, list[tuple[tuple[str, ...], int]]] = {}
     for kind in baselines:
         if kind == "plain":
@@ -72,7 +74,9 @@ def ladder(
                 names.append(name)
             references[kind] = [(tuple(names[:n]), n) for n in worlds]
         else:
-            raise SpecError(f"no baseline named {kind!r}", where=case.id, expected="plain, wrapped, ...")
+            raise SpecError(
+                f"no baseline named {kind!r}", where=case.id, expected="plain, wrapped, ..."
+            )
     contrasts = []
     for metric in metrics:
         for n in worlds:
@@ -97,13 +101,14 @@ def ladder(
     # Baselines first, so that every pass starts from what the rungs are compared with.
     order = sorted(arms.values(), key=lambda a: (a.role is Role.SUBJECT, a.case.world_size))
     return Plan(
-        name=f"{case.family}{case.extras}", arms=tuple(order), contrasts=tuple(contrasts), protocol=protocol
+        name=f"{case.family}{case.extras}",
+        arms=tuple(order),
+        contrasts=tuple(contrasts),
+        protocol=protocol,
     )
 
 
-def versus(
-    a: CaseSpec, b: CaseSpec, metrics: Sequence[str], *, protocol: Protocol = REAL
-) -> Plan:
+def versus(a: CaseSpec, b: CaseSpec, metrics: Sequence[str], *, protocol: Protocol = REAL) -> Plan:
     """``b`` against ``a`` in the same blocks: memory saved, bytes saved, break-even, A/A."""
     return Plan(
         name=f"{b.family}{b.extras} vs {a.id}",
@@ -125,7 +130,9 @@ def control(case: CaseSpec) -> Plan:
         name=f"{case.family}{case.extras} control",
         arms=(Arm(name="control", case=case, role=Role.CONTROL),),
         contrasts=(
-            Contrast(name="caught", metric="caught", subject="control", baseline=(), against="gate"),
+            Contrast(
+                name="caught", metric="caught", subject="control", baseline=(), against="gate"
+            ),
         ),
         protocol=replace(REAL, min_blocks=0, max_blocks=0),
     )

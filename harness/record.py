@@ -209,9 +209,9 @@ class LaunchRecord:
 
     ``turn`` counts passes over the plan's arms: launches of one turn form a pair. ``consumed`` is
     the number of distinct samples that the world trained on in the kept window, ``losses`` a
-    digest of every step's loss. ``wall_s`` is from the command to the last rank's end, ``agent`` identifies the process that
-    forked the ranks. ``wrong`` lists what the parent found not to be as asked (world, samples,
-    bytes): such a launch is never judged.
+    digest of every step's loss. ``wall_s`` is from the command to the last rank's end, ``agent``
+    identifies the process that forked the ranks. ``wrong`` lists what the parent found not to be
+    as asked (world, samples, bytes): such a launch is never judged.
     """
 
     launch: str

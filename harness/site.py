@@ -61,7 +61,9 @@ class Site:
 
     def cpu(self, world_size: int) -> Site:
         """A CPU site of that many ranks on one node: where stand-ins run, whatever the machine."""
-        return replace(self, device=Device.CPU, backend="gloo", nodes=(world_size,), shared_gpu=False)
+        return replace(
+            self, device=Device.CPU, backend="gloo", nodes=(world_size,), shared_gpu=False
+        )
 
 
 def parse_name(name: str) -> tuple[str, str | None, str, str]:
@@ -118,7 +120,9 @@ def resolve(
         gpus = str(found) if found else None
     if gpus is None:
         total = cpus if cpus is not None else max(machine.physical_cores(), nodes)
-        return Site(device=Device.CPU, backend="gloo", nodes=_split(total, nodes, "--cpus"), engine=engine)
+        return Site(
+            device=Device.CPU, backend="gloo", nodes=_split(total, nodes, "--cpus"), engine=engine
+        )
     if gpus != "auto" and not gpus.isdigit():
         raise SpecError(f"--gpus {gpus}", expected="a number or 'auto'", fix="--gpus auto")
     wanted = found * nodes if gpus == "auto" else int(gpus)
@@ -129,7 +133,9 @@ def resolve(
             fix=f"--gpus {found or 'auto'}" if found else "--cpus 2 (checks CPU ranks over gloo)",
         )
     if wanted == 0:
-        raise SpecError("--gpus auto: no usable GPU here", expected="an NVIDIA driver and a GPU", fix="--cpus 2")
+        raise SpecError(
+            "--gpus auto: no usable GPU here", expected="an NVIDIA driver and a GPU", fix="--cpus 2"
+        )
     return Site(
         device=Device.CUDA,
         backend="gloo" if shared_gpu else "nccl",

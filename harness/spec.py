@@ -139,7 +139,7 @@ class CaseSpec:
     def pytest_id(self) -> str:
         """The id with only characters that ``-k`` and node ids take."""
         text = f"{self.family.replace('-', '_').replace('/', '-')}-{self.world}{self.extras}"
-        return text.translate(str.maketrans({":": "_", "+": "-", "=": "_", "/": "_"}))
+        return text.translate(str.maketrans(":+=/", "_-__"))
 
     def at(self, world_size: int, nodes: tuple[int, ...] | None = None) -> CaseSpec:
         """The same case on another world."""
@@ -237,7 +237,9 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if not (0 <= self.cut < self.steps and 0 <= self.min_blocks <= self.max_blocks):
-            raise ValueError(f"a protocol needs 0 <= cut < steps and min_blocks <= max_blocks: {self}")
+            raise ValueError(
+                f"a protocol needs 0 <= cut < steps and min_blocks <= max_blocks: {self}"
+            )
 
     @property
     def looks(self) -> int:

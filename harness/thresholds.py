@@ -159,7 +159,9 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
 
     if v["unit"] != metric.unit:
         problems.add(
-            line("unit"), f"{v['metric']} is in {metric.unit!r}, not {v['unit']!r}", f'unit = "{metric.unit}"'
+            line("unit"),
+            f"{v['metric']} is in {metric.unit!r}, not {v['unit']!r}",
+            f'unit = "{metric.unit}"',
         )
     if "at_least" not in v and "at_most" not in v:
         problems.add(table.line, "a rule needs a bound", "add at_least or at_most")
@@ -172,7 +174,9 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
             f"baseline = one of {', '.join(BASELINES)}",
         )
     if v["metric"] in ("efficiency", "speedup", "efficiency_of_ideal") and "mode" not in v:
-        problems.add(table.line, f"{v['metric']} means nothing without a mode", 'mode = "weak" or "strong"')
+        problems.add(
+            table.line, f"{v['metric']} means nothing without a mode", 'mode = "weak" or "strong"'
+        )
     if ("waiver" in v) != ("waiver_expires" in v):
         problems.add(line("waiver"), "a waiver needs a reason and waiver_expires (a date)")
     if len(problems.found) > before:
@@ -227,4 +231,14 @@ def reach(
     return Reach.UNMATCHED, "matches no case of this run"
 
 
-__all__ = ["BASELINES", "Problems", "Reach", "Source", "Statistic", "Threshold", "Waiver", "load_thresholds", "reach"]
+__all__ = [
+    "BASELINES",
+    "Problems",
+    "Reach",
+    "Source",
+    "Statistic",
+    "Threshold",
+    "Waiver",
+    "load_thresholds",
+    "reach",
+]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from harness import stats
+from harness.contrasts import ALPHA, Estimate, Pairs, estimate, gates, pairs, timed
 from harness.machine import Machine
 from harness.outcome import Reason, Status, Verdict
 from harness.record import Described, LaunchRecord, LaunchStatus, RunRecord
-from harness.contrasts import ALPHA, Estimate, Pairs, estimate, gates, pairs, timed
 from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 from harness.thresholds import Source, Statistic, Threshold
 from harness.units import METRICS, Form
@@ -99,7 +99,8 @@ def verdicts(run: RunRecord, plans: Sequence[Plan] | None = None) -> tuple[Verdi
         for contrast in plan.contrasts:
             case = plan.arm(contrast.subject).case
             rules = rules_for(run.thresholds, case, contrast, run.machine.hardware_class)
-            out += [verdict(run, plan, contrast, rule) for rule in rules or [None]]
+            every: list[Threshold | None] = [*rules] or [None]
+            out += [verdict(run, plan, contrast, rule) for rule in every]
     return tuple(out)
 
 
@@ -127,7 +128,9 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
             efficiency = surely / (case.world_size if contrast.metric == "speedup" else 1.0)
             if efficiency > IMPLAUSIBLE_EFFICIENCY:
                 status, reason = Status.ERROR, Reason.IMPLAUSIBLE
-                detail = f"{efficiency:.3g} of linear scaling is not possible: the baseline is wrong"
+                detail = (
+                    f"{efficiency:.3g} of linear scaling is not possible: the baseline is wrong"
+                )
     else:
         e = Estimate(value=math.nan, low=None, high=None, sd=None, n=0)
         mde = None
@@ -261,7 +264,9 @@ def gate_failure(gate: LaunchRecord) -> str | None:
     for rank in gate.ranks:
         for check in rank.checks:
             if not check.ok:
-                figures = "" if check.value is None else f" {check.value:.6g} against {check.limit:.6g}"
+                figures = (
+                    "" if check.value is None else f" {check.value:.6g} against {check.limit:.6g}"
+                )
                 detail = f" ({check.detail})" if check.detail else ""
                 return f"{check.name} on rank {rank.rank}:{figures}{detail}"
     if not gate.ranks or not all(r.checks for r in gate.ranks):
@@ -270,12 +275,14 @@ def gate_failure(gate: LaunchRecord) -> str | None:
 
 
 def blame(launch: LaunchRecord) -> str:
-    """Which rank ended a failed launch, in which phase, how sure that is, and where its log lies."""
+    """Which rank ended a launch, in which phase, how sure that is, and where its log lies."""
     cause = launch.cause
     if cause is None:
         return f"{launch.launch} did not finish"
     sure = "" if cause.sure else " (not sure of the rank)"
-    where = f"{cause.phase}, step {cause.step}" if cause.phase in ("warmup", "steady") else cause.phase
+    where = (
+        f"{cause.phase}, step {cause.step}" if cause.phase in ("warmup", "steady") else cause.phase
+    )
     log = f"launches/{launch.launch}/rank{cause.rank}.log"
     return f"rank {cause.rank}: {cause.message}{sure} (in {where}; log {log})"
 
@@ -312,7 +319,9 @@ def _norms(plan: Plan, contrast: Contrast, checked: Mapping[str, LaunchRecord]) 
 
 def expected_false_fails(found: Sequence[Verdict]) -> float:
     """How many FAILs to expect from chance alone if every requirement just held."""
-    return ALPHA / 2 * sum(v.status in (Status.PASS, Status.FAIL, Status.INCONCLUSIVE) for v in found)
+    return (
+        ALPHA / 2 * sum(v.status in (Status.PASS, Status.FAIL, Status.INCONCLUSIVE) for v in found)
+    )
 
 
 def findings(run: RunRecord) -> list[str]:
@@ -325,7 +334,9 @@ def findings(run: RunRecord) -> list[str]:
             grows = [g for g in slopes if g.low > LEAK_BYTES and g.steady >= 0.5]
             if len(own) >= 2 and len(grows) == len(own):
                 rate = stats.median([g.slope for g in grows])
-                out.append(f"{arm.case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch")
+                out.append(
+                    f"{arm.case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
+                )
             if len({x.losses for x in own}) > 1:
                 out.append(f"{arm.case.id}: not reproducible, losses differ between launches")
     return list(dict.fromkeys(out))

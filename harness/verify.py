@@ -53,17 +53,22 @@ def verify(run: RunRecord, folder: Path) -> Verification:
         }
         for name, value in again.items():
             if not same(to_doc(value), to_doc(getattr(launch, name))):
-                differences.append(f"{launch.launch}: {name} is {getattr(launch, name)}, samples say {value}")
+                differences.append(
+                    f"{launch.launch}: {name} is {getattr(launch, name)}, samples say {value}"
+                )
         for rank, own in zip(launch.ranks, samples, strict=True):
             if not same(derive.window_s(own, cut), rank.window_s):
                 differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
     again_verdicts = verdict.verdicts(run)
     if len(again_verdicts) != len(run.verdicts):
-        differences.append(f"{len(run.verdicts)} verdicts recorded, {len(again_verdicts)} recomputed")
+        differences.append(
+            f"{len(run.verdicts)} verdicts recorded, {len(again_verdicts)} recomputed"
+        )
     for old, new in zip(run.verdicts, again_verdicts, strict=False):
         if not same(to_doc(old), to_doc(new)):
             differences.append(
-                f"{old.case} {old.contrast}: recorded {old.status} {old.value}, recomputed {new.status} {new.value}"
+                f"{old.case} {old.contrast}: recorded {old.status} {old.value},"
+                f" recomputed {new.status} {new.value}"
             )
     return Verification(
         num_launches=launches,
@@ -76,7 +81,9 @@ def verify(run: RunRecord, folder: Path) -> Verification:
 def same(a: Json, b: Json) -> bool:
     """Equal, floats within TOLERANCE."""
     if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-12) or (math.isnan(a) and math.isnan(b))
+        return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-12) or (
+            math.isnan(a) and math.isnan(b)
+        )
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list) and isinstance(b, list):

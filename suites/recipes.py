@@ -35,7 +35,9 @@ def strong(strategy: str, *, global_batch: int, model: str | None = None, **fiel
         name = f"{strategy}/{model or model_for(site)}"
         case = site.case(name, Mode.STRONG, global_batch=global_batch, **fields)
         worlds = strong_worlds(case, site.worlds)
-        return [ladder(case, worlds, shape=site.shape, baselines=("plain",), metrics=metrics(strategy))]
+        return [
+            ladder(case, worlds, shape=site.shape, baselines=("plain",), metrics=metrics(strategy))
+        ]
 
     return recipe
 
@@ -98,7 +100,9 @@ def claim_1b3_4x8(site: Site) -> list[Plan]:
         return []
     case = site.case("fsdp/decoder-1b3", Mode.STRONG, global_batch=128, precision="autocast")
     worlds = [n for n in (8, 16, 32) if n <= site.world_size]
-    plan = ladder(case, worlds, baselines=("one_node",), metrics=("speedup", "efficiency"), shape=site.shape)
+    plan = ladder(
+        case, worlds, baselines=("one_node",), metrics=("speedup", "efficiency"), shape=site.shape
+    )
     return [plan]
 
 

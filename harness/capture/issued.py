@@ -25,7 +25,7 @@ def enable() -> None:
 
 
 def _entries() -> list[dict[str, Any]]:
-    dump = torch._C._distributed_c10d
+    dump: Any = torch._C._distributed_c10d
     read = getattr(dump, "_dump_fr_trace_json", None) or dump._dump_nccl_trace_json
     return list(json.loads(read()).get("entries", []))
 

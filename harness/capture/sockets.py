@@ -41,7 +41,10 @@ def read() -> Wire | None:
         except OSError:
             continue  # closed since it was listed
         with socket.socket(fileno=duplicate) as sock:
-            if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+            if (
+                sock.family not in (socket.AF_INET, socket.AF_INET6)
+                or sock.type != socket.SOCK_STREAM
+            ):
                 continue
             try:
                 info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)

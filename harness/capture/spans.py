@@ -14,6 +14,7 @@ _COLORS = {"step": "green", "comm": "red", "data": "blue", "optimizer": "purple"
 
 def span(name: str, category: str = "step") -> AbstractContextManager[object]:
     """A range called ``name`` of a category (step, comm, data, optimizer, gate)."""
-    return nvtx.annotate(
+    found: AbstractContextManager[object] = nvtx.annotate(
         message=name, color=_COLORS.get(category, "white"), domain="scaleproof", category=category
     )
+    return found

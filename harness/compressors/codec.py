@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 #: A DDP communication hook without its state: a bucket in, the averaged flat gradient out.
 Hook: TypeAlias = Callable[[dist.GradBucket], torch.futures.Future[Tensor]]
@@ -30,7 +30,9 @@ def done(tensor: Tensor) -> torch.futures.Future[Tensor]:
     return future
 
 
-def cast_all_reduce(bucket: dist.GradBucket, dtype: torch.dtype, world: int) -> torch.futures.Future[Tensor]:
+def cast_all_reduce(
+    bucket: dist.GradBucket, dtype: torch.dtype, world: int
+) -> torch.futures.Future[Tensor]:
     """Divide, cast, all-reduce in ``dtype``, cast back; overlaps like DDP's own all-reduce."""
     flat = bucket.buffer()
     small = flat.div(world).to(dtype)
@@ -39,7 +41,8 @@ def cast_all_reduce(bucket: dist.GradBucket, dtype: torch.dtype, world: int) -> 
     def back(f: torch.futures.Future[list[Tensor]]) -> Tensor:
         return flat.copy_(f.value()[0])
 
-    return future.then(back)  # type: ignore[no-any-return]
+    averaged: torch.futures.Future[Tensor] = future.then(back)
+    return averaged
 
 
 def cast_promise(elements: int, size: int, world: int) -> Promise:
@@ -56,15 +59,14 @@ class ErrorFeedback:
     """What was not sent, per parameter (DDP rebuilds buckets after the first step)."""
 
     def __init__(self) -> None:
-        self._error: dict[nn.Parameter, Tensor] = {}
+        self._error: dict[Tensor, Tensor] = {}
 
-    def add(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+    def add(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         """The gradient plus what is still owed, flat; a new tensor."""
         owed = self._error.get(parameter)
         flat = gradient.flatten()
         return flat.clone() if owed is None else flat + owed
 
-    def keep(self, parameter: nn.Parameter, wanted: Tensor, sent: Tensor) -> None:
+    def keep(self, parameter: Tensor, wanted: Tensor, sent: Tensor) -> None:
         """Remember the difference for the next step."""
         self._error[parameter] = wanted - sent
-

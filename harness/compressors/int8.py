@@ -55,7 +55,9 @@ def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
 
     def hook(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         flat = bucket.buffer()
-        padded = functional.pad(flat.float(), (0, _padded(flat.numel(), world, block) - flat.numel()))
+        padded = functional.pad(
+            flat.float(), (0, _padded(flat.numel(), world, block) - flat.numel())
+        )
         outgoing = encode(padded.view(world, -1), block)
         incoming = torch.empty_like(outgoing)
         dist.all_to_all_single(incoming, outgoing)

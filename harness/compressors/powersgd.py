@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.codec import Json
 from harness.compressors.codec import ErrorFeedback, Hook, Promise, done
@@ -48,15 +48,17 @@ def _mean(parts: list[Tensor], world: int) -> list[Tensor]:
     flat = torch.cat([p.flatten() for p in parts])
     dist.all_reduce(flat)
     flat.div_(world)
-    return [f.view_as(p) for f, p in zip(flat.split([p.numel() for p in parts]), parts, strict=True)]
+    return [
+        f.view_as(p) for f, p in zip(flat.split([p.numel() for p in parts]), parts, strict=True)
+    ]
 
 
 def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
     """One power step per matrix (Vogels et al., NeurIPS 2019, algorithm 1)."""
     world, feedback = ctx.world_size, ErrorFeedback()
-    factors: dict[nn.Parameter, Tensor] = {}
+    factors: dict[Tensor, Tensor] = {}
 
-    def warm(parameter: nn.Parameter, q: int, r: int) -> Tensor:
+    def warm(parameter: Tensor, q: int, r: int) -> Tensor:
         if parameter not in factors:
             generator = torch.Generator().manual_seed(q * 7919 + r)
             factors[parameter] = torch.randn(q, r, generator=generator).to(parameter.device)
@@ -76,7 +78,11 @@ def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
             left.append(matrices[i] @ warm(parameter, matrices[i].shape[1], r))
         averaged = _mean([*left, *(gradients[i] for i in dense)], world)
         bases = [torch.linalg.qr(p).Q for p in averaged[: len(left)]]
-        right = _mean([m.T @ p for m, p in zip(matrices.values(), bases, strict=True)], world) if bases else []
+        right = (
+            _mean([m.T @ p for m, p in zip(matrices.values(), bases, strict=True)], world)
+            if bases
+            else []
+        )
         for i, value in zip(dense, averaged[len(left) :], strict=True):
             gradients[i].copy_(value)
         for (i, matrix), p, q in zip(matrices.items(), bases, right, strict=True):

@@ -1,4 +1,4 @@
-"""A run's figures into asv's result files, through asv's own classes: the one module that uses them.
+"""A run's figures into asv's result files, through asv's own classes.
 
 ``asv.results.Results`` is not a public interface: asv is pinned below 0.7, and a test reads the
 files back with ``asv publish`` and ``asv compare``. Only lower-is-better figures are written,
@@ -44,12 +44,14 @@ class Ingested:
 
 
 def figures(run: RunRecord) -> dict[str, dict[str, list[float]]]:
-    """benchmark -> case id -> its launches' values; stand-ins have a machine of their own."""
+    """Benchmark -> case id -> its launches' values; stand-ins have a machine of their own."""
     out: dict[str, dict[str, list[float]]] = {name: {} for name in BENCHMARKS}
     for plan in run.plans:
         efficiency = {p.case: p.efficiency for p in contrasts.points(run, plan)}
         for arm in plan.arms:
-            own = [x for x in contrasts.timed(run, plan) if x.arm == arm.name and contrasts.usable(x)]
+            own = [
+                x for x in contrasts.timed(run, plan) if x.arm == arm.name and contrasts.usable(x)
+            ]
             if not own:
                 continue
             case = arm.case.id
@@ -77,25 +79,25 @@ def ingest(run: RunRecord, results: Path) -> list[Ingested]:
     real = {a.case.id for p in run.plans for a in p.arms if not a.case.stand_in}
     every = figures(run)
     added = []
-    for machine, keep in (
-        (run.machine.hardware_class, lambda c: c in real),
-        (f"paced-{run.machine.hardware_class}", lambda c: c not in real),
-    ):
+    hardware = run.machine.hardware_class
+    for machine, wants_real in ((hardware, True), (f"paced-{hardware}", False)):
         chosen = {
-            name: {case: v for case, v in cases.items() if keep(case)}
+            name: {case: v for case, v in cases.items() if (case in real) is wants_real}
             for name, cases in every.items()
         }
         count = sum(map(len, chosen.values()))
         if count:
             with _locked(results / "asv"):
                 _write(run, results / "asv", machine, commit, when, chosen)
-            added.append(Ingested(run=run.run, commit=commit[:8], num_values=count, machine=machine))
+            added.append(
+                Ingested(run=run.run, commit=commit[:8], num_values=count, machine=machine)
+            )
     return added
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """asv reads, changes and writes without a lock: of two writers one would be lost."""
+    """Asv reads, changes and writes without a lock: of two writers one would be lost."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -183,4 +185,3 @@ def value_of(run: RunRecord, benchmark: str, case: str) -> float:
 def summary(added: Ingested) -> str:
     """One line for people."""
     return f"{added.run}: {added.num_values} values on {added.machine}, ledger {added.commit}"
-

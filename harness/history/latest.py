@@ -21,7 +21,7 @@ def latest_run(results: Path) -> Path | None:
     if shown.returncode:
         return None
     run = json.loads(shown.stdout)["run"]
-    found = [*results.glob(f"runs/*/{run}/record.json"), *results.glob(f"samples/*/record.json")]
+    found = [*results.glob(f"runs/*/{run}/record.json"), *results.glob("samples/*/record.json")]
     for path in found:
         if json.loads(path.read_text())["run"] == run:
             return path.parent

@@ -20,7 +20,9 @@ from harness.record import RunRecord
 BRANCH = "main"
 
 
-def _git(ledger: Path, *arguments: str, text: str = "", env: Mapping[str, str] | None = None) -> str:
+def _git(
+    ledger: Path, *arguments: str, text: str = "", env: Mapping[str, str] | None = None
+) -> str:
     done = subprocess.run(
         ["git", "--git-dir", str(ledger), *arguments],
         input=text,
@@ -31,7 +33,9 @@ def _git(ledger: Path, *arguments: str, text: str = "", env: Mapping[str, str] |
     )
     if done.returncode:
         raise RecordError(
-            f"git {arguments[0]} failed: {done.stderr.strip()}", where=str(ledger), fix="git --version"
+            f"git {arguments[0]} failed: {done.stderr.strip()}",
+            where=str(ledger),
+            fix="git --version",
         )
     return done.stdout.strip()
 

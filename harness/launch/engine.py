@@ -65,7 +65,7 @@ def make(entry: Entry) -> Engine:
 #: Environment of every process that imports torch for us, and why.
 RANK_ENV: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",  # a forking agent may have one thread only
-    "RES_OPTIONS": "timeout:1 attempts:1",  # TCPStore looks up ::ffff:127.0.0.1; a lost reply is 5 s
+    "RES_OPTIONS": "timeout:1 attempts:1",  # TCPStore asks DNS; a lost reply costs 5 s
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # is_available() without a CUDA context
     "TOKENIZERS_PARALLELISM": "false",
 }

@@ -36,7 +36,9 @@ def attribute(ends: Sequence[RankEnd]) -> Cause | None:
     elif signalled:
         found, kind, sure = signalled[0], "signal", True
         assert found.signal is not None
-        message = f"signal {found.signal} ({signal.Signals(found.signal).name}), no Python error written"
+        message = (
+            f"signal {found.signal} ({signal.Signals(found.signal).name}), no Python error written"
+        )
     elif left:
         found, kind, sure = left[0], "exit", True
         message = f"left with status {found.exit_code} and no result"

@@ -139,7 +139,9 @@ class Local:
     def probe(self) -> Capabilities:
         """Needs Linux (pidfd, prctl)."""
         usable = hasattr(os, "pidfd_open")
-        return Capabilities(available=usable, multi_node=False, reason="" if usable else "needs Linux")
+        return Capabilities(
+            available=usable, multi_node=False, reason="" if usable else "needs Linux"
+        )
 
     def plan(self, spec: LaunchSpec) -> EnginePlan:
         """One agent; ranks are forked from it."""

@@ -98,7 +98,9 @@ class Torchrun:
         for rank in range(spec.case.world_size):
             phase, step, silent = beats.read(rank)
             first = phase < Phase.STEADY and step == 0
-            if phase is not Phase.DONE and silent > (limits.first_step_s if first else limits.step_s):
+            if phase is not Phase.DONE and silent > (
+                limits.first_step_s if first else limits.step_s
+            ):
                 return True
         return False
 

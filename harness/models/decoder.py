@@ -34,7 +34,7 @@ SIZES = {
 
 @functools.cache
 def _rotary(seq: int, dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of shape (seq, dim / 2). No module buffer: DDP would broadcast it every step."""
+    """Cos and sin of shape (seq, dim / 2). No module buffer: DDP would broadcast it every step."""
     frequency = 10000.0 ** -(torch.arange(0, dim, 2, device=device).float() / dim)
     angle = torch.arange(seq, device=device).float()[:, None] * frequency[None]
     return angle.cos().to(dtype), angle.sin().to(dtype)
@@ -87,7 +87,9 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     d = size["d"]
     embed = nn.Embedding(size["vocab"], d)
     nn.init.normal_(embed.weight, std=0.02)
-    head = nn.Sequential(OrderedDict(norm=nn.RMSNorm(d), fc=nn.Linear(d, size["vocab"], bias=False)))
+    head = nn.Sequential(
+        OrderedDict(norm=nn.RMSNorm(d), fc=nn.Linear(d, size["vocab"], bias=False))
+    )
     blocks = [(f"block{i}", Block(size)) for i in range(size["layers"])]
     return nn.Sequential(OrderedDict([("embed", embed), *blocks, ("head", head)]))
 
@@ -102,7 +104,9 @@ def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor
     tokens = [random[:, 0] % vocab]
     for t in range(1, s + 1):
         noisy = random[:, t] % 10 == 0
-        tokens.append(torch.where(noisy, (random[:, t] >> 8) % vocab, (5 * tokens[-1] + 17) % vocab))
+        tokens.append(
+            torch.where(noisy, (random[:, t] >> 8) % vocab, (5 * tokens[-1] + 17) % vocab)
+        )
     text = torch.stack(tokens, 1)
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
@@ -118,10 +122,10 @@ def tokens(size: Mapping[str, Json], case: CaseSpec) -> int:
 
 
 def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
-    """6 (P - P_embedding - P_norm) S + 12 L S^2 d: causal sparsity not discounted (PaLM, app. B)."""
+    """6 (P - P_embedding - P_norm) S + 12 L S^2 d: no discount for causality (PaLM, app. B)."""
     d, s, layers = size["d"], seq_len(size, case), size["layers"]
     dim = d // size["heads"]
     attention = d * (size["heads"] + 2 * size["kv"]) * dim + d * d
     feed_forward = d * size["ff"] * (3 if size.get("gated") else 2)
     weights = layers * (attention + feed_forward) + d * size["vocab"]
-    return 6.0 * weights * s + 12.0 * layers * s * s * d
+    return float(6.0 * weights * s + 12.0 * layers * s * s * d)

@@ -23,7 +23,9 @@ SIZES = {
 def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     """``layers`` hidden layers of width ``d`` and a classifier."""
     d = size["d"]
-    blocks = [(f"layer{i}", nn.Sequential(nn.Linear(d, d), nn.ReLU())) for i in range(size["layers"])]
+    blocks = [
+        (f"layer{i}", nn.Sequential(nn.Linear(d, d), nn.ReLU())) for i in range(size["layers"])
+    ]
     return nn.Sequential(OrderedDict([*blocks, ("head", nn.Linear(d, size["classes"]))]))
 
 
@@ -40,4 +42,4 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
     """6 per weight, but 4 in the first layer, whose input needs no gradient."""
     d = size["d"]
-    return 6.0 * (size["layers"] * d * d + d * size["classes"]) - 2.0 * d * d
+    return float(6.0 * (size["layers"] * d * d + d * size["classes"]) - 2.0 * d * d)

@@ -64,7 +64,9 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     sample_s = step_s / size["layers"] / size["batch"]
     rows = size["layer_kb"] * 1024 // 4 // size["width"]
     return nn.Sequential(
-        OrderedDict((f"layer{i}", Layer(rows, size["width"], sample_s)) for i in range(size["layers"]))
+        OrderedDict(
+            (f"layer{i}", Layer(rows, size["width"], sample_s)) for i in range(size["layers"])
+        )
     )
 
 
@@ -95,7 +97,9 @@ def period_s(size: Mapping[str, Json], case: CaseSpec, draw: int) -> float | Non
     efficiency = float(planted.get(str(case.world_size), 1.0)) if case.strategy != "single" else 1.0
     base = case.knob("paced.step_ms", KNOBS["step_ms"]) / 1e3
     if case.mode is Mode.STRONG:
-        base *= batching(case, size["batch"], whole=True).global_batch / size["batch"] / case.world_size
+        base *= (
+            batching(case, size["batch"], whole=True).global_batch / size["batch"] / case.world_size
+        )
     generator = torch.Generator().manual_seed(draw)
     noise = float(torch.randn((), generator=generator)) * case.knob("paced.noise", KNOBS["noise"])
     return float(base / efficiency * (1 + noise))

@@ -74,7 +74,9 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
 def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
     """Images (B, 3, H, W) and classes (B,)."""
     edge = size["image"]
-    return uniform(ids, 3 * edge * edge).view(-1, 3, edge, edge), hashed(ids + 1, 1)[:, 0] % size["classes"]
+    return uniform(ids, 3 * edge * edge).view(-1, 3, edge, edge), hashed(ids + 1, 1)[:, 0] % size[
+        "classes"
+    ]
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
@@ -90,4 +92,4 @@ def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
         if stride != 1 or before != channels:
             macs += before * channels * edge * edge
         total += 6 * macs
-    return total + 6.0 * _plan(size)[-1][1] * size["classes"]
+    return float(total + 6.0 * _plan(size)[-1][1] * size["classes"])

@@ -38,7 +38,9 @@ class Layer(nn.Module):
 def _shape(size: Mapping[str, Json], case: CaseSpec) -> tuple[int, int]:
     """Repeats of the product and ballast elements, per layer."""
     d, layers = size["d"], size["layers"]
-    repeats = max(1, round(case.knob("synthetic.mflop", KNOBS["mflop"]) * 1e6 / (6 * d * d * layers)))
+    repeats = max(
+        1, round(case.knob("synthetic.mflop", KNOBS["mflop"]) * 1e6 / (6 * d * d * layers))
+    )
     total = case.knob("synthetic.grad_mb", KNOBS["grad_mb"]) * 1e6 / 4
     return repeats, max(8, round(total / layers) - d * d)
 
@@ -47,7 +49,9 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     """Equal layers."""
     repeats, ballast = _shape(size, case)
     return nn.Sequential(
-        OrderedDict((f"layer{i}", Layer(size["d"], repeats, ballast)) for i in range(size["layers"]))
+        OrderedDict(
+            (f"layer{i}", Layer(size["d"], repeats, ballast)) for i in range(size["layers"])
+        )
     )
 
 
@@ -64,4 +68,4 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
     """6 d^2 per product; 4 in the very first, whose input needs no gradient."""
     repeats, _ = _shape(size, case)
-    return 6.0 * size["d"] ** 2 * repeats * size["layers"] - 2.0 * size["d"] ** 2
+    return float(6.0 * size["d"] ** 2 * repeats * size["layers"] - 2.0 * size["d"] ** 2)

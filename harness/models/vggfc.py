@@ -41,7 +41,9 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
 def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
     """Images (B, 3, H, W) and classes (B,)."""
     edge = size["image"]
-    return uniform(ids, 3 * edge * edge).view(-1, 3, edge, edge), hashed(ids + 1, 1)[:, 0] % size["classes"]
+    return uniform(ids, 3 * edge * edge).view(-1, 3, edge, edge), hashed(ids + 1, 1)[:, 0] % size[
+        "classes"
+    ]
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
@@ -59,4 +61,4 @@ def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
         before, edge = channels, edge // 2
     fc = size["fc"]
     total += 6.0 * (before * edge * edge * fc + fc * fc + fc * size["classes"])
-    return total - 2 * first
+    return float(total - 2 * first)

@@ -24,7 +24,9 @@ def lines(a: RunRecord, b: RunRecord, found: Comparison, width: int) -> list[str
     out = []
     for name, run in (("A", a), ("B", b)):
         torch = run.software.get("torch", "n/a")
-        out.append(f" {name}  {run.machine.key}  {run.machine.title}  torch {torch}  {run.started_at[:10]}")
+        out.append(
+            f" {name}  {run.machine.key}  {run.machine.title}  torch {torch}  {run.started_at[:10]}"
+        )
     for text in found.differs:
         out += wrap(f" differs: {text}", width, 10)
     unit = METRICS[found.metric].unit
@@ -58,7 +60,9 @@ def lines(a: RunRecord, b: RunRecord, found: Comparison, width: int) -> list[str
         )
     else:
         out.append(" no case was run by both: nothing to compare")
-    out.append(f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift")
+    out.append(
+        f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift"
+    )
     for text in found.not_compared:
         out += wrap(f" not compared: {text}", width, 15)
     return out

@@ -33,11 +33,13 @@ def render(run: RunRecord) -> str:
         notes=[*verdict.findings(run), *run.notes],
         charts=_charts(run),
         stand_ins=any(a.case.stand_in for p in run.plans for a in p.arms),
-        verdicts=[_verdict(run, v) for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))],
+        verdicts=[
+            _verdict(run, v) for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
+        ],
         false_fails=f"{verdict.expected_false_fails(run.verdicts):.2g}",
         cases=_cases(run),
         facts=_facts(run),
-        data=Markup(data),  # noqa: S704  (JSON whose "<" is escaped)
+        data=Markup(data),
     )
 
 
@@ -57,14 +59,20 @@ def _charts(run: RunRecord) -> list[dict[str, Any]]:
             worlds |= set(xs)
             speedups.append(
                 Series(
-                    name=plan.name, x=xs, y=[p.speedup for p in points],
-                    low=[p.speedup_low for p in points], high=[p.speedup_high for p in points],
+                    name=plan.name,
+                    x=xs,
+                    y=[p.speedup for p in points],
+                    low=[p.speedup_low for p in points],
+                    high=[p.speedup_high for p in points],
                 )  # fmt: skip
             )
             efficiencies.append(
                 Series(
-                    name=plan.name, x=xs, y=[p.efficiency for p in points],
-                    low=[p.efficiency_low for p in points], high=[p.efficiency_high for p in points],
+                    name=plan.name,
+                    x=xs,
+                    y=[p.efficiency for p in points],
+                    low=[p.efficiency_low for p in points],
+                    high=[p.efficiency_high for p in points],
                 )  # fmt: skip
             )
         grid = sorted(worlds)
@@ -75,13 +83,19 @@ def _charts(run: RunRecord) -> list[dict[str, Any]]:
         out.append(
             {
                 "title": f"Speedup, {label}",
-                "svg": Markup(svg.chart(speedups, y_label="speedup", x_label="ranks", ideal=linear)),  # noqa: S704
+                "svg": Markup(
+                    svg.chart(speedups, y_label="speedup", x_label="ranks", ideal=linear)
+                ),
             }
         )
         out.append(
             {
                 "title": f"Efficiency, {label}",
-                "svg": Markup(svg.chart(efficiencies, y_label="efficiency", x_label="ranks", ideal=flat, y_max=1.15)),  # noqa: S704
+                "svg": Markup(
+                    svg.chart(
+                        efficiencies, y_label="efficiency", x_label="ranks", ideal=flat, y_max=1.15
+                    )
+                ),
             }
         )
     return out
@@ -106,7 +120,7 @@ def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
         "value": show(v.value),
         "interval": "" if v.low is None else f"[{show(v.low)}, {show(v.high)}]",
         "bound": v.bound,
-        "strip": Markup(svg.strip(v.pairs, v.low, v.high, bound)),  # noqa: S704
+        "strip": Markup(svg.strip(v.pairs, v.low, v.high, bound)),
         "n": v.n or "",
         "mde": "" if v.mde is None else f"{v.mde * 100:.1f}%",
         "why": "" if v.reason in (Reason.MET, Reason.NO_RULE) else v.detail,
@@ -133,15 +147,25 @@ def _cases(run: RunRecord) -> list[dict[str, Any]]:
                     "id": arm.case.id,
                     "launches": len(own),
                     "rate": rate(contrasts.throughput(run, plan, arm.name)),
-                    "step": f"{sum(s.mean_s for s in steps) / len(steps) * 1e3:.1f}" if steps else "n/a",
+                    "step": f"{sum(s.mean_s for s in steps) / len(steps) * 1e3:.1f}"
+                    if steps
+                    else "n/a",
                     "p95": f"{max(s.p95_s for s in steps) * 1e3:.1f}" if steps else "n/a",
                     "worst": f"{max(s.worst_s for s in steps) * 1e3:.1f}" if steps else "n/a",
-                    "sent": si(max(sent), "B") if sent else "n/a" if arm.case.world_size > 1 else "",
+                    "sent": si(max(sent), "B")
+                    if sent
+                    else "n/a"
+                    if arm.case.world_size > 1
+                    else "",
                     "formula": f"{si(max(expected.sent_bytes), 'B')} = {expected.formula}"
                     if expected and arm.case.world_size > 1
                     else "",
                     "peak": si(max(peaks), "B") if peaks else "n/a",
-                    "ran": " ".join(filter(None, (ran.module, ran.schedule, ran.compressor, ran.compute_dtype))) if ran else "",
+                    "ran": " ".join(
+                        filter(None, (ran.module, ran.schedule, ran.compressor, ran.compute_dtype))
+                    )
+                    if ran
+                    else "",
                     "gate": f"{checks} checks hold" if failure is None else failure,
                     "gate_ok": failure is None,
                 }
@@ -153,7 +177,12 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
     m = run.machine
     facts = [
         ("cpu", f"{m.num_cores} cores of {m.cpu}, {m.memory_gib} GiB"),
-        ("gpu", f"{m.num_gpus}x {m.gpu}, {m.gpu_memory_gib} GiB, driver {m.driver}" if m.gpu else "none"),
+        (
+            "gpu",
+            f"{m.num_gpus}x {m.gpu}, {m.gpu_memory_gib} GiB, driver {m.driver}"
+            if m.gpu
+            else "none",
+        ),
         ("hardware class", m.hardware_class),
         ("host", f"{m.host}, kernel {m.kernel}"),
     ]

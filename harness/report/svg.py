@@ -51,24 +51,40 @@ def chart(
         f' aria-label="{escape(y_label)} over {escape(x_label)}">'
     ]
     for tick in _ticks(top):
-        out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
-        out.append(f'<text class="tick" x="{LEFT - 6}" y="{py(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
+        out.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>'
+        )
+        out.append(
+            f'<text class="tick" x="{LEFT - 6}" y="{py(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>'
+        )
     for x in xs:
-        out.append(f'<text class="tick" x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>')
-    out.append(f'<text class="label" x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
-    out.append(f'<text class="label" transform="translate(14 {HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>')
+        out.append(
+            f'<text class="tick" x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>'
+        )
+    out.append(
+        f'<text class="label" x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
+    )
+    out.append(
+        f'<text class="label" transform="translate(14 {HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
+    )
     if ideal is not None:
         points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(ideal.x, ideal.y, strict=True))
         out.append(f'<polyline class="ideal" points="{points}"/>')
     for i, s in enumerate(series):
         color = COLORS[i % len(COLORS)]
-        band = [(x, lo, hi) for x, lo, hi in zip(s.x, s.low, s.high, strict=True) if lo is not None and hi is not None]
+        band = [
+            (x, lo, hi)
+            for x, lo, hi in zip(s.x, s.low, s.high, strict=True)
+            if lo is not None and hi is not None
+        ]
         if len(band) > 1:
             edge = [(x, hi) for x, _, hi in band] + [(x, lo) for x, lo, _ in reversed(band)]
             points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in edge)
             out.append(f'<polygon points="{points}" fill="{color}" opacity="0.18"/>')
         for x, lo, hi in band:
-            out.append(f'<line x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{py(lo):.1f}" y2="{py(hi):.1f}" stroke="{color}"/>')
+            out.append(
+                f'<line x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{py(lo):.1f}" y2="{py(hi):.1f}" stroke="{color}"/>'
+            )
         points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(s.x, s.y, strict=True))
         out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
         for x, y in zip(s.x, s.y, strict=True):
@@ -93,14 +109,15 @@ def _mark(kind: str, x: float, y: float, color: str, title: str) -> str:
 
 def _ticks(top: float) -> list[float]:
     """Four to eight round steps from zero."""
-
     raw = top / 5
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= raw)
     return [round(i * step, 10) for i in range(int(top / step) + 1)]
 
 
-def strip(values: Sequence[float], low: float | None, high: float | None, bound: float | None) -> str:
+def strip(
+    values: Sequence[float], low: float | None, high: float | None, bound: float | None
+) -> str:
     """Every pair's value as a dot, the interval as a bar, the bound as a line."""
     marks = [*values, *(v for v in (low, high, bound) if v is not None)]
     if not marks:
@@ -114,9 +131,15 @@ def strip(values: Sequence[float], low: float | None, high: float | None, bound:
 
     out = ['<svg class="strip" viewBox="0 0 200 22" role="img" aria-label="pairs">']
     if low is not None and high is not None:
-        out.append(f'<rect class="bar" x="{px(low):.1f}" y="8" width="{max(1, px(high) - px(low)):.1f}" height="6"/>')
+        out.append(
+            f'<rect class="bar" x="{px(low):.1f}" y="8" width="{max(1, px(high) - px(low)):.1f}" height="6"/>'
+        )
     if bound is not None:
-        out.append(f'<line class="bound" x1="{px(bound):.1f}" x2="{px(bound):.1f}" y1="1" y2="21"><title>bound {bound:g}</title></line>')
+        out.append(
+            f'<line class="bound" x1="{px(bound):.1f}" x2="{px(bound):.1f}" y1="1" y2="21"><title>bound {bound:g}</title></line>'
+        )
     for v in values:
-        out.append(f'<circle class="dot" cx="{px(v):.1f}" cy="11" r="2.5"><title>{v:.4g}</title></circle>')
+        out.append(
+            f'<circle class="dot" cx="{px(v):.1f}" cy="11" r="2.5"><title>{v:.4g}</title></circle>'
+        )
     return "".join([*out, "</svg>"])

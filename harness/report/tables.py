@@ -64,7 +64,10 @@ def scaling_table(run: RunRecord, width: int = 100, family: str | None = None) -
     found = run.verdicts
     real: list[list[str]] = []
     stand_in: list[list[str]] = []
-    ranked = sorted(run.plans, key=lambda p: min((SEVERITY.index(v.status) for v in found if v.plan == p.hash), default=9))
+    ranked = sorted(
+        run.plans,
+        key=lambda p: min((SEVERITY.index(v.status) for v in found if v.plan == p.hash), default=9),
+    )
     for plan in ranked:
         points = contrasts.points(run, plan)
         if family is not None and not plan.name.startswith(family):
@@ -121,7 +124,9 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
         "",
         case.world,
         rate(point.throughput),
-        "" if facts is None or facts.tokens_per_sample == 1 else rate(point.throughput * facts.tokens_per_sample),
+        ""
+        if facts is None or facts.tokens_per_sample == 1
+        else rate(point.throughput * facts.tokens_per_sample),
         rate(point.throughput / case.world_size),
         "n/a" if mean_step is None else f"{mean_step * 1e3:.1f}",
         f"{point.speedup:.2f}x",
@@ -143,7 +148,9 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
 def _peak(run: RunRecord, case: CaseSpec) -> float | None:
     if run.machine.gpu is None or case.device == "cpu":
         return None
-    return peak_flops(run.machine.gpu, "float32" if case.precision is Precision.FP32 else "bfloat16")
+    return peak_flops(
+        run.machine.gpu, "float32" if case.precision is Precision.FP32 else "bfloat16"
+    )
 
 
 def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> list[str]:
@@ -164,7 +171,9 @@ def verdict_line(v: Verdict, width: int) -> list[str]:
     metric = METRICS[v.metric]
     figures = ""
     if v.value is not None and metric.form is Form.ABSOLUTE:
-        figures = f" {si(v.value, metric.unit)} [{si(v.low, metric.unit)}, {si(v.high, metric.unit)}]"
+        figures = (
+            f" {si(v.value, metric.unit)} [{si(v.low, metric.unit)}, {si(v.high, metric.unit)}]"
+        )
     elif v.value is not None:
         figures = f" {interval(v.value, v.low, v.high)}"
     bound = f" bound {v.bound}" if v.bound else ""
@@ -235,8 +244,8 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     wall = sum(x.wall_s for x in timed)
     launch = (wall - stepping) / len(timed)
     text = (
-        f" cost     {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each to"
-        f" start and end), {len(gates)} gates; {1 - stepping / run.elapsed_s:.0%} outside steps"
+        f" cost     {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
+        f" to start and end), {len(gates)} gates; {1 - stepping / run.elapsed_s:.0%} outside steps"
     )
     return wrap(text, width, 10)
 
@@ -245,7 +254,10 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
     """Everything printed at the end of a run."""
     out = [rule("scaling", width, "="), " " + header(run)]
     if table_ := scaling_table(run, width):
-        out += ["", *table_, " efficiency = throughput per rank against plain (one device, no wrapper), or as marked"]
+        note = (
+            " efficiency = throughput per rank against plain (one device, no wrapper), or as marked"
+        )
+        out += ["", *table_, *wrap(note, width, 14)]
     out += ["", rule("verdicts", width), *verdict_lines(run, width)]
     out += [f" {counts(run)}", ""]
     for finding in [*verdict.findings(run), *run.notes]:

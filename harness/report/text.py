@@ -41,7 +41,8 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) 
     lines = []
     for cells in ([c.header for c in columns], *rows):
         parts = [
-            cells[i].ljust(widths[i]) if columns[i].left else cells[i].rjust(widths[i]) for i in kept
+            cells[i].ljust(widths[i]) if columns[i].left else cells[i].rjust(widths[i])
+            for i in kept
         ]
         lines.append((" " + "  ".join(parts)).rstrip())
     return lines

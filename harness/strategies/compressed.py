@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from harness.codec import Json
 from harness.record import Expected, ModelFacts, WhatRan
@@ -17,7 +18,9 @@ from harness.strategies import ddp
 from harness.strategies.local import LocalTrainer
 from harness.worker.context import RankContext
 
-SUPPORTS = dict(worlds="any", oracle="compressed", initial="broadcast", replicas=True, compressor=True)
+SUPPORTS = dict(
+    worlds="any", oracle="compressed", initial="broadcast", replicas=True, compressor=True
+)
 KNOBS = dict(bucket_cap_mb=1024.0)
 
 
@@ -56,7 +59,9 @@ class CompressedTrainer(LocalTrainer):
 def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
     """One bucket by default, so that the closed form holds and collectives keep their order."""
     assert ctx.compressor is not None
-    plain = ddp.build(model, ctx, bucket_cap_mb=ctx.case.knob("compressed.bucket_cap_mb", KNOBS["bucket_cap_mb"]))
+    plain = ddp.build(
+        model, ctx, bucket_cap_mb=ctx.case.knob("compressed.bucket_cap_mb", KNOBS["bucket_cap_mb"])
+    )
     hook = ctx.compressor.build(ctx, knobs_of(ctx.case, ctx.compressor))
 
     def comm_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -65,9 +70,14 @@ def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
     # DDP compares these objects, and annotations are strings here.
     future = torch.futures.Future[torch.Tensor]
     comm_hook.__annotations__ = {"bucket": dist.GradBucket, "return": future}
+    assert isinstance(plain.module, DistributedDataParallel)
     plain.module.register_comm_hook(None, comm_hook)
     trainer = CompressedTrainer(
-        plain.module, ctx, named=plain.named, synchronise=plain.synchronise, placements=plain.placements
+        plain.module,
+        ctx,
+        named=plain.named,
+        synchronise=plain.synchronise,
+        placements=plain.placements,
     )
     trainer.compressor = str(ctx.case.compressor)
     return trainer

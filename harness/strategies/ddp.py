@@ -35,7 +35,7 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
 def build(
     model: nn.Sequential, ctx: RankContext, *, bucket_cap_mb: float | None = None
 ) -> LocalTrainer:
-    """DistributedDataParallel; accumulation leaves out the all-reduce until the last micro-batch."""
+    """DistributedDataParallel; accumulation all-reduces after the last micro-batch only."""
     knob = ctx.case.knob
     ddp = DistributedDataParallel(
         model,

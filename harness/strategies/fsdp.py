@@ -26,9 +26,7 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
     reduce-scatter: it sends an all-reduce's bytes, 2 (N-1)/N, where NCCL sends (N-1)/N.
     """
     n, size = case.world_size, element_bytes(model)
-    shard = float(
-        sum(-(-p.shape[0] // n) * p[0].numel() * size for p in model.parameters())
-    )
+    shard = float(sum(-(-p.shape[0] // n) * p[0].numel() * size for p in model.parameters()))
     blocks = [sum(p.numel() for p in b.parameters()) * size for b in model.children()]
     reshard = case.knob("fsdp.reshard", KNOBS["reshard"])
     gathers = 2 * batching.accumulate if reshard else 1
@@ -46,9 +44,8 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
         module="FSDPSequential",
         shards=n,
         ideal_efficiency=1.0,
-        memory_bytes=training_bytes(
-            num_elements(model) / n, size, facts, batching.micro
-        ) + 2 * max(blocks),
+        memory_bytes=training_bytes(num_elements(model) / n, size, facts, batching.micro)
+        + 2 * max(blocks),
         formula=f"{gathers + scatter:g} (N-1)/N bytes(P)",
         global_batch=batching.global_batch,
     )

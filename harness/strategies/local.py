@@ -47,7 +47,7 @@ class LocalTrainer:
             with span("forward"), ctx.autocast():
                 loss = ctx.loss(self.module(inputs), targets) / len(parts)
             with span("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             total += loss.detach()
         with span("optimizer", "optimizer"):
             self.optimizer.step()

@@ -53,7 +53,9 @@ def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: Mode
     if case.accumulate != 1:
         raise ValueError("a pipeline accumulates over its micro-batches: use pipeline.microbatches")
     if batching.global_batch % micro:
-        raise ValueError(f"global batch {batching.global_batch} does not divide into {micro} micro-batches")
+        raise ValueError(
+            f"global batch {batching.global_batch} does not divide into {micro} micro-batches"
+        )
     if micro < n:
         raise ValueError(f"{micro} micro-batches cannot fill {n} stages")
     stages = cuts(model, n)
@@ -67,7 +69,10 @@ def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: Mode
         micro * ((boundaries[r] if r < n - 1 else 0) + (boundaries[r - 1] if r else 0))
         for r in range(n)
     ]
-    largest = max(sum(p.numel() for m in names for p in model.get_submodule(m).parameters()) for names in stages)
+    largest = max(
+        sum(p.numel() for m in names for p in model.get_submodule(m).parameters())
+        for names in stages
+    )
     return Expected(
         sent_bytes=tuple(sends),
         payload_bytes={"send": tuple(sends)} if n > 1 else {},
@@ -75,7 +80,9 @@ def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: Mode
         module="PipelineStage",
         shards=1,
         ideal_efficiency=micro / (micro + n - 1),
-        memory_bytes=training_bytes(largest, element_bytes(model), facts, batching.global_batch // n),
+        memory_bytes=training_bytes(
+            largest, element_bytes(model), facts, batching.global_batch // n
+        ),
         formula="M (activation + gradient) per boundary",
         global_batch=batching.global_batch,
     )
@@ -83,7 +90,9 @@ def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: Mode
 
 def _first_input(model: nn.Sequential, facts: ModelFacts, samples: int) -> Tensor:
     """A meta tensor shaped like one micro-batch of inputs."""
-    return torch.empty((samples, *facts.input_shape), dtype=getattr(torch, facts.input_dtype), device="meta")
+    return torch.empty(
+        (samples, *facts.input_shape), dtype=getattr(torch, facts.input_dtype), device="meta"
+    )
 
 
 class PipelineTrainer:
@@ -113,11 +122,12 @@ class PipelineTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         first, last = self.ctx.rank == 0, self.ctx.rank == self.ctx.world_size - 1
         losses: list[Tensor] = []
+        inputs = (batch.inputs,) if first else ()
         with span("schedule"), self.ctx.autocast():
-            self.schedule.step(
-                *((batch.inputs,) if first else ()),
-                **(dict(target=batch.targets, losses=losses) if last else {}),
-            )
+            if last:
+                self.schedule.step(*inputs, target=batch.targets, losses=losses)
+            else:
+                self.schedule.step(*inputs)
         with span("optimizer", "optimizer"):
             self.optimizer.step()
         return torch.stack(losses).mean().detach() if last else None
@@ -137,7 +147,9 @@ class PipelineTrainer:
         """The schedule's class and what this stage holds."""
         return WhatRan(
             module=type(self.stage).__name__,
-            placements=(f"stage {self.ctx.rank}: {', '.join(n for n, _ in self.blocks.named_children())}",),
+            placements=(
+                f"stage {self.ctx.rank}: {', '.join(n for n, _ in self.blocks.named_children())}",
+            ),
             schedule=type(self.schedule).__name__,
             compute_dtype=",".join(sorted(self.compute_dtype)),
         )
@@ -146,5 +158,3 @@ class PipelineTrainer:
 def build(model: nn.Sequential, ctx: RankContext) -> PipelineTrainer:
     """This rank's stage under the case's schedule."""
     return PipelineTrainer(model, ctx)
-
-

@@ -155,7 +155,13 @@ class World:
         for rank in self.fds:
             phase, step, silent = self.beats.read(rank)
             first = phase in (Phase.BUILD, Phase.GATE) or (phase is Phase.WARMUP and step == 0)
-            limit = limits.start_s if phase <= Phase.GROUP else limits.first_step_s if first else limits.step_s
+            limit = (
+                limits.start_s
+                if phase <= Phase.GROUP
+                else limits.first_step_s
+                if first
+                else limits.step_s
+            )
             if silent > limit:
                 self.examine()
                 self.kill()
@@ -176,7 +182,9 @@ class World:
             os.kill(self.pids[rank], signal.SIGUSR1)
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline and not all(
-            (self.out / f"rank{r}.stack").stat().st_size for r in self.fds if self.states.get(r) != "T"
+            (self.out / f"rank{r}.stack").stat().st_size
+            for r in self.fds
+            if self.states.get(r) != "T"
         ):
             time.sleep(0.02)
 
@@ -201,7 +209,10 @@ def in_child(function: Callable[[], Json]) -> Json:
             try:
                 answer = {"ok": function()}
             except BaseException as error:
-                answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+                answer = {
+                    "error": f"{type(error).__name__}: {error}",
+                    "traceback": traceback.format_exc(),
+                }
             with os.fdopen(writer, "w") as pipe:
                 json.dump(answer, pipe)
         finally:
@@ -218,7 +229,11 @@ def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
     answers = []
     for request in requests:
         case = from_doc(CaseSpec, request["case"])
-        answer = in_child(lambda c=case, r=request: to_doc(describe(load(r["files"]), c)))
+
+        def ask(case: CaseSpec = case, files: dict[str, str] = request["files"]) -> Json:
+            return to_doc(describe(load(files), case))
+
+        answer = in_child(ask)
         if "error" in answer:
             answers.append(to_doc(Described(unsupported=answer["error"])))
         else:

@@ -55,4 +55,3 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         input_shape=tuple(one.inputs.shape[1:]),
         input_dtype=str(one.inputs.dtype).removeprefix("torch."),
     ), model
-

@@ -33,7 +33,7 @@ from harness.record import Purpose, RankRecord, WhatRan, write_text
 from harness.spec import CaseSpec, Device
 from harness.worker import gate
 from harness.worker.context import Loaded, RankContext, build_model, load, make_batch
-from harness.worker.data import Sampler
+from harness.worker.data import Batch, Sampler
 from harness.worker.describe import case_batching
 from harness.worker.window import Timed, measure
 
@@ -85,7 +85,9 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
             text = traceback.format_exc()
             message = str(error) or type(error).__name__
             peer = any(t in message for t in PEER_ERRORS)
-            failure = RankError(type=type(error).__name__, message=message, traceback=text, peer=peer)
+            failure = RankError(
+                type=type(error).__name__, message=message, traceback=text, peer=peer
+            )
             write_text(out / f"rank{place.rank}.error.json", json.dumps(to_doc(failure)))
             sys.stderr.write(text)
             return 1
@@ -102,7 +104,9 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     began = time.monotonic()
     before = set(sys.modules)
     case, is_gate = spec.case, spec.purpose is Purpose.GATE
-    affinity = threads.pin(str(case.device), case.first_device + place.local_rank, place.local_world_size)
+    affinity = threads.pin(
+        str(case.device), case.first_device + place.local_rank, place.local_world_size
+    )
     threads.precise_sleep()
     torch.set_num_threads(1 if case.device is Device.CPU else max(1, len(affinity)))
     device = _device(case, place)
@@ -173,7 +177,9 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
         last_loss=finite[-1] if finite else None,
         tuned_threads=tuned,
         affinity=affinity,
-        modules_after_fork=tuple(sorted(m for m in set(sys.modules) - before if m.startswith("torch"))),
+        modules_after_fork=tuple(
+            sorted(m for m in set(sys.modules) - before if m.startswith("torch"))
+        ),
         clock_misses=0 if timed is None else timed.misses,
         planted_s=result.pop("planted_s", None),
         ran=_ran(trainer),
@@ -197,7 +203,9 @@ def _device(case: CaseSpec, place: Place) -> torch.device:
     if case.device is Device.CPU:
         return torch.device("cpu")
     index = case.first_device + place.local_rank
-    device = torch.device("cuda", index % torch.cuda.device_count() if "shared_gpu" in case.stand_in else index)
+    device = torch.device(
+        "cuda", index % torch.cuda.device_count() if "shared_gpu" in case.stand_in else index
+    )
     torch.cuda.set_device(device)
     return device
 
@@ -217,7 +225,7 @@ def _timed(
     trainer = loaded.strategy.build(model, ctx)
     sampler = Sampler(ctx.batching, steps_per_epoch=max(64, spec.steps), seed=case.seed)
     shard = place.rank % ctx.batching.shards
-    batches = []
+    batches: list[Batch] = []
     pool = 0
     for step in range(spec.steps):
         if pool < BATCH_POOL_BYTES:
@@ -246,7 +254,9 @@ def _write_samples(path: Path, samples: Any) -> str:
     if samples is None:
         return ""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **{f.name: getattr(samples, f.name) for f in dataclasses.fields(samples)})
+    np.savez_compressed(
+        buffer, **{f.name: getattr(samples, f.name) for f in dataclasses.fields(samples)}
+    )
     raw = buffer.getvalue()
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(raw)

@@ -40,7 +40,7 @@ class Reference:
                     loss = self.ctx.loss(self.model(x), y)
                     if not self.scale_last:
                         loss = loss / len(inputs)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 losses += float(loss.detach()) / (len(inputs) if self.scale_last else 1)
             grads = [p.grad for p in self.model.parameters() if p.grad is not None]
             if self.scale_last:
@@ -65,7 +65,11 @@ class Reference:
             yield name, parameter.detach()
 
 
-def relative_error(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor], origin: dict[str, Tensor] | None = None) -> float:
+def relative_error(
+    seen: Iterator[tuple[str, Tensor]],
+    wanted: dict[str, Tensor],
+    origin: dict[str, Tensor] | None = None,
+) -> float:
     """norm(seen - wanted) / norm(wanted - origin) over all tensors that ``seen`` yields.
 
     Per-tensor errors mean nothing for zero-initialised biases in bf16, so it is one vector.
@@ -86,4 +90,7 @@ def snapshot(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 def grad_norm(named: Iterator[tuple[str, Tensor]]) -> float:
     """Euclidean norm over all tensors, in float64."""
-    return float(sum((t.double().square().sum() for _, t in named), torch.zeros((), dtype=torch.float64)) ** 0.5)
+    return float(
+        sum((t.double().square().sum() for _, t in named), torch.zeros((), dtype=torch.float64))
+        ** 0.5
+    )

@@ -19,8 +19,8 @@ from harness.worker.rank import Place, leave, run_rank
 
 def env_store() -> dist.Store:
     """The store that torchrun's environment names."""
-    store, _, _ = next(iter(rendezvous("env://")))
-    return store  # type: ignore[no-any-return]
+    store: dist.Store = next(iter(rendezvous("env://")))[0]
+    return store
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ and the device is synchronised once at either end of the kept window.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def measure(
     values = [float("nan") if loss is None else float(loss) for loss in losses]
     step_s = np.diff(marks)
     if cuda:
-        step_s = np.array([a.elapsed_time(b) / 1e3 for a, b in zip(events, events[1:], strict=False)])
+        step_s = np.array([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)])
     counted = ctx.world_size > 1 and ctx.case.backend == "gloo"
     wire = None
     if counted and wire_before is not None and wire_after is not None:

@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def screen(arguments: list[str], columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> str:
+def screen(
+    arguments: list[str], columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> str:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", str(columns))
     assert main(arguments) == 0
@@ -33,11 +35,18 @@ def screen(arguments: list[str], columns: int, capsys: pytest.CaptureFixture[str
     [
         ("report", ["report", "results/samples/ddp-nano"]),
         ("verify", ["verify", "results/samples/ddp-nano"]),
-        ("compare", ["compare-hardware", "results/samples/ddp-nano", "results/samples/ddp-nano-again"]),
+        (
+            "compare",
+            ["compare-hardware", "results/samples/ddp-nano", "results/samples/ddp-nano-again"],
+        ),
     ],
 )
 def test_golden_screens(
-    name: str, arguments: list[str], columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    name: str,
+    arguments: list[str],
+    columns: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Any,
 ) -> None:
     """Set SCALEPROOF_GOLDEN=write to accept new screens after looking at them."""
     seen = screen(arguments, columns, capsys, monkeypatch)
@@ -67,11 +76,18 @@ def test_the_page_needs_no_network(capsys: pytest.CaptureFixture[str], monkeypat
         ["report", "results/samples/ddp-nano", "--json"],
         ["verify", "results/samples/ddp-nano", "--json"],
         ["compare", "results/samples/ddp-nano", "results/samples/ddp-nano-again", "--json"],
-        ["compare-hardware", "results/samples/ddp-nano", "results/samples/ddp-nano-again", "--json"],
+        [
+            "compare-hardware",
+            "results/samples/ddp-nano",
+            "results/samples/ddp-nano-again",
+            "--json",
+        ],
     ],
     ids=lambda a: a[0],
 )
-def test_json_is_one_document(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_json_is_one_document(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     monkeypatch.chdir(ROOT)
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)
@@ -106,7 +122,12 @@ def test_errors_say_what_and_end_with_a_command(
 
 def scaleproof(*arguments: str, cwd: Path, **kw: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "harness", *arguments], cwd=cwd, capture_output=True, text=True, check=False, **kw
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        **kw,
     )
 
 
@@ -175,7 +196,9 @@ def test_ingest_fills_asvs_history(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("asv.conf.json", "benchmarks", "harness"):
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "cost"))
+            shutil.copytree(
+                source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "cost")
+            )
         else:
             shutil.copy(source, tmp_path / name)
     shutil.copytree(ROOT / "results/samples", tmp_path / "results/samples")

@@ -30,7 +30,15 @@ def loaded(name: str) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["decoder-nano", "decoder-tiny", "mlp-nano", "vggfc-nano", "resnet-nano", "resnet-small", "synthetic-nano"],
+    [
+        "decoder-nano",
+        "decoder-tiny",
+        "mlp-nano",
+        "vggfc-nano",
+        "resnet-nano",
+        "resnet-small",
+        "synthetic-nano",
+    ],
 )
 def test_flops_are_what_torch_counts(name: str) -> None:
     """Under the math backend of attention: CPU's fused one is not counted at all."""
@@ -46,7 +54,12 @@ def test_flops_are_what_torch_counts(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [("decoder-llama-8b", 8.03e9), ("decoder-1b3", 1.4e9), ("decoder-175m", 192e6), ("vggfc-large", 1.24e8)],
+    [
+        ("decoder-llama-8b", 8.03e9),
+        ("decoder-1b3", 1.4e9),
+        ("decoder-175m", 192e6),
+        ("vggfc-large", 1.24e8),
+    ],
 )
 def test_large_sizes_are_as_large_as_they_say(name: str, params: float) -> None:
     files, case = loaded(name)

@@ -49,7 +49,9 @@ def test_mutant_is_caught_where_bits_cannot_be_compared(launch: Any, bug: str) -
 
 
 def test_accumulation_undivided_is_caught(launch: Any) -> None:
-    world = launch("mutant/mlp-nano", 2, knobs={"mutant.bug": "accumulation_undivided"}, accumulate=4)
+    world = launch(
+        "mutant/mlp-nano", 2, knobs={"mutant.bug": "accumulation_undivided"}, accumulate=4
+    )
     assert any(c.name.endswith("step1_gradient") for c in world.failed)
 
 
@@ -88,8 +90,6 @@ def test_masked_topk_sends_what_dense_sends(launch: Any) -> None:
 
 
 def test_a_second_all_reduce_is_wrong_in_the_timed_launch_too(launch: Any) -> None:
-    world = launch(
-        "mutant/synthetic-nano", 2, Purpose.TIMED, knobs={"mutant.bug": "reduced_twice"}
-    )
+    world = launch("mutant/synthetic-nano", 2, Purpose.TIMED, knobs={"mutant.bug": "reduced_twice"})
     want = world.described.expected.sent_bytes[0] * 10
     assert world.ranks[0].sent_bytes == pytest.approx(2 * want, rel=0.05)

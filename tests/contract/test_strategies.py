@@ -104,16 +104,27 @@ def test_sent_bytes_are_the_closed_form(launch: Any, strategy: str, world: int) 
 
 def test_a_rank_imports_nothing_of_torch_after_the_fork(launch: Any) -> None:
     """An optimizer's lazy import alone would cost a second in every launch."""
-    for name in ("ddp/decoder-nano", "fsdp/decoder-nano", "pipeline/decoder-nano", "compressed:powersgd/mlp-nano"):
+    for name in (
+        "ddp/decoder-nano",
+        "fsdp/decoder-nano",
+        "pipeline/decoder-nano",
+        "compressed:powersgd/mlp-nano",
+    ):
         world = launch(name, 2, Purpose.TIMED)
-        assert all(r.modules_after_fork == () for r in world.ranks), world.ranks[0].modules_after_fork
+        assert all(r.modules_after_fork == () for r in world.ranks), world.ranks[
+            0
+        ].modules_after_fork
 
 
 def test_what_ran_is_observed(launch: Any) -> None:
     ddp = launch("ddp/decoder-nano", 2, Purpose.TIMED).ranks[0]
     fsdp = launch("fsdp/decoder-nano", 2, Purpose.TIMED).ranks[0]
     pipe = launch("pipeline/decoder-nano", 2, Purpose.TIMED).ranks
-    assert (ddp.ran.module, ddp.backend, ddp.tuned_threads) == ("DistributedDataParallel", "gloo", 1)
+    assert (ddp.ran.module, ddp.backend, ddp.tuned_threads) == (
+        "DistributedDataParallel",
+        "gloo",
+        1,
+    )
     assert fsdp.ran.placements == ("Shard(dim=0)",)
     assert pipe[0].ran.schedule == "ScheduleGPipe"
     assert "embed" in pipe[0].ran.placements[0] and "head" in pipe[1].ran.placements[0]

@@ -65,7 +65,9 @@ def gone(world: Any) -> bool:
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_killed_rank_is_named(launch: Any, tmp_path: Path, rank: int) -> None:
     fault = Fault(tmp_path, rank, signal.SIGKILL)
-    world = launch("ddp/paced-small", 3, Purpose.TIMED, knobs=SLOW, deadlines=QUICK, tick=fault, steps=60)
+    world = launch(
+        "ddp/paced-small", 3, Purpose.TIMED, knobs=SLOW, deadlines=QUICK, tick=fault, steps=60
+    )
     assert world.cause is not None
     assert (world.cause.rank, world.cause.kind, world.cause.sure) == (rank, "signal", True)
     assert set(world.cause.victims) == {0, 1, 2} - {rank}
@@ -75,7 +77,9 @@ def test_a_killed_rank_is_named(launch: Any, tmp_path: Path, rank: int) -> None:
 
 def test_a_stopped_rank_is_named_and_its_world_ended(launch: Any, tmp_path: Path) -> None:
     fault = Fault(tmp_path, 1, signal.SIGSTOP)
-    world = launch("ddp/paced-small", 3, Purpose.TIMED, knobs=SLOW, deadlines=QUICK, tick=fault, steps=60)
+    world = launch(
+        "ddp/paced-small", 3, Purpose.TIMED, knobs=SLOW, deadlines=QUICK, tick=fault, steps=60
+    )
     assert world.cause is not None
     assert (world.cause.rank, world.cause.kind, world.cause.sure) == (1, "hang", True)
     assert time.monotonic() - fault.sent_at < QUICK.step_s + 5
@@ -131,7 +135,9 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Any:
 )
 def test_each_way_to_break_names_rank_1(launch: Any, fault: str, kind: str, says: str) -> None:
     began = time.monotonic()
-    world = launch("faulty/mlp-nano", 3, Purpose.TIMED, knobs={"faulty.fault": fault}, deadlines=QUICK)
+    world = launch(
+        "faulty/mlp-nano", 3, Purpose.TIMED, knobs={"faulty.fault": fault}, deadlines=QUICK
+    )
     assert world.cause is not None
     assert (world.cause.rank, world.cause.kind) == (1, kind)
     assert says in world.cause.message
@@ -140,14 +146,28 @@ def test_each_way_to_break_names_rank_1(launch: Any, fault: str, kind: str, says
 
 
 def test_the_next_world_is_well(launch: Any) -> None:
-    broken = launch("faulty/mlp-nano", 2, Purpose.TIMED, knobs={"faulty.fault": "raise"}, deadlines=QUICK)
+    broken = launch(
+        "faulty/mlp-nano", 2, Purpose.TIMED, knobs={"faulty.fault": "raise"}, deadlines=QUICK
+    )
     assert broken.cause is not None
     assert launch("ddp/mlp-nano", 2, Purpose.TIMED).cause is None
 
 
 def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness", "run", "ddp/paced-small/weak", "--cpus", "2", "--results", str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "run",
+        "ddp/paced-small/weak",
+        "--cpus",
+        "2",
+        "--results",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT
+    )
     pids: set[int] = set()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and len(pids) < 3:

@@ -83,7 +83,9 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     ("bound", "code", "word"),
     [("at_least = 0.01", 0, "PASS"), ("at_least = 1.05", 1, "FAIL"), ("at_most = 0.01", 1, "FAIL")],
 )
-def test_the_exit_status_is_the_verdicts(suite: pytest.Pytester, bound: str, code: int, word: str) -> None:
+def test_the_exit_status_is_the_verdicts(
+    suite: pytest.Pytester, bound: str, code: int, word: str
+) -> None:
     rules(suite, bound)
     result = run(suite, "-k", "test_weak and 2cpu and not wrapped")
     assert result.ret == code
@@ -184,7 +186,9 @@ def test_a_mistake_in_the_thresholds_is_a_usage_error(suite: pytest.Pytester) ->
 
 
 def test_another_projects_gpus_option_is_left_alone(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--gpus', default='theirs')")
+    pytester.makeconftest(
+        "def pytest_addoption(parser): parser.addoption('--gpus', default='theirs')"
+    )
     pytester.makepyfile("def test_theirs(request): assert request.config.option.gpus == '3'")
     assert pytester.runpytest_subprocess("--gpus", "3").ret == 0
 
@@ -204,7 +208,9 @@ def test_launches_appear_in_pytest_benchmark(suite: pytest.Pytester) -> None:
     launches = [x for x in record(suite)["launches"] if x["arm"] == "@2" and x["steps"]]  # type: ignore[attr-defined]
     mine = next(b for b in found if b["extra_info"]["case"].endswith("@2cpu"))
     assert mine["stats"]["rounds"] == len(launches)
-    assert sorted(mine["stats"]["data"]) == pytest.approx(sorted(x["steps"]["median_s"] for x in launches))
+    assert sorted(mine["stats"]["data"]) == pytest.approx(
+        sorted(x["steps"]["median_s"] for x in launches)
+    )
     assert {b["group"] for b in found} == {"ddp/mlp-nano/weak"}
 
 

@@ -42,7 +42,9 @@ def test_schema_accepts_every_document(verdict: Verdict) -> None:
         ({"steps": True}, "Protocol.steps: expected int"),
     ],
 )
-def test_wrong_documents_are_refused_by_decoder_and_schema(change: dict[str, object], says: str) -> None:
+def test_wrong_documents_are_refused_by_decoder_and_schema(
+    change: dict[str, object], says: str
+) -> None:
     doc = {**to_doc(Protocol(steps=10, cut=2)), **change}
     with pytest.raises(ValueError, match=says):
         from_doc(Protocol, doc)

@@ -35,8 +35,12 @@ def test_two_runs_of_one_machine_show_no_change(sample_run: RunRecord, again: Ru
     assert compare(sample_run, again, "throughput").mean == pytest.approx(1.0, abs=0.1)
 
 
-@pytest.mark.parametrize(("metric", "reading"), [("throughput", Reading.FASTER), ("step_s", Reading.SAME)])
-def test_a_faster_machine_is_read_as_better(sample_run: RunRecord, metric: str, reading: Reading) -> None:
+@pytest.mark.parametrize(
+    ("metric", "reading"), [("throughput", Reading.FASTER), ("step_s", Reading.SAME)]
+)
+def test_a_faster_machine_is_read_as_better(
+    sample_run: RunRecord, metric: str, reading: Reading
+) -> None:
     def faster(doc: Any) -> None:
         for x in doc["launches"]:
             for r in x["ranks"]:

@@ -19,13 +19,23 @@ def test_everything_shipped_is_found_with_a_sentence() -> None:
     entries = Catalogue().entries
     assert set(entries["strategies"]) == {"single", "ddp", "fsdp", "pipeline", "compressed"}
     assert set(entries["models"]) >= {"decoder", "mlp", "vggfc", "resnet", "synthetic", "paced"}
-    assert set(entries["compressors"]) >= {"none", "fp16", "bf16", "int8", "powersgd", "topk", "masked_topk"}
+    assert set(entries["compressors"]) >= {
+        "none",
+        "fp16",
+        "bf16",
+        "int8",
+        "powersgd",
+        "topk",
+        "masked_topk",
+    }
     assert set(entries["engines"]) == {"local", "torchrun"}
     assert all(e.doc for kind in entries.values() for e in kind.values())
 
 
 def test_a_users_file_is_found_but_not_imported(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text('"""Mine."""\nraise SystemExit\nSUPPORTS = dict(worlds="any")\nKNOBS = dict(a=1)\n')
+    (tmp_path / "mine.py").write_text(
+        '"""Mine."""\nraise SystemExit\nSUPPORTS = dict(worlds="any")\nKNOBS = dict(a=1)\n'
+    )
     entry = Catalogue([tmp_path]).get("strategies", "mine")
     assert (entry.doc, entry.knobs) == ("Mine.", {"version": 1, "a": 1})
 

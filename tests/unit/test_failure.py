@@ -17,7 +17,9 @@ def end(rank: int, **kw: Any) -> RankEnd:
 
 
 def peer(rank: int, order: int) -> RankEnd:
-    error = RankError(type="RuntimeError", message="Connection closed by peer", traceback="", peer=True)
+    error = RankError(
+        type="RuntimeError", message="Connection closed by peer", traceback="", peer=True
+    )
     return end(rank, exit_code=1, finished=False, error=error, order=order)
 
 
@@ -53,13 +55,19 @@ def test_our_own_kill_is_no_cause() -> None:
 
 def test_in_a_hang_the_stopped_rank_is_sure_and_the_silent_one_suspected() -> None:
     ended = dict(exit_code=None, signal=9, killed=True, finished=False)
-    stopped = attribute([end(0, **ended, state="S", silent_s=9.0), end(1, **ended, state="T", silent_s=8.0)])
+    stopped = attribute(
+        [end(0, **ended, state="S", silent_s=9.0), end(1, **ended, state="T", silent_s=8.0)]
+    )
     assert stopped is not None and (stopped.rank, stopped.sure) == (1, True)
-    silent = attribute([end(0, **ended, state="S", silent_s=3.0), end(1, **ended, state="S", silent_s=9.0)])
+    silent = attribute(
+        [end(0, **ended, state="S", silent_s=3.0), end(1, **ended, state="S", silent_s=9.0)]
+    )
     assert silent is not None and (silent.rank, silent.sure) == (1, False)
 
 
 def test_when_all_only_complain_the_silent_one_is_the_suspect() -> None:
-    hung = end(2, exit_code=None, signal=9, killed=True, finished=False, state="T", silent_s=12.0, order=2)
+    hung = end(
+        2, exit_code=None, signal=9, killed=True, finished=False, state="T", silent_s=12.0, order=2
+    )
     cause = attribute([peer(0, 0), peer(1, 1), hung])
     assert cause is not None and cause.rank == 2

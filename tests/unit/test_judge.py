@@ -19,12 +19,22 @@ EPOCHS = {1: 480.0, 2: 245.0, 4: 128.0, 8: 68.0}
 
 
 def rule(metric: str = "efficiency", **kw: object) -> Threshold:
-    base: dict[str, object] = {"name": "r", "case": "*", "metric": metric, "unit": "1", "source": Source.REQUIREMENT}
+    base: dict[str, object] = {
+        "name": "r",
+        "case": "*",
+        "metric": metric,
+        "unit": "1",
+        "source": Source.REQUIREMENT,
+    }
     return Threshold(**{**base, **kw})  # type: ignore[arg-type]
 
 
-def decide(values: list[float], found: Threshold | None, form: Form = Form.RATIO, looks: int = 5) -> Judged:
-    return judge(Pairs(values=tuple(values), launches=()), found, form=form, looks=looks, min_pairs=8)
+def decide(
+    values: list[float], found: Threshold | None, form: Form = Form.RATIO, looks: int = 5
+) -> Judged:
+    return judge(
+        Pairs(values=tuple(values), launches=()), found, form=form, looks=looks, min_pairs=8
+    )
 
 
 def scattered(center: float, n: int = 8, sd: float = 0.005, seed: int = 0) -> list[float]:
@@ -57,7 +67,9 @@ def test_bare_published_numbers_pass_nothing(n: int) -> None:
         (2, "speedup", 1.95, Status.INCONCLUSIVE),
     ],
 )
-def test_pairs_scattered_round_the_published_times(n: int, metric: str, bound: float, status: Status) -> None:
+def test_pairs_scattered_round_the_published_times(
+    n: int, metric: str, bound: float, status: Status
+) -> None:
     value = EPOCHS[1] / EPOCHS[n] / (n if metric == "efficiency" else 1)
     assert decide(scattered(value), rule(metric, at_least=bound)).status is status
 

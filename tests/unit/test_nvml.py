@@ -32,11 +32,11 @@ class Fake:
         self.lost: set[int] = set()
         vars(self).update(changes)
 
-    def nvmlInit(self) -> None:  # noqa: N802
+    def nvmlInit(self) -> None:
         if "driver" in self.missing:
             raise FakeError
 
-    def nvmlShutdown(self) -> None:  # noqa: N802
+    def nvmlShutdown(self) -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:
@@ -77,7 +77,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 def test_devices(fake: Fake) -> None:
     first, second = nvml.gpus()
-    assert (first.name, first.memory_bytes, first.power_limit_w) == ("NVIDIA H200", 150_754_820_096, 700.0)
+    assert (first.name, first.memory_bytes, first.power_limit_w) == (
+        "NVIDIA H200",
+        150_754_820_096,
+        700.0,
+    )
     assert second.uuid == "GPU-1abc" and not second.mig
     assert nvml.driver() == "580.65.06"
     found = machine.detect()
@@ -114,8 +118,13 @@ def test_mig_is_told(fake: Fake) -> None:
     assert machine.detect().mig
 
 
-@pytest.mark.parametrize(("visible", "seen"), [("1", ["GPU-1abc"]), ("", []), ("GPU-1", ["GPU-1abc"]), ("1,9,0", ["GPU-1abc"])])
-def test_visible_devices(fake: Fake, monkeypatch: pytest.MonkeyPatch, visible: str, seen: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [("1", ["GPU-1abc"]), ("", []), ("GPU-1", ["GPU-1abc"]), ("1,9,0", ["GPU-1abc"])],
+)
+def test_visible_devices(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, visible: str, seen: list[str]
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [g.uuid for g in nvml.gpus()] == seen
 

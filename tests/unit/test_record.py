@@ -125,7 +125,10 @@ def test_a_failed_check_is_an_error_whatever_the_speed(sample_run: RunRecord) ->
         gate["ranks"][1]["checks"][3]["ok"] = False
 
     found = judged(sample_run, wrong)
-    assert (found["efficiency@2/plain"].status, found["efficiency@2/plain"].reason) == (Status.ERROR, Reason.INCORRECT)
+    assert (found["efficiency@2/plain"].status, found["efficiency@2/plain"].reason) == (
+        Status.ERROR,
+        Reason.INCORRECT,
+    )
     assert found["efficiency@1/plain"].status is Status.RECORDED, "the other rung is untouched"
 
 
@@ -237,14 +240,18 @@ def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
     def wrong(ranks: Any, samples: Any = good) -> str:
         return " | ".join(derive.wrong(case, expected, ranks, samples, 1))
 
-    ranks = [dataclasses.replace(r, sent_bytes=int(expected.sent_bytes[0] * 3)) for r in launch.ranks]
+    ranks = [
+        dataclasses.replace(r, sent_bytes=int(expected.sent_bytes[0] * 3)) for r in launch.ranks
+    ]
     assert wrong(ranks) == ""
     assert "ranks [0] joined" in wrong(ranks[:1])
     assert "backend mpi" in wrong([dataclasses.replace(r, backend="mpi") for r in ranks])
     assert "ran on NVIDIA" in wrong([dataclasses.replace(r, device="NVIDIA H200") for r in ranks])
     assert "two ranks in one process" in wrong([dataclasses.replace(r, pid=1) for r in ranks])
     assert "two ranks on one device" in wrong([dataclasses.replace(r, local_rank=0) for r in ranks])
-    assert "ranks per node {0: 1, 1: 1}" in wrong([dataclasses.replace(r, node=r.rank) for r in ranks])
+    assert "ranks per node {0: 1, 1: 1}" in wrong(
+        [dataclasses.replace(r, node=r.rank) for r in ranks]
+    )
     module = dataclasses.replace(ranks[0].ran, module="Sequential")
     assert "trained a Sequential" in wrong([dataclasses.replace(r, ran=module) for r in ranks])
     doubled = [dataclasses.replace(r, sent_bytes=2 * (r.sent_bytes or 0)) for r in ranks]

@@ -48,7 +48,11 @@ GOLDEN = [
         "ddp/mlp-wide/weak@2gpu+backend=gloo",
         "ddp-mlp_wide-weak-2gpu-backend_gloo",
     ),
-    (SITE.case("single/resnet-nano").at(1), "single/resnet-nano/weak@1cpu", "single-resnet_nano-weak-1cpu"),
+    (
+        SITE.case("single/resnet-nano").at(1),
+        "single/resnet-nano/weak@1cpu",
+        "single-resnet_nano-weak-1cpu",
+    ),
     (
         SITE.case("ddp/decoder-tiny", accumulate=4, checkpoint=True),
         "ddp/decoder-tiny/weak@4cpu+accumulate=4+checkpoint=True",
@@ -93,7 +97,9 @@ def test_rungs_are_powers_of_two_and_the_largest(n: int) -> None:
 
 
 @given(st.integers(1, 16), st.integers(1, 64), st.integers(1, 8), st.booleans())
-def test_weak_batches_grow_with_the_world(world: int, micro: int, accumulate: int, whole: bool) -> None:
+def test_weak_batches_grow_with_the_world(
+    world: int, micro: int, accumulate: int, whole: bool
+) -> None:
     case = replace(SITE.case("ddp/mlp-nano").at(world), accumulate=accumulate)
     found = batching(case, micro, whole=whole)
     assert found.global_batch == micro * world * accumulate

@@ -44,11 +44,13 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     said = problems(
         tmp_path,
         GOOD.replace('"efficiency"', '"effciency"')
-        + GOOD.replace('name = "a"', 'name = "b"').replace("mode =", "mood =").replace("0.85", '"0.85"')
+        + GOOD.replace('name = "a"', 'name = "b"')
+        .replace("mode =", "mood =")
+        .replace("0.85", '"0.85"')
         + "[[rules]]\nx = 1\n",
     )
     assert "4 problems" in said
-    assert "line 8: metric = \"effciency\"" in said and "did you mean 'efficiency'?" in said
+    assert 'line 8: metric = "effciency"' in said and "did you mean 'efficiency'?" in said
     assert "unknown key 'mood' in [[rule]]" in said and "did you mean 'mode'?" in said
     assert "expected a float, found the str '0.85'" in said
     assert "unknown top-level key 'rules'" in said and "did you mean 'rule'?" in said
@@ -87,9 +89,7 @@ def test_missing_file_is_one_clear_error(tmp_path: Path) -> None:
 def test_shipped_rules_load_and_claims_are_out_of_reach_on_cpu() -> None:
     rules = load_thresholds(ROOT / "suites" / "thresholds.toml")
     assert len(rules) > 20
-    states = {
-        r.name: reach(r, [], "2core", Device.CPU, max_world=2, max_nodes=1) for r in rules
-    }
+    states = {r.name: reach(r, [], "2core", Device.CPU, max_world=2, max_nodes=1) for r in rules}
     claims = [n for n in states if n.startswith("claim_")]
     assert len(claims) >= 10
     assert {states[n][0] for n in claims} == {Reach.OUT_OF_REACH}
@@ -106,8 +106,12 @@ def test_a_rule_matches_its_case_world_and_baseline_only(tmp_path: Path) -> None
     assert rule.matches(case, plain, "any")
     assert not rule.matches(case.at(4), plain, "any")
     assert not rule.matches(site.case("fsdp/decoder-tiny"), plain, "any")
-    assert not rule.matches(site.case("ddp/decoder-tiny", Mode.STRONG, global_batch=8), plain, "any")
-    wrapped = Contrast(name="c", metric="efficiency", subject="s", baseline=("b",), against="wrapped")
+    assert not rule.matches(
+        site.case("ddp/decoder-tiny", Mode.STRONG, global_batch=8), plain, "any"
+    )
+    wrapped = Contrast(
+        name="c", metric="efficiency", subject="s", baseline=("b",), against="wrapped"
+    )
     assert not rule.matches(case, wrapped, "any")
 
 

@@ -39,13 +39,23 @@ def pin(device: str, index: int, local_ranks: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def tune_loop_thread() -> int:
-    """Put gloo's loop thread under SCHED_BATCH; the number of threads that took it."""
+def running() -> frozenset[int]:
+    """Ids of this process's threads."""
+    return frozenset(int(task.name) for task in Path("/proc/self/task").iterdir())
+
+
+def tune_loop_thread(before: frozenset[int]) -> int:
+    """Put gloo's loop thread under SCHED_BATCH; the number of threads that took it.
+
+    ``before`` is ``running()`` from before the process group: the loop is the new thread that is
+    not one of torch's own (``pt_...``). torch names it only since 2.12.
+    """
     tuned = 0
-    for task in Path("/proc/self/task").iterdir():
+    for thread in running() - before:
         try:
-            if (task / "comm").read_text().strip() == "gloo_tcp_loop":
-                os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))
+            name = Path(f"/proc/self/task/{thread}/comm").read_text()
+            if not name.startswith("pt_"):
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
                 tuned += 1
         except OSError:
             continue

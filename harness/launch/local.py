@@ -120,7 +120,10 @@ class LocalAgent:
         assert process is not None and process.stderr is not None
         process.kill()
         said = process.stderr.read().decode(errors="replace").strip().splitlines()
-        self._process = None
+        process.stderr.close()
+        if self._control is not None:
+            self._control.close()
+        self._process, self._control = None, None
         self._buffer, self.identity = b"", ""
         raise LaunchError(
             f"the agent ended (status {process.wait()}): {said[-1] if said else 'it said nothing'}",

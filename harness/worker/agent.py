@@ -7,6 +7,8 @@ session of its own so that Ctrl-C reaches only the parent. It answers ``describe
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import selectors
@@ -27,7 +29,7 @@ import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor
 import torch.nn.parallel
-import torch.profiler._cupti_monitor
+import torch.profiler
 import torch.utils.checkpoint
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _preloaded  # noqa: F401
 
@@ -299,15 +301,21 @@ class Agent:
         self.send({"ended": {"ranks": ranks, "agent": self.identity}})
 
 
+def preload() -> None:
+    """Import what torch imports lazily: else it costs every rank that trains 1.0 s."""
+    parameter: Any = torch.nn.Parameter(torch.empty(0))
+    torch.optim.AdamW([parameter])
+    torch.optim.SGD([parameter], lr=0.1)
+    with contextlib.suppress(ImportError):  # not in every supported torch
+        importlib.import_module("torch.profiler._cupti_monitor")
+
+
 def main(argv: list[str]) -> None:
     """``python -m harness.worker.agent FD PARENT_PID``"""
     fd, parent = int(argv[1]), int(argv[2])
     threads.die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Both are imported lazily by torch: 1.0 s in every rank that trains, unless done here.
-    parameter: Any = torch.nn.Parameter(torch.empty(0))
-    torch.optim.AdamW([parameter])
-    torch.optim.SGD([parameter], lr=0.1)
+    preload()
     control = socket.socket(fileno=fd)
     agent = Agent(control)
     agent.send({"ready": {"agent": agent.identity, "torch": torch.__version__}})

@@ -117,9 +117,10 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     loaded = load(spec.files)
     beats.write(place.rank, Phase.GROUP)
     seconds = spec.deadlines.collective_s
+    store, earlier = place.store(), threads.running()
     dist.init_process_group(
         case.backend,
-        store=place.store(),
+        store=store,
         rank=place.rank,
         world_size=place.world_size,
         timeout=timedelta(seconds=seconds),
@@ -127,7 +128,8 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     )
     if place.world_size > 1:
         dist.all_reduce(torch.zeros(1, device=device))
-    tuned = threads.tune_loop_thread() if spec.tune_loop_thread else 0
+    tune = spec.tune_loop_thread and case.backend == "gloo"
+    tuned = threads.tune_loop_thread(earlier) if tune else 0
     beats.write(place.rank, Phase.BUILD)
     memory = Memory(device)
 

@@ -1,0 +1,65 @@
+"""What a launch costs beside its steps: the local engine against torchrun, in one run.
+
+Both start the same worker (process group, model, two steps, result files); launches of the two
+engines alternate, so that whatever else the machine does hits both. Prints medians and ratios.
+
+    python benchmarks/cost/launch.py [--rounds 5] [--worlds 1 2 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from harness.discover import Catalogue
+from harness.launch import engine as engines
+from harness.launch.local import LocalAgent
+from harness.protocol import LaunchSpec
+from harness.record import Purpose
+from harness.site import Site
+from harness.spec import Device
+from harness.stats import median
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4])
+    parsed = parser.parse_args()
+    known = Catalogue()
+    local, torchrun = (engines.make(known.get("engines", n)) for n in ("local", "torchrun"))
+    began = time.perf_counter()
+    assert isinstance(local.agent, LocalAgent)  # type: ignore[attr-defined]
+    local.agent.ready()  # type: ignore[attr-defined]
+    print(f"agent ready after {time.perf_counter() - began:.2f} s, once a run")
+    print(f"{'ranks':>5}  {'local':>8}  {'torchrun':>8}  {'ratio':>6}   medians of {parsed.rounds}")
+    for world in parsed.worlds:
+        case = known.normalise(
+            Site(device=Device.CPU, backend="gloo", nodes=(world,)).case("ddp/mlp-nano")
+        )
+        files = {
+            "strategies": str(known.get("strategies", "ddp").path),
+            "models": str(known.get("models", "mlp").path),
+        }
+        seconds: dict[str, list[float]] = {"local": [], "torchrun": []}
+        for i in range(parsed.rounds):
+            for name, engine in (("local", local), ("torchrun", torchrun)):
+                with tempfile.TemporaryDirectory() as folder:
+                    spec = LaunchSpec(
+                        launch=f"{name}{i}", purpose=Purpose.TIMED, case=case, twin=case, steps=2,
+                        cut=1, out=str(Path(folder)), files=files, draw=0,
+                    )  # fmt: skip
+                    began = time.perf_counter()
+                    ended = engine.launch(spec, lambda: None)
+                    seconds[name].append(time.perf_counter() - began)
+                    assert all(e.finished for e in ended.ranks), ended
+        ours, theirs = median(seconds["local"]), median(seconds["torchrun"])
+        print(f"{world:>5}  {ours:>6.3f} s  {theirs:>6.2f} s  {theirs / ours:>5.0f}x")
+    local.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Sets up .venv beside this repository and runs pytest in it:
+#   bash scripts/run.sh suites [options]   the main job: measure and judge on this machine
+#   bash scripts/run.sh tests  [options]   the project's own tests
+# PYTHON chooses the interpreter (>= 3.11), VENV the environment.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+what=${1:-}
+case $what in
+  suites) extras= ;;
+  tests) extras='[test]' ;;
+  *) sed -n '2,5s/^# //p' "$0" >&2; exit 4 ;;
+esac
+shift
+venv=${VENV:-.venv}
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "ERROR: $venv is Python < 3.11. try: rm -r $venv && PYTHON=python3.12 bash $0 $what" >&2
+  exit 4
+}
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extras"
+exec "$venv/bin/python" -m pytest "$what/" "$@"

@@ -103,7 +103,6 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
         for v in found
         if v.plan == plan.hash
         and v.case == point.case
-        and v.against == point.against
         and v.metric in ("efficiency", "efficiency_of_ideal", "speedup")
     ]
     judged = sorted((v for v in own if v.rule), key=lambda v: SEVERITY.index(v.status)) or own
@@ -118,8 +117,8 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
     flops = point.throughput * facts.flops_per_sample / case.world_size if facts else 0.0
     peak = _peak(run, case)
     bound = judged[0].bound if judged else ""
-    if judged and judged[0].metric == "efficiency_of_ideal":
-        bound = f"{bound} ideal"
+    if bound and not _in_table(judged[0], point.against):
+        bound += " *"
     return [
         "",
         case.world,
@@ -159,11 +158,17 @@ def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> l
     for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status)):
         quiet = v.status in (Status.PASS, Status.RECORDED, Status.SKIP)
         quiet = quiet and v.reason is not Reason.CAUGHT
-        shown_elsewhere = v.metric in ("efficiency", "efficiency_of_ideal", "speedup")
-        if quiet and not every and (shown_elsewhere or v.status is not Status.PASS):
+        plan = next(p for p in run.plans if p.hash == v.plan)
+        shown = _in_table(v, contrasts.reference(plan))
+        if quiet and not every and (shown or v.status is not Status.PASS):
             continue
         out += verdict_line(v, width)
     return out
+
+
+def _in_table(v: Verdict, against: str) -> bool:
+    """Whether the table's figure is the one that this verdict judged."""
+    return v.metric in ("efficiency", "speedup") and v.against == against
 
 
 def verdict_line(v: Verdict, width: int) -> list[str]:
@@ -176,10 +181,11 @@ def verdict_line(v: Verdict, width: int) -> list[str]:
         )
     elif v.value is not None:
         figures = f" {interval(v.value, v.low, v.high)}"
-    bound = f" bound {v.bound}" if v.bound else ""
+    bound = f" bound {v.bound}" if v.bound and metric.form is not Form.GATE else ""
     name = f" ({v.rule})" if v.rule else ""
+    why = "" if v.reason is Reason.MET else f": {v.detail}"
     versus = "" if metric.form in (Form.ABSOLUTE, Form.GATE) else f" v {v.against}"
-    text = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}: {v.detail}"
+    text = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}{why}"
     return wrap(text, width, 15)
 
 
@@ -258,6 +264,8 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
             " efficiency = throughput per rank against plain (one device, no wrapper), or as marked"
         )
         out += ["", *table_, *wrap(note, width, 14)]
+        if any(" *  " in line for line in table_):
+            out.append(" * judged on another figure than the one shown: it stands below")
     out += ["", rule("verdicts", width), *verdict_lines(run, width)]
     out += [f" {counts(run)}", ""]
     for finding in [*verdict.findings(run), *run.notes]:

@@ -1,0 +1,82 @@
+"""The README's commands do what it says, and name nothing that is not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line.split("  #")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.S)
+    for line in block.splitlines()
+    if line.strip() and not line.startswith("#")
+]
+#: Commands that need hardware, a cluster, a browser or minutes of their own; the main job and the
+#: tests are run by tests/e2e and by CI itself.
+ELSEWHERE = (
+    "git clone",
+    "bash scripts/run.sh",
+    "pytest suites/",
+    "tox",
+    "asv",
+    "bash scripts/system",
+)
+
+
+def test_the_two_commands_are_the_first_two() -> None:
+    assert COMMANDS[1] == "bash scripts/run.sh suites"
+    assert COMMANDS[2] == "bash scripts/run.sh tests"
+    assert "scripts/run.sh tests" in (ROOT / ".ci/run").read_text()
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith(ELSEWHERE)])
+def test_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    if words[0] == "scaleproof":
+        words[:1] = [sys.executable, "-m", "harness"]
+    if words[0] == "python":
+        words[0] = sys.executable
+    if "run" in words or "ingest" in words:
+        words += ["--results", str(tmp_path)]
+    done = subprocess.run(
+        words,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    # 5: measured, but no rule applies to it; 10: the machine was too noisy to decide.
+    assert done.returncode in (0, 5, 10), done.stdout + done.stderr
+
+
+def test_user_files_of_the_readme_are_the_ones_in_examples() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    shown = [b for b in blocks if b.startswith("# examples/")]
+    assert len(shown) == 2
+    for block in shown:
+        first, _, code = block.partition("\n")
+        assert code == (ROOT / first.removeprefix("# ")).read_text()
+        assert len(code.splitlines()) <= 30
+
+
+def test_the_tree_of_the_readme_exists() -> None:
+    tree = re.search(r"```text\n(.*?)```", README, re.S)
+    assert tree
+    names = [line.split()[0] for line in tree[1].splitlines() if line and not line.startswith(" ")]
+    assert len(names) > 8
+    for name in names:
+        assert (ROOT / name).exists(), name
+
+
+def test_every_tox_environment_is_in_the_readme() -> None:
+    names = set(re.findall(r"^\[testenv:(\w+)\]", (ROOT / "tox.ini").read_text(), re.M))
+    assert names == {n for n in names if f"`{n}`" in README}

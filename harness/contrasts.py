@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness import stats
+from harness.machine import peak_flops
 from harness.outcome import ScalingPoint
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord
-from harness.spec import Contrast, Plan
+from harness.spec import CaseSpec, Contrast, Device, Plan, Precision
 from harness.thresholds import Statistic
 from harness.units import METRICS, Form
 
@@ -183,6 +184,29 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
             )
         )
     return out
+
+
+def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
+    """FLOP/s per rank: throughput x closed-form FLOPs of a sample / ranks; None if unknown."""
+    case = plan.arm(arm).case
+    described, seen = run.described.get(case.hash), throughput(run, plan, arm)
+    if described is None or described.facts is None or seen is None:
+        return None
+    return seen * described.facts.flops_per_sample / case.world_size or None
+
+
+def peak(run: RunRecord, case: CaseSpec) -> float | None:
+    """Peak FLOP/s of one of the case's devices; None where we do not know it."""
+    if run.machine.gpu is None or case.device is Device.CPU:
+        return None
+    narrow = case.precision is not Precision.FP32
+    return peak_flops(run.machine.gpu, "bfloat16" if narrow else "float32")
+
+
+def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
+    """Model FLOPs utilisation: achieved over peak; None for a device without a known peak."""
+    achieved, most = flops(run, plan, arm), peak(run, plan.arm(arm).case)
+    return None if achieved is None or most is None else achieved / most
 
 
 def gates(run: RunRecord) -> Mapping[str, LaunchRecord]:

@@ -96,6 +96,12 @@ def wrong(
             out.append(f"rank {r.rank}: ran on {r.device}, asked for {case.device}")
         if r.ran.module != expected.module:
             out.append(f"rank {r.rank}: trained a {r.ran.module}, not a {expected.module}")
+        if expected.placements and r.ran.placements != expected.placements:
+            out.append(f"rank {r.rank}: placed {r.ran.placements}, not {expected.placements}")
+        if r.ran.schedule != expected.schedule:
+            out.append(f"rank {r.rank}: schedule {r.ran.schedule}, not {expected.schedule}")
+        if r.ran.compressor != (case.compressor or ""):
+            out.append(f"rank {r.rank}: compressor {r.ran.compressor}, not {case.compressor}")
     kept = len(samples[0].sample_ids) - cut
     seen = consumed(samples, cut)
     if seen != kept * expected.global_batch:

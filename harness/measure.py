@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from harness import derive, doctor, machine, nvml, verdict
+from harness import contrasts, derive, doctor, machine, nvml, verdict
 from harness.beat import Beats
 from harness.codec import Json, from_doc
 from harness.discover import Catalogue
@@ -42,6 +42,7 @@ from harness.record import (
 )
 from harness.spec import Arm, CaseSpec, Plan
 from harness.thresholds import Threshold
+from harness.units import rate
 
 POLL_GPUS_S = 1.0
 
@@ -397,8 +398,8 @@ class Measurer:
                 mean_s * max(0, planned - len(timed)) + self.waiting * mean_s * MIN_LAUNCHES_TO_COME
             )
         last = ""
-        if timed and (steps := timed[-1].steps):
-            last = f"{steps.mean_s * 1e3:.1f} ms/step"
+        if timed and (seen := contrasts.quantity(timed[-1], "throughput")) is not None:
+            last = f"{rate(seen)} samples/s"
         self.progress.show(
             Moment(
                 plan=plan.name,

@@ -119,8 +119,12 @@ def option(config: pytest.Config, name: str) -> Any:
     from_env = os.environ.get(f"SCALEPROOF_{dest.upper()}")
     if from_env is None:
         return default
-    kind = known.kwargs.get("type", str)
-    return [from_env] if known.kwargs.get("action") == "append" else kind(from_env)
+    if known.kwargs.get("action") == "append":
+        return [from_env]
+    try:
+        return known.kwargs.get("type", str)(from_env)
+    except ValueError:
+        raise pytest.UsageError(f"SCALEPROOF_{dest.upper()}={from_env}: not a number") from None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -226,7 +230,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if (e := _expectation(item)) is not None:
             wanted.setdefault(e.plan.hash, set()).add(e.contrast.name)
-            item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside its first item
+            if config.pluginmanager.hasplugin("timeout"):
+                item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
     scaling.selected = {h: scaling.plans[h].only(frozenset(names)) for h, names in wanted.items()}
     if scaling.selected and not config.option.collectonly:
         scaling.start().waiting = len(scaling.selected)

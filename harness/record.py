@@ -84,6 +84,8 @@ class Expected:
     ``sent_bytes`` is the closed form for the case's backend, one figure per rank.
     ``payload_bytes`` maps a collective to the input bytes that each rank issues in one step (one
     figure per rank); ``largest_message`` is the largest single one.
+    ``dense_bytes`` is what an uncompressed all-reduce would send, 0 where that is no measure.
+    ``module``, ``placements`` and ``schedule`` must be what ran (empty: not asserted).
     ``shards`` is the number of data shards; ``memory_bytes`` what a rank will need, roughly.
     """
 
@@ -93,6 +95,9 @@ class Expected:
     module: str
     shards: int
     ideal_efficiency: float
+    dense_bytes: float = 0.0
+    placements: tuple[str, ...] = ()
+    schedule: str = ""
     memory_bytes: int
     formula: str
     global_batch: int

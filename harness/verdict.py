@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness import stats
+from harness import contrasts, stats
 from harness.contrasts import ALPHA, Estimate, Pairs, estimate, gates, pairs, timed
 from harness.machine import Machine
 from harness.outcome import Reason, Status, Verdict
@@ -123,14 +123,8 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
         )
         e, mde = judged.estimate, judged.mde
         status, reason, detail = judged.status, judged.reason, _detail(judged, rule)
-        if metric.quantity == "throughput" and contrast.metric != "throughput":
-            surely = e.value if e.low is None else e.low
-            efficiency = surely / (case.world_size if contrast.metric == "speedup" else 1.0)
-            if efficiency > IMPLAUSIBLE_EFFICIENCY:
-                status, reason = Status.ERROR, Reason.IMPLAUSIBLE
-                detail = (
-                    f"{efficiency:.3g} of linear scaling is not possible: the baseline is wrong"
-                )
+        if (impossible := _impossible(run, plan, contrast, e)) is not None:
+            status, reason, detail = Status.ERROR, Reason.IMPLAUSIBLE, impossible
     else:
         e = Estimate(value=math.nan, low=None, high=None, sd=None, n=0)
         mde = None
@@ -169,6 +163,22 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
         launches=found.launches,
         waived=waived,
     )
+
+
+def _impossible(run: RunRecord, plan: Plan, contrast: Contrast, e: Estimate) -> str | None:
+    """Why a value cannot be, if so: surely more than linear scaling, or than the device's peak."""
+    metric = METRICS[contrast.metric]
+    if metric.quantity == "throughput" and metric.form is Form.RATIO:
+        surely = e.value if e.low is None else e.low
+        ranks = sum(plan.arm(b).case.world_size for b in contrast.baseline)
+        linear = plan.arm(contrast.subject).case.world_size / ranks
+        efficiency = surely / (linear if contrast.metric == "speedup" else 1.0)
+        if efficiency > IMPLAUSIBLE_EFFICIENCY:
+            return f"{efficiency:.3g} of linear scaling is not possible: the baseline is wrong"
+    used = contrasts.mfu(run, plan, contrast.subject)
+    if used is not None and used > 1:
+        return f"{used:.2f} of the device's peak FLOP/s is not possible"
+    return None
 
 
 def _detail(judged: Judged, rule: Threshold | None) -> str:
@@ -339,7 +349,25 @@ def findings(run: RunRecord) -> list[str]:
                 )
             if len({x.losses for x in own}) > 1:
                 out.append(f"{arm.case.id}: not reproducible, losses differ between launches")
+    gpus: dict[str, int] = {}
+    for launch in run.launches:
+        for gpu in launch.gpus:
+            states = [*gpu.throttle, *(["lost"] if gpu.lost else [])]
+            if states:
+                name = f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"
+                gpus[name] = gpus.get(name, 0) + 1
+    out += [f"{name} in {count} launches" for name, count in gpus.items()]
     return list(dict.fromkeys(out))
+
+
+def reproducible(run: RunRecord) -> str:
+    """In how many arms all launches gave the same losses to the bit."""
+    arms: dict[tuple[str, str], set[str]] = {}
+    for launch in run.launches:
+        if launch.steps is not None:
+            arms.setdefault((launch.plan, launch.arm), set()).add(launch.losses)
+    same = sum(len(digests) == 1 for digests in arms.values())
+    return f"equal to the bit between the launches of {same} of {len(arms)} arms"
 
 
 #: Growth below this a step, or seen over fewer steps, is an allocator that settles.

@@ -18,6 +18,15 @@ _BYTES = {
 }  # fmt: skip
 
 
+#: What NCCL's entries call the operations that gloo's call by their public names.
+_NAMES = {
+    "_all_gather_base": "all_gather",
+    "_allgather_base": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "allreduce": "all_reduce",
+}
+
+
 def enable() -> None:
     """Switch the recorder on; before the first process group of this process."""
     os.environ["TORCH_FR_BUFFER_SIZE"] = "20000"
@@ -40,6 +49,9 @@ def since(position: int) -> Mapping[str, Issued]:
     totals: dict[str, tuple[int, int]] = {}
     for entry in _entries()[position:]:
         name = str(entry["profiling_name"]).split(":", 1)[-1].split(" ")[0]
+        name = _NAMES.get(name, name)
+        if name == "recv":
+            continue  # the other end's send
         sizes, kinds = entry["input_sizes"], entry["input_dtypes"]
         payload = sum(
             math.prod(size) * _BYTES[kind] for size, kind in zip(sizes, kinds, strict=False)

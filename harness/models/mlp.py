@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from harness.codec import Json
 from harness.spec import CaseSpec
-from harness.worker.data import hashed, uniform
+from harness.worker.data import labels, uniform
 
 SIZES = {
     "nano": dict(d=64, layers=8, classes=16, batch=8),
@@ -31,7 +31,7 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
 
 def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
     """Uniform features (B, d) and hashed classes (B,)."""
-    return uniform(ids, size["d"]), hashed(ids + 1, 1)[:, 0] % size["classes"]
+    return uniform(ids, size["d"]), labels(ids, size["classes"])
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from harness.codec import Json
 from harness.spec import CaseSpec
-from harness.worker.data import hashed, uniform
+from harness.worker.data import images, labels
 
 SIZES = {
     "nano": dict(width=8, blocks=[1, 1], image=16, classes=16, batch=4),
@@ -73,10 +73,7 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
 
 def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
     """Images (B, 3, H, W) and classes (B,)."""
-    edge = size["image"]
-    return uniform(ids, 3 * edge * edge).view(-1, 3, edge, edge), hashed(ids + 1, 1)[:, 0] % size[
-        "classes"
-    ]
+    return images(ids, size["image"]), labels(ids, size["classes"])
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:

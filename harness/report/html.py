@@ -12,8 +12,9 @@ from markupsafe import Markup
 
 from harness import contrasts, verdict
 from harness.codec import to_doc
-from harness.outcome import SEVERITY, Reason, Verdict
-from harness.record import RunRecord
+from harness.machine import PEAK_TFLOPS
+from harness.outcome import SEVERITY, Reason, ScalingPoint, Verdict
+from harness.record import Expected, RunRecord
 from harness.report import svg
 from harness.report.svg import Series
 from harness.spec import Plan
@@ -57,24 +58,8 @@ def _charts(run: RunRecord) -> list[dict[str, Any]]:
             points = contrasts.points(run, plan)
             xs = [float(p.world_size) for p in points]
             worlds |= set(xs)
-            speedups.append(
-                Series(
-                    name=plan.name,
-                    x=xs,
-                    y=[p.speedup for p in points],
-                    low=[p.speedup_low for p in points],
-                    high=[p.speedup_high for p in points],
-                )  # fmt: skip
-            )
-            efficiencies.append(
-                Series(
-                    name=plan.name,
-                    x=xs,
-                    y=[p.efficiency for p in points],
-                    low=[p.efficiency_low for p in points],
-                    high=[p.efficiency_high for p in points],
-                )  # fmt: skip
-            )
+            speedups.append(_series(plan.name, xs, points, "speedup"))
+            efficiencies.append(_series(plan.name, xs, points, "efficiency"))
         grid = sorted(worlds)
         none: list[float | None] = [None] * len(grid)
         label = f"{mode} scaling" + (" · stand-in" if stand_in else "")
@@ -99,6 +84,15 @@ def _charts(run: RunRecord) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+def _series(name: str, xs: list[float], points: list[ScalingPoint], field: str) -> Series:
+    """One field of the points with its interval."""
+
+    def column(suffix: str) -> list[Any]:
+        return [getattr(p, field + suffix) for p in points]
+
+    return Series(name=name, x=xs, y=column(""), low=column("_low"), high=column("_high"))
 
 
 def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
@@ -157,9 +151,7 @@ def _cases(run: RunRecord) -> list[dict[str, Any]]:
                     else "n/a"
                     if arm.case.world_size > 1
                     else "",
-                    "formula": f"{si(max(expected.sent_bytes), 'B')} = {expected.formula}"
-                    if expected and arm.case.world_size > 1
-                    else "",
+                    "formula": _formula(expected) if expected and arm.case.world_size > 1 else "",
                     "peak": si(max(peaks), "B") if peaks else "n/a",
                     "ran": " ".join(
                         filter(None, (ran.module, ran.schedule, ran.compressor, ran.compute_dtype))
@@ -173,8 +165,18 @@ def _cases(run: RunRecord) -> list[dict[str, Any]]:
     return out
 
 
+def _formula(expected: Expected) -> str:
+    """``73.4 kB = (N-1) 8 k (0.02x dense)``"""
+    sent = max(expected.sent_bytes)
+    ratio = sent / expected.dense_bytes if expected.dense_bytes else 1.0
+    dense = "" if ratio == 1.0 else f" ({ratio:.3g}x dense)"
+    return f"{si(sent, 'B')} = {expected.formula}{dense}"
+
+
 def _facts(run: RunRecord) -> list[tuple[str, str]]:
     m = run.machine
+    known = PEAK_TFLOPS.get(m.gpu or "", {})
+    peak = ", ".join(f"{tflops:g} TFLOP/s {dtype}" for dtype, tflops in known.items())
     facts = [
         ("cpu", f"{m.num_cores} cores of {m.cpu}, {m.memory_gib} GiB"),
         (
@@ -183,6 +185,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
             if m.gpu
             else "none",
         ),
+        ("peak of one device", peak or "unknown: no MFU"),
         ("hardware class", m.hardware_class),
         ("host", f"{m.host}, kernel {m.kernel}"),
     ]

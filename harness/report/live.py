@@ -51,7 +51,7 @@ class Live:
 
 
 def line(m: Moment) -> str:
-    """``[ 9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  31.0 ms/step  0:42  ETA 1:10``"""
+    """``[ 9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``"""
     if m.purpose is Purpose.GATE:
         return f"  [gate] {m.arm}  checking that it trains correctly  {duration(m.elapsed_s)}"
     eta = "" if m.left_s is None else f"  ETA {duration(m.left_s)}"

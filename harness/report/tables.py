@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness import contrasts, verdict
-from harness.machine import peak_flops
 from harness.outcome import SEVERITY, Reason, ScalingPoint, Status, Verdict
 from harness.record import Purpose, RunRecord
 from harness.report.text import Column, rule, table, wrap
-from harness.spec import CaseSpec, Plan, Precision
+from harness.spec import Plan
 from harness.thresholds import Reach, reach
 from harness.units import METRICS, Form, rate, si
 
@@ -114,8 +113,7 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
     sent = [q for x in launches if (q := contrasts.quantity(x, "sent_bytes")) is not None]
     peaks = [q for x in launches if (q := contrasts.quantity(x, "peak_bytes")) is not None]
     wanted = max(expected.sent_bytes) if expected else 0.0
-    flops = point.throughput * facts.flops_per_sample / case.world_size if facts else 0.0
-    peak = _peak(run, case)
+    flops, used = contrasts.flops(run, plan, arm.name), contrasts.mfu(run, plan, arm.name)
     bound = judged[0].bound if judged else ""
     if bound and not _in_table(judged[0], point.against):
         bound += " *"
@@ -137,19 +135,11 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
         f"{max(sent) / 1e6:.2f}" if sent else "n/a" if case.world_size > 1 else "",
         f"{max(sent) / wanted:.3f}" if sent and wanted else "",
         f"{max(peaks) / 1e6:.0f}" if peaks else "n/a",
-        f"{flops / 1e12:.3g}" if flops else "",
-        "" if not flops else "n/a" if peak is None else f"{flops / peak:.2f}",
+        "" if flops is None else f"{flops / 1e12:.3g}",
+        "n/a" if used is None else f"{used:.2f}",
         bound,
         str(judged[0].status) if judged else "",
     ]
-
-
-def _peak(run: RunRecord, case: CaseSpec) -> float | None:
-    if run.machine.gpu is None or case.device == "cpu":
-        return None
-    return peak_flops(
-        run.machine.gpu, "float32" if case.precision is Precision.FP32 else "bfloat16"
-    )
 
 
 def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> list[str]:
@@ -216,6 +206,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
         f" worlds {', '.join(map(str, worlds))}"
     )
     out = wrap(text, width, 10)
+    out.append(f" losses   {verdict.reproducible(run)}")
     for why in skipped:
         out += wrap(f" skipped  {why}", width, 10)
     judged = [(p.arm(c.subject).case, c) for p in run.plans for c in p.contrasts]

@@ -24,6 +24,8 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
         payload_bytes={"all_reduce": (payload,) * n},
         largest_message=min(payload, cap),
         module="DistributedDataParallel",
+        placements=("Replicate",),
+        dense_bytes=2 * (n - 1) / n * payload,
         shards=n,
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(elements, size, facts, batching.micro),

@@ -42,6 +42,7 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
         },
         largest_message=max(blocks),
         module="FSDPSequential",
+        placements=("Shard(dim=0)",),
         shards=n,
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(num_elements(model) / n, size, facts, batching.micro)

@@ -18,6 +18,7 @@ from harness.worker.data import Batch
 
 SUPPORTS = dict(worlds="any", oracle="micro_batched", initial="same_seed", whole=True)
 KNOBS = dict(schedule="gpipe", microbatches=8)
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 def cuts(model: nn.Sequential, stages: int) -> list[list[str]]:
@@ -48,8 +49,9 @@ def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: Mode
     The bubble leaves M / (M + N - 1) of the ideal (Huang et al., GPipe, 2019), the same for 1F1B.
     """
     n, micro = case.world_size, int(case.knob("pipeline.microbatches", KNOBS["microbatches"]))
-    if case.knob("pipeline.schedule", KNOBS["schedule"]) not in ("gpipe", "1f1b"):
-        raise ValueError("pipeline.schedule is neither 'gpipe' nor '1f1b'")
+    schedule = case.knob("pipeline.schedule", KNOBS["schedule"])
+    if schedule not in SCHEDULES:
+        raise ValueError(f"pipeline.schedule {schedule!r} is none of {', '.join(SCHEDULES)}")
     if case.accumulate != 1:
         raise ValueError("a pipeline accumulates over its micro-batches: use pipeline.microbatches")
     if batching.global_batch % micro:
@@ -78,6 +80,7 @@ def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: Mode
         payload_bytes={"send": tuple(sends)} if n > 1 else {},
         largest_message=max(boundaries[:-1], default=0),
         module="PipelineStage",
+        schedule=SCHEDULES[schedule].__name__,
         shards=1,
         ideal_efficiency=micro / (micro + n - 1),
         memory_bytes=training_bytes(
@@ -104,9 +107,7 @@ class PipelineTrainer:
         self.blocks = nn.Sequential(OrderedDict((n, model.get_submodule(n)) for n in names))
         knob = ctx.case.knob
         stage = PipelineStage(self.blocks, ctx.rank, ctx.world_size, ctx.device)
-        kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[
-            knob("pipeline.schedule", KNOBS["schedule"])
-        ]
+        kind = SCHEDULES[knob("pipeline.schedule", KNOBS["schedule"])]
         self.stage = stage
         self.schedule = kind(
             stage,

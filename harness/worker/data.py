@@ -64,3 +64,13 @@ def hashed(ids: Tensor, width: int) -> Tensor:
 def uniform(ids: Tensor, width: int) -> Tensor:
     """float32 in [-1, 1) of shape (len(ids), width), a pure function of the ids."""
     return (hashed(ids, width) % (1 << 24)).float() / (1 << 23) - 1
+
+
+def images(ids: Tensor, edge: int) -> Tensor:
+    """float32 images of shape (len(ids), 3, edge, edge), a pure function of the ids."""
+    return uniform(ids, 3 * edge * edge).view(-1, 3, edge, edge)
+
+
+def labels(ids: Tensor, classes: int) -> Tensor:
+    """int64 classes of shape (len(ids),), a pure function of the ids."""
+    return hashed(ids + 1, 1)[:, 0] % classes

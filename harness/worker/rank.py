@@ -104,9 +104,9 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     began = time.monotonic()
     before = set(sys.modules)
     case, is_gate = spec.case, spec.purpose is Purpose.GATE
-    affinity = threads.pin(
-        str(case.device), case.first_device + place.local_rank, place.local_world_size
-    )
+    # By rank, not local rank, on CPU: nodes emulated on one machine must not share a core.
+    index = place.rank if case.device is Device.CPU else place.local_rank
+    affinity = threads.pin(str(case.device), case.first_device + index, place.local_world_size)
     threads.precise_sleep()
     torch.set_num_threads(1 if case.device is Device.CPU else max(1, len(affinity)))
     device = _device(case, place)

@@ -16,9 +16,11 @@ import pytest
 from harness import derive, frames
 from harness.codec import from_doc, to_doc
 from harness.errors import RecordError
+from harness.nvml import GpuWindow
 from harness.outcome import Reason, Status
 from harness.record import SCHEMA, RunRecord, Samples, load, save, upgrade
 from harness.schema import RECORD, record_schema
+from harness.spec import Device, Mode, Plan
 from harness.verdict import findings, verdicts
 from harness.verify import verify
 
@@ -268,3 +270,62 @@ def test_frames(sample: Path) -> None:
     assert len(steps) == 32 * 28 and steps.kept.sum() == 32 * 22
     assert list(frames.points([sample]).world_size) == [1, 2, 2]
     assert set(frames.verdicts([sample]).status) == {"PASS", "RECORDED"}
+
+
+def test_gradient_norms_of_a_strong_ladder_must_agree(sample_run: RunRecord) -> None:
+    def strong(doc: Any, factor: float) -> None:
+        """The weak sample as if it were strong, with one rung's norm moved."""
+        hashes = {}
+        for plan in doc["plans"]:
+            for arm in plan["arms"]:
+                old = next(a for a in sample_run.plans[0].arms if a.name == arm["name"]).case
+                arm["case"].update(mode="strong", global_batch=16)
+                new = dataclasses.replace(old, mode=Mode.STRONG, global_batch=16)
+                hashes[old.hash] = new.hash
+        doc["described"] = {hashes[h]: d for h, d in doc["described"].items()}
+        plan_hash = from_doc(Plan, doc["plans"][0]).hash
+        for x in doc["launches"]:
+            x.update(case=hashes[x["case"]], plan=plan_hash)
+            for r in x["ranks"]:
+                r["grad_norm"] = 2.0 * (factor if x["arm"] == "@2" else 1.0)
+
+    right = judged(sample_run, lambda doc: strong(doc, 1 + 1e-7))
+    wrong_ = judged(sample_run, lambda doc: strong(doc, 1 + 1e-4))
+    assert right["efficiency@2/plain"].status is not Status.ERROR
+    assert (wrong_["efficiency@2/plain"].status, wrong_["efficiency@2/plain"].reason) == (
+        Status.ERROR,
+        Reason.INCORRECT,
+    )
+    assert "gradient norm" in wrong_["efficiency@2/plain"].detail
+
+
+def test_more_than_the_devices_peak_is_implausible(sample_run: RunRecord) -> None:
+    def gpu(doc: Any, flops: float) -> None:
+        doc["machine"].update(gpu="NVIDIA H200", num_gpus=2, gpu_memory_gib=140)
+        hashes = {}
+        for arm in doc["plans"][0]["arms"]:
+            old = next(a for a in sample_run.plans[0].arms if a.name == arm["name"]).case
+            arm["case"]["device"] = "cuda"
+            hashes[old.hash] = dataclasses.replace(old, device=Device.CUDA).hash
+        doc["described"] = {hashes[h]: d for h, d in doc["described"].items()}
+        for d in doc["described"].values():
+            d["facts"]["flops_per_sample"] = flops
+        plan_hash = from_doc(Plan, doc["plans"][0]).hash
+        for x in doc["launches"]:
+            x.update(case=hashes[x["case"]], plan=plan_hash)
+
+    possible = judged(sample_run, lambda doc: gpu(doc, 1e10))["efficiency@2/plain"]
+    impossible = judged(sample_run, lambda doc: gpu(doc, 1e12))["efficiency@2/plain"]
+    assert possible.status is not Status.ERROR
+    assert (impossible.status, impossible.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
+    assert "peak FLOP/s" in impossible.detail
+
+
+def test_slowed_and_lost_devices_are_noticed(sample_run: RunRecord) -> None:
+    window = GpuWindow(
+        index=5, name="NVIDIA H200", polls=3, sm_clock_mhz=(1410, 1980), power_w=None, temp_c=None,
+        throttle=("sw_power_cap",), lost=True,
+    )  # fmt: skip
+    slowed = [dataclasses.replace(x, gpus=(window,)) for x in sample_run.launches[:3]]
+    run = dataclasses.replace(sample_run, launches=tuple(slowed))
+    assert "GPU 5 (NVIDIA H200): sw_power_cap, lost in 3 launches" in findings(run)

@@ -1,0 +1,97 @@
+"""Recipes return complete plans: arms, baselines, ideals."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.errors import SpecError
+from harness.recipes import control, ladder, plain, strong_worlds, versus
+from harness.site import Site
+from harness.spec import Device, Mode, Protocol, Role
+
+SITE = Site(device=Device.CUDA, backend="nccl", nodes=(8, 8, 8, 8))
+
+
+def test_ladder_has_both_baselines_and_a_contrast_per_rung_and_baseline() -> None:
+    plan = ladder(SITE.case("fsdp/decoder-350m"), (1, 2, 4))
+    assert [a.name for a in plan.arms] == ["plain", "@1", "@2", "@4"]
+    assert plan.arm("plain").case.strategy == "single"
+    assert {(c.subject, c.against, c.ideal) for c in plan.contrasts} == {
+        ("@1", "plain", 1.0),
+        ("@2", "plain", 2.0),
+        ("@2", "wrapped", 2.0),
+        ("@4", "plain", 4.0),
+        ("@4", "wrapped", 4.0),
+    }
+
+
+def test_plain_drops_what_belongs_to_the_strategy() -> None:
+    knobs = {"compressed.bucket_cap_mb": 5.0, "paced.step_ms": 9.0, "topk.rho": 0.1}
+    case = plain(SITE.case("compressed:topk/paced-small", knobs=knobs))
+    assert (case.strategy, case.compressor, case.world_size) == ("single", None, 1)
+    assert case.knobs == {"paced.step_ms": 9.0}
+
+
+def test_one_node_is_the_baseline_of_several() -> None:
+    case = SITE.case("fsdp/decoder-1b3", Mode.STRONG, global_batch=128)
+    plan = ladder(
+        case,
+        (8, 16, 32),
+        baselines=("one_node",),
+        metrics=("speedup", "efficiency"),
+        shape=SITE.shape,
+    )
+    assert plan.arm("@32").case.nodes == (8, 8, 8, 8)
+    ideals = {(c.metric, c.subject): c.ideal for c in plan.contrasts}
+    assert ideals == {
+        ("speedup", "@16"): 1.0,
+        ("speedup", "@32"): 1.0,
+        ("efficiency", "@16"): 2.0,
+        ("efficiency", "@32"): 4.0,
+    }
+
+
+def test_smallest_fit_offers_every_smaller_rung() -> None:
+    plan = ladder(SITE.case("fsdp/decoder-llama-8b"), (1, 2, 4), baselines=("smallest_fit",))
+    assert {(c.subject, c.baseline, c.ideal) for c in plan.contrasts} == {
+        ("@2", ("@1",), 2.0),
+        ("@4", ("@1",), 4.0),
+        ("@4", ("@2",), 2.0),
+    }
+
+
+def test_sum_of_devices_measures_each_device_alone() -> None:
+    plan = ladder(SITE.case("ddp/mlp-nano"), (1, 2), baselines=("sum_of_devices",))
+    (contrast,) = [c for c in plan.contrasts if c.subject == "@2"]
+    assert (contrast.baseline, contrast.ideal) == (("plain@device0", "plain@device1"), 1.0)
+    assert plan.arm("plain@device1").case.first_device == 1
+
+
+def test_unknown_baseline_is_told() -> None:
+    with pytest.raises(SpecError, match="no baseline named 'plane'"):
+        ladder(SITE.case("ddp/mlp-nano"), (1,), baselines=("plane",))
+
+
+def test_versus_and_control() -> None:
+    a, b = SITE.case("ddp/mlp-nano"), SITE.case("fsdp/mlp-nano")
+    plan = versus(a, b, ("memory_saved", "wire_ratio"))
+    assert [(c.subject, c.baseline) for c in plan.contrasts] == [("b", ("a",))] * 2
+    assert control(a).arms[0].role is Role.CONTROL
+
+
+def test_strong_worlds_divide_the_batch() -> None:
+    case = SITE.case("ddp/mlp-nano", Mode.STRONG, global_batch=12)
+    assert strong_worlds(case, (1, 2, 3, 4, 8)) == (1, 2, 3, 4)
+
+
+def test_only_keeps_the_baselines_it_needs() -> None:
+    plan = ladder(SITE.case("ddp/mlp-nano"), (1, 2, 4))
+    kept = plan.only(frozenset({"efficiency@4/wrapped"}))
+    assert [a.name for a in kept.arms] == ["@1", "@4"]
+    assert kept.hash != plan.hash
+
+
+@pytest.mark.parametrize("bad", [{"cut": 10}, {"min_blocks": 9}, {"cut": -1}])
+def test_impossible_protocols_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="a protocol needs"):
+        Protocol(**{"steps": 10, "cut": 2, **bad})

@@ -40,7 +40,7 @@ from harness.record import (
     load_samples,
     save,
 )
-from harness.spec import Arm, CaseSpec, Plan
+from harness.spec import Arm, CaseSpec, Plan, Role
 from harness.thresholds import Threshold
 from harness.units import rate
 
@@ -248,7 +248,7 @@ class Measurer:
                 self.launches.append(launch)
                 problem = verdict.gate_failure(launch)
                 failed[arm.case.hash] = problem is not None
-                if problem is not None:
+                if problem is not None and arm.role is not Role.CONTROL:
                     self.progress.note(f"{arm.case.id}: {problem}")
             if not failed[arm.case.hash]:
                 usable.append(arm)

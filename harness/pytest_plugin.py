@@ -84,7 +84,12 @@ class Scaling:
         """The session's one Measurer."""
         if self.measurer is None:
             reporter = self.config.pluginmanager.getplugin("terminalreporter")
-            live = Live(reporter._tw._file, quiet=self.config.option.verbose < 0)
+            writer = reporter._tw
+            live = Live(
+                writer._file,
+                quiet=self.config.option.verbose < 0,
+                column=lambda: writer.width_of_current_line,
+            )
             rules = {t.name: t for found in self.rules.values() for t in found}
             settings = Settings(
                 results=Path(option(self.config, "results") or self.config.rootpath / "results"),
@@ -273,16 +278,19 @@ def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
         )
     scaling = request.config.stash[KEY]
     measurer = scaling.start()
+    capture = request.config.pluginmanager.getplugin("capturemanager")
     try:
-        judged = measurer.measure(scaling.selected[found.plan.hash])
+        with capture.global_and_fixture_disabled():
+            try:
+                judged = measurer.measure(scaling.selected[found.plan.hash])
+            finally:
+                if isinstance(measurer.progress, Live):
+                    measurer.progress.clear()
     except ScaleproofError as error:
         pytest.fail(str(error), pytrace=False)
     except KeyboardInterrupt:
         scaling.interrupted = True
         raise
-    finally:
-        if isinstance(measurer.progress, Live):
-            measurer.progress.clear()
     rule = found.rule.name if found.rule else None
     mine = next(v for v in judged if v.contrast == found.contrast.name and v.rule == rule)
     request.node.stash[VERDICT] = mine

@@ -3,51 +3,67 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from typing import TextIO
 
 from harness.measure import Moment
 from harness.record import Purpose
+from harness.report.text import wrap
 from harness.units import duration
 
 
 class Live:
-    """Draws moments on ``stream``; ``quiet`` keeps only notes."""
+    """Draws moments on ``stream``; ``quiet`` keeps only notes.
 
-    def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
-        self.stream, self.quiet = stream, quiet
-        self.tty = stream.isatty()
+    ``column`` says how far another program has written on the current line: the live line is then
+    drawn below it, and the cursor is brought back when it is removed.
+    """
+
+    def __init__(
+        self, stream: TextIO, *, quiet: bool = False, column: Callable[[], int] | None = None
+    ) -> None:
+        self.stream, self.quiet, self.column = stream, quiet, column
         self._last = ""
         self._drawn = False
+        self._broken_at = 0  # the column at which we last began a new line
 
     def show(self, moment: Moment) -> None:
         """Draw where the run is."""
         if self.quiet:
             return
-        if self.tty:
+        if self.stream.isatty():
             width = shutil.get_terminal_size((100, 24)).columns - 1
-            self.stream.write("\r" + line(moment)[:width].ljust(width))
-            self.stream.flush()
+            start = "\n" if self.column and not self._drawn else "\r"
+            self.stream.write(f"{start}{line(moment)[:width]}\033[K")
             self._drawn = True
-        else:
-            key = f"{moment.plan} {moment.purpose}"
-            if key != self._last:
-                self._last = key
-                self.stream.write(line(moment) + "\n")
-                self.stream.flush()
+        elif (key := f"{moment.plan} {moment.purpose}") != self._last:
+            self._last = key
+            self._print(line(moment))
+        self.stream.flush()
 
     def note(self, text: str) -> None:
         """A line that stays."""
         self.clear()
-        self.stream.write(f"  ! {text}\n")
+        width = shutil.get_terminal_size((100, 24)).columns - 1
+        self._print("\n".join(wrap(f"  ! {text}", width, 4)))
         self.stream.flush()
+
+    def _print(self, text: str) -> None:
+        """Whole lines, below what another program has written on this one."""
+        column = self.column() if self.column else 0
+        start = "\n" if column != self._broken_at else ""
+        self._broken_at = column
+        self.stream.write(f"{start}{text}\n")
 
     def clear(self) -> None:
         """Remove the live line."""
-        if self._drawn:
-            width = shutil.get_terminal_size((100, 24)).columns - 1
-            self.stream.write("\r" + " " * width + "\r")
-            self.stream.flush()
-            self._drawn = False
+        if not self._drawn:
+            return
+        self.stream.write("\r\033[K")
+        if self.column:
+            self.stream.write("\033[A" + (f"\033[{c}C" if (c := self.column()) else ""))
+        self.stream.flush()
+        self._drawn = False
 
 
 def line(m: Moment) -> str:

@@ -223,7 +223,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
             unused.append(t.name)
     if unused:
         names = ", ".join(unused)
-        out += wrap(f" unmatched {len(unused)} rules match no case of this run: {names}", width, 11)
+        out += wrap(f" unused   {len(unused)} rules match no case of this run: {names}", width, 10)
     if beyond:
         number = sum(map(len, beyond.values()))
         why = "; ".join(f"{len(names)} {reason}" for reason, names in beyond.items())

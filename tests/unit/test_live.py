@@ -1,0 +1,84 @@
+"""The live line: rewritten on a terminal, plain lines into a pipe, below another program's text."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from harness.measure import Moment
+from harness.record import Purpose
+from harness.report.live import Live, line
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def moment(step: int = 3, purpose: Purpose = Purpose.TIMED, plan: str = "ddp/mlp-nano/weak") -> Moment:
+    return Moment(
+        plan=plan, arm=f"{plan}@2cpu", purpose=purpose, launch=9, num_launches=32, step=step,
+        num_steps=28, elapsed_s=42.0, left_s=70.0, last="262 samples/s",
+    )  # fmt: skip
+
+
+def test_line_says_case_rung_launch_step_throughput_and_eta() -> None:
+    text = line(moment())
+    assert text == "  [ 9/32] ddp/mlp-nano/weak@2cpu  step 3/28  262 samples/s  0:42  ETA 1:10"
+    assert len(text) < 100
+
+
+def test_terminal_is_rewritten_in_place() -> None:
+    out = Terminal()
+    live = Live(out)
+    live.show(moment(3))
+    live.show(moment(4))
+    live.clear()
+    live.clear()
+    assert out.getvalue().count("\n") == 0
+    assert out.getvalue().endswith("\r\033[K")
+
+
+def test_below_a_test_runners_line_the_cursor_comes_back() -> None:
+    out = Terminal()
+    live = Live(out, column=lambda: 18)
+    live.show(moment(3))
+    live.show(moment(4))
+    live.clear()
+    assert out.getvalue().startswith("\n  [ 9/32]")
+    assert out.getvalue().count("\n") == 1
+    assert out.getvalue().endswith("\033[A\033[18C")
+
+
+def test_a_pipe_gets_one_line_per_plan_and_purpose() -> None:
+    out = io.StringIO()
+    live = Live(out)
+    for step in range(5):
+        live.show(moment(step, Purpose.GATE))
+    for step in range(5):
+        live.show(moment(step))
+    live.show(moment(plan="fsdp/mlp-nano/weak"))
+    assert len(out.getvalue().splitlines()) == 3
+    assert "\r" not in out.getvalue() and "\033" not in out.getvalue()
+
+
+def test_notes_stay_and_break_the_line_once() -> None:
+    column = 18
+    out = io.StringIO()
+    live = Live(out, column=lambda: column)
+    live.note("first")
+    live.note("second")
+    column = 19
+    live.note("third")
+    assert out.getvalue() == "\n  ! first\n  ! second\n\n  ! third\n"
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_quiet_shows_notes_only(stream: io.StringIO) -> None:
+    live = Live(stream, quiet=True)
+    live.show(moment())
+    live.note("kept")
+    assert stream.getvalue() == "  ! kept\n"

@@ -76,7 +76,10 @@ def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
 def pairs(
     run: RunRecord, plan: Plan, contrast: Contrast, statistic: Statistic = Statistic.MEAN
 ) -> Pairs:
-    """The contrast's values over all turns whose launches can be used."""
+    """The contrast's values over all turns whose launches can be used.
+
+    Empty as soon as one of them lacks the quantity: a mean over the others would hide it.
+    """
     metric = METRICS[contrast.metric]
     by_turn: dict[int, dict[str, LaunchRecord]] = {}
     for launch in timed(run, plan):
@@ -89,15 +92,11 @@ def pairs(
             continue
         subject = quantity(arms[contrast.subject], metric.quantity, statistic)
         below = [quantity(arms[b], metric.quantity, statistic) for b in contrast.baseline]
-        if subject is None or any(b is None for b in below):
-            continue
-        if metric.form is Form.ABSOLUTE:
-            values.append(subject)
-        else:
-            base = math.fsum(b for b in below if b is not None)
-            if base <= 0 or subject <= 0:
-                continue
-            values.append(subject / base / ideal(run, plan, contrast))
+        base = math.fsum(b or 0.0 for b in below)
+        ratio = metric.form is not Form.ABSOLUTE
+        if subject is None or None in below or (ratio and (base <= 0 or subject <= 0)):
+            return Pairs(values=(), launches=())
+        values.append(subject / base / ideal(run, plan, contrast) if ratio else subject)
         names += [arms[a].launch for a in (contrast.subject, *contrast.baseline)]
     return Pairs(values=tuple(values), launches=tuple(dict.fromkeys(names)))
 

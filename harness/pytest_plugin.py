@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from harness import options, verdict
+from harness import benchmark_bridge, options, verdict
 from harness.discover import Catalogue
 from harness.errors import Exit, ScaleproofError, SpecError, exit_status
 from harness.measure import Measurer, Settings
 from harness.outcome import Status, Verdict
-from harness.record import RunRecord, Steps
+from harness.record import RunRecord
 from harness.report import tables, text
 from harness.report.live import Live
 from harness.site import Site
@@ -68,7 +68,6 @@ class Scaling:
     rules: dict[Path, tuple[Threshold, ...]] = field(default_factory=dict)
     measurer: Measurer | None = None
     statuses: dict[str, Status] = field(default_factory=dict)
-    benchmarked: set[tuple[str, str]] = field(default_factory=set)
     foreign_failures: int = 0
     interrupted: bool = False
     record: RunRecord | None = None
@@ -294,7 +293,8 @@ def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
     rule = found.rule.name if found.rule else None
     mine = next(v for v in judged if v.contrast == found.contrast.name and v.rule == rule)
     request.node.stash[VERDICT] = mine
-    _benchmark(request, scaling, found, mine)
+    launches = [x for x in measurer.launches if x.plan == scaling.selected[found.plan.hash].hash]
+    benchmark_bridge.show(request, found.plan.name, found.contrast.subject, mine, launches)
     yield mine
 
 
@@ -403,49 +403,3 @@ def _shown(path: Path) -> Path:
     """Relative to where the user stands, if it lies below."""
     cwd = Path.cwd()
     return path.resolve().relative_to(cwd) if path.resolve().is_relative_to(cwd) else path
-
-
-_NOW = 0.0
-
-
-def launch_clock() -> float:
-    """The virtual clock that hands measured step times to pytest-benchmark."""
-    return _NOW
-
-
-def _benchmark(
-    request: pytest.FixtureRequest, scaling: Scaling, found: Expectation, mine: Verdict
-) -> None:
-    """Show each measured arm once as a benchmark, through pytest-benchmark's public API."""
-    config = request.config
-    asked = config.option.scaling_benchmark or any(
-        getattr(config.option, f"benchmark_{o}", None)
-        for o in ("json", "save", "autosave", "compare")
-    )
-    key = (found.plan.hash, found.contrast.subject)
-    if not asked or not config.pluginmanager.hasplugin("benchmark") or key in scaling.benchmarked:
-        return
-    assert scaling.measurer is not None
-    steps: list[Steps] = [
-        x.steps
-        for x in scaling.measurer.launches
-        if x.plan == scaling.selected[found.plan.hash].hash
-        and x.arm == found.contrast.subject
-        and x.steps is not None
-    ]
-    if not steps:
-        return
-    scaling.benchmarked.add(key)
-    request.node.add_marker(pytest.mark.benchmark(timer=launch_clock, group=found.plan.name))
-    benchmark = request.getfixturevalue("benchmark")
-    values = iter([s.median_s for s in steps])
-
-    def launch() -> None:
-        global _NOW
-        _NOW += next(values, 0.0)
-
-    benchmark.extra_info.update(
-        case=mine.case, contrast=mine.contrast, status=str(mine.status), value=mine.value,
-        low=mine.low, high=mine.high, mde=mine.mde, run=scaling.measurer.run,
-    )  # fmt: skip
-    benchmark.pedantic(launch, rounds=len(steps), iterations=1)

@@ -24,6 +24,8 @@ from harness.units import METRICS, Form
 
 #: Throughput per rank above this share of the baseline's is not scaling, it is a mistake.
 IMPLAUSIBLE_EFFICIENCY = 1.1
+#: A PASS rests on this many pairs at least, whatever a protocol says.
+MIN_PAIRS = 8
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5, Precision.AUTOCAST: 2e-2, Precision.BF16: 2e-2}
 
@@ -50,7 +52,6 @@ def judge(
     *,
     form: Form,
     looks: int,
-    min_pairs: int,
     method: Method = Method.T,
 ) -> Judged:
     """Judge paired values against a rule; without one they are RECORDED.
@@ -78,7 +79,7 @@ def judge(
         return Judged(status=Status.FAIL, reason=Reason.NOT_MET, estimate=e, mde=mde)
     if not met:
         return Judged(status=Status.INCONCLUSIVE, reason=Reason.SPANS_BOUND, estimate=e, mde=mde)
-    if e.n < min_pairs:
+    if e.n < MIN_PAIRS:
         return Judged(status=Status.INCONCLUSIVE, reason=Reason.TOO_FEW_PAIRS, estimate=e, mde=mde)
     if rule.source in (Source.CLAIMED, Source.PROVISIONAL):
         return Judged(status=Status.RECORDED, reason=Reason.PROVISIONAL, estimate=e, mde=mde)
@@ -114,13 +115,7 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
         found = pairs(run, plan, contrast, statistic)
     stopped = _obstacle(run, plan, contrast, found)
     if stopped is None and found.values:
-        judged = judge(
-            found,
-            rule,
-            form=metric.form,
-            looks=plan.protocol.looks,
-            min_pairs=2 * plan.protocol.min_blocks,
-        )
+        judged = judge(found, rule, form=metric.form, looks=plan.protocol.looks)
         e, mde = judged.estimate, judged.mde
         status, reason, detail = judged.status, judged.reason, _detail(judged, rule)
         if (impossible := _impossible(run, plan, contrast, e)) is not None:

@@ -55,6 +55,15 @@ def cast_promise(elements: int, size: int, world: int) -> Promise:
     )
 
 
+def all_gather(message: Tensor, world: int) -> Tensor:
+    """Every rank's message, shape (world, *message.shape)."""
+    gathered = message.new_empty((world, *message.shape))
+    # Its older name, all_gather_into_tensor, is deprecated from torch 2.13 on.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(gathered.flatten(0, 1) if message.dim() > 1 else gathered.flatten(), message)
+    return gathered
+
+
 class ErrorFeedback:
     """What was not sent, per parameter (DDP rebuilds buckets after the first step)."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.codec import Json
-from harness.compressors.codec import Hook, Promise, done
+from harness.compressors.codec import Hook, Promise, all_gather, done
 from harness.worker.context import RankContext
 
 ERROR_BOUND = 0.03
@@ -62,8 +62,7 @@ def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
         incoming = torch.empty_like(outgoing)
         dist.all_to_all_single(incoming, outgoing)
         chunk = encode(decode(incoming, block).sum(0, keepdim=True) / world, block)
-        gathered = torch.empty_like(outgoing)
-        dist.all_gather_into_tensor(gathered, chunk)
+        gathered = all_gather(chunk[0], world)
         return done(flat.copy_(decode(gathered, block).flatten()[: flat.numel()]))
 
     return hook

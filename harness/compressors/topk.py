@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.codec import Json
-from harness.compressors.codec import ErrorFeedback, Hook, Promise, done
+from harness.compressors.codec import ErrorFeedback, Hook, Promise, all_gather, done
 from harness.worker.context import RankContext
 
 ERROR_BOUND = 1.0
@@ -54,10 +54,8 @@ def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
             values.append(wanted[index])
             offset += wanted.numel()
         message = torch.cat((*indices, *(v.float().view(torch.int32) for v in values)))
-        gathered = torch.empty(world * message.numel(), dtype=torch.int32, device=message.device)
-        dist.all_gather_into_tensor(gathered, message)
         flat.zero_()
-        for part in gathered.view(world, 2, -1):
+        for part in all_gather(message, world).view(world, 2, -1):
             # Rank by rank and unique within a rank: the same bits everywhere, on CUDA too.
             flat[part[0].long()] += part[1].view(torch.float32)
         return done(flat.div_(world))

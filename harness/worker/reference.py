@@ -6,6 +6,7 @@ for two shards, and for pipelines of any size, the result is equal to the bit on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -73,13 +74,18 @@ def relative_error(
     """norm(seen - wanted) / norm(wanted - origin) over all tensors that ``seen`` yields.
 
     Per-tensor errors mean nothing for zero-initialised biases in bf16, so it is one vector.
+    Infinite when nothing was seen: what was not compared is not right.
     """
     difference = size = 0.0
+    compared = 0
     for name, tensor in seen:
+        compared += 1
         reference = wanted[name].double()
         difference += float((tensor.double() - reference).square().sum())
         start = origin[name].double() if origin is not None else 0.0
         size += float((reference - start).square().sum())
+    if not compared:
+        return math.inf
     return float(difference**0.5 / size**0.5) if size else float(difference > 0)
 
 

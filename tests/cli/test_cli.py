@@ -235,3 +235,37 @@ def test_ingest_fills_asvs_history(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         cwd=tmp_path, capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     asv("run", "--machine", machine, "--set-commit-hash", commit)
+
+
+def test_every_kind_of_baseline_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "kinds.py").write_text(
+        "from harness import ladder, versus\nfrom harness.recipes import Protocol\n"
+        "FAST = Protocol(steps=6, cut=2, min_blocks=2, max_blocks=2)\n"
+        "def all_kinds(site):\n"
+        "    kinds = ('plain', 'wrapped', 'smallest_fit', 'sum_of_devices')\n"
+        "    return [ladder(site.case('ddp/mlp-nano'), (1, 2), baselines=kinds, protocol=FAST),\n"
+        "            versus(site.case('ddp/mlp-nano'), site.case('compressed:topk/mlp-nano'),\n"
+        "                   ('wire_ratio', 'memory_saved', 'step_time_ratio'), protocol=FAST)]\n"
+    )
+    done = scaleproof("run", "kinds.py::all_kinds", "--cpus", "2", "--json", cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
+    verdicts = {
+        (v["contrast"], v["case"]): v
+        for v in json.loads(done.stdout)["verdicts"]
+        if v["status"] == "RECORDED"
+    }
+    names = {name for name, _ in verdicts}
+    assert names == {
+        "efficiency@1/plain",
+        "efficiency@1/sum_of_devices",
+        "efficiency@2/plain",
+        "efficiency@2/wrapped",
+        "efficiency@2/smallest_fit@1",
+        "efficiency@2/sum_of_devices",
+        "wire_ratio@b/other",
+        "memory_saved@b/other",
+        "step_time_ratio@b/other",
+    }
+    assert all(v["n"] == 4 and v["value"] is not None for v in verdicts.values())
+    wire = next(v for (name, _), v in verdicts.items() if name == "wire_ratio@b/other")
+    assert wire["value"] < 0.1, "top-k sends a fraction of what dense sends"

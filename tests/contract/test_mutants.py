@@ -21,6 +21,8 @@ CAUGHT_BY = {
     "dropped_batch": "parameters_after_4",
     "no_set_epoch": "epochs_differ",
     "reduced_twice": "bytes.all_reduce",
+    "nothing_to_compare": "all_gradients",
+    "one_left_out": "all_parameters",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -48,6 +49,15 @@ class Manual(LocalTrainer):
     def __init__(self, module: nn.Module, ctx: RankContext, bug: str) -> None:
         super().__init__(module, Context(ctx) if bug == "autocast_nothing" else ctx)  # type: ignore[arg-type]
         self.bug, self.count = bug, 0
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """All of them, or none to compare with."""
+        return iter(()) if self.bug == "nothing_to_compare" else super().gradients()
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """All of them, or all but the last."""
+        found = list(super().parameters())
+        return iter(found[:-1] if self.bug == "one_left_out" else found)
 
     def reduce(self) -> None:
         """Average every gradient over ranks, or not quite."""

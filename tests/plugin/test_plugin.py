@@ -12,7 +12,7 @@ SUITE = """
     from harness import Site, control, ladder, scaling
     from harness.recipes import Protocol
 
-    FAST = Protocol(steps=6, cut=2, min_blocks=2, max_blocks=2)
+    FAST = Protocol(steps=6, cut=2, min_blocks=4, max_blocks=4)
 
     def weak(site):
         return [ladder(site.case("ddp/mlp-nano"), (1, 2), protocol=FAST)]
@@ -76,7 +76,7 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     )
     assert result.ret == 0
     launches = [x for x in record(suite)["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
-    assert len(launches) == 4 * 3 + 4 * 2, "each plan once, whatever the number of items"
+    assert len(launches) == 8 * 3 + 8 * 2, "each plan once, whatever the number of items"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_reruns_do_not_measure_again(suite: pytest.Pytester) -> None:
     path.write_text(path.read_text() + "\n@scaling(weak)\ndef test_same(verdict):\n    pass\n")
     rules(suite, "at_least = 0.01")
     run(suite, "-k", "(test_weak or test_same) and 2cpu and not wrapped")
-    assert len([x for x in record(suite)["launches"] if x["purpose"] == "timed"]) == 8  # type: ignore[attr-defined]
+    assert len([x for x in record(suite)["launches"] if x["purpose"] == "timed"]) == 16  # type: ignore[attr-defined]
 
 
 def test_environment_sets_options(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

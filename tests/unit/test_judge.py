@@ -32,9 +32,7 @@ def rule(metric: str = "efficiency", **kw: object) -> Threshold:
 def decide(
     values: list[float], found: Threshold | None, form: Form = Form.RATIO, looks: int = 5
 ) -> Judged:
-    return judge(
-        Pairs(values=tuple(values), launches=()), found, form=form, looks=looks, min_pairs=8
-    )
+    return judge(Pairs(values=tuple(values), launches=()), found, form=form, looks=looks)
 
 
 def scattered(center: float, n: int = 8, sd: float = 0.005, seed: int = 0) -> list[float]:

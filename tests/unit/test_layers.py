@@ -21,7 +21,7 @@ LAYERS: dict[str, int] = {
     "launch": 3,
     **dict.fromkeys(["derive", "contrasts", "verdict", "verify", "compare", "history"], 4),
     **dict.fromkeys(["measure", "report", "frames"], 5),
-    **dict.fromkeys(["options", "planning", "cli", "pytest_plugin", "__main__", "schema"], 6),
+    **dict.fromkeys(["options", "planning", "cli", "pytest_plugin", "benchmark_bridge", "__main__", "schema"], 6),
 }  # fmt: skip
 
 

@@ -18,7 +18,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def moment(step: int = 3, purpose: Purpose = Purpose.TIMED, plan: str = "ddp/mlp-nano/weak") -> Moment:
+def moment(
+    step: int = 3, purpose: Purpose = Purpose.TIMED, plan: str = "ddp/mlp-nano/weak"
+) -> Moment:
     return Moment(
         plan=plan, arm=f"{plan}@2cpu", purpose=purpose, launch=9, num_launches=32, step=step,
         num_steps=28, elapsed_s=42.0, left_s=70.0, last="262 samples/s",

@@ -7,8 +7,8 @@ import contextlib
 import difflib
 import json
 import shlex
-import shutil
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +22,7 @@ from harness.record import RunRecord, load, write_text
 from harness.report import comparison, tables, text
 from harness.report.live import Live
 from harness.units import duration, si
+from harness.verdict import fits
 from harness.verify import verify
 
 
@@ -56,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return int(Exit.PASSED)
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.write("ERROR: this is a bug of scaleproof; the lines above say where\n")
+        return int(Exit.INTERNAL)
 
 
 def _parser() -> Parser:
@@ -118,10 +123,6 @@ def _where(sub: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a field or knob of the case",
     )
-
-
-def _width() -> int:
-    return min(140, max(80, shutil.get_terminal_size((100, 24)).columns))
 
 
 def _emit(parsed: argparse.Namespace, document: Json, lines: Sequence[str]) -> None:
@@ -192,12 +193,8 @@ def _values(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measurer(parsed: argparse.Namespace, known: Catalogue, arguments: list[str]) -> Measurer:
-    beside = [
-        Path(parsed.target).parent if (parsed.target or "").endswith(".py") else Path("suites")
-    ]
-    target = (parsed.target or "").partition("::")[0]
-    if Path(target).exists():
-        beside.insert(0, Path(target) if Path(target).is_dir() else Path(target).parent)
+    target = Path((parsed.target or "").partition("::")[0])
+    beside = [target if target.is_dir() else target.parent, Path("suites")]
     rules = options.thresholds(parsed.thresholds, beside)
     settings = Settings(
         results=Path(parsed.results or "results"),
@@ -225,10 +222,9 @@ def _plan(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
 
 
 def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[str]:
-    from harness.verdict import fits
-
     columns = [
         text.Column(header="case", keep=9, left=True),
+        text.Column(header="ranks", keep=9),
         text.Column(header="params", keep=4),
         text.Column(header="batch", keep=5),
         text.Column(header="GFLOP/step", keep=3),
@@ -244,12 +240,14 @@ def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[s
                 {r for c in f.plan.contrasts if c.subject == arm.name for r in f.rules[c.name]}
             )
             if d.facts is None or d.expected is None:
-                rows.append([arm.case.id, "", "", "", "", "", f"SKIP: {d.unsupported}"])
+                skipped = f"SKIP: {d.unsupported}"
+                rows.append([arm.case.family, arm.case.world, "", "", "", "", "", skipped])
                 continue
             flops = d.facts.flops_per_sample * d.expected.global_batch / arm.case.world_size
             rows.append(
                 [
-                    arm.case.id,
+                    arm.case.family,
+                    arm.case.world,
                     si(float(d.facts.num_params)),
                     str(d.expected.global_batch),
                     f"{flops / 1e9:.3g}",
@@ -260,10 +258,12 @@ def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[s
                     else "SKIP: does not fit",
                 ]
             )
+        extras = f.plan.arms[-1].case.extras.split("+")[1:] if f.plan.arms else []
+        rows += [[f"  +{extra}", *[""] * (len(columns) - 1)] for extra in extras]
     launches = sum(f.num_launches for f in found)
     seconds = sum(planning.estimate_s(f) for f in found)
     return [
-        *(text.table(columns, rows, _width()) if rows else [" nothing to launch here"]),
+        *(text.table(columns, rows, text.columns()) if rows else [" nothing to launch here"]),
         "",
         f" {len(found)} plans, at least {launches} timed launches, about {duration(seconds)};"
         f" memory and bytes are per rank, in closed form",
@@ -272,13 +272,14 @@ def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[s
 
 def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     known = options.catalogue(parsed.path)
-    measurer = _measurer(parsed, known, arguments)
     if parsed.resume:
         folder = Path(parsed.resume)
-        old = load(folder)
-        measurer.resume(folder)
-        measurer.settings = _with_results(measurer.settings, folder)
-        plans = list(old.plans)
+        parsed.engine = load(folder).settings["engine"]
+        parsed.results = str(folder.resolve().parents[2])
+    measurer = _measurer(parsed, known, arguments)
+    if parsed.resume:
+        measurer.resume(Path(parsed.resume))
+        plans = list(measurer.plans)
     elif parsed.target:
         site = options.site(_values(parsed), known)
         plans = planning.plans_of(parsed.target, site, known, _settings(parsed))
@@ -289,38 +290,29 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     stopped = False
-    measurer.waiting = len(plans)
+    measurer.announce(plans)
     try:
         for plan in plans:
             measurer.measure(plan)
     except KeyboardInterrupt:
         stopped = True
     finally:
-        if isinstance(measurer.progress, Live):
-            measurer.progress.clear()
+        measurer.progress.clear()
         measurer.close()
     record = measurer.save(complete=not stopped)
     rerun = shlex.join(["scaleproof", *arguments])
-    _emit(parsed, to_doc(record), tables.summary(record, _shown(measurer.folder), rerun, _width()))
+    _emit(
+        parsed,
+        to_doc(record),
+        tables.summary(record, text.shown(measurer.folder), rerun, text.columns()),
+    )
     if stopped:
         return Exit.INTERRUPTED
     return _exit(record, parsed.inconclusive == "fail")
 
 
-def _with_results(settings: Settings, folder: Path) -> Settings:
-    """Settings that write where the resumed run lies: results/runs/<machine>/<run>."""
-    from dataclasses import replace
-
-    return replace(settings, results=folder.resolve().parents[2])
-
-
 def _exit(run: RunRecord, inconclusive_fails: bool = True) -> Exit:
     return exit_status([v.counts for v in run.verdicts], inconclusive_fails=inconclusive_fails)
-
-
-def _shown(path: Path) -> Path:
-    cwd = Path.cwd()
-    return path.resolve().relative_to(cwd) if path.resolve().is_relative_to(cwd) else path
 
 
 def _report(parsed: argparse.Namespace, _: list[str]) -> Exit:
@@ -329,9 +321,9 @@ def _report(parsed: argparse.Namespace, _: list[str]) -> Exit:
 
     folder = parsed.run if parsed.run.is_dir() else parsed.run.parent
     page = folder / "report.html"
-    lines = tables.summary(run, parsed.run, run.settings.get("argv", ""), _width())
+    lines = tables.summary(run, parsed.run, run.settings.get("argv", ""), text.columns())
     if parsed.every:
-        lines += ["", *tables.verdict_lines(run, _width(), every=True)]
+        lines += ["", *tables.verdict_lines(run, text.columns(), every=True)]
     with contextlib.suppress(PermissionError):
         write_text(page, render(run))
         lines.append(f" page     {page}")
@@ -361,7 +353,7 @@ def _compare(parsed: argparse.Namespace, _: list[str]) -> Exit:
         found = compare.compare_hardware(a, b, parsed.metric)
     else:
         found = compare.compare(a, b, parsed.metric, force=parsed.force)
-    _emit(parsed, to_doc(found), comparison.lines(a, b, found, _width()))
+    _emit(parsed, to_doc(found), comparison.lines(a, b, found, text.columns()))
     return Exit.PASSED if any(r.ratio is not None for r in found.rows) else Exit.NOTHING_JUDGED
 
 

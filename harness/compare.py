@@ -12,7 +12,6 @@ from harness.errors import SpecError
 from harness.record import RunRecord
 from harness.spec import CaseSpec
 
-ALPHA = 0.05
 #: Two runs are not interleaved, so what drifts from one to the other is not in the interval: a
 #: difference is only called one when its whole interval lies beyond this.
 DRIFT = 0.03
@@ -110,7 +109,7 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
             continue
         x = values_a[key][1] if key in values_a else []
         y = values_b[key][1] if key in values_b else []
-        mean_a, mean_b = _geometric(x), _geometric(y)
+        mean_a, mean_b = contrasts.geometric_mean(x), contrasts.geometric_mean(y)
         ratio = low = high = None
         reading = Reading.ONLY_A if not y else Reading.ONLY_B
         if x and y:
@@ -196,17 +195,13 @@ def _efficiency(run: RunRecord, hardware: bool) -> dict[str, float]:
     return by_id
 
 
-def _geometric(values: Sequence[float]) -> float | None:
-    return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
-
-
 def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None, float]:
     """Difference of log means B - A, radius of its 95 % interval, its variance.
 
     The launches of two runs are not paired, so Welch's t with Satterthwaite's degrees of freedom.
     """
-    a = stats.t_interval([math.log(v) for v in x], ALPHA)
-    b = stats.t_interval([math.log(v) for v in y], ALPHA)
+    a = stats.t_interval([math.log(v) for v in x], contrasts.ALPHA)
+    b = stats.t_interval([math.log(v) for v in y], contrasts.ALPHA)
     difference = b.mean - a.mean
     if a.sd is None or b.sd is None:
         return difference, None, 0.0
@@ -216,6 +211,6 @@ def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None,
     df = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
     return (
         difference,
-        stats.t_quantile(1 - ALPHA / 2, max(1, int(df))) * math.sqrt(va + vb),
+        stats.t_quantile(1 - contrasts.ALPHA / 2, max(1, int(df))) * math.sqrt(va + vb),
         va + vb,
     )

@@ -142,6 +142,11 @@ def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
         for x in timed(run, plan)
         if x.arm == arm and usable(x) and (q := quantity(x, "throughput")) is not None
     ]
+    return geometric_mean(values)
+
+
+def geometric_mean(values: Sequence[float]) -> float | None:
+    """The mean of rates and ratios; None of nothing."""
     return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
 
 

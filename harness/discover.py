@@ -18,7 +18,7 @@ from typing import cast
 
 from harness.codec import Json
 from harness.errors import SpecError
-from harness.spec import CaseSpec, Mode, Precision, StandIn
+from harness.spec import CaseSpec, Mode, StandIn
 
 HERE = Path(__file__).parent
 KINDS = ("strategies", "models", "compressors", "engines", "suites")
@@ -28,12 +28,22 @@ _FOLDERS = {
     "compressors": "compressors",
     "engines": "launch",
 }
+_SINGULAR = {
+    "strategies": "strategy",
+    "models": "model",
+    "compressors": "compressor",
+    "engines": "engine",
+    "suites": "suite",
+}
 _MARKS = {
     "strategies": "SUPPORTS",
     "models": "SIZES",
     "compressors": "ERROR_BOUND",
     "engines": "ENGINE",
 }
+
+
+_NOT_LITERAL = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +86,6 @@ def read_head(path: Path) -> tuple[str, dict[str, Json]]:
                 head[target.id] = literal
     doc = (ast.get_docstring(tree) or "").strip().splitlines()
     return (doc[0] if doc else ""), head
-
-
-_NOT_LITERAL = object()
 
 
 def _literal(node: ast.expr) -> Json:
@@ -132,10 +139,10 @@ class Catalogue:
     def _add(found: dict[str, dict[str, Entry]], path: Path, kind: str | None) -> None:
         doc, head = read_head(path)
         for k, mark in _MARKS.items():
-            if mark in head and kind in (None, k):
+            if mark in head and (kind == k or (kind is None and k != "engines")):
                 if path.stem in found[k]:
                     raise SpecError(
-                        f"a {k[:-1]} named {path.stem!r} exists already"
+                        f"a {_SINGULAR[k]} named {path.stem!r} exists already"
                         f" ({found[k][path.stem].path})",
                         where=str(path),
                         expected="a name of its own",
@@ -148,13 +155,20 @@ class Catalogue:
         known = self.entries[kind]
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            singular = {"strategies": "strategy"}.get(kind, kind[:-1])
             raise SpecError(
-                f"no {singular} named {name!r}" + (f": did you mean {near[0]!r}?" if near else ""),
+                f"no {_SINGULAR[kind]} named {name!r}"
+                + (f": did you mean {near[0]!r}?" if near else ""),
                 expected=", ".join(known),
                 fix=f"scaleproof list {kind}",
             )
         return known[name]
+
+    def files(self, case: CaseSpec) -> dict[str, str]:
+        """Kind -> path of the files that a case names."""
+        names = {"strategies": case.strategy, "models": case.model}
+        if case.compressor:
+            names["compressors"] = case.compressor
+        return {kind: str(self.get(kind, name).path) for kind, name in names.items()}
 
     def normalise(self, case: CaseSpec) -> CaseSpec:
         """Check names, sizes, modes and knobs; drop default knobs; label stand-ins."""
@@ -203,7 +217,7 @@ class Catalogue:
             raise SpecError(
                 "strong mode needs a global batch",
                 where=case.id,
-                expected="--global-batch N",
+                expected="--set global_batch=N",
                 fix=fix,
             )
         if case.mode is Mode.WEAK and case.global_batch is not None:
@@ -245,13 +259,13 @@ class Catalogue:
         return replace(case, knobs=dict(sorted(knobs.items())), stand_in=frozenset(stand_in))
 
     def twin(self, case: CaseSpec) -> CaseSpec:
-        """Same strategy, knobs, world, precision; smallest size: what the correctness gate runs.
+        """Same strategy, knobs, world, precision; smallest size and its batch: for the gate.
 
         The twin is what lets an 8B case be checked against a single-device reference at all.
         """
         sizes = self.get("models", case.model).head["SIZES"]
         smallest = next(iter(sizes))
-        if case.size == smallest and case.precision is Precision.FP32 and case.seq_len is None:
+        if case.size == smallest and case.seq_len is None:
             return case
         batch = sizes[smallest]["batch"]
         shards = case.world_size * case.accumulate

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
-import harness
 from harness import machine, nvml
 
 
@@ -37,28 +35,6 @@ class Finding:
 def examine() -> list[Finding]:
     """All checks in order."""
     return [check() for check in CHECKS]
-
-
-def _install() -> Finding:
-    found = Path(harness.__file__).resolve()
-    ours = (found.parent / "pytest_plugin.py").is_file()
-    return Finding(
-        check="harness",
-        level=Level.OK if ours else Level.BAD,
-        text=f"imported from {found.parent}",
-        advice="" if ours else "another package named harness shadows this one: pip uninstall it",
-    )
-
-
-def _python() -> Finding:
-    good = sys.version_info >= (3, 11) and sys.platform == "linux"
-    text = f"{sys.version.split()[0]} on {sys.platform}"
-    return Finding(
-        check="python",
-        level=Level.OK if good else Level.BAD,
-        text=text,
-        advice="" if good else "use Python >= 3.11 on Linux",
-    )
 
 
 def _torch() -> Finding:
@@ -194,5 +170,5 @@ def _leftovers() -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    _install, _python, _torch, _plugin, _load, _governor, _shared_memory, _files, _gpus, _leftovers,
+    _torch, _plugin, _load, _governor, _shared_memory, _files, _gpus, _leftovers,
 )  # fmt: skip

@@ -82,6 +82,9 @@ def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
             "step_worst_s": x.steps.worst_s if x.steps else None,
             "sent_bytes": contrasts.quantity(x, "sent_bytes"),
             "peak_bytes": contrasts.quantity(x, "peak_bytes"),
+            "setup_s": max((r.setup_s for r in x.ranks), default=None),
+            "cpu_s": sum(r.cpu_s for r in x.ranks),
+            "planted_s": x.ranks[0].planted_s if x.ranks else None,
             "agent": x.agent,
         }
 

@@ -45,6 +45,8 @@ from harness.thresholds import Threshold
 from harness.units import rate
 
 POLL_GPUS_S = 1.0
+#: Launches that a plan still to come is reckoned with: 4 blocks of both orders over 4 arms.
+MIN_LAUNCHES_TO_COME = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,9 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """One line worth keeping."""
 
+    def clear(self) -> None:
+        """Leave the screen as it was."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -82,7 +87,6 @@ class Settings:
     budget_s: float | None = None
     tune_loop_thread: bool = True
     argv: tuple[str, ...] = ()
-    deadline_scale: float = 1.0
 
 
 class Measurer:
@@ -137,10 +141,11 @@ class Measurer:
         if old.machine.hardware_class != self.machine.hardware_class:
             raise RecordError(
                 f"was measured on {old.machine.hardware_class}", where=str(folder),
-                expected=self.machine.hardware_class, fix="start a new run",
+                expected=self.machine.hardware_class, fix="scaleproof run CASE",
             )  # fmt: skip
         self.run, self.started_at, self.before_s = old.run, old.started_at, old.elapsed_s
         self.described, self.notes = dict(old.described), list(old.notes)
+        self.plans, self.thresholds = list(old.plans), old.thresholds
         kept = []
         for plan in old.plans:
             blocks: dict[int, list[LaunchRecord]] = {}
@@ -159,6 +164,12 @@ class Measurer:
         ]
         self.launches = [*gates, *kept]
 
+    def announce(self, plans: Sequence[Plan]) -> None:
+        """Enter plans in the record before they are measured, so that none is lost."""
+        known = {p.hash for p in self.plans}
+        self.plans += [p for p in plans if p.hash not in known]
+        self.waiting = sum(p.hash not in self._done for p in self.plans)
+
     def warm(self) -> None:
         """Start the agent now: it imports torch while we go on."""
         self._agent.start()
@@ -167,23 +178,15 @@ class Measurer:
         """Ask the agent about cases that are new."""
         unknown = list({c.hash: c for c in cases if c.hash not in self.described}.values())
         if unknown:
-            answers = self._agent.describe([(c, self.files(c)) for c in unknown])
+            answers = self._agent.describe([(c, self.catalogue.files(c)) for c in unknown])
             self.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
-
-    def files(self, case: CaseSpec) -> dict[str, str]:
-        """The files that a case names."""
-        names = {"strategies": case.strategy, "models": case.model}
-        if case.compressor:
-            names["compressors"] = case.compressor
-        return {kind: str(self.catalogue.get(kind, name).path) for kind, name in names.items()}
 
     def measure(self, plan: Plan) -> tuple[Verdict, ...]:
         """The plan's verdicts; measured at the first call, looked up ever after."""
         if plan.hash in self._done:
             return self._done[plan.hash]
-        if plan.hash not in {p.hash for p in self.plans}:
-            self.plans.append(plan)
-        self.waiting = max(0, self.waiting - 1)
+        self.announce([plan])
+        self.waiting -= 1
         try:
             self.describe([a.case for a in plan.arms])
             arms = self._check(plan)
@@ -191,7 +194,7 @@ class Measurer:
         except BaseException:
             self.save(complete=False)
             raise
-        self._done[plan.hash] = verdict.verdicts(self.record(complete=True), [plan])
+        self._done[plan.hash] = self._verdicts(plan)
         self.save(complete=False)
         return self._done[plan.hash]
 
@@ -219,6 +222,11 @@ class Measurer:
             elapsed_s=self.elapsed_s,
         )
         return dataclasses.replace(bare, verdicts=verdict.verdicts(bare))
+
+    @property
+    def judged(self) -> tuple[Verdict, ...]:
+        """Verdicts of the plans that were measured to their end."""
+        return tuple(v for found in self._done.values() for v in found)
 
     def save(self, *, complete: bool) -> RunRecord:
         """Write the run down, whole or not at all."""
@@ -265,12 +273,14 @@ class Measurer:
         if not arms:
             return
         protocol = plan.protocol
-        have = {
-            x.block for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED
-        }
+        timed = [x for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
+        have = {x.block for x in timed}
+        block_s = 0.0
         for block in range(protocol.max_blocks):
             if block in have:
                 continue
+            if block >= protocol.min_blocks and (self._decided(plan) or self._spent(block_s)):
+                return
             began = time.monotonic()
             order = list(arms)
             random.Random(f"{protocol.seed}-{block}").shuffle(order)
@@ -283,11 +293,15 @@ class Measurer:
                         self.progress.note(f"{arm.case.id}: {problem}")
                         return
             self.save(complete=False)
-            if block + 1 < protocol.min_blocks:
-                continue
-            statuses = {v.status for v in verdict.verdicts(self.record(complete=True), [plan])}
-            if Status.INCONCLUSIVE not in statuses or self._spent(time.monotonic() - began):
-                return
+            block_s = time.monotonic() - began
+
+    def _verdicts(self, plan: Plan) -> tuple[Verdict, ...]:
+        found = self.record(complete=True).verdicts
+        return tuple(v for v in found if v.plan == plan.hash)
+
+    def _decided(self, plan: Plan) -> bool:
+        """Whether no verdict of the plan is open any more."""
+        return Status.INCONCLUSIVE not in {v.status for v in self._verdicts(plan)}
 
     def _spent(self, block_s: float) -> bool:
         """Whether another block would eat into what the plans still to come need."""
@@ -316,7 +330,7 @@ class Measurer:
             steps=protocol.steps,
             cut=protocol.cut,
             out=str(out.resolve()),
-            files=self.files(case),
+            files=self.catalogue.files(case),
             draw=random.Random(f"{protocol.seed}-{arm.name}-{turn}").randrange(2**31),
             tune_loop_thread=self.settings.tune_loop_thread,
         )
@@ -414,7 +428,3 @@ class Measurer:
                 last=last,
             )
         )
-
-
-#: Launches that a plan still to come is reckoned with: 4 blocks of both orders over 4 arms.
-MIN_LAUNCHES_TO_COME = 32

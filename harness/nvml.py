@@ -31,7 +31,6 @@ class Gpu:
     name: str
     uuid: str
     memory_bytes: int | None
-    power_limit_w: float | None
     mig: bool
 
 
@@ -41,7 +40,6 @@ class GpuWindow:
 
     index: int
     name: str
-    polls: int
     sm_clock_mhz: tuple[int, ...] | None
     power_w: tuple[float, ...] | None
     temp_c: tuple[int, ...] | None
@@ -119,7 +117,6 @@ def gpus() -> tuple[Gpu, ...]:
         found = []
         for index, handle in _visible(nvml):
             memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-            limit = _ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
             mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
             found.append(
                 Gpu(
@@ -127,7 +124,6 @@ def gpus() -> tuple[Gpu, ...]:
                     name=_text(_ask(nvml, "nvmlDeviceGetName", handle)),
                     uuid=_text(_ask(nvml, "nvmlDeviceGetUUID", handle)),
                     memory_bytes=None if memory is None else int(memory.total),
-                    power_limit_w=None if limit is None else limit / 1000,
                     mig=bool(mig and mig[0]),
                 )
             )
@@ -182,7 +178,6 @@ def summarise(polls: Sequence[Sequence[dict[str, Json]]]) -> tuple[GpuWindow, ..
             GpuWindow(
                 index=index,
                 name=named[0] if named else "unknown",
-                polls=len(rows),
                 sm_clock_mhz=_spread(rows, "sm_clock_mhz"),
                 power_w=_spread(rows, "power_w"),
                 temp_c=_spread(rows, "temp_c"),

@@ -10,14 +10,21 @@ from pathlib import Path
 from types import ModuleType
 
 from harness import machine, options, verdict
-from harness.codec import Json, to_doc
+from harness.codec import Json, from_doc, to_doc
 from harness.discover import Catalogue
 from harness.errors import SpecError
+from harness.recipes import PACED, REAL, ladder, metrics_of, strong_worlds
 from harness.record import Described
 from harness.site import Site
 from harness.spec import CaseSpec, Mode, Plan
 from harness.suite import MARK
 from harness.thresholds import Threshold
+
+#: Fields of a case that ``--set`` may change; the others follow from its name and the site.
+SETTABLE = (
+    "micro_batch", "global_batch", "seq_len", "precision", "optimizer", "accumulate",
+    "checkpoint", "seed",
+)  # fmt: skip
 
 #: Seconds that a launch costs beside its steps, and a step when nothing better is known.
 LAUNCH_S, GATE_S = 0.15, 1.5
@@ -54,29 +61,24 @@ def plans_of(
 
 def case_plan(name: str, site: Site, settings: dict[str, Json]) -> Plan:
     """A ladder of one case, ``ddp/decoder-tiny/weak``, over the site's worlds."""
-    from harness.recipes import PACED, REAL, ladder, strong_worlds
-
     head, _, tail = name.rpartition("/")
     mode = Mode.WEAK
     if tail in set(Mode):
         name, mode = head, Mode(tail)
     fields, knobs = {}, {}
-    known = set(CaseSpec.__dataclass_fields__)
     for key, value in settings.items():
         if "." in key:
             knobs[key] = value
-        elif key in known - {"strategy", "model", "size", "mode", "world_size", "nodes", "knobs"}:
+        elif key in SETTABLE:
             fields[key] = value
         else:
             raise SpecError(
                 f"--set {key}: no such field",
-                expected="a field of a case, or file.knob",
+                expected=f"{', '.join(SETTABLE)}, or file.knob",
                 fix="scaleproof list",
             )
     doc = to_doc(site.case(name, mode, knobs=knobs))
     try:
-        from harness.codec import from_doc
-
         case = from_doc(CaseSpec, {**doc, **fields}, "--set")
     except ValueError as error:
         raise SpecError(str(error), fix="scaleproof list") from None
@@ -90,15 +92,17 @@ def case_plan(name: str, site: Site, settings: dict[str, Json]) -> Plan:
                 fix=f"scaleproof run {name}/strong --set global_batch=16",
             )
         worlds = strong_worlds(case, worlds)
-    metrics = (
-        ("efficiency", "efficiency_of_ideal") if case.strategy == "pipeline" else ("efficiency",)
-    )
     baselines = ("plain",) if case.strategy == "single" else ("plain", "wrapped")
     if case.strategy == "single":
         worlds = (1,)
     protocol = PACED if case.model == "paced" else REAL
     return ladder(
-        case, worlds, baselines=baselines, metrics=metrics, protocol=protocol, shape=site.shape
+        case,
+        worlds,
+        baselines=baselines,
+        metrics=metrics_of(case.strategy),
+        protocol=protocol,
+        shape=site.shape,
     )
 
 
@@ -150,7 +154,7 @@ def outlook(
     )
 
 
-def estimate_s(found: Outlook, flops_per_s: float = 3e10) -> float:
+def estimate_s(found: Outlook) -> float:
     """Rough seconds for the plan's first blocks: closed-form FLOPs at a core's usual rate.
 
     Paced models state their own step time; on a GPU the rate is a guess and the figure is too.
@@ -162,7 +166,7 @@ def estimate_s(found: Outlook, flops_per_s: float = 3e10) -> float:
         expected = found.described[arm.case.hash].expected
         if facts is None or expected is None:
             continue
-        rate = flops_per_s if arm.case.device == "cpu" else 2e14
+        rate = 3e10 if arm.case.device == "cpu" else 2e14
         step_s = facts.flops_per_sample * expected.global_batch / arm.case.world_size / rate
         if arm.case.model == "paced":
             step_s = float(arm.case.knob("paced.step_ms", 40.0)) / 1e3 * 1.2

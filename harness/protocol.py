@@ -2,10 +2,9 @@
 
 JSON lines over a socket pair, one request in flight at a time:
 
-    -> {"describe": {"cases": [...]}}    <- {"described": [...]}
-    -> {"launch": LaunchSpec}            <- {"ended": {"ranks": [RankEnd...], "agent": ..., ...}}
+    -> {"describe": [{"case", "files"}]} <- {"described": [Described...]}
+    -> {"launch": LaunchSpec}            <- {"ended": {"ranks": [RankEnd...], "agent"}}
     -> {"kill": true}                    (the launch in flight ends; "ended" follows)
-    -> {"stop": true}
 
 Ranks leave ``rank<r>.json`` and ``rank<r>.npz`` in the launch's folder; the parent only reads.
 """
@@ -34,7 +33,7 @@ class LaunchSpec:
     """One world to start. ``files`` maps kind -> path of the strategy, model and compressor file.
 
     ``twin`` is the case that the correctness gate runs; ``draw`` seeds the launch's own noise
-    (paced schedule). ``port`` 0 lets the agent choose; it never enters a result.
+    (paced schedule).
     """
 
     launch: str

@@ -49,7 +49,7 @@ class Expectation:
 
     @property
     def id(self) -> str:
-        """``ddp-decoder_tiny-weak-4cpu-efficiency``; the baseline unless plain; rule if several."""
+        """``ddp-decoder_tiny-weak-4cpu-efficiency``, with the baseline unless it is plain."""
         case = self.plan.arm(self.contrast.subject).case
         against = "" if self.contrast.against in ("plain", "gate") else f"-{self.contrast.against}"
         return f"{case.pytest_id}-{self.contrast.metric}{against}"
@@ -62,7 +62,6 @@ class Scaling:
     config: pytest.Config
     catalogue: Catalogue
     site: Site
-    folders: list[Path] = field(default_factory=list)
     plans: dict[str, Plan] = field(default_factory=dict)
     selected: dict[str, Plan] = field(default_factory=dict)
     rules: dict[Path, tuple[Threshold, ...]] = field(default_factory=dict)
@@ -238,7 +237,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
     scaling.selected = {h: scaling.plans[h].only(frozenset(names)) for h, names in wanted.items()}
     if scaling.selected and not config.option.collectonly:
-        scaling.start().waiting = len(scaling.selected)
+        scaling.start().announce(list(scaling.selected.values()))
         scaling.start().warm()
 
 
@@ -283,8 +282,7 @@ def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
             try:
                 judged = measurer.measure(scaling.selected[found.plan.hash])
             finally:
-                if isinstance(measurer.progress, Live):
-                    measurer.progress.clear()
+                measurer.progress.clear()
     except ScaleproofError as error:
         pytest.fail(str(error), pytrace=False)
     except KeyboardInterrupt:
@@ -369,14 +367,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     stopped = exitstatus == pytest.ExitCode.INTERRUPTED or scaling.interrupted
     try:
         if measurer.plans:
-            scaling.record = measurer.save(complete=not stopped)
+            whole = not stopped and measurer.waiting == 0
+            scaling.record = measurer.save(complete=whole)
     finally:
         measurer.close()
     if session.exitstatus not in (0, 1, 5):
         return
     statuses = list(scaling.statuses.values())
-    if scaling.record is not None:
-        statuses += [v.counts for v in scaling.record.verdicts]
+    statuses += [v.counts for v in measurer.judged]
     if scaling.foreign_failures:
         statuses.append(Status.FAIL)
     fails = session.config.option.scaling_inconclusive == "fail"
@@ -391,15 +389,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if scaling.record is None or scaling.measurer is None:
         return
     width = min(140, max(80, terminalreporter._tw.fullwidth))
-    folder = _shown(scaling.measurer.folder)
+    folder = text.shown(scaling.measurer.folder)
     lines = tables.summary(scaling.record, folder, scaling.rerun, width)
     color = terminalreporter._tw.hasmarkup
     terminalreporter.write_line("")
     for line in lines:
         terminalreporter.write_line(text.paint(line) if color else line)
-
-
-def _shown(path: Path) -> Path:
-    """Relative to where the user stands, if it lies below."""
-    cwd = Path.cwd()
-    return path.resolve().relative_to(cwd) if path.resolve().is_relative_to(cwd) else path

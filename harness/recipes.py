@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from harness.errors import SpecError
 from harness.site import Site
-from harness.spec import Arm, CaseSpec, Contrast, Mode, Plan, Protocol, Role
+from harness.spec import BASELINES, Arm, CaseSpec, Contrast, Mode, Plan, Protocol, Role
 
 #: What a suite hands to ``@scaling``: the site in, plans out.
 Recipe = Callable[[Site], Sequence[Plan]]
@@ -75,7 +75,10 @@ def ladder(
             references[kind] = [(tuple(names[:n]), n) for n in worlds]
         else:
             raise SpecError(
-                f"no baseline named {kind!r}", where=case.id, expected="plain, wrapped, ..."
+                f"no baseline named {kind!r}",
+                where=case.id,
+                expected=", ".join(BASELINES),
+                fix="scaleproof plan",
             )
     contrasts = []
     for metric in metrics:
@@ -136,6 +139,11 @@ def control(case: CaseSpec) -> Plan:
         ),
         protocol=replace(REAL, min_blocks=0, max_blocks=0),
     )
+
+
+def metrics_of(strategy: str) -> tuple[str, ...]:
+    """Pipelines are judged against what their schedule allows, and shown as plain efficiency."""
+    return ("efficiency", "efficiency_of_ideal") if strategy == "pipeline" else ("efficiency",)
 
 
 def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from harness.spec import Plan
 from harness.thresholds import Threshold
 
 SCHEMA = 1
+TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
 
 class LaunchStatus(StrEnum):
@@ -39,7 +40,6 @@ class LaunchStatus(StrEnum):
 
     OK = "ok"
     FAILED = "failed"
-    INTERRUPTED = "interrupted"
 
 
 class Purpose(StrEnum):
@@ -53,8 +53,8 @@ class Purpose(StrEnum):
 class WhatRan:
     """What a strategy observed of itself: classes and placements, never what was asked for.
 
-    ``module`` is the class of the trained module; ``placements`` maps a kind of parameter to its
-    placement; ``compute_dtype`` is the dtype that leaf modules really returned.
+    ``module`` is the class of the trained module, ``placements`` those of its parameters;
+    ``compute_dtype`` is the dtype that leaf modules really returned.
     """
 
     module: str
@@ -71,7 +71,6 @@ class ModelFacts:
     num_params: int
     flops_per_sample: float
     tokens_per_sample: int
-    batch: int
     activation_bytes_per_sample: int
     input_shape: tuple[int, ...]
     input_dtype: str
@@ -85,15 +84,14 @@ class Expected:
     ``payload_bytes`` maps a collective to the input bytes that each rank issues in one step (one
     figure per rank); ``largest_message`` is the largest single one.
     ``dense_bytes`` is what an uncompressed all-reduce would send, 0 where that is no measure.
-    ``module``, ``placements`` and ``schedule`` must be what ran (empty: not asserted).
-    ``shards`` is the number of data shards; ``memory_bytes`` what a rank will need, roughly.
+    ``module``, ``schedule`` and ``placements`` must be what ran (placements () = not asserted).
+    ``memory_bytes`` is what a rank will need, roughly.
     """
 
     sent_bytes: tuple[float, ...]
     payload_bytes: Mapping[str, tuple[float, ...]]
     largest_message: float
     module: str
-    shards: int
     ideal_efficiency: float
     dense_bytes: float = 0.0
     placements: tuple[str, ...] = ()
@@ -154,7 +152,6 @@ class RankRecord:
     sent_bytes: int | None
     resent_bytes: int | None
     peak_bytes: int | None
-    num_samples: int
     first_loss: float | None
     last_loss: float | None
     tuned_threads: int
@@ -270,7 +267,7 @@ class Samples:
     loss: np.ndarray
     sample_ids: np.ndarray
     rss_bytes: np.ndarray
-    step_s: np.ndarray = field(default_factory=lambda: np.empty(0))
+    step_s: np.ndarray
 
 
 def write_text(path: Path, text: str) -> None:
@@ -308,12 +305,12 @@ def load(folder: Path) -> RunRecord:
             "record.json was changed after it was written",
             where=str(path),
             expected=f"the digest in {digest.name}",
-            fix="take the record from its source again",
+            fix=TAKE,
         )
     try:
         return from_doc(RunRecord, upgrade(json.loads(text)), "record")
     except ValueError as error:
-        raise RecordError(str(error), where=str(path), fix=f"scaleproof report {folder}") from None
+        raise RecordError(str(error), where=str(path), fix="measure again, or restore it") from None
 
 
 def upgrade(doc: Json) -> Json:
@@ -337,16 +334,16 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
     try:
         raw = path.read_bytes()
     except OSError:
-        raise RecordError("samples are missing", where=str(path), fix="restore them") from None
+        raise RecordError("samples are missing", where=str(path), fix=TAKE) from None
     if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:
         raise RecordError(
             "samples were changed after they were written",
             where=str(path),
             expected=f"sha256 {rank.samples_sha256[:12]}...",
-            fix="take the run's folder from its source again",
+            fix=TAKE,
         )
     try:
         with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
             return Samples(**{name: arrays[name] for name in arrays.files})
     except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise RecordError(f"samples cannot be read: {error}", where=str(path)) from None
+        raise RecordError(f"samples cannot be read: {error}", where=str(path), fix=TAKE) from None

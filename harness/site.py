@@ -105,7 +105,7 @@ def resolve(
             fix="scaleproof list engines",
         )
     if gpus is not None and cpus is not None:
-        raise SpecError("--gpus and --cpus exclude each other", fix="give one of them")
+        raise SpecError("--gpus and --cpus exclude each other", fix="--gpus auto")
     if nodes < 1:
         raise SpecError(f"--nodes {nodes}", expected="at least 1", fix="--nodes 1")
     if nodes > 1 and not known_engines[engine].head["ENGINE"].get("multi_node"):
@@ -125,12 +125,12 @@ def resolve(
         )
     if gpus != "auto" and not gpus.isdigit():
         raise SpecError(f"--gpus {gpus}", expected="a number or 'auto'", fix="--gpus auto")
-    wanted = found * nodes if gpus == "auto" else int(gpus)
-    if wanted > found * nodes and not (shared_gpu and found):
+    wanted = found - found % nodes if gpus == "auto" else int(gpus)
+    if wanted > found and not (shared_gpu and found):
         raise SpecError(
             f"--gpus {gpus}: only {found} usable GPUs on this node",
             expected=f"at most {found} (CUDA_VISIBLE_DEVICES may hide some)",
-            fix=f"--gpus {found or 'auto'}" if found else "--cpus 2 (checks CPU ranks over gloo)",
+            fix=f"--gpus {found}" if found else "--cpus 2",
         )
     if wanted == 0:
         raise SpecError(

@@ -15,6 +15,9 @@ from functools import cached_property
 
 from harness.codec import Json, to_doc
 
+#: Kinds of baseline that a ratio can refer to.
+BASELINES = ("plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "other")
+
 
 class Mode(StrEnum):
     """Weak: the batch grows with the world. Strong: the global batch is fixed."""
@@ -36,6 +39,13 @@ class Precision(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     AUTOCAST = "autocast"
+
+
+class Optimizer(StrEnum):
+    """What steps the parameters. SGD serves the gate: AdamW hides a wrong gradient scale."""
+
+    SGD = "sgd"
+    ADAMW = "adamw"
 
 
 class StandIn(StrEnum):
@@ -77,7 +87,7 @@ class CaseSpec:
     global_batch: int | None = None
     seq_len: int | None = None
     precision: Precision = Precision.FP32
-    optimizer: str = "adamw"
+    optimizer: Optimizer = Optimizer.ADAMW
     accumulate: int = 1
     checkpoint: bool = False
     compressor: str | None = None

@@ -9,11 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness.config import Key, Problems, Table, check_table, read_tables
-from harness.spec import CaseSpec, Contrast, Device, Mode
+from harness.spec import BASELINES, CaseSpec, Contrast, Device, Mode
 from harness.units import METRICS, UNMEASURED, Form
-
-#: Kinds of baseline that a ratio can refer to.
-BASELINES = ("plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "other")
 
 
 class Statistic(StrEnum):
@@ -229,16 +226,3 @@ def reach(
     if not fnmatchcase(hardware, rule.hardware):
         return Reach.OUT_OF_REACH, f"is for hardware {rule.hardware}"
     return Reach.UNMATCHED, "matches no case of this run"
-
-
-__all__ = [
-    "BASELINES",
-    "Problems",
-    "Reach",
-    "Source",
-    "Statistic",
-    "Threshold",
-    "Waiver",
-    "load_thresholds",
-    "reach",
-]

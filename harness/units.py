@@ -22,7 +22,6 @@ class Metric:
     quantity: str
     form: Form
     unit: str
-    doc: str
 
 
 METRICS: dict[str, Metric] = {
@@ -30,67 +29,42 @@ METRICS: dict[str, Metric] = {
         quantity="throughput",
         form=Form.RATIO,
         unit="1",
-        doc="throughput per rank against the baseline's",
     ),
     "efficiency_of_ideal": Metric(
         quantity="throughput",
         form=Form.RATIO,
         unit="1",
-        doc="efficiency as a fraction of what the schedule allows at best",
     ),
-    "speedup": Metric(
-        quantity="throughput", form=Form.RATIO, unit="x", doc="throughput against the baseline's"
-    ),
-    "step_time_ratio": Metric(
-        quantity="step_s", form=Form.RATIO, unit="1", doc="step time against the baseline's"
-    ),
-    "memory_saved": Metric(
-        quantity="peak_bytes", form=Form.SAVED, unit="1", doc="peak memory saved per rank"
-    ),
-    "wire_ratio": Metric(
-        quantity="sent_bytes", form=Form.RATIO, unit="1", doc="bytes sent against the baseline's"
-    ),
-    "throughput": Metric(
-        quantity="throughput", form=Form.ABSOLUTE, unit="samples/s", doc="samples really consumed"
-    ),
-    "step_s": Metric(
-        quantity="step_s", form=Form.ABSOLUTE, unit="s", doc="step time of the slowest rank"
-    ),
-    "peak_bytes": Metric(
-        quantity="peak_bytes", form=Form.ABSOLUTE, unit="B", doc="peak memory of the fullest rank"
-    ),
-    "sent_bytes": Metric(
-        quantity="sent_bytes", form=Form.ABSOLUTE, unit="B", doc="bytes a rank sends per step, max"
-    ),
-    "comm_share": Metric(
-        quantity="comm_share", form=Form.ABSOLUTE, unit="1", doc="communication over the step"
-    ),
+    "speedup": Metric(quantity="throughput", form=Form.RATIO, unit="x"),
+    "step_time_ratio": Metric(quantity="step_s", form=Form.RATIO, unit="1"),
+    "memory_saved": Metric(quantity="peak_bytes", form=Form.SAVED, unit="1"),
+    "wire_ratio": Metric(quantity="sent_bytes", form=Form.RATIO, unit="1"),
+    "throughput": Metric(quantity="throughput", form=Form.ABSOLUTE, unit="samples/s"),
+    "step_s": Metric(quantity="step_s", form=Form.ABSOLUTE, unit="s"),
+    "peak_bytes": Metric(quantity="peak_bytes", form=Form.ABSOLUTE, unit="B"),
+    "sent_bytes": Metric(quantity="sent_bytes", form=Form.ABSOLUTE, unit="B"),
+    "comm_share": Metric(quantity="comm_share", form=Form.ABSOLUTE, unit="1"),
     "exposed_comm_share": Metric(
         quantity="exposed_comm_share",
         form=Form.ABSOLUTE,
         unit="1",
-        doc="communication not hidden behind compute, over the step",
     ),
-    "recovery_s": Metric(
-        quantity="recovery_s", form=Form.ABSOLUTE, unit="s", doc="death of a rank to next step"
-    ),
-    "caught": Metric(
-        quantity="gate", form=Form.GATE, unit="1", doc="a negative control fails the gate"
-    ),
+    "recovery_s": Metric(quantity="recovery_s", form=Form.ABSOLUTE, unit="s"),
+    "caught": Metric(quantity="gate", form=Form.GATE, unit="1"),
 }
 
 #: Quantities that no engine measures yet: rules on them are out of reach, never silently green.
 UNMEASURED = frozenset({"comm_share", "exposed_comm_share", "recovery_s"})
 
 
-def si(value: float | None, unit: str = "", digits: int = 3) -> str:
+def si(value: float | None, unit: str = "") -> str:
     """``1.23 MB``; n/a for None."""
     if value is None:
         return "n/a"
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
-            return f"{value / scale:.{digits}g} {prefix}{unit}".rstrip()
-    return f"{value:.{digits}g} {unit}".rstrip()
+            return f"{value / scale:.3g} {prefix}{unit}".rstrip()
+    return f"{value:.3g} {unit}".rstrip()
 
 
 def duration(seconds: float) -> str:

@@ -24,6 +24,8 @@ from harness.units import METRICS, Form
 
 #: Throughput per rank above this share of the baseline's is not scaling, it is a mistake.
 IMPLAUSIBLE_EFFICIENCY = 1.1
+#: Memory growth below this a step, or seen over fewer steps, is an allocator that settles.
+LEAK_BYTES, LEAK_STEPS = 65_536, 20
 #: A PASS rests on this many pairs at least, whatever a protocol says.
 MIN_PAIRS = 8
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
@@ -93,10 +95,10 @@ def rules_for(
     return [t for t in thresholds if t.matches(case, contrast, hardware)]
 
 
-def verdicts(run: RunRecord, plans: Sequence[Plan] | None = None) -> tuple[Verdict, ...]:
+def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
     """All verdicts of a record, recomputed from it."""
     out: list[Verdict] = []
-    for plan in run.plans if plans is None else plans:
+    for plan in run.plans:
         for contrast in plan.contrasts:
             case = plan.arm(contrast.subject).case
             rules = rules_for(run.thresholds, case, contrast, run.machine.hardware_class)
@@ -113,7 +115,7 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
     found = Pairs(values=(), launches=())
     if metric.form is not Form.GATE:
         found = pairs(run, plan, contrast, statistic)
-    stopped = _obstacle(run, plan, contrast, found)
+    stopped = _obstacle(run, plan, contrast)
     if stopped is None and found.values:
         judged = judge(found, rule, form=metric.form, looks=plan.protocol.looks)
         e, mde = judged.estimate, judged.mde
@@ -124,8 +126,7 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
         e = Estimate(value=math.nan, low=None, high=None, sd=None, n=0)
         mde = None
         status, reason, detail = stopped or (
-            Status.ERROR,
-            Reason.NOT_MEASURED if run.complete else Reason.INTERRUPTED,
+            *_unmeasured(run),
             "no pair of launches was measured",
         )
     waived = False
@@ -210,13 +211,20 @@ def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
 Obstacle = tuple[Status, Reason, str]
 
 
-def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast, found: Pairs) -> Obstacle | None:
+def _unmeasured(run: RunRecord) -> tuple[Status, Reason]:
+    """Not green in either case: a bug in a complete run, open in one that was stopped."""
+    if run.complete:
+        return Status.ERROR, Reason.NOT_MEASURED
+    return Status.INCONCLUSIVE, Reason.INTERRUPTED
+
+
+def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None:
     """Why this contrast may not be judged by its speed, if so."""
     arms = [plan.arm(n) for n in (contrast.subject, *contrast.baseline)]
     for arm in arms:
         described = run.described.get(arm.case.hash)
         if described is None:
-            return Status.ERROR, Reason.NOT_MEASURED, f"{arm.case.id} was never described"
+            return *_unmeasured(run), f"{arm.case.id} was not measured"
         if described.unsupported:
             return Status.SKIP, Reason.UNSUPPORTED, f"{arm.case.id}: {described.unsupported}"
         if not fits(described, arm.case, run.machine):
@@ -229,7 +237,7 @@ def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast, found: Pairs) -> O
         if arm.role is Role.CONTROL:
             return _control(gate)
         if gate is None:
-            return Status.ERROR, Reason.NOT_MEASURED, f"{arm.case.id} was never checked"
+            return *_unmeasured(run), f"{arm.case.id} was never checked"
         if (failure := gate_failure(gate)) is not None:
             reason = Reason.LAUNCH_FAILED if gate.cause else Reason.INCORRECT
             if failure.startswith("bytes."):
@@ -363,7 +371,3 @@ def reproducible(run: RunRecord) -> str:
             arms.setdefault((launch.plan, launch.arm), set()).add(launch.losses)
     same = sum(len(digests) == 1 for digests in arms.values())
     return f"equal to the bit between the launches of {same} of {len(arms)} arms"
-
-
-#: Growth below this a step, or seen over fewer steps, is an allocator that settles.
-LEAK_BYTES, LEAK_STEPS = 65_536, 20

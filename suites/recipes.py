@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Recipe, Site, control, ladder, versus
-from harness.recipes import PACED, strong_worlds
+from harness.recipes import PACED, metrics_of, strong_worlds
 from harness.spec import Mode, Plan
 
 #: The model that fits the device: milliseconds a step on one core, or a GPU's worth of work.
@@ -18,25 +18,27 @@ def model_for(site: Site) -> str:
     return GPU_MODEL if site.device == "cuda" else CPU_MODEL
 
 
-def weak(strategy: str, model: str | None = None, **fields: Any) -> Recipe:
+def weak(strategy: str, **fields: Any) -> Recipe:
     """A weak ladder over the site's worlds, real compute."""
 
     def recipe(site: Site) -> list[Plan]:
-        case = site.case(f"{strategy}/{model or model_for(site)}", Mode.WEAK, **fields)
-        return [ladder(case, site.worlds, shape=site.shape, metrics=metrics(strategy))]
+        case = site.case(f"{strategy}/{model_for(site)}", Mode.WEAK, **fields)
+        return [ladder(case, site.worlds, shape=site.shape, metrics=metrics_of(strategy))]
 
     return recipe
 
 
-def strong(strategy: str, *, global_batch: int, model: str | None = None, **fields: Any) -> Recipe:
+def strong(strategy: str, *, global_batch: int) -> Recipe:
     """A strong ladder with a fixed global batch, over the worlds that divide it."""
 
     def recipe(site: Site) -> list[Plan]:
-        name = f"{strategy}/{model or model_for(site)}"
-        case = site.case(name, Mode.STRONG, global_batch=global_batch, **fields)
+        name = f"{strategy}/{model_for(site)}"
+        case = site.case(name, Mode.STRONG, global_batch=global_batch)
         worlds = strong_worlds(case, site.worlds)
         return [
-            ladder(case, worlds, shape=site.shape, baselines=("plain",), metrics=metrics(strategy))
+            ladder(
+                case, worlds, shape=site.shape, baselines=("plain",), metrics=metrics_of(strategy)
+            )
         ]
 
     return recipe
@@ -46,9 +48,9 @@ def paced(strategy: str, largest: int = 4, **fields: Any) -> Recipe:
     """A weak ladder of the paced stand-in on CPU ranks: communication and harness are real."""
 
     def recipe(site: Site) -> list[Plan]:
-        here = replace(site.cpu(largest), engine="local")
+        here = site.cpu(largest)
         case = here.case(f"{strategy}/paced-small", Mode.WEAK, **fields)
-        return [ladder(case, here.worlds, protocol=PACED, metrics=metrics(strategy))]
+        return [ladder(case, here.worlds, protocol=PACED, metrics=metrics_of(strategy))]
 
     return recipe
 
@@ -58,7 +60,7 @@ def planted(strategy: str, plant: str, largest: int = 4) -> Recipe:
     knobs = {"paced.mode": "schedule", "paced.plant": plant}
 
     def recipe(site: Site) -> list[Plan]:
-        here = replace(site.cpu(largest), engine="local")
+        here = site.cpu(largest)
         case = here.case(f"{strategy}/paced-small", Mode.WEAK, knobs=knobs)
         return [ladder(case, (largest,), protocol=PACED, baselines=("plain",))]
 
@@ -70,17 +72,6 @@ def masked(model: str = "decoder-nano") -> Recipe:
 
     def recipe(site: Site) -> list[Plan]:
         return [control(site.cpu(2).case(f"compressed:masked_topk/{model}"))]
-
-    return recipe
-
-
-def saved(strategy: str, than: str, **fields: Any) -> Recipe:
-    """Memory and step time of one strategy against another's, at the site's largest world."""
-
-    def recipe(site: Site) -> list[Plan]:
-        model = model_for(site)
-        a, b = site.case(f"{than}/{model}"), site.case(f"{strategy}/{model}", **fields)
-        return [versus(a, b, ("memory_saved", "step_time_ratio"))]
 
     return recipe
 
@@ -116,8 +107,3 @@ def claim_memory(site: Site) -> list[Plan]:
         sharded = replace(site.case("fsdp/decoder-350m"), checkpoint=True)
         plans.append(versus(base, sharded, ("memory_saved",)))
     return plans
-
-
-def metrics(strategy: str) -> tuple[str, ...]:
-    """Pipelines are judged against what their schedule allows, and shown as plain efficiency."""
-    return ("efficiency", "efficiency_of_ideal") if strategy == "pipeline" else ("efficiency",)

@@ -74,12 +74,7 @@ def launch(agent: LocalAgent, catalogue: Catalogue, tmp_path: Path) -> Any:
     ) -> World:
         site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
         case = catalogue.normalise(site.case(name, mode, **fields))
-        files = {
-            "strategies": str(catalogue.get("strategies", case.strategy).path),
-            "models": str(catalogue.get("models", case.model).path),
-        }
-        if case.compressor:
-            files["compressors"] = str(catalogue.get("compressors", case.compressor).path)
+        files = catalogue.files(case)
         described = agent.describe([(case, files)])[0]
         assert not described.unsupported, described.unsupported
         out = tmp_path / f"launch{next(count)}"

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from harness.discover import Catalogue
-from harness.launch import engine as engines
-from harness.launch.local import LocalAgent
+from harness.launch.local import Local
+from harness.launch.torchrun import Torchrun
 from harness.protocol import LaunchSpec
 from harness.record import Purpose
 from harness.site import Site
@@ -30,20 +30,16 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4])
     parsed = parser.parse_args()
     known = Catalogue()
-    local, torchrun = (engines.make(known.get("engines", n)) for n in ("local", "torchrun"))
+    local, torchrun = Local(), Torchrun()
     began = time.perf_counter()
-    assert isinstance(local.agent, LocalAgent)  # type: ignore[attr-defined]
-    local.agent.ready()  # type: ignore[attr-defined]
+    local.agent.ready()
     print(f"agent ready after {time.perf_counter() - began:.2f} s, once a run")
     print(f"{'ranks':>5}  {'local':>8}  {'torchrun':>8}  {'ratio':>6}   medians of {parsed.rounds}")
     for world in parsed.worlds:
         case = known.normalise(
             Site(device=Device.CPU, backend="gloo", nodes=(world,)).case("ddp/mlp-nano")
         )
-        files = {
-            "strategies": str(known.get("strategies", "ddp").path),
-            "models": str(known.get("models", "mlp").path),
-        }
+        files = known.files(case)
         seconds: dict[str, list[float]] = {"local": [], "torchrun": []}
         for i in range(parsed.rounds):
             for name, engine in (("local", local), ("torchrun", torchrun)):

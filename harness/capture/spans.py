@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager
 
 import nvtx
 
-_COLORS = {"step": "green", "comm": "red", "data": "blue", "optimizer": "purple", "gate": "yellow"}
+_COLORS = {"step": "green", "optimizer": "purple", "gate": "yellow"}
 
 
 def span(name: str, category: str = "step") -> AbstractContextManager[object]:
-    """A range called ``name`` of a category (step, comm, data, optimizer, gate)."""
+    """A range called ``name`` of a category (step, optimizer, gate)."""
     found: AbstractContextManager[object] = nvtx.annotate(
         message=name, color=_COLORS.get(category, "white"), domain="scaleproof", category=category
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.codec import Json
-from harness.compressors.codec import Hook, Promise, all_gather, done
+from harness.compressors.hooks import Hook, Promise, all_gather, done
 from harness.worker.context import RankContext
 
 ERROR_BOUND = 0.03

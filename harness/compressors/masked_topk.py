@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.codec import Json
 from harness.compressors import topk
-from harness.compressors.codec import ErrorFeedback, Hook, Promise, done
+from harness.compressors.hooks import ErrorFeedback, Hook, Promise, done
 from harness.worker.context import RankContext
 
 ERROR_BOUND = 1.0

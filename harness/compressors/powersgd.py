@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.codec import Json
-from harness.compressors.codec import ErrorFeedback, Hook, Promise, done
+from harness.compressors.hooks import ErrorFeedback, Hook, Promise, done
 from harness.worker.context import RankContext
 
 ERROR_BOUND = 1.0

@@ -35,7 +35,7 @@ def _git(
         raise RecordError(
             f"git {arguments[0]} failed: {done.stderr.strip()}",
             where=str(ledger),
-            fix="git --version",
+            fix=f"git --git-dir {ledger} {' '.join(arguments)}",
         )
     return done.stdout.strip()
 

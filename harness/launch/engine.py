@@ -1,10 +1,10 @@
-"""The engine protocol: probe, a pure plan, and one launch at a time."""
+"""The engine protocol: one launch at a time, until no process of its world is left."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from harness.discover import Entry
@@ -12,23 +12,6 @@ from harness.protocol import LaunchSpec, RankEnd
 
 #: Called a few times a second while a launch runs: draws the live line, polls the devices.
 Tick = Callable[[], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Capabilities:
-    """Whether an engine can be used here, and if not, why."""
-
-    available: bool
-    multi_node: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnginePlan:
-    """What would be started: one command per node, and the environment added to it."""
-
-    commands: tuple[tuple[str, ...], ...]
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +24,6 @@ class Ended:
 
 class Engine(Protocol):
     """Starts worlds. ``launch`` blocks until no process of the world is left."""
-
-    def probe(self) -> Capabilities:
-        """Whether this engine works here."""
-
-    def plan(self, spec: LaunchSpec) -> EnginePlan:
-        """What ``launch`` would start; pure."""
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start one world of fresh processes and wait for its end."""
@@ -67,5 +44,4 @@ RANK_ENV: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",  # a forking agent may have one thread only
     "RES_OPTIONS": "timeout:1 attempts:1",  # TCPStore asks DNS; a lost reply costs 5 s
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # is_available() without a CUDA context
-    "TOKENIZERS_PARALLELISM": "false",
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.codec import Json, from_doc, to_doc
 from harness.errors import LaunchError
-from harness.launch.engine import RANK_ENV, Capabilities, Ended, EnginePlan, Tick
+from harness.launch.engine import RANK_ENV, Ended, Tick
 from harness.protocol import LaunchSpec, RankEnd
 from harness.record import Described
 from harness.spec import CaseSpec
@@ -138,17 +138,6 @@ class Local:
 
     def __init__(self) -> None:
         self.agent = LocalAgent()
-
-    def probe(self) -> Capabilities:
-        """Needs Linux (pidfd, prctl)."""
-        usable = hasattr(os, "pidfd_open")
-        return Capabilities(
-            available=usable, multi_node=False, reason="" if usable else "needs Linux"
-        )
-
-    def plan(self, spec: LaunchSpec) -> EnginePlan:
-        """One agent; ranks are forked from it."""
-        return EnginePlan(commands=((sys.executable, "-m", "harness.worker.agent"),), env=RANK_ENV)
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Fork a world from the agent."""

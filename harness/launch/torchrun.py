@@ -13,42 +13,60 @@ from pathlib import Path
 
 from harness.beat import Beats, Phase
 from harness.codec import from_doc, to_doc
-from harness.launch.engine import RANK_ENV, Capabilities, Ended, EnginePlan, Tick
+from harness.launch.engine import RANK_ENV, Ended, Tick
 from harness.protocol import LaunchSpec, RankEnd, RankError
+from harness.spec import CaseSpec, Device, StandIn
 
 ENGINE = dict(multi_node=True)
 TICK_S = 0.2
 
 
+def commands(spec: LaunchSpec, port: int) -> list[list[str]]:
+    """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine."""
+    out = []
+    for node, ranks in enumerate(spec.case.nodes):
+        conf = f"is_host={int(node == 0)},join_timeout=60,last_call_timeout=1,read_timeout=20"
+        out.append(
+            [
+                *(sys.executable, "-m", "torch.distributed.run"),
+                f"--nnodes={len(spec.case.nodes)}",
+                f"--nproc-per-node={ranks}",
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint=127.0.0.1:{port}",
+                f"--rdzv-id={spec.launch}",
+                f"--rdzv-conf={conf}",
+                "--local-addr=127.0.0.1",
+                "--max-restarts=0",
+                *("-m", "harness.worker.torchrun_rank"),
+                f"{spec.out}/launch.json",
+            ]
+        )
+    return out
+
+
+def environment() -> dict[str, str]:
+    """What every torchrun runs with."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+    ours = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return {**os.environ, **RANK_ENV, **ours, "PYTHONPATH": path}
+
+
+def device_shares(case: CaseSpec) -> list[dict[str, str]]:
+    """Each node's own devices: the nodes are all on this machine and may not share one."""
+    if case.device is Device.CPU or StandIn.SHARED_GPU in case.stand_in:
+        return [{} for _ in case.nodes]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(case.world_size)]
+    shares, start = [], 0
+    for ranks in case.nodes:
+        shares.append({"CUDA_VISIBLE_DEVICES": ",".join(names[start : start + ranks])})
+        start += ranks
+    return shares
+
+
 class Torchrun:
     """One torchrun agent per node, all on this machine, rendezvous on a free port."""
-
-    def probe(self) -> Capabilities:
-        """Comes with torch."""
-        return Capabilities(available=True, multi_node=True)
-
-    def plan(self, spec: LaunchSpec, port: int = 0) -> EnginePlan:
-        """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine."""
-        commands = []
-        for node, ranks in enumerate(spec.case.nodes):
-            conf = f"is_host={int(node == 0)},join_timeout=60,last_call_timeout=1,read_timeout=20"
-            commands.append(
-                (
-                    *(sys.executable, "-m", "torch.distributed.run"),
-                    f"--nnodes={len(spec.case.nodes)}",
-                    f"--nproc-per-node={ranks}",
-                    "--rdzv-backend=c10d",
-                    f"--rdzv-endpoint=127.0.0.1:{port}",
-                    f"--rdzv-id={spec.launch}",
-                    f"--rdzv-conf={conf}",
-                    "--local-addr=127.0.0.1",
-                    "--max-restarts=0",
-                    *("-m", "harness.worker.torchrun_rank"),
-                    f"{spec.out}/launch.json",
-                )
-            )
-        env = {**RANK_ENV, "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        return EnginePlan(commands=tuple(commands), env=env)
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start every node's torchrun and wait for all of them."""
@@ -58,19 +76,16 @@ class Torchrun:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        plan = self.plan(spec, port)
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-        env = {**os.environ, **plan.env, "PYTHONPATH": path, "SCALEPROOF_PARENT": str(os.getpid())}
-        nodes = []
+        shares = device_shares(spec.case)
+        nodes: list[subprocess.Popen[bytes]] = []
         doomed = False
         try:
-            for i, command in enumerate(plan.commands):
+            for i, command in enumerate(commands(spec, port)):
                 with (out / f"node{i}.log").open("w") as log:
                     nodes.append(
                         subprocess.Popen(
                             command,
-                            env=env,
+                            env={**environment(), **shares[i]},
                             stdout=log,
                             stderr=subprocess.STDOUT,
                             stdin=subprocess.DEVNULL,

@@ -1,1 +1,1 @@
-"""What people see: tables, the live line, the HTML page, data frames. Reads records only."""
+"""What people see: tables, the live line, the HTML page. Reads records only."""

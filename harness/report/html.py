@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
+from markupsafe import Markup  # jinja2's own dependency
 
 from harness import contrasts, verdict
 from harness.codec import to_doc
@@ -98,7 +98,8 @@ def _series(name: str, xs: list[float], points: list[ScalingPoint], field: str) 
 def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
     metric = METRICS[v.metric]
     rules = {t.name: t for t in run.thresholds}
-    bound = rules[v.rule].at_least if v.rule in rules else None
+    rule = rules.get(v.rule or "")
+    bound = None if rule is None else rule.at_most if rule.at_least is None else rule.at_least
     absolute = metric.form is Form.ABSOLUTE
 
     def show(x: float | None) -> str:

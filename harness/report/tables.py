@@ -58,7 +58,7 @@ def interval(value: float | None, low: float | None, high: float | None) -> str:
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def scaling_table(run: RunRecord, width: int = 100, family: str | None = None) -> list[str]:
+def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     """Every rung against plain, worst ladder first; stand-ins apart."""
     found = run.verdicts
     real: list[list[str]] = []
@@ -69,8 +69,6 @@ def scaling_table(run: RunRecord, width: int = 100, family: str | None = None) -
     )
     for plan in ranked:
         points = contrasts.points(run, plan)
-        if family is not None and not plan.name.startswith(family):
-            continue
         rows = [_row(run, plan, p, found) for p in points]
         if not rows:
             continue
@@ -192,7 +190,7 @@ def counts(run: RunRecord) -> str:
 
 
 def coverage(run: RunRecord, width: int = 100) -> list[str]:
-    """Which worlds and strategies ran, and which rules met nothing."""
+    """Which worlds and strategies ran, what was skipped, and which rules met nothing."""
     cases = [a.case for p in run.plans for a in p.arms]
     if not cases:
         return []

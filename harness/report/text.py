@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from harness.outcome import Status
@@ -62,6 +64,17 @@ def wrap(text: str, width: int, indent: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def columns() -> int:
+    """The width to draw for: the terminal's, within 80 and 140."""
+    return min(140, max(80, shutil.get_terminal_size((100, 24)).columns))
+
+
+def shown(path: Path) -> Path:
+    """A path relative to where the user stands, if it lies below."""
+    here = Path.cwd()
+    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
 
 
 def wants_color(stream: TextIO) -> bool:

@@ -26,7 +26,6 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
         module="DistributedDataParallel",
         placements=("Replicate",),
         dense_bytes=2 * (n - 1) / n * payload,
-        shards=n,
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(elements, size, facts, batching.micro),
         formula="2 (N-1)/N bytes(P)",

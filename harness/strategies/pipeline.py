@@ -81,7 +81,6 @@ def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: Mode
         largest_message=max(boundaries[:-1], default=0),
         module="PipelineStage",
         schedule=SCHEDULES[schedule].__name__,
-        shards=1,
         ideal_efficiency=micro / (micro + n - 1),
         memory_bytes=training_bytes(
             largest, element_bytes(model), facts, batching.global_batch // n

@@ -20,7 +20,6 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
         payload_bytes={},
         largest_message=0,
         module="Sequential",
-        shards=1,
         ideal_efficiency=1.0,
         memory_bytes=memory,
         formula="0",

@@ -264,11 +264,9 @@ class Agent:
         return [json.loads(line) for line in whole]
 
     def serve(self) -> None:
-        """Answer until told to stop or the parent is gone."""
+        """Answer until the parent is gone."""
         while (messages := self.lines()) is not None:
             for message in messages:
-                if "stop" in message:
-                    return
                 if "describe" in message:
                     self.send({"described": describe_all(message["describe"])})
                 elif "launch" in message:
@@ -288,7 +286,7 @@ class Agent:
                 for key, _ in selector.select(POLL_S):
                     if key.data is None:
                         messages = self.lines()
-                        if messages is None or any("kill" in m or "stop" in m for m in messages):
+                        if messages is None or any("kill" in m for m in messages):
                             world.kill()
                         if messages is None:
                             selector.unregister(self.control)

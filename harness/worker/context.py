@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from harness.codec import Json
 from harness.discover import HERE, read_head
 from harness.record import WhatRan
-from harness.spec import Batching, CaseSpec, Precision
+from harness.spec import Batching, CaseSpec, Optimizer, Precision
 from harness.worker.data import Batch
 
 
@@ -57,8 +57,8 @@ class RankContext:
         return contextlib.nullcontext()
 
     def optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-        """The case's optimizer; SGD serves the gate, where AdamW hides a wrong scale."""
-        if self.case.optimizer == "sgd":
+        """The case's optimizer."""
+        if self.case.optimizer is Optimizer.SGD:
             return torch.optim.SGD(parameters, lr=0.05)
         return torch.optim.AdamW(parameters, lr=1e-3)
 

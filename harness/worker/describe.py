@@ -50,7 +50,6 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         num_params=sum(p.numel() for p in model.parameters()),
         flops_per_sample=float(loaded.model.flops(size, case)),
         tokens_per_sample=1 if tokens is None else tokens(size, case),
-        batch=size["batch"],
         activation_bytes_per_sample=activations,
         input_shape=tuple(one.inputs.shape[1:]),
         input_dtype=str(one.inputs.dtype).removeprefix("torch."),

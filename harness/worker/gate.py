@@ -22,7 +22,7 @@ from harness.capture import issued, sockets
 from harness.capture.spans import span
 from harness.codec import Json
 from harness.record import Check, Issued
-from harness.spec import CaseSpec, Precision
+from harness.spec import CaseSpec, Optimizer, Precision
 from harness.strategies.compressed import knobs_of
 from harness.worker.context import Loaded, RankContext, Trainer, build_model, make_batch
 from harness.worker.data import Sampler
@@ -65,16 +65,16 @@ def run_gate(
     """All checks of the twin; the collectives of one step; the last trainer built."""
     checks: list[Check] = []
     supports = loaded.strategy.SUPPORTS
-    for optimizer in ("sgd", "adamw"):
+    for optimizer in (Optimizer.SGD, Optimizer.ADAMW):
         twin = replace(case, optimizer=optimizer)
         more, traffic, trainer = _train(loaded, twin, context(twin), supports)
         checks += more
-        if optimizer == "sgd":
+        if optimizer is Optimizer.SGD:
             checks += _bytes(loaded, twin, context(twin), traffic)
             first = traffic.issued
     if loaded.compressor is not None and hasattr(loaded.compressor, "LOSSLESS"):
         knobs = {f"{case.compressor}.{k}": v for k, v in loaded.compressor.LOSSLESS.items()}
-        lossless = replace(case, optimizer="sgd", knobs={**case.knobs, **knobs})
+        lossless = replace(case, optimizer=Optimizer.SGD, knobs={**case.knobs, **knobs})
         checks += _lossless(loaded, lossless, context(lossless))
     return checks, first, trainer
 

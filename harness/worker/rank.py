@@ -174,7 +174,6 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
         sent_bytes=None if wire is None else wire.sent_bytes,
         resent_bytes=None if wire is None else wire.resent_bytes,
         peak_bytes=memory.peak(),
-        num_samples=0 if arrays is None else int(arrays.sample_ids[spec.cut :].size),
         first_loss=finite[0] if finite else None,
         last_loss=finite[-1] if finite else None,
         tuned_threads=tuned,

@@ -102,6 +102,8 @@ def test_json_is_one_document(
         (["run", "ddp/decoder-tiny/strong", "--cpus", "2"], 4, "needs a global batch"),
         (["run", "ddp/mlp-nano", "--set", "precsion=bf16"], 4, "no such field"),
         (["run", "ddp/mlp-nano", "--set", "precision=fp8"], 4, "'fp8' is none of"),
+        (["run", "ddp/mlp-nano", "--set", "optimizer=lion"], 4, "'lion' is none of"),
+        (["run", "ddp/mlp-nano", "--set", "backend=mpi"], 4, "no such field"),
         (["run", "ddp/mlp-nano", "--time-budget", "soon"], 4, "--time-budget soon"),
         (["run", "ddp/mlp-nano", "--gpus", "64"], 4, "only 0 usable GPUs"),
         (["run"], 4, "nothing to run"),
@@ -109,8 +111,13 @@ def test_json_is_one_document(
     ],
 )
 def test_errors_say_what_and_end_with_a_command(
-    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    code: int,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     try:
         seen = main(arguments)
     except SystemExit as exit_:
@@ -171,13 +178,33 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(tmp_path: Path) -> No
     assert scaleproof("run", "--resume", str(folder), cwd=tmp_path).returncode == 4
 
 
+def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(
+        "from harness import ladder\n"
+        "def both(site):\n"
+        "    return [ladder(site.case(c), (1,)) for c in ('ddp/mlp-nano', 'fsdp/mlp-nano')]\n"
+    )
+    command = [sys.executable, "-m", "harness", "run", "two.py::both", "--cpus", "1"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    while not (records := list(tmp_path.glob("results/runs/*/*/record.json"))):
+        assert process.poll() is None, "it ended before its first block"
+        os.sched_yield()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 2
+    scaleproof("run", "--resume", str(records[0].parent), cwd=tmp_path)
+    run = json.loads(records[0].read_text())
+    assert run["complete"]
+    assert {p["name"] for p in run["plans"]} == {"ddp/mlp-nano/weak", "fsdp/mlp-nano/weak"}
+    assert {v["status"] for v in run["verdicts"]} == {"RECORDED"}
+    turns = [x["turn"] for x in run["launches"] if x["purpose"] == "timed" and x["arm"] == "plain"]
+    assert sorted(turns) == sorted([*range(8), *range(8)]), "four blocks each, none twice"
+
+
 def test_several_nodes_by_torchrun(tmp_path: Path) -> None:
     """Two torchrun agents on this machine: two nodes of one rank."""
     (tmp_path / "two.py").write_text(
         "from harness import ladder\nfrom harness.recipes import Protocol\n"
         "FAST = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)\n"
-        "def nodes(site):\n"
-        "    return [ladder(site.case('ddp/mlp-nano'), (2,), baselines=(), protocol=FAST, shape=site.shape)]\n"
         "def plain(site):\n"
         "    return [ladder(site.case('ddp/mlp-nano'), (2,), baselines=('plain',), protocol=FAST, shape=site.shape)]\n"
     )
@@ -192,7 +219,7 @@ def test_several_nodes_by_torchrun(tmp_path: Path) -> None:
     assert all(c["ok"] for x in launches for r in x["ranks"] for c in r["checks"])
 
 
-def test_ingest_fills_asvs_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ingest_fills_asvs_history(tmp_path: Path) -> None:
     for name in ("asv.conf.json", "benchmarks", "harness"):
         source = ROOT / name
         if source.is_dir():

@@ -21,11 +21,7 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,))
 
 def loaded(name: str) -> Any:
     case = KNOWN.normalise(SITE.case(f"single/{name}"))
-    files = {
-        "strategies": str(KNOWN.get("strategies", "single").path),
-        "models": str(KNOWN.get("models", case.model).path),
-    }
-    return load(files), case
+    return load(KNOWN.files(case)), case
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,8 @@ def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester)
 
 def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(pytester: pytest.Pytester) -> None:
     """A scheduled stand-in whose seeded noise spans the bound: 0.85 planted, 0.85 required."""
-    knobs = "{'paced.mode': 'schedule', 'paced.plant': '2:0.85', 'paced.noise': 0.05, 'paced.step_ms': 20.0}"
-    text = SUITE.replace("site.case('ddp/mlp-nano')", "").replace(
+    knobs = "{'paced.mode': 'schedule', 'paced.plant': '2:0.85', 'paced.noise': 0.05, 'paced.step_ms': 40.0}"
+    text = SUITE.replace(
         'site.case("ddp/mlp-nano"), (1, 2)', f'site.case("ddp/paced-small", knobs={knobs}), (2,)'
     )
     pytester.makepyfile(test_suite=text)
@@ -135,8 +135,12 @@ def test_k_keeps_the_baselines_it_needs_and_drops_the_rest(suite: pytest.Pyteste
 
 def test_x_stops_between_plans(suite: pytest.Pytester) -> None:
     rules(suite, "at_least = 1.05")
-    assert run(suite, "-x").ret == 1
-    assert [p["name"] for p in record(suite)["plans"]] == ["ddp/mlp-nano/weak"]  # type: ignore[attr-defined]
+    result = run(suite, "-x")
+    assert result.ret == 1
+    found = record(suite)
+    assert len({x["plan"] for x in found["launches"]}) == 1  # type: ignore[attr-defined]
+    assert not found["complete"], "the other plan is still to be measured"
+    result.stdout.fnmatch_lines(["*scaleproof run --resume*"])
 
 
 def test_collect_only_launches_nothing(suite: pytest.Pytester) -> None:
@@ -170,8 +174,12 @@ def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.P
     ],
 )
 def test_bad_options_are_usage_errors_without_a_traceback(
-    suite: pytest.Pytester, arguments: tuple[str, ...], says: str
+    suite: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    says: str,
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     if "--gpus" in arguments:
         result = suite.runpytest_subprocess(*arguments)
     else:
@@ -217,8 +225,7 @@ def test_launches_appear_in_pytest_benchmark(suite: pytest.Pytester) -> None:
     assert {b["group"] for b in found} == {"ddp/mlp-nano/weak"}
 
 
-def test_reruns_do_not_measure_again(suite: pytest.Pytester) -> None:
-    """Two functions on one recipe: measured once, judged twice."""
+def test_two_functions_on_one_recipe_measure_once(suite: pytest.Pytester) -> None:
     path = suite.path / "test_suite.py"
     path.write_text(path.read_text() + "\n@scaling(weak)\ndef test_same(verdict):\n    pass\n")
     rules(suite, "at_least = 0.01")

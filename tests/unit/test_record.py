@@ -323,7 +323,7 @@ def test_more_than_the_devices_peak_is_implausible(sample_run: RunRecord) -> Non
 
 def test_slowed_and_lost_devices_are_noticed(sample_run: RunRecord) -> None:
     window = GpuWindow(
-        index=5, name="NVIDIA H200", polls=3, sm_clock_mhz=(1410, 1980), power_w=None, temp_c=None,
+        index=5, name="NVIDIA H200", sm_clock_mhz=(1410, 1980), power_w=None, temp_c=None,
         throttle=("sw_power_cap",), lost=True,
     )  # fmt: skip
     slowed = [dataclasses.replace(x, gpus=(window,)) for x in sample_run.launches[:3]]

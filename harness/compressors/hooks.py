@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from harness.codec import Json
+from harness.worker.context import RankContext
 
 #: A DDP communication hook without its state: a bucket in, the averaged flat gradient out.
 Hook: TypeAlias = Callable[[dist.GradBucket], torch.futures.Future[Tensor]]
@@ -30,29 +33,35 @@ def done(tensor: Tensor) -> torch.futures.Future[Tensor]:
     return future
 
 
-def cast_all_reduce(
-    bucket: dist.GradBucket, dtype: torch.dtype, world: int
-) -> torch.futures.Future[Tensor]:
-    """Divide, cast, all-reduce in ``dtype``, cast back; overlaps like DDP's own all-reduce."""
-    flat = bucket.buffer()
-    small = flat.div(world).to(dtype)
-    future = dist.all_reduce(small, async_op=True).get_future()
+def cast(dtype: torch.dtype) -> tuple[Callable[..., Promise], Callable[..., Hook]]:
+    """``promise`` and ``build`` of a compressor that all-reduces in ``dtype``.
 
-    def back(f: torch.futures.Future[list[Tensor]]) -> Tensor:
-        return flat.copy_(f.value()[0])
+    Divide, cast, all-reduce, cast back; overlaps with backward like DDP's own all-reduce.
+    """
 
-    averaged: torch.futures.Future[Tensor] = future.then(back)
-    return averaged
+    def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json]) -> Promise:
+        payload = float(sum(s.numel() for s in shapes) * dtype.itemsize)
+        return Promise(
+            payload_bytes={"all_reduce": payload},
+            sent_bytes=2 * (world - 1) / world * payload,
+            formula=f"2 (N-1)/N {dtype.itemsize} n",
+        )
 
+    def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
+        def hook(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            flat = bucket.buffer()
+            small = flat.div(ctx.world_size).to(dtype)
+            future = dist.all_reduce(small, async_op=True).get_future()
 
-def cast_promise(elements: int, size: int, world: int) -> Promise:
-    """An all-reduce of ``size`` bytes an element."""
-    payload = float(elements * size)
-    return Promise(
-        payload_bytes={"all_reduce": payload},
-        sent_bytes=2 * (world - 1) / world * payload,
-        formula=f"2 (N-1)/N {size} n",
-    )
+            def back(f: torch.futures.Future[list[Tensor]]) -> Tensor:
+                return flat.copy_(f.value()[0])
+
+            averaged: torch.futures.Future[Tensor] = future.then(back)
+            return averaged
+
+        return hook
+
+    return promise, build
 
 
 def all_gather(message: Tensor, world: int) -> Tensor:

@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return int(Exit.PASSED)
+    except OSError as error:
+        sys.stderr.write(f"ERROR: {error}\n  try       scaleproof doctor\n")
+        return int(Exit.USAGE)
     except Exception:
         traceback.print_exc()
         sys.stderr.write("ERROR: this is a bug of scaleproof; the lines above say where\n")
@@ -240,7 +243,7 @@ def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[s
                 {r for c in f.plan.contrasts if c.subject == arm.name for r in f.rules[c.name]}
             )
             if d.facts is None or d.expected is None:
-                skipped = f"SKIP: {d.unsupported}"
+                skipped = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
                 rows.append([arm.case.family, arm.case.world, "", "", "", "", "", skipped])
                 continue
             flops = d.facts.flops_per_sample * d.expected.global_batch / arm.case.world_size

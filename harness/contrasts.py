@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from harness import stats
 from harness.machine import peak_flops
 from harness.outcome import ScalingPoint
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord
-from harness.spec import CaseSpec, Contrast, Device, Plan, Precision
+from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision
 from harness.thresholds import Statistic
 from harness.units import METRICS, Form
 
@@ -76,14 +77,18 @@ def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
 def pairs(
     run: RunRecord, plan: Plan, contrast: Contrast, statistic: Statistic = Statistic.MEAN
 ) -> Pairs:
-    """The contrast's values over all turns whose launches can be used.
+    """The contrast's values over all turns that measured its arms.
 
-    Empty as soon as one of them lacks the quantity: a mean over the others would hide it.
+    Empty as soon as one launch of these arms failed, ran something else than was asked, or lacks
+    the quantity: a mean over the others would hide it.
     """
     metric = METRICS[contrast.metric]
+    names_of_arms = {contrast.subject, *contrast.baseline}
     by_turn: dict[int, dict[str, LaunchRecord]] = {}
     for launch in timed(run, plan):
-        if usable(launch):
+        if launch.arm in names_of_arms:
+            if not usable(launch):
+                return Pairs(values=(), launches=())
             by_turn.setdefault(launch.turn, {})[launch.arm] = launch
     values, names = [], []
     for turn in sorted(by_turn):
@@ -137,11 +142,10 @@ def estimate(values: Sequence[float], form: Form, alpha: float) -> Estimate:
 
 def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """Geometric mean of an arm's throughput over its launches, samples/s."""
-    values = [
-        q
-        for x in timed(run, plan)
-        if x.arm == arm and usable(x) and (q := quantity(x, "throughput")) is not None
-    ]
+    own = [x for x in timed(run, plan) if x.arm == arm]
+    if not all(usable(x) for x in own):
+        return None
+    values = [q for x in own if (q := quantity(x, "throughput")) is not None]
     return geometric_mean(values)
 
 
@@ -168,9 +172,12 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
         rate = throughput(run, plan, contrast.subject)
         if not found or rate is None or any(p.case == case.id for p in out):
             continue
-        base = contrast.ideal if contrast.metric == "efficiency" else case.world_size
-        scale = 1.0 if contrast.metric == "efficiency" else 1 / base
+        # Ranks of the subject for each rank of the baseline: what linear scaling would give.
+        base = case.world_size / sum(plan.arm(b).case.world_size for b in contrast.baseline)
+        scale = contrast.ideal / base
         e = estimate([v * scale for v in found], Form.RATIO, ALPHA / plan.protocol.looks)
+        strong = case.mode is Mode.STRONG  # the formula is about fixed work
+        serial = stats.karp_flatt(e.value * base, base) if strong else None
         out.append(
             ScalingPoint(
                 case=case.id,
@@ -184,7 +191,7 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
                 efficiency=e.value,
                 efficiency_low=e.low,
                 efficiency_high=e.high,
-                karp_flatt=stats.karp_flatt(e.value * base, case.world_size),
+                karp_flatt=serial,
             )
         )
     return out
@@ -211,6 +218,24 @@ def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """Model FLOPs utilisation: achieved over peak; None for a device without a known peak."""
     achieved, most = flops(run, plan, arm), peak(run, plan.arm(arm).case)
     return None if achieved is None or most is None else achieved / most
+
+
+def carried_over(run: RunRecord) -> tuple[list[LaunchRecord], int]:
+    """What a resumed run keeps of an interrupted one, and how many launches it repeats.
+
+    Gates, whole blocks, and whatever failed: a run may not be repeated until it passes. Good
+    launches of a half-measured block are dropped whole, so that no pair spans two sittings.
+    """
+    kept = [x for x in run.launches if x.purpose is Purpose.GATE]
+    repeated = 0
+    for plan in run.plans:
+        own = timed(run, plan)
+        arms = {x.arm for x in own}
+        sizes = Counter(x.block for x in own)
+        whole = [x for x in own if sizes[x.block] == 2 * len(arms) or not usable(x)]
+        repeated += len(own) - len(whole)
+        kept += whole
+    return kept, repeated
 
 
 def gates(run: RunRecord) -> Mapping[str, LaunchRecord]:

@@ -207,6 +207,19 @@ class Catalogue:
             raise SpecError(
                 f"strategy {case.strategy!r} runs one rank only", where=case.id, fix=fix
             )
+        for name in ("micro_batch", "global_batch", "seq_len", "accumulate"):
+            value = getattr(case, name)
+            if value is not None and value < 1:
+                raise SpecError(f"{name} = {value}", where=case.id, expected="at least 1", fix=fix)
+        if case.mode is Mode.STRONG and case.micro_batch is not None:
+            raise SpecError(
+                "strong mode derives the micro-batch",
+                where=case.id,
+                expected="global_batch",
+                fix=fix,
+            )
+        if case.seq_len is not None and "seq" not in sizes[case.size]:
+            raise SpecError(f"model {case.model!r} has no sequence length", where=case.id, fix=fix)
         if sum(case.nodes) != case.world_size or min(case.nodes) < 1:
             raise SpecError(
                 f"nodes {case.nodes} do not add up to {case.world_size} ranks",

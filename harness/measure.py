@@ -6,6 +6,7 @@ however often it is asked for; every block is written down before the next one s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -27,7 +28,7 @@ from harness.launch import failure
 from harness.launch.engine import Ended, Engine
 from harness.launch.local import Local, LocalAgent
 from harness.outcome import Status, Verdict
-from harness.protocol import LaunchSpec
+from harness.protocol import Deadlines, LaunchSpec
 from harness.record import (
     SCHEMA,
     Described,
@@ -40,11 +41,13 @@ from harness.record import (
     load_samples,
     save,
 )
-from harness.spec import Arm, CaseSpec, Plan, Role
+from harness.spec import Arm, CaseSpec, Device, Plan, Role
 from harness.thresholds import Threshold
 from harness.units import rate
 
 POLL_GPUS_S = 1.0
+#: FLOP/s of a slow CPU core, for deadlines only.
+SLOW_FLOPS = 5e9
 #: Launches that a plan still to come is reckoned with: 4 blocks of both orders over 4 arms.
 MIN_LAUNCHES_TO_COME = 32
 
@@ -146,23 +149,9 @@ class Measurer:
         self.run, self.started_at, self.before_s = old.run, old.started_at, old.elapsed_s
         self.described, self.notes = dict(old.described), list(old.notes)
         self.plans, self.thresholds = list(old.plans), old.thresholds
-        kept = []
-        for plan in old.plans:
-            blocks: dict[int, list[LaunchRecord]] = {}
-            for x in old.launches:
-                if x.plan == plan.hash and x.purpose is Purpose.TIMED:
-                    blocks.setdefault(x.block, []).append(x)
-            whole = [x for b in blocks.values() if len(b) == 2 * len(plan.arms) for x in b]
-            dropped = sum(map(len, blocks.values())) - len(whole)
-            if dropped:
-                self.notes.append(
-                    f"resumed: {dropped} launches of an unfinished block were repeated"
-                )
-            kept += whole
-        gates = [
-            x for x in old.launches if x.purpose is Purpose.GATE and x.status is LaunchStatus.OK
-        ]
-        self.launches = [*gates, *kept]
+        self.launches, repeated = contrasts.carried_over(old)
+        if repeated:
+            self.notes.append(f"resumed: {repeated} launches of an unfinished block repeated")
 
     def announce(self, plans: Sequence[Plan]) -> None:
         """Enter plans in the record before they are measured, so that none is lost."""
@@ -249,7 +238,11 @@ class Measurer:
         }
         for arm in plan.arms:
             answer = self.described[arm.case.hash]
-            if answer.unsupported or not verdict.fits(answer, arm.case, self.machine):
+            if (
+                answer.error
+                or answer.unsupported
+                or not verdict.fits(answer, arm.case, self.machine)
+            ):
                 continue
             if arm.case.hash not in failed:
                 launch = self._launch(plan, arm, Purpose.GATE, block=-1, turn=-1)
@@ -274,6 +267,8 @@ class Measurer:
             return
         protocol = plan.protocol
         timed = [x for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
+        if not all(contrasts.usable(x) for x in timed):
+            return  # a resumed plan that had failed
         have = {x.block for x in timed}
         block_s = 0.0
         for block in range(protocol.max_blocks):
@@ -333,6 +328,7 @@ class Measurer:
             files=self.catalogue.files(case),
             draw=random.Random(f"{protocol.seed}-{arm.name}-{turn}").randrange(2**31),
             tune_loop_thread=self.settings.tune_loop_thread,
+            deadlines=self._deadlines(case),
         )
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         began = time.monotonic()
@@ -340,6 +336,20 @@ class Measurer:
         ended = self._engine.launch(spec, lambda: self._tick(plan, arm, spec))
         wall_s = time.monotonic() - began
         return self._assemble(spec, plan, arm, ended, block, turn, began_at, wall_s)
+
+    def _deadlines(self, case: CaseSpec) -> Deadlines:
+        """Silence that no healthy step of this case lasts, by its FLOPs at a slow core's rate."""
+        usual, described = Deadlines(), self.described[case.hash]
+        if described.facts is None or described.expected is None:
+            return usual
+        flops = described.facts.flops_per_sample * described.expected.global_batch
+        step_s = flops / case.world_size / (SLOW_FLOPS if case.device is Device.CPU else 1e13)
+        return dataclasses.replace(
+            usual,
+            step_s=max(usual.step_s, 10 * step_s),
+            first_step_s=max(usual.first_step_s, 20 * step_s),
+            collective_s=max(usual.collective_s, 10 * step_s),
+        )
 
     def _assemble(
         self,
@@ -398,10 +408,9 @@ class Measurer:
         if self.machine.num_gpus and now - self._last_poll > POLL_GPUS_S:
             self._polls.append(nvml.poll())
             self._last_poll = now
-        beats = Path(spec.out) / "beats"
         step = 0
-        if beats.is_file() and beats.stat().st_size:
-            reader = Beats(beats, spec.case.world_size)
+        with contextlib.suppress(FileNotFoundError, ValueError):  # not there yet, or no more
+            reader = Beats(Path(spec.out) / "beats", spec.case.world_size)
             step = min(reader.read(r)[1] for r in range(spec.case.world_size))
         timed = [x for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
         planned = 2 * plan.protocol.min_blocks * len(plan.arms)

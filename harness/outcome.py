@@ -95,7 +95,7 @@ class ScalingPoint:
 
     ``throughput`` is in samples/s over the whole world; ``speedup`` = T / T_baseline,
     ``efficiency`` = speedup / (N / N_baseline); ``karp_flatt`` = (1/S - 1/N) / (1 - 1/N), the
-    experimentally determined serial fraction (Karp and Flatt, CACM 33(5), 1990), None at N = 1.
+    experimentally determined serial fraction of a strong ladder (Karp and Flatt, CACM 33(5), 1990).
     """
 
     case: str

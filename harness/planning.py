@@ -13,7 +13,7 @@ from harness import machine, options, verdict
 from harness.codec import Json, from_doc, to_doc
 from harness.discover import Catalogue
 from harness.errors import SpecError
-from harness.recipes import PACED, REAL, ladder, metrics_of, strong_worlds
+from harness.recipes import PACED, REAL, Recipe, ladder, metrics_of, strong_worlds
 from harness.record import Described
 from harness.site import Site
 from harness.spec import CaseSpec, Mode, Plan
@@ -120,7 +120,20 @@ def _recipes(path: Path, site: Site, function: str | None) -> list[Plan]:
         recipes = getattr(recipe, MARK, (recipe,))
     else:
         recipes = tuple(r for f in vars(module).values() for r in getattr(f, MARK, ()))
-    return [plan for recipe in recipes for plan in recipe(site)]
+    return [plan for recipe in recipes for plan in _call(recipe, site, path)]
+
+
+def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
+    """A recipe's plans, or one clear error when it is something else."""
+    found = recipe(site) if callable(recipe) else None
+    if not isinstance(found, list | tuple) or not all(isinstance(p, Plan) for p in found):
+        raise SpecError(
+            f"{getattr(recipe, '__name__', recipe)!r} is no recipe: it does not return plans",
+            where=str(path),
+            expected="a function of the site that returns a list of plans",
+            fix="scaleproof list suites",
+        )
+    return found
 
 
 def _import(path: Path) -> ModuleType:

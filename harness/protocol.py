@@ -3,7 +3,7 @@
 JSON lines over a socket pair, one request in flight at a time:
 
     -> {"describe": [{"case", "files"}]} <- {"described": [Described...]}
-    -> {"launch": LaunchSpec}            <- {"ended": {"ranks": [RankEnd...], "agent"}}
+    -> {"launch": LaunchSpec}            <- {"ended": {"launch", "ranks", "agent"}}
     -> {"kill": true}                    (the launch in flight ends; "ended" follows)
 
 Ranks leave ``rank<r>.json`` and ``rank<r>.npz`` in the launch's folder; the parent only reads.

@@ -78,6 +78,10 @@ class Scaling:
             self.rules[folder] = options.thresholds(file, [folder])
         return self.rules[folder]
 
+    def all_rules(self) -> tuple[Threshold, ...]:
+        """The rules of every suite's folder: each judges whatever it matches in this session."""
+        return tuple(dict.fromkeys(t for found in self.rules.values() for t in found))
+
     def start(self) -> Measurer:
         """The session's one Measurer."""
         if self.measurer is None:
@@ -88,14 +92,13 @@ class Scaling:
                 quiet=self.config.option.verbose < 0,
                 column=lambda: writer.width_of_current_line,
             )
-            rules = {t.name: t for found in self.rules.values() for t in found}
             settings = Settings(
                 results=Path(option(self.config, "results") or self.config.rootpath / "results"),
                 engine=self.site.engine,
                 budget_s=options.seconds(option(self.config, "time-budget")),
                 argv=("pytest", *map(str, self.config.invocation_params.args)),
             )
-            self.measurer = Measurer(self.catalogue, settings, tuple(rules.values()), live)
+            self.measurer = Measurer(self.catalogue, settings, (), live)
         return self.measurer
 
     @property
@@ -237,6 +240,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
     scaling.selected = {h: scaling.plans[h].only(frozenset(names)) for h, names in wanted.items()}
     if scaling.selected and not config.option.collectonly:
+        scaling.start().thresholds = scaling.all_rules()
         scaling.start().announce(list(scaling.selected.values()))
         scaling.start().warm()
 
@@ -289,7 +293,9 @@ def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
         scaling.interrupted = True
         raise
     rule = found.rule.name if found.rule else None
-    mine = next(v for v in judged if v.contrast == found.contrast.name and v.rule == rule)
+    own = [v for v in judged if v.contrast == found.contrast.name]
+    # Another folder's rule may judge a contrast that has none in its own.
+    mine = next((v for v in own if v.rule == rule), own[0])
     request.node.stash[VERDICT] = mine
     launches = [x for x in measurer.launches if x.plan == scaling.selected[found.plan.hash].hash]
     benchmark_bridge.show(request, found.plan.name, found.contrast.subject, mine, launches)

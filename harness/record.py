@@ -103,11 +103,15 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """The answer to ``describe``: facts and expectations, or why the case cannot run."""
+    """The answer to ``describe``: facts and expectations, or why there are none.
+
+    ``unsupported`` is what the case's files refuse (SKIP); ``error`` that they broke (ERROR).
+    """
 
     facts: ModelFacts | None = None
     expected: Expected | None = None
     unsupported: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +302,10 @@ def load(folder: Path) -> RunRecord:
             expected="a run's folder",
             fix="ls results/runs/*/*",
         )
-    text = path.read_text()
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"cannot be read: {error}", where=str(path), fix=TAKE) from None
     digest = path.with_name("record.sha256")
     if digest.is_file() and digest.read_text().strip() != hashlib.sha256(text.encode()).hexdigest():
         raise RecordError(

@@ -13,13 +13,17 @@ from harness.spec import CaseSpec, Device, Mode, StandIn
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Device, backend and the largest world that may be launched."""
+    """Device, backend and the largest world that may be launched.
+
+    ``emulated``: several nodes that are all on this machine, a stand-in for a network.
+    """
 
     device: Device
     backend: str
     nodes: tuple[int, ...]
     engine: str = "local"
     shared_gpu: bool = False
+    emulated: bool = False
 
     @property
     def world_size(self) -> int:
@@ -44,7 +48,11 @@ class Site:
     def case(self, name: str, mode: Mode | str = Mode.WEAK, **fields: Any) -> CaseSpec:
         """The case ``ddp/decoder-tiny`` (or ``compressed:topk/mlp-small``) on the full world."""
         strategy, compressor, model, size = parse_name(name)
-        stand_in = frozenset({StandIn.SHARED_GPU}) if self.shared_gpu else frozenset()
+        stand_in = set()
+        if self.shared_gpu:
+            stand_in.add(StandIn.SHARED_GPU)
+        if self.emulated:
+            stand_in.add(StandIn.EMULATED)
         base = CaseSpec(
             strategy=strategy,
             compressor=compressor,
@@ -55,15 +63,13 @@ class Site:
             nodes=self.nodes,
             device=self.device,
             backend=self.backend,
-            stand_in=stand_in,
+            stand_in=frozenset(stand_in),
         )
         return replace(base, **fields)
 
     def cpu(self, world_size: int) -> Site:
         """A CPU site of that many ranks on one node: where stand-ins run, whatever the machine."""
-        return replace(
-            self, device=Device.CPU, backend="gloo", nodes=(world_size,), shared_gpu=False
-        )
+        return Site(device=Device.CPU, backend="gloo", nodes=(world_size,), engine=self.engine)
 
 
 def parse_name(name: str) -> tuple[str, str | None, str, str]:
@@ -115,13 +121,15 @@ def resolve(
             expected=f"--engine {' or '.join(several)}",
             fix=f"--engine {several[0]} --nodes {nodes}",
         )
+    emulated = nodes > 1 and bool(known_engines[engine].head["ENGINE"].get("one_machine"))
     found = len(nvml.gpus())
     if cpus is None and gpus is None:
         gpus = str(found) if found else None
     if gpus is None:
         total = cpus if cpus is not None else max(machine.physical_cores(), nodes)
+        shape = _split(total, nodes, "--cpus")
         return Site(
-            device=Device.CPU, backend="gloo", nodes=_split(total, nodes, "--cpus"), engine=engine
+            device=Device.CPU, backend="gloo", nodes=shape, engine=engine, emulated=emulated
         )
     if gpus != "auto" and not gpus.isdigit():
         raise SpecError(f"--gpus {gpus}", expected="a number or 'auto'", fix="--gpus auto")
@@ -142,6 +150,7 @@ def resolve(
         nodes=_split(wanted, nodes, "--gpus"),
         engine=engine,
         shared_gpu=shared_gpu,
+        emulated=emulated,
     )
 
 

@@ -85,8 +85,11 @@ def median(values: Sequence[float]) -> float:
     return quantile(values, 0.5)
 
 
-def karp_flatt(speedup: float, world_size: int) -> float | None:
-    """Experimentally determined serial fraction (Karp and Flatt 1990); None at one rank."""
-    if world_size == 1:
+def karp_flatt(speedup: float, num_ranks: float) -> float | None:
+    """Experimentally determined serial fraction (Karp and Flatt 1990); None at one rank.
+
+    For fixed work; ``num_ranks`` are those of the subject for each one of the baseline.
+    """
+    if num_ranks <= 1:
         return None
-    return (1 / speedup - 1 / world_size) / (1 - 1 / world_size)
+    return (1 / speedup - 1 / num_ranks) / (1 - 1 / num_ranks)

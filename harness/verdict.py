@@ -169,6 +169,8 @@ def _impossible(run: RunRecord, plan: Plan, contrast: Contrast, e: Estimate) -> 
         ranks = sum(plan.arm(b).case.world_size for b in contrast.baseline)
         linear = plan.arm(contrast.subject).case.world_size / ranks
         efficiency = surely / (linear if contrast.metric == "speedup" else 1.0)
+        if contrast.metric == "efficiency_of_ideal":
+            efficiency *= contrasts.ideal(run, plan, contrast) / contrast.ideal
         if efficiency > IMPLAUSIBLE_EFFICIENCY:
             return f"{efficiency:.3g} of linear scaling is not possible: the baseline is wrong"
     used = contrasts.mfu(run, plan, contrast.subject)
@@ -225,6 +227,8 @@ def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None
         described = run.described.get(arm.case.hash)
         if described is None:
             return *_unmeasured(run), f"{arm.case.id} was not measured"
+        if described.error:
+            return Status.ERROR, Reason.LAUNCH_FAILED, f"{arm.case.id}: {described.error}"
         if described.unsupported:
             return Status.SKIP, Reason.UNSUPPORTED, f"{arm.case.id}: {described.unsupported}"
         if not fits(described, arm.case, run.machine):
@@ -301,14 +305,14 @@ def blame(launch: LaunchRecord) -> str:
 
 
 def _control(gate: LaunchRecord | None) -> Obstacle:
-    """A control passes only if the gate caught it by a check, not by crashing."""
+    """A control passes only if its bytes gave it away: not by crashing, not by another check."""
     if gate is None or gate.status is not LaunchStatus.OK:
         return Status.ERROR, Reason.NOT_MEASURED, "the gate did not run to its end"
-    failure = gate_failure(gate)
-    if failure is None:
-        return Status.FAIL, Reason.NOT_CAUGHT, "the correctness gate let a known-wrong case pass"
-    sent = [c for c in gate.ranks[0].checks if c.name == "bytes.sent" and not c.ok]
-    return Status.PASS, Reason.CAUGHT, f"caught: {sent[0].detail if sent else failure}"
+    wrong = [c for c in gate.ranks[0].checks if c.name.startswith("bytes.") and not c.ok]
+    if not wrong:
+        return Status.FAIL, Reason.NOT_CAUGHT, "the byte checks let a known-wrong case pass"
+    sent = [c for c in wrong if c.name == "bytes.sent"]
+    return Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}"
 
 
 def _norms(plan: Plan, contrast: Contrast, checked: Mapping[str, LaunchRecord]) -> str | None:

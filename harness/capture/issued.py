@@ -33,21 +33,22 @@ def enable() -> None:
     os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "20000"
 
 
-def _entries() -> list[dict[str, Any]]:
+def _entries(backend: str) -> list[dict[str, Any]]:
+    """NCCL has a recorder of its own; gloo's shares the generic one."""
     dump: Any = torch._C._distributed_c10d
-    read = getattr(dump, "_dump_fr_trace_json", None) or dump._dump_nccl_trace_json
+    read = dump._dump_nccl_trace_json if backend == "nccl" else dump._dump_fr_trace_json
     return list(json.loads(read()).get("entries", []))
 
 
-def mark() -> int:
+def mark(backend: str) -> int:
     """A position in the recorder to count from."""
-    return len(_entries())
+    return len(_entries(backend))
 
 
-def since(position: int) -> Mapping[str, Issued]:
+def since(position: int, backend: str) -> Mapping[str, Issued]:
     """Collectives issued after ``mark``: operation -> count and input bytes of this rank."""
     totals: dict[str, tuple[int, int]] = {}
-    for entry in _entries()[position:]:
+    for entry in _entries(backend)[position:]:
         name = str(entry["profiling_name"]).split(":", 1)[-1].split(" ")[0]
         name = _NAMES.get(name, name)
         if name == "recv":

@@ -29,6 +29,13 @@ class Memory:
             except OSError:
                 self._base = None
 
+    def settle(self) -> None:
+        """Forget the peak of construction: from here on only what training needs counts."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        elif self._base is not None:
+            Path("/proc/self/clear_refs").write_text("5")
+
     def now(self) -> int:
         """Bytes in use: allocated on the device, or resident (10 us)."""
         if self.device.type == "cuda":
@@ -36,7 +43,7 @@ class Memory:
         return int(os.pread(self._statm, 64, 0).split()[1]) * _PAGE
 
     def peak(self) -> int | None:
-        """Most bytes used since construction; None where it cannot be counted."""
+        """Most bytes above the start since ``settle``; None where it cannot be counted."""
         if self._base is None:
             return None
         if self.device.type == "cuda":

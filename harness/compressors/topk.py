@@ -24,6 +24,8 @@ def kept(elements: int, rho: float) -> int:
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json]) -> Promise:
     """8 bytes a kept entry, to every other rank."""
+    if sum(s.numel() for s in shapes) >= 2**31:
+        raise ValueError("int32 indices address 2^31 elements at most")
     message = 8.0 * sum(kept(s.numel(), knobs["rho"]) for s in shapes)
     return Promise(
         payload_bytes={"all_gather": message},

@@ -8,8 +8,10 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from harness.codec import Json, from_doc, to_doc
 from harness.errors import LaunchError
@@ -18,7 +20,7 @@ from harness.protocol import LaunchSpec, RankEnd
 from harness.record import Described
 from harness.spec import CaseSpec
 
-ENGINE = dict(multi_node=False)
+ENGINE = dict(multi_node=False, one_machine=True)
 TICK_S = 0.2
 
 
@@ -28,6 +30,7 @@ class LocalAgent:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._stderr: IO[bytes] | None = None
         self._buffer = b""
         self.identity = ""
 
@@ -36,6 +39,7 @@ class LocalAgent:
         if self._process is not None:
             return
         ours, theirs = socket.socketpair()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
         env = {**os.environ, **RANK_ENV, "GLOO_SOCKET_IFNAME": "lo"}
         root = str(Path(__file__).parents[2])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH", ""))))
@@ -44,7 +48,7 @@ class LocalAgent:
             pass_fds=[theirs.fileno()],
             env=env,
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=self._stderr,
             start_new_session=True,
         )
         theirs.close()
@@ -68,10 +72,11 @@ class LocalAgent:
         self._send({"launch": to_doc(spec)})
         try:
             ended = self._receive("ended", tick)
-        except KeyboardInterrupt:
+        except BaseException:  # also a tick that broke: no answer may be left for the next launch
             self._send({"kill": True})
             self._receive("ended", lambda: None)
             raise
+        assert ended["launch"] == spec.launch, f"asked for {spec.launch}, got {ended['launch']}"
         return Ended(
             ranks=tuple(from_doc(RankEnd, r) for r in ended["ranks"]), agent=str(ended["agent"])
         )
@@ -80,14 +85,14 @@ class LocalAgent:
         """Stop the agent."""
         if self._process is None:
             return
-        assert self._control is not None and self._process.stderr is not None
+        assert self._control is not None and self._stderr is not None
         self._control.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process.stderr.close()
+        self._stderr.close()
         self._process, self._control, self.identity, self._buffer = None, None, "", b""
 
     def _send(self, message: Json) -> None:
@@ -117,10 +122,12 @@ class LocalAgent:
     def _lost(self) -> None:
         """The agent died: say what it wrote last. Its ranks died with it."""
         process = self._process
-        assert process is not None and process.stderr is not None
+        assert process is not None and self._stderr is not None
         process.kill()
-        said = process.stderr.read().decode(errors="replace").strip().splitlines()
-        process.stderr.close()
+        process.wait()
+        self._stderr.seek(0)
+        said = self._stderr.read().decode(errors="replace").strip().splitlines()
+        self._stderr.close()
         if self._control is not None:
             self._control.close()
         self._process, self._control = None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from harness.launch.engine import RANK_ENV, Ended, Tick
 from harness.protocol import LaunchSpec, RankEnd, RankError
 from harness.spec import CaseSpec, Device, StandIn
 
-ENGINE = dict(multi_node=True)
+ENGINE = dict(multi_node=True, one_machine=True)
 TICK_S = 0.2
 
 
@@ -42,6 +43,11 @@ def commands(spec: LaunchSpec, port: int) -> list[list[str]]:
             ]
         )
     return out
+
+
+def die_with_parent() -> None:
+    """In the forked child: SIGKILL when we are gone, however we went; exec keeps it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def environment() -> dict[str, str]:
@@ -90,6 +96,7 @@ class Torchrun:
                             stderr=subprocess.STDOUT,
                             stdin=subprocess.DEVNULL,
                             start_new_session=True,
+                            preexec_fn=die_with_parent,
                         )
                     )
             while any(n.poll() is None for n in nodes):

@@ -86,7 +86,8 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     lines = table(_COLUMNS, [*real, *stand_in], width)
     out = lines[: 1 + len(real)] if real else lines[:1]
     if stand_in:
-        out.append(" -- stand-ins: paced waits instead of compute; never compared with hardware --")
+        kinds = sorted({s for p in run.plans for a in p.arms for s in a.case.stand_in})
+        out.append(f" -- stand-ins ({', '.join(kinds)}): never compared with hardware --")
         out += lines[1 + len(real) :]
     return out
 

@@ -28,7 +28,7 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
     shard = float(sum(-(-p.shape[0] // n) * p[0].numel() * size for p in model.parameters()))
     blocks = [sum(p.numel() for p in b.parameters()) * size for b in model.children()]
     reshard = case.knob("fsdp.reshard", KNOBS["reshard"])
-    gathers = 2 * batching.accumulate if reshard else 1
+    gathers = batching.accumulate * (2 if reshard else 1)
     scatter = 2.0 if case.backend == "gloo" else 1.0
     padded = shard * n
     sent = (n - 1) / n * padded * (gathers + scatter)
@@ -42,8 +42,11 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
         module="FSDPSequential",
         placements=("Shard(dim=0)",),
         ideal_efficiency=1.0,
-        memory_bytes=training_bytes(num_elements(model) / n, size, facts, batching.micro)
-        + 2 * max(blocks),
+        # Every rank builds the whole model before it is sharded.
+        memory_bytes=max(
+            num_elements(model) * size,
+            training_bytes(num_elements(model) / n, size, facts, batching.micro) + 2 * max(blocks),
+        ),
         formula=f"{gathers + scatter:g} (N-1)/N bytes(P)",
         global_batch=batching.global_batch,
     )

@@ -11,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from harness.capture.spans import span
 from harness.record import Expected, ModelFacts, WhatRan
-from harness.spec import Batching, CaseSpec
+from harness.spec import Batching, CaseSpec, Precision
 from harness.strategies.local import element_bytes, observe_dtype, training_bytes
 from harness.worker.context import RankContext
 from harness.worker.data import Batch
@@ -52,6 +52,8 @@ def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: Mode
     schedule = case.knob("pipeline.schedule", KNOBS["schedule"])
     if schedule not in SCHEDULES:
         raise ValueError(f"pipeline.schedule {schedule!r} is none of {', '.join(SCHEDULES)}")
+    if case.precision is Precision.AUTOCAST:
+        raise ValueError("a pipeline's boundaries have no known dtype under autocast: use bf16")
     if case.accumulate != 1:
         raise ValueError("a pipeline accumulates over its micro-batches: use pipeline.microbatches")
     if batching.global_batch % micro:

@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -49,6 +48,7 @@ from harness.worker.rank import Place, leave, run_rank
 
 GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
 POLL_S = 0.1
+DESCRIBE_S = 60.0  # importing a user's files and building a model on meta tensors
 
 
 class World:
@@ -202,28 +202,44 @@ class World:
 
 
 def in_child(function: Callable[[], Json]) -> Json:
-    """Run in a forked child, so that a user's files are never imported into the agent."""
+    """Run in a forked child, so that a user's files are never imported into the agent.
+
+    Whatever they print is dropped, and a child that does not answer is ended.
+    """
     reader, writer = os.pipe()
+    agent = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
+            threads.die_with_parent(agent)
             os.close(reader)
+            silence = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silence, 1)
+            os.dup2(silence, 2)
             try:
                 answer = {"ok": function()}
             except BaseException as error:
-                answer = {
-                    "error": f"{type(error).__name__}: {error}",
-                    "traceback": traceback.format_exc(),
-                }
+                answer = {"error": f"{type(error).__name__}: {error}"}
             with os.fdopen(writer, "w") as pipe:
                 json.dump(answer, pipe)
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
+    text, deadline = b"", time.monotonic() + DESCRIBE_S
+    with selectors.DefaultSelector() as selector:
+        selector.register(reader, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            if selector.select(left):
+                chunk = os.read(reader, 1 << 16)
+                text += chunk
+                if not chunk:
+                    break
+    os.close(reader)
+    os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return json.loads(text) if text else {"error": "the describing process died"}
+    if not text:
+        return {"error": f"its files gave no answer within {DESCRIBE_S:.0f} s, or crashed"}
+    return json.loads(text)
 
 
 def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
@@ -237,7 +253,7 @@ def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
 
         answer = in_child(ask)
         if "error" in answer:
-            answers.append(to_doc(Described(unsupported=answer["error"])))
+            answers.append(to_doc(Described(error=answer["error"])))
         else:
             answers.append(answer["ok"])
     return answers
@@ -296,7 +312,7 @@ class Agent:
                 world.watch()
         (world.out / "beats").unlink()
         ranks = [to_doc(world.ends[r]) for r in sorted(world.ends)]
-        self.send({"ended": {"ranks": ranks, "agent": self.identity}})
+        self.send({"ended": {"launch": spec.launch, "ranks": ranks, "agent": self.identity}})
 
 
 def preload() -> None:

@@ -110,6 +110,8 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     threads.precise_sleep()
     torch.set_num_threads(1 if case.device is Device.CPU else max(1, len(affinity)))
     device = _device(case, place)
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32, in matmuls and convolutions
     if is_gate:
         issued.enable()
         if device.type == "cuda":
@@ -148,7 +150,9 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     timed: Timed | None = None
     if is_gate:
         beats.write(place.rank, Phase.GATE)
-        checks, counted, trainer = gate.run_gate(loaded, spec.twin, context)
+        checks, counted, trainer = gate.run_gate(
+            loaded, spec.twin, context, lambda: beats.write(place.rank, Phase.GATE)
+        )
         more, norm = gate.full_size(loaded, case, context(case))
         result = dict(checks=(*checks, *more), issued=counted, grad_norm=norm)
     else:

@@ -25,6 +25,8 @@ def env_store() -> dist.Store:
 
 def main() -> None:
     """Read the place from torchrun's environment and do the launch."""
+    if os.getppid() == 1:  # torchrun is gone already: nobody waits for this rank
+        leave(1)
     spec = from_doc(LaunchSpec, json.loads(Path(sys.argv[1]).read_text()))
     env = os.environ
     place = Place(

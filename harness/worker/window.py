@@ -71,6 +71,7 @@ def measure(
     for i, batch in enumerate(batches):
         if i == cut:
             settle()
+            memory.settle()
             wire_before, cpu_before = sockets.read(), time.process_time()
             marks[i] = time.perf_counter()
         beat(Phase.WARMUP if i < cut else Phase.STEADY, i)

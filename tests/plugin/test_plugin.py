@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -237,3 +238,29 @@ def test_environment_sets_options(suite: pytest.Pytester, monkeypatch: pytest.Mo
     monkeypatch.setenv("SCALEPROOF_RESULTS", str(suite.path / "elsewhere"))
     run(suite, "-k", "test_other")
     assert list(Path(suite.path / "elsewhere").glob("runs/*/*/record.json"))
+
+
+def test_suites_in_two_folders_keep_their_own_rules(pytester: pytest.Pytester) -> None:
+    for name, case in (("s1", "ddp/mlp-nano"), ("s2", "fsdp/mlp-nano")):
+        folder = pytester.mkdir(name)
+        text = SUITE.replace("ddp/mlp-nano", case) if name == "s2" else SUITE
+        body = textwrap.dedent(text).split("@scaling(other)")[0]
+        (folder / f"test_{name}.py").write_text(body)
+        rule = RULE.replace("ddp/mlp-nano", case).replace('"two"', f'"{name}"')
+        (folder / "thresholds.toml").write_text(rule.format(bound="at_least = 0.01"))
+    result = run(pytester, "s1", "s2", "-k", "2cpu and not wrapped")
+    assert result.ret == 0
+    result.assert_outcomes(passed=2, deselected=4)
+
+
+def test_a_strategy_that_breaks_when_described_is_an_error(pytester: pytest.Pytester) -> None:
+    (pytester.mkdir("mine") / "brok.py").write_text(
+        '"""Broken."""\nprint("noise")\nSUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="own")\n'
+        "def expect(*_):\n    return undefined_name\n"
+    )
+    pytester.makepyfile(test_suite=SUITE.replace("ddp/mlp-nano", "brok/mlp-nano"))
+    result = run(pytester, "--path", "mine", "-k", "test_weak")
+    assert result.ret == 11
+    assert "NameError: name 'undefined_name' is not defined" in " ".join(
+        result.stdout.str().split()
+    )

@@ -70,6 +70,14 @@ def test_computed_heads_are_left_out_and_bad_syntax_is_named(tmp_path: Path) -> 
         ("ddp/decoder-tiny", {"nodes": (3,)}, "do not add up to 2"),
         ("ddp/decoder-tiny", {"mode": Mode.STRONG}, "needs a global batch"),
         ("ddp/decoder-tiny", {"global_batch": 8}, "derives the global batch"),
+        ("ddp/decoder-tiny", {"micro_batch": 0}, "micro_batch = 0"),
+        ("ddp/decoder-tiny", {"accumulate": -1}, "accumulate = -1"),
+        ("ddp/mlp-nano", {"seq_len": 8}, "has no sequence length"),
+        (
+            "ddp/mlp-nano",
+            {"mode": Mode.STRONG, "global_batch": 8, "micro_batch": 2},
+            "derives the micro-batch",
+        ),
     ],
 )
 def test_mistakes_are_told_with_a_fix(name: str, fields: dict[str, object], says: str) -> None:

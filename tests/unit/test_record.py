@@ -15,12 +15,22 @@ import pytest
 
 from harness import derive, frames
 from harness.codec import from_doc, to_doc
+from harness.contrasts import carried_over, points
 from harness.errors import RecordError
 from harness.nvml import GpuWindow
 from harness.outcome import Reason, Status
-from harness.record import SCHEMA, RunRecord, Samples, load, save, upgrade
+from harness.record import (
+    SCHEMA,
+    LaunchStatus,
+    Purpose,
+    RunRecord,
+    Samples,
+    load,
+    save,
+    upgrade,
+)
 from harness.schema import RECORD, record_schema
-from harness.spec import Device, Mode, Plan
+from harness.spec import Contrast, Device, Mode, Plan
 from harness.verdict import findings, verdicts
 from harness.verify import verify
 
@@ -329,3 +339,70 @@ def test_slowed_and_lost_devices_are_noticed(sample_run: RunRecord) -> None:
     slowed = [dataclasses.replace(x, gpus=(window,)) for x in sample_run.launches[:3]]
     run = dataclasses.replace(sample_run, launches=tuple(slowed))
     assert "GPU 5 (NVIDIA H200): sw_power_cap, lost in 3 launches" in findings(run)
+
+
+def test_files_that_broke_are_an_error_and_never_a_skip(sample_run: RunRecord) -> None:
+    def broke(doc: Any) -> None:
+        for d in doc["described"].values():
+            d.update(facts=None, expected=None, error="NameError: name 'x' is not defined")
+
+    found = judged(sample_run, broke)
+    assert {(v.status, v.reason) for v in found.values()} == {(Status.ERROR, Reason.LAUNCH_FAILED)}
+
+
+def test_no_number_is_shown_for_what_was_rejected(sample_run: RunRecord) -> None:
+    doc = to_doc(sample_run)
+    timed(doc, "@2")[3].update(wrong=["world: 1 rank"])
+    run = from_doc(RunRecord, doc)
+    (plan,) = run.plans
+    assert [p.world_size for p in points(run, plan)] == [1]
+    rejected = next(v for v in verdicts(run) if v.contrast == "efficiency@2/plain")
+    assert (rejected.value, rejected.pairs, rejected.launches) == (None, (), ())
+
+
+def test_points_against_a_node_count_nodes_not_ranks(sample_run: RunRecord) -> None:
+    """The sample's two rungs read as 8 and 16 ranks: speedup 1.7 over two nodes is 0.86 of linear."""
+    (plan,) = sample_run.plans
+    subject = next(a for a in plan.arms if a.name == "@2")
+    baseline = next(a for a in plan.arms if a.name == "@1")
+    speedup = Contrast(
+        name="s", metric="speedup", subject="@2", baseline=("@1",), against="one_node", ideal=1.0
+    )
+    scaled = dataclasses.replace(
+        plan,
+        contrasts=(speedup,),
+        arms=(
+            dataclasses.replace(baseline, case=baseline.case.at(8)),
+            dataclasses.replace(subject, case=subject.case.at(16, (8, 8))),
+        ),
+    )
+    launches = tuple(
+        dataclasses.replace(x, plan=scaled.hash) for x in sample_run.launches if x.arm != "plain"
+    )
+    run = dataclasses.replace(sample_run, plans=(scaled,), launches=launches)
+    (point,) = points(run, scaled)
+    assert point.speedup == pytest.approx(2 * point.efficiency)
+    assert 0.7 < point.efficiency < 1.1
+
+
+def test_a_run_that_was_stopped_is_open_where_nothing_was_measured(sample_run: RunRecord) -> None:
+    def stop(doc: Any) -> None:
+        doc.update(complete=False, launches=[], described={})
+
+    found = judged(sample_run, stop)
+    assert {(v.status, v.reason) for v in found.values()} == {
+        (Status.INCONCLUSIVE, Reason.INTERRUPTED)
+    }
+
+
+def test_resume_drops_half_blocks_but_keeps_what_failed(sample_run: RunRecord) -> None:
+    order = [x for x in sample_run.launches if x.purpose is Purpose.TIMED]
+    gates = tuple(x for x in sample_run.launches if x.purpose is Purpose.GATE)
+    half = dataclasses.replace(sample_run, launches=(*gates, *order[:-2]))
+    kept, repeated = carried_over(half)
+    assert (len(kept), repeated) == (len(gates) + 18, 4)
+    failed = dataclasses.replace(order[-3], status=LaunchStatus.FAILED)
+    kept, repeated = carried_over(
+        dataclasses.replace(sample_run, launches=(*gates, *order[:-3], failed))
+    )
+    assert failed in kept and repeated == 3

@@ -1,0 +1,58 @@
+"""What torchrun is started with: one command a node, and devices that no two nodes share."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.discover import Catalogue
+from harness.launch.torchrun import commands, device_shares
+from harness.protocol import LaunchSpec
+from harness.record import Purpose
+from harness.site import Site, resolve
+from harness.spec import Device, StandIn
+
+GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(2, 4), engine="torchrun")
+
+
+def test_one_command_per_node_and_unequal_nodes_are_fine() -> None:
+    case = GPUS.case("ddp/mlp-nano")
+    spec = LaunchSpec(
+        launch="x",
+        purpose=Purpose.TIMED,
+        case=case,
+        twin=case,
+        steps=4,
+        cut=1,
+        out="/tmp/x",
+        files={},
+        draw=0,
+    )
+    first, second = commands(spec, 1234)
+    assert (
+        "--nnodes=2" in first and "--nproc-per-node=2" in first and "--nproc-per-node=4" in second
+    )
+    assert any("is_host=1" in word for word in first) and any(
+        "is_host=0" in word for word in second
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, ["0,1", "2,3,4,5"]), ("7,6,5,4,3,2", ["7,6", "5,4,3,2"])],
+)
+def test_nodes_on_one_machine_do_not_share_devices(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    shares = device_shares(GPUS.case("ddp/mlp-nano"))
+    assert [s["CUDA_VISIBLE_DEVICES"] for s in shares] == expected
+
+
+def test_several_nodes_on_one_machine_are_a_labelled_stand_in() -> None:
+    engines = Catalogue().entries["engines"]
+    two = resolve(cpus=2, nodes=2, engine="torchrun", known_engines=engines)
+    one = resolve(cpus=2, engine="torchrun", known_engines=engines)
+    assert two.case("ddp/mlp-nano").stand_in == {StandIn.EMULATED}
+    assert one.case("ddp/mlp-nano").stand_in == frozenset()

@@ -21,7 +21,7 @@ from torch import Tensor
 from harness.capture import issued, sockets
 from harness.capture.spans import span
 from harness.codec import Json
-from harness.record import Check, Issued
+from harness.record import Check, Expected, Issued
 from harness.spec import CaseSpec, Optimizer, Precision
 from harness.strategies.compressed import knobs_of
 from harness.worker.context import Loaded, RankContext, Trainer, build_model, make_batch
@@ -239,10 +239,18 @@ def _bytes(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Traffic) -
                 ok=0.995 * want <= sent <= 1.05 * want + WIRE_SLACK,
                 value=float(sent),
                 limit=want,
-                detail=f"{sent / want:.3f}x of {expected.formula}" if want else expected.formula,
+                detail=_against(float(sent), want, expected),
             )
         )
     return checks
+
+
+def _against(sent: float, want: float, expected: Expected) -> str:
+    """``50.3x of (N-1) 8 k, 1.00x of dense``"""
+    if not want:
+        return expected.formula
+    dense = f", {sent / expected.dense_bytes:.2f}x of dense" if expected.dense_bytes else ""
+    return f"{sent / want:.3f}x of {expected.formula}{dense}"
 
 
 def meet(ctx: RankContext) -> None:

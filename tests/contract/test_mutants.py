@@ -89,6 +89,7 @@ def test_masked_topk_sends_what_dense_sends(launch: Any) -> None:
 
     assert {c.name for c in masked.failed} >= {"bytes.sent", "bytes.all_gather", "bytes.all_reduce"}
     assert sent(masked) == pytest.approx(sent(dense), rel=0.01)
+    assert any("1.00x of dense" in c.detail for c in masked.failed)
 
 
 def test_a_second_all_reduce_is_wrong_in_the_timed_launch_too(launch: Any) -> None:

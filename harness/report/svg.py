@@ -35,6 +35,7 @@ def chart(
 ) -> str:
     """A line chart over world sizes on a log2 axis from zero."""
     xs = sorted({x for s in series for x in s.x})
+    per_row = 2 if max(len(s.name) for s in series) <= 34 else 1  # of the legend
     tops = [v for s in series for v in (*s.y, *(h for h in s.high if h is not None))]
     top = y_max or max([*tops, *(ideal.y if ideal else [])], default=1.0) * 1.08
     first, last = math.log2(xs[0]), math.log2(xs[-1])
@@ -47,7 +48,7 @@ def chart(
         return HEIGHT - BOTTOM - min(y, top) / top * (HEIGHT - TOP - BOTTOM)
 
     out = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * ((len(series) + 1) // 2)}" role="img"'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * -(-len(series) // per_row)}" role="img"'
         f' aria-label="{escape(y_label)} over {escape(x_label)}">'
     ]
     for tick in _ticks(top):
@@ -90,7 +91,7 @@ def chart(
         for x, y in zip(s.x, s.y, strict=True):
             title = f"<title>{escape(s.name)} @{x:g}: {y:.4g}</title>"
             out.append(_mark(MARKS[i % len(MARKS)], px(x), py(y), color, title))
-        column, row = i % 2, i // 2
+        column, row = i % per_row, i // per_row
         lx, ly = LEFT + column * 250, HEIGHT + 10 + 20 * row
         out.append(_mark(MARKS[i % len(MARKS)], lx, ly - 4, color, ""))
         out.append(f'<text class="legend" x="{lx + 10}" y="{ly}">{escape(s.name)}</text>')

@@ -186,13 +186,13 @@ def _site(config: pytest.Config) -> tuple[Catalogue, Site]:
 def _scaling(config: pytest.Config) -> Scaling:
     """The session's state, made when the first ``@scaling`` function is seen."""
     if KEY not in config.stash:
-        for name in ("numprocesses", "forked"):
-            if getattr(config.option, name, None):
-                raise SpecError(
-                    "ranks need the machine for themselves",
-                    expected="scaling suites without -n and --forked",
-                    fix="pytest suites/ -p no:xdist",
-                )
+        spread = hasattr(config, "workerinput")  # a worker of pytest-xdist
+        if spread or any(getattr(config.option, o, None) for o in ("numprocesses", "forked")):
+            raise SpecError(
+                "ranks need the machine for themselves",
+                expected="scaling suites without -n and --forked",
+                fix="pytest suites/ -p no:xdist",
+            )
         config.stash[KEY] = Scaling(config, *_site(config))
     return config.stash[KEY]
 

@@ -37,8 +37,13 @@ class Beats:
             self._map = mmap.mmap(handle.fileno(), world_size * _SLOT.size)
 
     def write(self, rank: int, phase: Phase, step: int = 0) -> None:
-        """Called by the rank; costs well under a microsecond."""
-        _SLOT.pack_into(self._map, rank * _SLOT.size, phase, step, time.monotonic())
+        """Called by the rank; costs about a microsecond.
+
+        One copy of 16 aligned bytes: packing in place would write byte by byte, and a rank that
+        loses its core in between would leave a time that never was.
+        """
+        start = rank * _SLOT.size
+        self._map[start : start + _SLOT.size] = _SLOT.pack(phase, step, time.monotonic())
 
     def read(self, rank: int) -> tuple[Phase, int, float]:
         """Phase, step and seconds since the rank's last beat."""

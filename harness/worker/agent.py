@@ -48,6 +48,7 @@ from harness.worker.rank import Place, leave, run_rank
 
 GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
 POLL_S = 0.1
+CONFIRM_S = 0.5  # a rank counts as silent when it still is after this
 DESCRIBE_S = 60.0  # importing a user's files and building a model on meta tensors
 
 
@@ -64,6 +65,7 @@ class World:
         self.doomed: set[int] = set()
         self.states: dict[int, str] = {}
         self.first_failure: float | None = None
+        self.overdue_at: float | None = None
         self.pids: dict[int, int] = {}
         self.fds: dict[int, int] = {}
         listener = socket.socket()
@@ -153,22 +155,25 @@ class World:
         if self.first_failure is not None and now - self.first_failure > GRACE_S:
             self.kill()
             return
+        if not self.overdue():
+            self.overdue_at = None
+        elif self.overdue_at is None:
+            self.overdue_at = now  # ended only if it is still overdue a little later
+        elif now - self.overdue_at > CONFIRM_S:
+            self.examine()
+            self.kill()
+            self.first_failure = now
+
+    def overdue(self) -> bool:
+        """Whether a rank has been silent for longer than its phase allows."""
         limits = self.spec.deadlines
         for rank in self.fds:
             phase, step, silent = self.beats.read(rank)
             first = phase in (Phase.BUILD, Phase.GATE) or (phase is Phase.WARMUP and step == 0)
-            limit = (
-                limits.start_s
-                if phase <= Phase.GROUP
-                else limits.first_step_s
-                if first
-                else limits.step_s
-            )
-            if silent > limit:
-                self.examine()
-                self.kill()
-                self.first_failure = now
-                return
+            limit = limits.first_step_s if first else limits.step_s
+            if silent > (limits.start_s if phase <= Phase.GROUP else limit):
+                return True
+        return False
 
     def examine(self) -> None:
         """Before a hung world is ended: every rank's process state and stacks."""

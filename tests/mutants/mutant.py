@@ -27,7 +27,7 @@ _permutation, _shard_of = data.permutation, data.shard_of
 
 def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts) -> Expected:
     """As DDP: one all-reduce of every gradient."""
-    return replace(ddp.expect(case, model, batching, facts), module="Sequential")
+    return replace(ddp.expect(case, model, batching, facts), module="Sequential", placements=())
 
 
 class Context:

@@ -1,0 +1,50 @@
+"""Heartbeats cross processes whole: a torn time would end a healthy world."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from harness.beat import Beats, Phase
+
+WRITER = """
+import sys
+from pathlib import Path
+from harness.beat import Beats, Phase
+beats = Beats(Path(sys.argv[1]), 2)
+step = 0
+while True:
+    step += 1
+    beats.write(1, Phase.STEADY, step)
+"""
+
+
+def test_a_beat_is_read_back(tmp_path: Path) -> None:
+    beats = Beats(tmp_path / "beats", 3, create=True)
+    beats.write(2, Phase.WARMUP, 7)
+    phase, step, silent = Beats(tmp_path / "beats", 3).read(2)
+    assert (phase, step) == (Phase.WARMUP, 7)
+    assert 0 <= silent < 5
+    assert beats.read(0)[0] is Phase.START
+
+
+def test_no_reader_sees_a_time_that_never_was(tmp_path: Path) -> None:
+    """A writer in another process, as fast as it can, for a second."""
+    beats = Beats(tmp_path / "beats", 2, create=True)
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "beats")])
+    try:
+        while beats.read(1)[0] is not Phase.STEADY:
+            assert writer.poll() is None
+        began, last, reads = time.monotonic(), 0, 0
+        while time.monotonic() - began < 1:
+            _, step, silent = beats.read(1)
+            reads += 1
+            assert silent < 2, f"silent for {silent} s after {reads} reads"
+            assert step >= last
+            last = step
+        assert reads > 1000 and last > 1000
+    finally:
+        writer.kill()
+        writer.wait()

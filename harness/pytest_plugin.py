@@ -79,7 +79,7 @@ class Scaling:
         return self.rules[folder]
 
     def all_rules(self) -> tuple[Threshold, ...]:
-        """The rules of every suite's folder: each judges whatever it matches in this session."""
+        """The rules of every suite folder: each judges whatever it matches."""
         return tuple(dict.fromkeys(t for found in self.rules.values() for t in found))
 
     def start(self) -> Measurer:

@@ -152,8 +152,9 @@ class World:
     def watch(self) -> None:
         """End the world when a rank failed a grace ago, or has been silent past its deadline."""
         now = time.monotonic()
-        if self.first_failure is not None and now - self.first_failure > GRACE_S:
-            self.kill()
+        if self.first_failure is not None:  # also: examined and killed already, not yet reaped
+            if now - self.first_failure > GRACE_S:
+                self.kill()
             return
         if not self.overdue():
             self.overdue_at = None

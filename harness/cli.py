@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness import compare, doctor, options, planning
+from harness import admission, compare, doctor, options, planning
 from harness.codec import Json, to_doc
 from harness.discover import KINDS, Catalogue
 from harness.errors import Exit, ScaleproofError, exit_status
@@ -108,9 +108,10 @@ def _parser() -> Parser:
         sub = verb(name, help_)
         sub.add_argument("a", type=Path)
         sub.add_argument("b", type=Path)
-        sub.add_argument("--metric", default="throughput", choices=tuple(compare.METRICS))
+        usual = "median_step_s" if name == "compare" else "throughput"
+        sub.add_argument("--metric", default=usual, choices=tuple(compare.METRICS))
         if name == "compare":
-            sub.add_argument("--force", action="store_true", help="compare unlike machines, marked")
+            sub.add_argument("--force", action="store_true", help="compare unlike runs, marked")
     sub = verb("ingest", "add runs to the asv history")
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
@@ -144,8 +145,8 @@ def _doctor(parsed: argparse.Namespace, _: list[str]) -> Exit:
         lines.append(f" {f.level:<4}  {f.check:<{wide}}  {f.text}")
         if f.advice:
             lines.append(f"       {'':<{wide}}  try: {f.advice}")
-    bad = sum(f.level is doctor.Level.BAD for f in found)
-    warned = sum(f.level is doctor.Level.WARN for f in found)
+    bad = sum(f.level is admission.Level.BAD for f in found)
+    warned = sum(f.level is admission.Level.WARN for f in found)
     lines.append(f" {len(found)} checks, {warned} warnings, {bad} problems")
     _emit(parsed, to_doc(tuple(found)), lines)
     return Exit.FAILED if bad else Exit.PASSED
@@ -203,6 +204,7 @@ def _measurer(parsed: argparse.Namespace, known: Catalogue, arguments: list[str]
         results=Path(parsed.results or "results"),
         engine=parsed.engine,
         budget_s=options.seconds(parsed.time_budget),
+        strict=parsed.strict,
         argv=("scaleproof", *arguments),
     )
     stream = sys.stderr if parsed.json else sys.stdout
@@ -295,8 +297,7 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     stopped = False
     measurer.announce(plans)
     try:
-        for plan in plans:
-            measurer.measure(plan)
+        measurer.measure(plans)
     except KeyboardInterrupt:
         stopped = True
     finally:
@@ -311,6 +312,8 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     )
     if stopped:
         return Exit.INTERRUPTED
+    for plan in plans:
+        measurer.verdicts(plan)  # raises what kept it from being measured
     return _exit(record, parsed.inconclusive == "fail")
 
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness import contrasts, stats
 from harness.errors import SpecError
+from harness.fingerprint import between, fingerprint
 from harness.record import RunRecord
 from harness.spec import CaseSpec
 
 #: Two runs are not interleaved, so what drifts from one to the other is not in the interval: a
 #: difference is only called one when its whole interval lies beyond this.
 DRIFT = 0.03
+#: Two-sided error of the intervals here: one look, at launches that are all there.
+ALPHA = 0.05
 
 #: Metrics that two runs can be compared on: quantity -> whether more is better.
-METRICS = {"throughput": True, "step_s": False, "peak_bytes": False, "sent_bytes": False}
+METRICS = {
+    "throughput": True,
+    "step_s": False,
+    "median_step_s": False,
+    "peak_bytes": False,
+    "sent_bytes": False,
+}
 
 
 class Reading(StrEnum):
@@ -47,7 +56,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All rows, their geometric mean over the cases both ran, and what differs between the runs."""
+    """All rows, their geometric mean over the cases both ran, and what differs between the runs.
+
+    ``forced`` lists the fields of the fingerprint in which they should have been alike.
+    """
 
     metric: str
     rows: tuple[Row, ...]
@@ -56,6 +68,7 @@ class Comparison:
     mean_high: float | None
     differs: tuple[str, ...]
     not_compared: tuple[str, ...]
+    forced: tuple[str, ...] = ()
 
 
 def compare_hardware(a: RunRecord, b: RunRecord, metric: str) -> Comparison:
@@ -71,15 +84,15 @@ def compare_hardware(a: RunRecord, b: RunRecord, metric: str) -> Comparison:
 
 
 def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> Comparison:
-    """Two runs on one hardware class; unlike machines are refused unless forced."""
-    if a.machine.hardware_class != b.machine.hardware_class and not force:
+    """Two runs that are alike but for what one compares; unlike ones are refused unless forced."""
+    unlike = between(fingerprint(a), fingerprint(b))
+    if unlike and not force:
         raise SpecError(
-            "the runs are from different hardware:"
-            f" {a.machine.hardware_class}, {b.machine.hardware_class}",
-            expected="two runs of one hardware class (or --force, which marks the result)",
+            "the runs are not comparable: " + "; ".join(unlike),
+            expected="two runs of one fingerprint (or --force, which marks the result)",
             fix="scaleproof compare-hardware RUN_A RUN_B",
         )
-    return _compare(a, b, metric, hardware=False)
+    return replace(_compare(a, b, metric, hardware=False), forced=tuple(unlike))
 
 
 def _cases(run: RunRecord) -> list[CaseSpec]:
@@ -200,8 +213,8 @@ def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None,
 
     The launches of two runs are not paired, so Welch's t with Satterthwaite's degrees of freedom.
     """
-    a = stats.t_interval([math.log(v) for v in x], contrasts.ALPHA)
-    b = stats.t_interval([math.log(v) for v in y], contrasts.ALPHA)
+    a = stats.t_interval([math.log(v) for v in x], ALPHA)
+    b = stats.t_interval([math.log(v) for v in y], ALPHA)
     difference = b.mean - a.mean
     if a.sd is None or b.sd is None:
         return difference, None, 0.0
@@ -211,6 +224,6 @@ def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None,
     df = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
     return (
         difference,
-        stats.t_quantile(1 - contrasts.ALPHA / 2, max(1, int(df))) * math.sqrt(va + vb),
+        stats.t_quantile(1 - ALPHA / 2, max(1, int(df))) * math.sqrt(va + vb),
         va + vb,
     )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import stats
+from harness import stats, units
+from harness.judge import estimate
 from harness.machine import peak_flops
 from harness.outcome import ScalingPoint
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord
-from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision
-from harness.thresholds import Statistic
-from harness.units import METRICS, Form
-
-ALPHA = 0.05
+from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
+from harness.thresholds import Statistic, Threshold
+from harness.units import Form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +28,16 @@ class Pairs:
     launches: tuple[str, ...]
 
 
-def timed(run: RunRecord, plan: Plan) -> list[LaunchRecord]:
-    """The plan's timed launches, in the order they were measured."""
-    return [x for x in run.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
+def timed(run: RunRecord, plan: Plan, attempt: int | None = 0) -> list[LaunchRecord]:
+    """The plan's timed launches, in the order they were measured.
+
+    Attempt 0 is the measurement, 1 the set that confirms a FAIL; None is both.
+    """
+    return [
+        x
+        for x in run.launches
+        if x.plan == plan.hash and x.purpose is Purpose.TIMED and attempt in (None, x.attempt)
+    ]
 
 
 def usable(launch: LaunchRecord) -> bool:
@@ -50,6 +55,10 @@ def quantity(
     """
     if launch.steps is None:
         return None
+    above, slash, below = name.partition("/")
+    if slash:
+        top, bottom = (quantity(launch, part, statistic) for part in (above, below))
+        return None if top is None or not bottom else top / bottom
     p95 = statistic is Statistic.P95
     if name == "throughput":
         if p95:
@@ -57,6 +66,8 @@ def quantity(
         return launch.consumed / max(r.window_s for r in launch.ranks)
     if name == "step_s":
         return launch.steps.p95_s if p95 else launch.steps.mean_s
+    if name == "median_step_s":
+        return launch.steps.median_s
     if name == "peak_bytes":
         peaks = [r.peak_bytes for r in launch.ranks]
         return None if None in peaks else float(max(p for p in peaks if p is not None))
@@ -75,17 +86,21 @@ def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
 
 
 def pairs(
-    run: RunRecord, plan: Plan, contrast: Contrast, statistic: Statistic = Statistic.MEAN
+    run: RunRecord,
+    plan: Plan,
+    contrast: Contrast,
+    statistic: Statistic = Statistic.MEAN,
+    attempt: int = 0,
 ) -> Pairs:
     """The contrast's values over all turns that measured its arms.
 
     Empty as soon as one launch of these arms failed, ran something else than was asked, or lacks
     the quantity: a mean over the others would hide it.
     """
-    metric = METRICS[contrast.metric]
+    metric = units.metric(contrast.metric)
     names_of_arms = {contrast.subject, *contrast.baseline}
     by_turn: dict[int, dict[str, LaunchRecord]] = {}
-    for launch in timed(run, plan):
+    for launch in timed(run, plan, attempt):
         if launch.arm in names_of_arms:
             if not usable(launch):
                 return Pairs(values=(), launches=())
@@ -106,38 +121,23 @@ def pairs(
     return Pairs(values=tuple(values), launches=tuple(dict.fromkeys(names)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A metric's value with its interval, in the metric's unit."""
+def of(plan: Plan, thresholds: Sequence[Threshold]) -> tuple[Contrast, ...]:
+    """What is judged of a plan: its contrasts, and what absolute rules ask of its subjects.
 
-    value: float
-    low: float | None
-    high: float | None
-    sd: float | None
-    n: int
-
-
-def estimate(values: Sequence[float], form: Form, alpha: float) -> Estimate:
-    """Geometric mean of ratios (or mean of absolute values) with Student's t interval.
-
-    For SAVED the value is 1 - ratio, so low and high change places.
+    A rule on memory, bytes or a rate needs no baseline, so a recipe need not foresee it.
     """
-    if form is Form.ABSOLUTE:
-        found = stats.t_interval(values, alpha)
-        relative = None if found.sd is None or not found.mean else found.sd / abs(found.mean)
-        return Estimate(value=found.mean, low=found.low, high=found.high, sd=relative, n=found.n)
-    found = stats.t_interval([math.log(v) for v in values], alpha)
-    value, low, high = (
-        None if x is None else math.exp(x) for x in (found.mean, found.low, found.high)
-    )
-    assert value is not None
-    if form is Form.SAVED:
-        value, low, high = (
-            1 - value,
-            None if high is None else 1 - high,
-            None if low is None else 1 - low,
-        )
-    return Estimate(value=value, low=low, high=high, sd=found.sd, n=found.n)
+    out = list(plan.contrasts)
+    for rule in thresholds:
+        if units.metric(rule.metric).form is not Form.ABSOLUTE or not units.measured(rule.metric):
+            continue
+        for arm in plan.arms:
+            found = Contrast(
+                name=f"{rule.metric}{'' if arm.name.startswith('@') else '@'}{arm.name}",
+                metric=rule.metric, subject=arm.name, baseline=(), against="nothing",
+            )  # fmt: skip
+            if arm.role is Role.SUBJECT and rule.about(arm.case) and found not in out:
+                out.append(found)
+    return tuple(out)
 
 
 def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
@@ -175,7 +175,7 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
         # Ranks of the subject for each rank of the baseline: what linear scaling would give.
         base = case.world_size / sum(plan.arm(b).case.world_size for b in contrast.baseline)
         scale = contrast.ideal / base
-        e = estimate([v * scale for v in found], Form.RATIO, ALPHA / plan.protocol.looks)
+        e = estimate([v * scale for v in found], Form.RATIO)
         strong = case.mode is Mode.STRONG  # the formula is about fixed work
         serial = stats.karp_flatt(e.value * base, base) if strong else None
         out.append(
@@ -218,24 +218,6 @@ def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """Model FLOPs utilisation: achieved over peak; None for a device without a known peak."""
     achieved, most = flops(run, plan, arm), peak(run, plan.arm(arm).case)
     return None if achieved is None or most is None else achieved / most
-
-
-def carried_over(run: RunRecord) -> tuple[list[LaunchRecord], int]:
-    """What a resumed run keeps of an interrupted one, and how many launches it repeats.
-
-    Gates, whole blocks, and whatever failed: a run may not be repeated until it passes. Good
-    launches of a half-measured block are dropped whole, so that no pair spans two sittings.
-    """
-    kept = [x for x in run.launches if x.purpose is Purpose.GATE]
-    repeated = 0
-    for plan in run.plans:
-        own = timed(run, plan)
-        arms = {x.arm for x in own}
-        sizes = Counter(x.block for x in own)
-        whole = [x for x in own if sizes[x.block] == 2 * len(arms) or not usable(x)]
-        repeated += len(own) - len(whole)
-        kept += whole
-    return kept, repeated
 
 
 def gates(run: RunRecord) -> Mapping[str, LaunchRecord]:

@@ -6,12 +6,14 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from harness import stats
 from harness.record import Expected, Growth, RankRecord, Samples, Steps
 from harness.spec import CaseSpec
+from harness.steadiness import Steadiness, steadiness
 
 #: Messages smaller than this carry too much protocol to be compared with a closed form.
 COMPARABLE_MESSAGE_BYTES = 500_000
@@ -22,15 +24,73 @@ SENT_RATIO = (0.98, 1.05)
 MISSED_SHARE = 0.01
 
 
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What follows from a launch's samples; fields as in LaunchRecord."""
+
+    wrong: tuple[str, ...]
+    steps: Steps | None
+    consumed: int
+    growth: Growth | None
+    losses: str
+    steadiness: Steadiness | None
+    foreign_load: float | None
+
+
+def figures(
+    case: CaseSpec,
+    expected: Expected,
+    ranks: Sequence[RankRecord],
+    samples: Sequence[Samples],
+    cut: int,
+) -> Figures:
+    """Everything that a launch's record says of its samples."""
+    return Figures(
+        wrong=wrong(case, expected, ranks, samples, cut),
+        steps=steps(samples, cut) if samples else None,
+        consumed=consumed(samples, cut) if samples else 0,
+        growth=growth(samples, cut) if samples else None,
+        losses=losses(samples),
+        steadiness=steadiness(slowest(samples, cut)) if samples else None,
+        foreign_load=foreign_load(ranks),
+    )
+
+
+def slowest(samples: Sequence[Samples], cut: int) -> list[float]:
+    """Kept step times in s: an iteration takes what its slowest rank takes."""
+    found: list[float] = np.max(np.stack([s.step_s for s in samples]), axis=0)[cut:].tolist()
+    return found
+
+
+def foreign_load(ranks: Sequence[RankRecord]) -> float | None:
+    """Share of the ranks' cores that others used in the kept window, on the busiest node.
+
+    What the cores worked less what the ranks did; ranks on the same cores are counted together.
+    None where the kernel does not say, or where ranks share some of their cores only.
+    """
+    out = []
+    for node in sorted({r.node for r in ranks}):
+        own = [r for r in ranks if r.node == node]
+        cores = {r.affinity: r for r in own}
+        union = {c for cpus in cores for c in cpus}
+        if len(union) != sum(map(len, cores)) or any(r.busy_s is None for r in own):
+            return None
+        busy = sum(r.busy_s or 0.0 for r in cores.values())
+        window = max(r.window_s for r in own)
+        used = sum(r.cpu_s for r in own)
+        out.append(max(0.0, busy - used) / (window * len(union)) if window else 0.0)
+    return max(out, default=None)
+
+
 def steps(samples: Sequence[Samples], cut: int) -> Steps:
-    """Step statistics over the kept window: an iteration takes what its slowest rank takes."""
-    slowest = np.max(np.stack([s.step_s for s in samples]), axis=0)[cut:].tolist()
+    """Step statistics over the kept window."""
+    kept = slowest(samples, cut)
     return Steps(
-        count=len(slowest),
-        mean_s=sum(slowest) / len(slowest),
-        median_s=stats.median(slowest),
-        p95_s=stats.quantile(slowest, 0.95),
-        worst_s=max(slowest),
+        count=len(kept),
+        mean_s=sum(kept) / len(kept),
+        median_s=stats.median(kept),
+        p95_s=stats.quantile(kept, 0.95),
+        worst_s=max(kept),
     )
 
 

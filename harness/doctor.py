@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
-from harness import machine, nvml
-
-
-class Level(StrEnum):
-    """OK; WARN spoils numbers; BAD stops launches."""
-
-    OK = "ok"
-    WARN = "warn"
-    BAD = "bad"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One check's answer, with what to do when it is not ok."""
-
-    check: str
-    level: Level
-    text: str
-    advice: str = ""
+from harness import admission, machine, nvml
+from harness.admission import Finding, Level
 
 
 def examine() -> list[Finding]:
-    """All checks in order."""
-    return [check() for check in CHECKS]
+    """All checks in order, then those of admission."""
+    return [*(check() for check in CHECKS), *admission.examine()]
+
+
+def notes() -> list[str]:
+    """What is not as it should be, as sentences for a record."""
+    return [f"{f.check}: {f.text}" for f in (c() for c in CHECKS) if f.level is not Level.OK]
 
 
 def _torch() -> Finding:
@@ -64,18 +49,6 @@ def _plugin() -> Finding:
         level=Level.OK if good else Level.BAD,
         text="installed" if good else "not installed",
         advice="" if good else "pip install -e .",
-    )
-
-
-def _load() -> Finding:
-    cores = machine.physical_cores()
-    per_core = os.getloadavg()[0] / cores
-    busy = per_core > 0.5
-    return Finding(
-        check="load",
-        level=Level.WARN if busy else Level.OK,
-        text=f"{per_core:.2f} per core over the last minute, {cores} cores",
-        advice="something else is running: wait for it, or expect wide intervals" if busy else "",
     )
 
 
@@ -126,49 +99,22 @@ def _files() -> Finding:
 
 
 def _gpus() -> Finding:
-    found = nvml.gpus()
-    if not found:
+    if not nvml.gpus():
         return Finding(check="gpus", level=Level.OK, text="none: CPU ranks over gloo")
-    names = sorted({g.name for g in found})
-    readings = nvml.summarise([nvml.poll()])
-    slowed = [f"{r.index}: {', '.join(r.throttle)}" for r in readings if r.throttle]
-    if len(names) > 1:
-        return Finding(
-            check="gpus",
-            level=Level.WARN,
-            text=f"unequal: {' + '.join(names)}",
-            advice="use baseline sum_of_devices",
-        )
-    if slowed:
-        return Finding(
-            check="gpus",
-            level=Level.WARN,
-            text=f"{len(found)}x {names[0]}, slowed: {'; '.join(slowed)}",
-            advice="nvidia-smi -q -d PERFORMANCE",
-        )
-    return Finding(
-        check="gpus", level=Level.OK, text=f"{len(found)}x {names[0]}, driver {nvml.driver()}"
-    )
+    return Finding(check="gpus", level=Level.OK, text=machine.detect().title)
 
 
 def _leftovers() -> Finding:
     """Ranks or agents of an earlier run that are still there."""
-    left = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"harness.worker" in command and int(process.name) != os.getpid():
-            left.append(process.name)
+    left = " ".join(map(str, admission.Workers().pids()))
     return Finding(
         check="leftover ranks",
         level=Level.WARN if left else Level.OK,
-        text=f"pids {', '.join(left)}" if left else "none",
-        advice=f"another run is going on; if not: kill {' '.join(left)}" if left else "",
+        text=f"pids {left}" if left else "none",
+        advice=f"another run is going on; if not: kill {left}" if left else "",
     )
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    _torch, _plugin, _load, _governor, _shared_memory, _files, _gpus, _leftovers,
+    _torch, _plugin, _governor, _shared_memory, _files, _gpus, _leftovers,
 )  # fmt: skip

@@ -73,6 +73,7 @@ def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
             **case.series,
             "block": x.block,
             "turn": x.turn,
+            "attempt": x.attempt,
             "status": str(x.status),
             "wall_s": x.wall_s,
             "throughput": contrasts.quantity(x, "throughput"),
@@ -85,15 +86,18 @@ def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
             "setup_s": max((r.setup_s for r in x.ranks), default=None),
             "cpu_s": sum(r.cpu_s for r in x.ranks),
             "planted_s": x.ranks[0].planted_s if x.ranks else None,
+            "foreign_load": x.foreign_load,
+            "drift": x.steadiness.drift if x.steadiness else None,
             "agent": x.agent,
         }
 
 
 def _step_rows(run: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
-    cuts = {p.hash: p.protocol.cut for p in run.plans}
+    plans = {p.hash: p for p in run.plans}
     for x in run.launches:
         if x.steps is None:
             continue
+        cut = run.window(plans[x.plan], x).cut
         for rank in x.ranks:
             samples = load_samples(folder, x.launch, rank)
             for i, (step_s, loss) in enumerate(zip(samples.step_s, samples.loss, strict=True)):
@@ -103,7 +107,7 @@ def _step_rows(run: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
                     "arm": x.arm,
                     "rank": rank.rank,
                     "step": i,
-                    "kept": i >= cuts[x.plan],
+                    "kept": i >= cut,
                     "step_s": float(step_s),
                     "loss": float(loss),
                     "rss_bytes": int(samples.rss_bytes[i]),

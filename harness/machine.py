@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -45,6 +45,7 @@ class Machine:
     kernel: str
     driver: str | None
     mig: bool = False
+    power_limit_w: int | None = None
 
     @cached_property
     def hardware_class(self) -> str:
@@ -80,6 +81,25 @@ def physical_cores() -> int:
     return len(cores)
 
 
+def busy_s(cpus: Collection[int]) -> float | None:
+    """CPU seconds that these CPUs have worked since boot, for anyone, and what a hypervisor took.
+
+    Interrupts are left out: the network's belong to whoever sends. None where /proc does not say.
+    """
+    names = {f"cpu{i}" for i in cpus}
+    total, seen = 0, 0
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, *fields = line.split()
+        if name in names and len(fields) >= 8:
+            user, nice, system, _idle, _iowait, _irq, _softirq, steal = map(int, fields[:8])
+            total, seen = total + user + nice + system + steal, seen + 1
+    return total / os.sysconf("SC_CLK_TCK") if seen == len(names) else None
+
+
 def detect() -> Machine:
     """This machine, without torch and without a CUDA context."""
     gpus = nvml.gpus()
@@ -96,6 +116,7 @@ def detect() -> Machine:
         kernel=platform.release(),
         driver=nvml.driver(),
         mig=any(g.mig for g in gpus),
+        power_limit_w=min((g.power_limit_w for g in gpus if g.power_limit_w), default=None),
     )
 
 

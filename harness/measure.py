@@ -1,93 +1,54 @@
-"""The Measurer: describes, checks and times plans, block by block, into one RunRecord.
+"""The Measurer: climbs, pilots, times and confirms plans, block by block, into one RunRecord.
 
-It knows arms, turns and contrasts, nothing of ladders or world sizes. A plan is measured once
-however often it is asked for; every block is written down before the next one starts.
+It knows arms, turns and contrasts, nothing of world sizes but that a climb goes upwards. A plan is
+measured once however often it is asked for; every block is written down before the next one.
+
+    describe -> climb (gates, ascending) -> pilots -> windows frozen -> blocks until decided
+    -> a fresh set where a FAIL would be reported -> verdicts
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
-import json
+import itertools
+import math
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from harness import contrasts, derive, doctor, machine, nvml, verdict
-from harness.beat import Beats
-from harness.codec import Json, from_doc
+from harness import admission, contrasts, doctor, machine, pilots, verdict
 from harness.discover import Catalogue
-from harness.errors import RecordError
-from harness.launch import engine as engines
-from harness.launch import failure
-from harness.launch.engine import Ended, Engine
-from harness.launch.local import Local, LocalAgent
-from harness.outcome import Status, Verdict
-from harness.protocol import Deadlines, LaunchSpec
-from harness.record import (
-    SCHEMA,
-    Described,
-    LaunchRecord,
-    LaunchStatus,
-    Purpose,
-    RankRecord,
-    RunRecord,
-    load,
-    load_samples,
-    save,
-)
-from harness.spec import Arm, CaseSpec, Device, Plan, Role
-from harness.thresholds import Threshold
+from harness.errors import ScaleproofError
+from harness.launcher import Launcher, Order, mean_wall_s
+from harness.outcome import Verdict
+from harness.progress import Moment, Progress
+from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord, save
+from harness.resume import unfinished
+from harness.spec import Arm, CaseSpec, Plan, Role, Window
+from harness.thresholds import Statistic, Threshold
 from harness.units import rate
 
-POLL_GPUS_S = 1.0
-#: FLOP/s of a slow CPU core, for deadlines only.
-SLOW_FLOPS = 5e9
-#: Launches that a plan still to come is reckoned with: 4 blocks of both orders over 4 arms.
-MIN_LAUNCHES_TO_COME = 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """Where a run is, for whoever draws it."""
-
-    plan: str
-    arm: str
-    purpose: Purpose
-    launch: int
-    num_launches: int
-    step: int
-    num_steps: int
-    elapsed_s: float
-    left_s: float | None
-    last: str
-
-
-class Progress(Protocol):
-    """Whoever shows the run while it goes on."""
-
-    def show(self, moment: Moment) -> None:
-        """Called several times a second."""
-
-    def note(self, text: str) -> None:
-        """One line worth keeping."""
-
-    def clear(self) -> None:
-        """Leave the screen as it was."""
+#: Kinds of files whose names the coverage statement counts.
+OFFERED = ("strategies", "models", "compressors")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a run is made: never identity, all recorded."""
+    """How a run is made: never identity, all recorded.
+
+    ``budget_s`` is what the whole run may take; without it every plan gets its first blocks, and
+    what is then undecided gets more while the run is younger than ``more_until_s``.
+    """
 
     results: Path
     engine: str = "local"
     budget_s: float | None = None
+    more_until_s: float = 330.0
+    strict: bool = False
     tune_loop_thread: bool = True
     argv: tuple[str, ...] = ()
 
@@ -104,7 +65,6 @@ class Measurer:
     ) -> None:
         self.catalogue, self.settings, self.progress = catalogue, settings, progress
         self.machine = machine.detect()
-        self.thresholds = tuple(thresholds)
         self.began = time.monotonic()
         self.before_s = 0.0
         now = datetime.datetime.now(datetime.UTC)
@@ -113,15 +73,20 @@ class Measurer:
         self.plans: list[Plan] = []
         self.described: dict[str, Described] = {}
         self.launches: list[LaunchRecord] = []
-        self.notes = [
-            f"{f.check}: {f.text}" for f in doctor.examine() if f.level is not doctor.Level.OK
-        ]
-        self.waiting = 0  # plans that are still to come
-        self.num_launches = 0
-        self._engine: Engine = engines.make(catalogue.get("engines", settings.engine))
-        self._agent = self._engine.agent if isinstance(self._engine, Local) else LocalAgent()
-        self._polls: list[list[dict[str, Json]]] = []
-        self._last_poll = 0.0
+        self.windows: dict[str, dict[str, Window]] = {}
+        self.out_of_time: list[str] = []
+        self.notes = doctor.notes()
+        self.admission: tuple[admission.Finding, ...] = ()
+        self.judge_by(thresholds)
+        self._launcher = Launcher(
+            catalogue,
+            settings.engine,
+            tune_loop_thread=settings.tune_loop_thread,
+            poll_gpus=self.machine.num_gpus > 0,
+        )
+        self.launch_sd: float | None = None
+        self._arms: dict[str, list[Arm]] = {}  # what is worth timing of each plan
+        self._broken: dict[str, ScaleproofError] = {}
         self._done: dict[str, tuple[Verdict, ...]] = {}
 
     @property
@@ -134,62 +99,92 @@ class Measurer:
         """Seconds spent on this run, over all its sittings."""
         return self.before_s + time.monotonic() - self.began
 
+    def judge_by(self, thresholds: Sequence[Threshold]) -> None:
+        """The rules of this run; strict ones judge the worst pair."""
+        self.thresholds = tuple(
+            dataclasses.replace(t, statistic=Statistic.WORST) if self.settings.strict else t
+            for t in thresholds
+        )
+
     def resume(self, folder: Path) -> None:
         """Go on with an interrupted run: whole blocks are kept, a half-measured one is dropped."""
-        old = load(folder)
-        if old.complete:
-            raise RecordError(
-                "this run is complete", where=str(folder), fix=f"scaleproof report {folder}"
-            )
-        if old.machine.hardware_class != self.machine.hardware_class:
-            raise RecordError(
-                f"was measured on {old.machine.hardware_class}", where=str(folder),
-                expected=self.machine.hardware_class, fix="scaleproof run CASE",
-            )  # fmt: skip
+        old = unfinished(folder, self.machine)
         self.run, self.started_at, self.before_s = old.run, old.started_at, old.elapsed_s
         self.described, self.notes = dict(old.described), list(old.notes)
         self.plans, self.thresholds = list(old.plans), old.thresholds
-        self.launches, repeated = contrasts.carried_over(old)
-        if repeated:
-            self.notes.append(f"resumed: {repeated} launches of an unfinished block repeated")
+        self.windows = {plan: dict(found) for plan, found in old.windows.items()}
+        self.admission, self.launch_sd = old.admission, old.launch_sd
+        self.launches = list(old.launches)
 
     def announce(self, plans: Sequence[Plan]) -> None:
         """Enter plans in the record before they are measured, so that none is lost."""
         known = {p.hash for p in self.plans}
         self.plans += [p for p in plans if p.hash not in known]
-        self.waiting = sum(p.hash not in self._done for p in self.plans)
+
+    @property
+    def waiting(self) -> int:
+        """Plans that are still to come."""
+        return sum(p.hash not in self._done for p in self.plans)
 
     def warm(self) -> None:
-        """Start the agent now: it imports torch while we go on."""
-        self._agent.start()
+        """See whether the host is fit, then start the agent: it imports torch while we go on."""
+        if not self.admission:
+            self.admission = admission.examine()
+            for found in self.admission:
+                if found.level is not admission.Level.OK:
+                    self.progress.note(f"{found.check}: {found.text} ({found.advice})")
+        self._launcher.warm()
 
     def describe(self, cases: Sequence[CaseSpec]) -> None:
         """Ask the agent about cases that are new."""
         unknown = list({c.hash: c for c in cases if c.hash not in self.described}.values())
         if unknown:
-            answers = self._agent.describe([(c, self.catalogue.files(c)) for c in unknown])
+            answers = self._launcher.describe(unknown)
             self.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
 
-    def measure(self, plan: Plan) -> tuple[Verdict, ...]:
-        """The plan's verdicts; measured at the first call, looked up ever after."""
-        if plan.hash in self._done:
-            return self._done[plan.hash]
-        self.announce([plan])
-        self.waiting -= 1
+    def measure(self, plans: Sequence[Plan]) -> None:
+        """Measure what is not measured yet; ``verdicts`` gives the answers.
+
+        A plan that cannot be measured (its engine broke) does not keep the others from it.
+        """
+        new = [p for p in plans if p.hash not in self._done and p.hash not in self._broken]
+        if not new:
+            return
+        self.warm()
+        self.announce(new)
+        self._arms.update({p.hash: [] for p in new})
         try:
-            self.describe([a.case for a in plan.arms])
-            arms = self._check(plan)
-            self._blocks(plan, arms)
+            for stage in (self._climb, self._pilot):
+                for plan in new:
+                    self._attempt(plan, stage)
+            self._freeze(new)
+            for plan in new:
+                self._attempt(plan, self._first_blocks)
+            while (undecided := self._most_undecided(new)) is not None:
+                self._attempt(undecided, self._block)
+            for plan in new:
+                self._attempt(plan, self._confirm)
         except BaseException:
             self.save(complete=False)
             raise
-        self._done[plan.hash] = self._verdicts(plan)
+        for plan in new:
+            if plan.hash not in self._broken:
+                self._done[plan.hash] = tuple(verdict.verdicts_of(self._bare(True), plan))
         self.save(complete=False)
+
+    def verdicts(self, plan: Plan) -> tuple[Verdict, ...]:
+        """A measured plan's verdicts; raises what kept it from being measured."""
+        if plan.hash in self._broken:
+            raise self._broken[plan.hash]
         return self._done[plan.hash]
 
     def record(self, *, complete: bool) -> RunRecord:
         """The run so far."""
-        bare = RunRecord(
+        bare = self._bare(complete)
+        return dataclasses.replace(bare, verdicts=verdict.verdicts(bare))
+
+    def _bare(self, complete: bool) -> RunRecord:
+        return RunRecord(
             schema=SCHEMA,
             run=self.run,
             started_at=self.started_at,
@@ -199,6 +194,7 @@ class Measurer:
             settings={
                 "engine": self.settings.engine,
                 "budget_s": str(self.settings.budget_s),
+                "strict": str(self.settings.strict),
                 "tune_loop_thread": str(self.settings.tune_loop_thread),
                 "argv": " ".join(self.settings.argv),
             },
@@ -209,8 +205,12 @@ class Measurer:
             thresholds=self.thresholds,
             notes=tuple(self.notes),
             elapsed_s=self.elapsed_s,
+            windows={plan: dict(found) for plan, found in self.windows.items()},
+            admission=self.admission,
+            launch_sd=self.launch_sd,
+            out_of_time=tuple(self.out_of_time),
+            offered={kind: tuple(self.catalogue.entries[kind]) for kind in OFFERED},
         )
-        return dataclasses.replace(bare, verdicts=verdict.verdicts(bare))
 
     @property
     def judged(self) -> tuple[Verdict, ...]:
@@ -225,215 +225,219 @@ class Measurer:
 
     def close(self) -> None:
         """Stop the engine and the agent."""
-        self._engine.close()
-        self._agent.close()
+        self._launcher.close()
 
-    def _check(self, plan: Plan) -> list[Arm]:
-        """Gate every case that can run; the arms that are worth timing."""
-        usable = []
-        failed: dict[str, bool] = {
-            x.case: verdict.gate_failure(x) is not None
-            for x in self.launches
-            if x.purpose is Purpose.GATE
-        }
-        for arm in plan.arms:
+    def _attempt(self, plan: Plan, stage: Callable[[Plan], None]) -> None:
+        """One stage of a plan; what breaks it is kept for whoever asks for its verdicts."""
+        if plan.hash in self._broken:
+            return
+        try:
+            stage(plan)
+        except ScaleproofError as error:
+            self._broken[plan.hash] = error
+            self.progress.note(f"{plan.name}: {error.what}")
+
+    def _climb(self, plan: Plan) -> None:
+        """Gate every case that can run, smallest world first: what is right is worth timing.
+
+        The climb of a strategy ends at its first wrong rung: the larger ones are not launched.
+        """
+        self.describe([a.case for a in plan.arms])
+        gates = dict(contrasts.gates(self._bare(complete=False)))
+        right, ended = set(), set()
+        for arm in sorted(plan.arms, key=lambda a: a.case.world_size):
             answer = self.described[arm.case.hash]
-            if (
-                answer.error
-                or answer.unsupported
-                or not verdict.fits(answer, arm.case, self.machine)
-            ):
+            unfit = not verdict.fits(answer, arm.case, self.machine)
+            if answer.error or answer.unsupported or unfit or arm.case.strategy in ended:
                 continue
-            if arm.case.hash not in failed:
-                launch = self._launch(plan, arm, Purpose.GATE, block=-1, turn=-1)
-                self.launches.append(launch)
-                problem = verdict.gate_failure(launch)
-                failed[arm.case.hash] = problem is not None
-                if problem is not None and arm.role is not Role.CONTROL:
-                    self.progress.note(f"{arm.case.id}: {problem}")
-            if not failed[arm.case.hash]:
-                usable.append(arm)
+            if arm.case.hash not in gates:
+                gates[arm.case.hash] = self._launch(plan, arm, Purpose.GATE)
+            problem = verdict.gate_failure(gates[arm.case.hash])
+            if problem is None:
+                right.add(arm.name)
+            elif arm.role is not Role.CONTROL:
+                self.progress.note(f"{arm.case.id}: {problem}")
+                ended.add(arm.case.strategy)
         needed = {
             name
-            for c in plan.contrasts
-            if {c.subject, *c.baseline} <= {a.name for a in usable}
+            for c in contrasts.of(plan, self.thresholds)
+            if {c.subject, *c.baseline} <= right
             for name in (c.subject, *c.baseline)
         }
-        return [a for a in usable if a.name in needed]
+        if plan.protocol.max_blocks > 0:
+            self._arms[plan.hash] = [a for a in plan.arms if a.name in needed]
 
-    def _blocks(self, plan: Plan, arms: Sequence[Arm]) -> None:
-        """Time the arms in blocks until every verdict is decided, or the blocks or time are up."""
-        if not arms:
+    def _pilot(self, plan: Plan) -> None:
+        """Launches that settle steps and cut and are then discarded; the first arm's twice (A/A).
+
+        Plans share the pilots of a case that they measure alike.
+        """
+        alike = {p.hash for p in self.plans if p.pilot == plan.pilot}
+        arms = self._arms[plan.hash]
+        for arm in [*arms[:1], *arms] if plan.hash not in self.windows else []:
+            have = sum(
+                x.purpose is Purpose.PILOT and x.case == arm.case.hash and x.plan in alike
+                for x in self.launches
+            )
+            if have < (2 if arm is arms[0] else 1):
+                self._usable(plan, self._launch(plan, arm, Purpose.PILOT, turn=have))
+
+    def _freeze(self, plans: Sequence[Plan]) -> None:
+        """Settle every arm's window, before the first launch that counts."""
+        run = self._bare(complete=False)
+        found = pilots.read(run, self.folder)
+        self.launch_sd = pilots.launch_sd(found)
+        for plan in plans:
+            if plan.hash not in self.windows and self._arms[plan.hash]:
+                self.windows[plan.hash] = pilots.windows(plan, found)
+
+    def _first_blocks(self, plan: Plan) -> None:
+        """The blocks that every plan gets; a plan that the budget cannot hold gets none at all."""
+        missing = plan.protocol.min_blocks - len(self._blocks_of(plan))
+        if not self._arms[plan.hash] or missing <= 0:
             return
-        protocol = plan.protocol
-        timed = [x for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
-        if not all(contrasts.usable(x) for x in timed):
-            return  # a resumed plan that had failed
-        have = {x.block for x in timed}
-        block_s = 0.0
-        for block in range(protocol.max_blocks):
-            if block in have:
+        if not self._in_time(missing * self._block_s(plan), self.settings.budget_s):
+            self.out_of_time.append(plan.hash)
+            self.progress.note(f"{plan.name}: cut, {missing} blocks are over the time budget")
+            return
+        for _ in range(missing):
+            self._block(plan)
+
+    def _most_undecided(self, plans: Sequence[Plan]) -> Plan | None:
+        """The plan with the most open verdicts (then the widest interval) that has a block left."""
+        limit = self.settings.budget_s or self.settings.more_until_s
+        ranked: list[tuple[int, float, Plan]] = []
+        for plan in plans:
+            done = len(self._blocks_of(plan))
+            room = 0 < done < plan.protocol.max_blocks
+            if not self._arms[plan.hash] or plan.hash in self._broken or not room:
                 continue
-            if block >= protocol.min_blocks and (self._decided(plan) or self._spent(block_s)):
+            if self._in_time(self._block_s(plan), limit) and (
+                found := verdict.undecided(self._bare(True), plan)
+            ):
+                widths = [math.log(v.high / v.low) for v in found if v.low and v.high and v.low > 0]
+                ranked.append((len(found), max(widths, default=0.0), plan))
+        return max(ranked, key=lambda r: r[:2])[2] if ranked else None
+
+    def _confirm(self, plan: Plan) -> None:
+        """A fresh set of blocks of the arms whose FAIL would be reported."""
+        failing = {v.contrast for v in verdict.unconfirmed(self._bare(True), plan)}
+        if not failing:
+            return
+        judged = [c for c in contrasts.of(plan, self.thresholds) if c.name in failing]
+        needed = {a.name for a in plan.only(judged).arms}
+        self._arms[plan.hash] = [a for a in self._arms[plan.hash] if a.name in needed]
+        cost, budget = self._block_s(plan), self.settings.budget_s
+        if not self._in_time(plan.protocol.min_blocks * cost, budget):
+            return
+        self.progress.note(f"{plan.name}: a FAIL is measured again before it is reported")
+        limit = budget or self.settings.more_until_s
+        while (done := len(self._blocks_of(plan, 1))) < plan.protocol.max_blocks:
+            enough = done >= plan.protocol.min_blocks
+            still = verdict.unconfirmed(self._bare(True), plan)
+            if enough and not (still and self._in_time(cost, limit)):
                 return
-            began = time.monotonic()
-            order = list(arms)
-            random.Random(f"{protocol.seed}-{block}").shuffle(order)
-            for turn, arms_in_turn in ((2 * block, order), (2 * block + 1, order[::-1])):
-                for arm in arms_in_turn:
-                    launch = self._launch(plan, arm, Purpose.TIMED, block=block, turn=turn)
-                    self.launches.append(launch)
-                    if launch.status is not LaunchStatus.OK or launch.wrong:
-                        problem = launch.wrong[0] if launch.wrong else verdict.blame(launch)
-                        self.progress.note(f"{arm.case.id}: {problem}")
-                        return
-            self.save(complete=False)
-            block_s = time.monotonic() - began
+            self._block(plan, attempt=1)
+            if not self._arms[plan.hash]:
+                return
 
-    def _verdicts(self, plan: Plan) -> tuple[Verdict, ...]:
-        found = self.record(complete=True).verdicts
-        return tuple(v for v in found if v.plan == plan.hash)
+    def _block(self, plan: Plan, attempt: int = 0) -> None:
+        """One block: a pass over the arms in an order drawn from the seed, and one back."""
+        arms = self._arms[plan.hash]
+        have = self._blocks_of(plan, attempt)
+        block = next(b for b in itertools.count() if b not in have)
+        order = list(arms)
+        random.Random(f"{plan.protocol.seed}-{attempt}-{block}").shuffle(order)
+        for turn, arms_in_turn in ((2 * block, order), (2 * block + 1, order[::-1])):
+            for arm in arms_in_turn:
+                launch = self._launch(
+                    plan, arm, Purpose.TIMED, block=block, turn=turn, attempt=attempt
+                )
+                if not self._usable(plan, launch):
+                    return
+        self.save(complete=False)
 
-    def _decided(self, plan: Plan) -> bool:
-        """Whether no verdict of the plan is open any more."""
-        return Status.INCONCLUSIVE not in {v.status for v in self._verdicts(plan)}
+    def _usable(self, plan: Plan, launch: LaunchRecord) -> bool:
+        """Whether a launch counts; one that does not ends its plan: nothing is tried again."""
+        if contrasts.usable(launch):
+            return True
+        problem = launch.wrong[0] if launch.wrong else verdict.blame(launch)
+        self.progress.note(f"{plan.arm(launch.arm).case.id}: {problem}")
+        self._arms[plan.hash] = []
+        return False
 
-    def _spent(self, block_s: float) -> bool:
-        """Whether another block would eat into what the plans still to come need."""
-        if self.settings.budget_s is None:
-            return False
-        timed = [x for x in self.launches if x.purpose is Purpose.TIMED]
-        mean_s = sum(x.wall_s for x in timed) / len(timed)
-        needed = self.waiting * mean_s * MIN_LAUNCHES_TO_COME
-        return self.elapsed_s + block_s + needed > self.settings.budget_s
+    def _blocks_of(self, plan: Plan, attempt: int = 0) -> set[int]:
+        """The blocks that were measured."""
+        return {x.block for x in self._timed(plan) if x.attempt == attempt}
+
+    def _timed(self, plan: Plan) -> list[LaunchRecord]:
+        return [x for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
+
+    def _block_s(self, plan: Plan) -> float:
+        """What another block of a plan will take."""
+        wall_s = mean_wall_s(self.launches)
+        return 2 * sum(wall_s.get(a.case.hash, 0.0) for a in self._arms[plan.hash])
+
+    def _in_time(self, more_s: float, limit_s: float | None) -> bool:
+        return limit_s is None or self.elapsed_s + more_s <= limit_s
 
     def _launch(
-        self, plan: Plan, arm: Arm, purpose: Purpose, *, block: int, turn: int
-    ) -> LaunchRecord:
-        """One world of fresh processes, and what came of it."""
-        self.num_launches += 1
-        case, protocol = arm.case, plan.protocol
-        label = "gate" if purpose is Purpose.GATE else f"t{turn:02}"
-        name = f"{plan.hash[:6]}-{label}-{arm.name.strip('@')}-{self.num_launches:04}"
-        out = self.folder / "launches" / name
-        out.mkdir(parents=True, exist_ok=True)
-        spec = LaunchSpec(
-            launch=name,
-            purpose=purpose,
-            case=case,
-            twin=self.catalogue.twin(case),
-            steps=protocol.steps,
-            cut=protocol.cut,
-            out=str(out.resolve()),
-            files=self.catalogue.files(case),
-            draw=random.Random(f"{protocol.seed}-{arm.name}-{turn}").randrange(2**31),
-            tune_loop_thread=self.settings.tune_loop_thread,
-            deadlines=self._deadlines(case),
-        )
-        began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        began = time.monotonic()
-        self._polls = []
-        ended = self._engine.launch(spec, lambda: self._tick(plan, arm, spec))
-        wall_s = time.monotonic() - began
-        return self._assemble(spec, plan, arm, ended, block, turn, began_at, wall_s)
-
-    def _deadlines(self, case: CaseSpec) -> Deadlines:
-        """Silence that no healthy step of this case lasts, by its FLOPs at a slow core's rate."""
-        usual, described = Deadlines(), self.described[case.hash]
-        if described.facts is None or described.expected is None:
-            return usual
-        flops = described.facts.flops_per_sample * described.expected.global_batch
-        step_s = flops / case.world_size / (SLOW_FLOPS if case.device is Device.CPU else 1e13)
-        return dataclasses.replace(
-            usual,
-            step_s=max(usual.step_s, 10 * step_s),
-            first_step_s=max(usual.first_step_s, 20 * step_s),
-            collective_s=max(usual.collective_s, 10 * step_s),
-        )
-
-    def _assemble(
         self,
-        spec: LaunchSpec,
         plan: Plan,
         arm: Arm,
-        ended: Ended,
-        block: int,
-        turn: int,
-        began_at: str,
-        wall_s: float,
+        purpose: Purpose,
+        *,
+        block: int = -1,
+        turn: int = -1,
+        attempt: int = 0,
     ) -> LaunchRecord:
-        """Read what the ranks left and derive the launch's figures."""
-        out = Path(spec.out)
-        cause = failure.attribute(ended.ranks)
-        ranks = []
-        for end in ended.ranks:
-            path = out / f"rank{end.rank}.json"
-            if path.is_file():
-                ranks.append(from_doc(RankRecord, json.loads(path.read_text())))
-        launch = LaunchRecord(
-            launch=spec.launch,
-            purpose=spec.purpose,
-            plan=plan.hash,
-            arm=arm.name,
-            case=arm.case.hash,
+        """Launch, enter in the record, and keep whoever watches informed."""
+        frozen = self.windows.get(plan.hash, {}).get(arm.name, plan.pilot)
+        order = Order(
+            plan=plan,
+            arm=arm,
+            purpose=purpose,
+            window=frozen if purpose is Purpose.TIMED else plan.pilot,
             block=block,
             turn=turn,
-            started_at=began_at,
-            wall_s=wall_s,
-            agent=ended.agent,
-            engine=self.settings.engine,
-            status=LaunchStatus.OK if cause is None else LaunchStatus.FAILED,
-            cause=cause,
-            ranks=tuple(ranks),
-            gpus=nvml.summarise(self._polls),
+            attempt=attempt,
         )
-        if cause is not None or spec.purpose is Purpose.GATE:
-            return launch
-        samples = [load_samples(self.folder, spec.launch, r) for r in ranks]
-        expected = self.described[arm.case.hash].expected
-        assert expected is not None
-        wrong = derive.wrong(arm.case, expected, ranks, samples, spec.cut)
-        return dataclasses.replace(
-            launch,
-            wrong=wrong,
-            steps=derive.steps(samples, spec.cut) if samples else None,
-            consumed=derive.consumed(samples, spec.cut) if samples else 0,
-            growth=derive.growth(samples, spec.cut) if samples else None,
-            losses=derive.losses(samples),
-        )
+        moment = self._moment(order)
 
-    def _tick(self, plan: Plan, arm: Arm, spec: LaunchSpec) -> None:
-        """Show where we are; poll the devices now and then."""
-        now = time.monotonic()
-        if self.machine.num_gpus and now - self._last_poll > POLL_GPUS_S:
-            self._polls.append(nvml.poll())
-            self._last_poll = now
-        step = 0
-        with contextlib.suppress(FileNotFoundError, ValueError):  # not there yet, or no more
-            reader = Beats(Path(spec.out) / "beats", spec.case.world_size)
-            step = min(reader.read(r)[1] for r in range(spec.case.world_size))
-        timed = [x for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
-        planned = 2 * plan.protocol.min_blocks * len(plan.arms)
+        def on_step(step: int) -> None:
+            self.progress.show(dataclasses.replace(moment, step=step, elapsed_s=self.elapsed_s))
+
+        launch = self._launcher.launch(order, self.folder, self.described[arm.case.hash], on_step)
+        self.launches.append(launch)
+        return launch
+
+    def _moment(self, order: Order) -> Moment:
+        """Where the run is as a launch begins."""
+        plan, own = order.plan, self._timed(order.plan)
+        planned = 2 * plan.protocol.min_blocks * len(self._arms[plan.hash])
+        wall_s = mean_wall_s(self.launches)
         left = None
-        if timed:
-            mean_s = sum(x.wall_s for x in timed) / len(timed)
-            left = (
-                mean_s * max(0, planned - len(timed)) + self.waiting * mean_s * MIN_LAUNCHES_TO_COME
-            )
+        if wall_s:
+            usual = sum(wall_s.values()) / len(wall_s)
+            left = 0.0
+            for p in self.plans:
+                arms = self._arms.get(p.hash, p.arms)
+                turns = 2 * p.protocol.min_blocks
+                missing = max(0, turns - len(self._timed(p)) // max(1, len(arms)))
+                missing = 0 if p.hash in self._done else missing
+                left += missing * sum(wall_s.get(a.case.hash, usual) for a in arms)
         last = ""
-        if timed and (seen := contrasts.quantity(timed[-1], "throughput")) is not None:
+        if own and (seen := contrasts.quantity(own[-1], "throughput")) is not None:
             last = f"{rate(seen)} samples/s"
-        self.progress.show(
-            Moment(
-                plan=plan.name,
-                arm=arm.case.id,
-                purpose=spec.purpose,
-                launch=len(timed) + 1,
-                num_launches=max(planned, len(timed) + 1),
-                step=step,
-                num_steps=spec.steps,
-                elapsed_s=self.elapsed_s,
-                left_s=left,
-                last=last,
-            )
+        return Moment(
+            plan=plan.name,
+            arm=order.arm.case.id,
+            purpose=order.purpose,
+            launch=len(own) + 1,
+            num_launches=max(planned, len(own) + 1),
+            step=0,
+            num_steps=order.window.steps,
+            elapsed_s=self.elapsed_s,
+            left_s=left,
+            last=last,
         )

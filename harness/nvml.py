@@ -25,13 +25,22 @@ THROTTLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One visible device; ``memory_bytes`` total. ``uuid`` never enters a machine's class."""
+    """One visible device; ``memory_bytes`` total. ``uuid`` never enters a machine's class.
+
+    ``power_limit_w`` is what is enforced now, ``default_limit_w`` what the device came with;
+    ``used_bytes`` and ``pids`` tell who is on it.
+    """
 
     index: int
     name: str
     uuid: str
     memory_bytes: int | None
     mig: bool
+    used_bytes: int | None = None
+    power_limit_w: int | None = None
+    default_limit_w: int | None = None
+    max_clock_mhz: int | None = None
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +134,28 @@ def gpus() -> tuple[Gpu, ...]:
                     uuid=_text(_ask(nvml, "nvmlDeviceGetUUID", handle)),
                     memory_bytes=None if memory is None else int(memory.total),
                     mig=bool(mig and mig[0]),
+                    used_bytes=None if memory is None else int(memory.used),
+                    power_limit_w=_watts(_ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)),
+                    default_limit_w=_watts(
+                        _ask(nvml, "nvmlDeviceGetPowerManagementDefaultLimit", handle)
+                    ),
+                    max_clock_mhz=_ask(
+                        nvml, "nvmlDeviceGetApplicationsClock", handle, nvml.NVML_CLOCK_SM
+                    ),
+                    pids=tuple(
+                        sorted(
+                            int(p.pid)
+                            for p in _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+                            or ()
+                        )
+                    ),
                 )
             )
         return tuple(found)
+
+
+def _watts(milliwatts: int | None) -> int | None:
+    return None if milliwatts is None else round(milliwatts / 1000)
 
 
 def driver() -> str | None:

@@ -34,7 +34,8 @@ OPTIONS = (
     Option(name="results", help="where runs are written (default: results)", kwargs={"metavar": "DIR"}),
     Option(name="thresholds", help="thresholds file (default: thresholds.toml beside the suite)", kwargs={"metavar": "FILE"}),
     Option(name="path", help="folder with your own strategies, models, compressors", kwargs={"metavar": "DIR", "action": "append", "default": []}),
-    Option(name="time-budget", help="blocks beyond the fourth are only run within this time: 330, 5m, 1h", kwargs={"metavar": "TIME", "default": "330s"}),
+    Option(name="time-budget", help="fit all blocks into this time: 330, 5m, 1h (default: four blocks each, more for what is undecided while the run is younger than 330 s)", kwargs={"metavar": "TIME"}),
+    Option(name="strict", help="judge the worst pair of launches instead of the mean", kwargs={"action": "store_true", "default": False}),
 )  # fmt: skip
 
 
@@ -45,8 +46,10 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{o.name}", help=o.help, **o.kwargs)
 
 
-def seconds(text: str) -> float:
-    """``330``, ``330s``, ``5m`` or ``1h`` in seconds."""
+def seconds(text: str | None) -> float | None:
+    """``330``, ``330s``, ``5m`` or ``1h`` in seconds; None stays None."""
+    if text is None:
+        return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if not match:
         raise SpecError(

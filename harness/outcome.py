@@ -35,8 +35,15 @@ class Reason(StrEnum):
     NOT_MET = "not_met"
     SPANS_BOUND = "spans_bound"
     TOO_FEW_PAIRS = "too_few_pairs"
+    PAIRS_SPLIT = "pairs_split"
+    NOT_STEADY = "not_steady"
+    NOISY_HOST = "noisy_host"
+    DISAGREE = "disagree"
+    UNCONFIRMED = "unconfirmed"
+    OUT_OF_TIME = "out_of_time"
     NO_RULE = "no_rule"
     PROVISIONAL = "provisional"
+    NOT_COMPARABLE = "not_comparable"
     WAIVED = "waived"
     UNEXPECTED_PASS = "unexpected_pass"
     IMPLAUSIBLE = "implausible"
@@ -50,17 +57,22 @@ class Reason(StrEnum):
     INTERRUPTED = "interrupted"
     UNSUPPORTED = "unsupported"
     DOES_NOT_FIT = "does_not_fit"
+    CLIMB_STOPPED = "climb_stopped"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """One judged contrast: a value with its interval, and what was required of it.
 
-    ``value``, ``low`` and ``high`` are in the metric's unit; None means not measured.
-    ``mde`` is the smallest relative change of the value that this run would have detected with
-    90 % power (0.02 = 2 %). ``launches`` names every launch it rests on, ``pairs`` gives each
-    pair's value, so that nothing is hidden behind the mean. ``waived`` FAILs stay FAIL in every
-    table but do not fail the run.
+    ``value``, ``low`` and ``high`` are in the metric's unit; None means not measured. Each end of
+    the interval errs at most one time in twenty, at all looks together. ``evidence`` is the
+    e-value behind a PASS or FAIL. ``mde`` is the smallest relative change of the value that this
+    run would have detected with 90 % power (0.02 = 2 %). ``p95`` is the value on 95th percentiles
+    of steps, ``worst`` that of the worst pair. ``sd`` and ``lag1`` (of the pairs, in turn) are
+    advice: a high lag-1 says that the noise lasts longer than a pair. ``launches`` names every
+    launch it rests on, ``pairs`` gives each pair's value, so that nothing is hidden behind the
+    mean; ``again`` the pairs of the confirming set. ``waived`` FAILs stay FAIL in every table but
+    do not fail the run.
     """
 
     contrast: str
@@ -81,6 +93,12 @@ class Verdict:
     mde: float | None
     pairs: tuple[float, ...]
     launches: tuple[str, ...]
+    evidence: float | None = None
+    p95: float | None = None
+    worst: float | None = None
+    sd: float | None = None
+    lag1: float | None = None
+    again: tuple[float, ...] = ()
     waived: bool = False
 
     @property

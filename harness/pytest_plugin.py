@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from harness import benchmark_bridge, options, verdict
+from harness import benchmark_bridge, contrasts, options, verdict
 from harness.discover import Catalogue
 from harness.errors import Exit, ScaleproofError, SpecError, exit_status
 from harness.measure import Measurer, Settings
@@ -96,6 +96,7 @@ class Scaling:
                 results=Path(option(self.config, "results") or self.config.rootpath / "results"),
                 engine=self.site.engine,
                 budget_s=options.seconds(option(self.config, "time-budget")),
+                strict=option(self.config, "strict"),
                 argv=("pytest", *map(str, self.config.invocation_params.args)),
             )
             self.measurer = Measurer(self.catalogue, settings, (), live)
@@ -212,7 +213,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for raw in recipe(scaling.site):
                 plan = options.normalise(raw, scaling.catalogue)
                 scaling.plans.setdefault(plan.hash, plan)
-                for contrast in plan.contrasts:
+                for contrast in contrasts.of(plan, rules):
                     case = plan.arm(contrast.subject).case
                     matched = verdict.rules_for(rules, case, contrast, hardware)
                     every: list[Threshold | None] = [*matched] or [None]
@@ -232,15 +233,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if KEY not in config.stash:
         return
     scaling = config.stash[KEY]
-    wanted: dict[str, set[str]] = {}
+    wanted: dict[str, set[Contrast]] = {}
     for item in items:
         if (e := _expectation(item)) is not None:
-            wanted.setdefault(e.plan.hash, set()).add(e.contrast.name)
+            wanted.setdefault(e.plan.hash, set()).add(e.contrast)
             if config.pluginmanager.hasplugin("timeout"):
                 item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
-    scaling.selected = {h: scaling.plans[h].only(frozenset(names)) for h, names in wanted.items()}
+    scaling.selected = {h: scaling.plans[h].only(found) for h, found in wanted.items()}
     if scaling.selected and not config.option.collectonly:
-        scaling.start().thresholds = scaling.all_rules()
+        scaling.start().judge_by(scaling.all_rules())
         scaling.start().announce(list(scaling.selected.values()))
         scaling.start().warm()
 
@@ -284,7 +285,12 @@ def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
     try:
         with capture.global_and_fixture_disabled():
             try:
-                judged = measurer.measure(scaling.selected[found.plan.hash])
+                mine = scaling.selected[found.plan.hash]
+                # With -x a plan is measured when its first item comes, else all of them at once:
+                # then the time goes to whatever is most undecided.
+                stops = bool(request.config.option.maxfail)
+                measurer.measure([mine] if stops else list(scaling.selected.values()))
+                judged = measurer.verdicts(mine)
             finally:
                 measurer.progress.clear()
     except ScaleproofError as error:
@@ -295,11 +301,11 @@ def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
     rule = found.rule.name if found.rule else None
     own = [v for v in judged if v.contrast == found.contrast.name]
     # Another folder's rule may judge a contrast that has none in its own.
-    mine = next((v for v in own if v.rule == rule), own[0])
-    request.node.stash[VERDICT] = mine
-    launches = [x for x in measurer.launches if x.plan == scaling.selected[found.plan.hash].hash]
-    benchmark_bridge.show(request, found.plan.name, found.contrast.subject, mine, launches)
-    yield mine
+    answer = next((v for v in own if v.rule == rule), own[0])
+    request.node.stash[VERDICT] = answer
+    launches = [x for x in measurer.launches if x.plan == mine.hash]
+    benchmark_bridge.show(request, found.plan.name, found.contrast.subject, answer, launches)
+    yield answer
 
 
 @pytest.hookimpl(wrapper=True)

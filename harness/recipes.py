@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from harness import units
 from harness.errors import SpecError
 from harness.site import Site
 from harness.spec import BASELINES, Arm, CaseSpec, Contrast, Mode, Plan, Protocol, Role
@@ -82,6 +83,15 @@ def ladder(
             )
     contrasts = []
     for metric in metrics:
+        if units.metric(metric).form is units.Form.ABSOLUTE:
+            contrasts += [
+                Contrast(
+                    name=f"{metric}@{n}", metric=metric, subject=f"@{n}", baseline=(),
+                    against="nothing",
+                )
+                for n in worlds
+            ]  # fmt: skip
+            continue
         for n in worlds:
             for kind, candidates in references.items():
                 for names_, ranks in candidates:

@@ -23,15 +23,17 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.admission import Finding
 from harness.codec import Json, from_doc, to_doc
 from harness.errors import RecordError
 from harness.machine import Machine
 from harness.nvml import GpuWindow
 from harness.outcome import Verdict
-from harness.spec import Plan
+from harness.spec import Plan, Window
+from harness.steadiness import Steadiness
 from harness.thresholds import Threshold
 
-SCHEMA = 1
+SCHEMA = 2
 TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
 
@@ -46,6 +48,7 @@ class Purpose(StrEnum):
     """What a launch was for: only ``timed`` launches enter a contrast."""
 
     GATE = "gate"
+    PILOT = "pilot"
     TIMED = "timed"
 
 
@@ -139,7 +142,9 @@ class RankRecord:
 
     ``step_s`` etc. are not here: they are in the samples (``rank<r>.npz``: marks_s, loss,
     sample_ids, rss_bytes), whose digest is ``samples_sha256``. ``sent_bytes`` and
-    ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic.
+    ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic; so does
+    ``busy_s``, the CPU seconds that the cores of ``affinity`` worked for anyone. ``phases_s`` says
+    where the rank's time before its first step went.
     """
 
     rank: int
@@ -168,6 +173,8 @@ class RankRecord:
     grad_norm: float | None = None
     checks: tuple[Check, ...] = ()
     samples_sha256: str = ""
+    busy_s: float | None = None
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +220,9 @@ class Growth:
 class LaunchRecord:
     """One launch of one arm: a fresh world of processes, the unit of replication.
 
+    ``attempt`` is 0, or 1 for the fresh set that confirms a FAIL; ``foreign_load`` the share of
+    the ranks' cores that others used meanwhile.
+
     ``turn`` counts passes over the plan's arms: launches of one turn form a pair. ``consumed`` is
     the number of distinct samples that the world trained on in the kept window, ``losses`` a
     digest of every step's loss. ``wall_s`` is from the command to the last rank's end, ``agent``
@@ -240,11 +250,19 @@ class LaunchRecord:
     losses: str = ""
     wrong: tuple[str, ...] = ()
     gpus: tuple[GpuWindow, ...] = ()
+    attempt: int = 0
+    steadiness: Steadiness | None = None
+    foreign_load: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One run: everything that ``report``, ``verify``, ``compare`` and the history read."""
+    """One run: everything that ``report``, ``verify``, ``compare`` and the history read.
+
+    ``windows`` maps plan hash and arm to the steps and cut that its pilots settled. ``admission``
+    is what was found of the host before, ``launch_sd`` the deviation between like pilots.
+    ``out_of_time`` lists plans that the time budget cut, ``offered`` all that could have been run.
+    """
 
     schema: int
     run: str
@@ -261,6 +279,16 @@ class RunRecord:
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
     elapsed_s: float = 0.0
+    windows: Mapping[str, Mapping[str, Window]] = field(default_factory=dict)
+    admission: tuple[Finding, ...] = ()
+    launch_sd: float | None = None
+    out_of_time: tuple[str, ...] = ()
+    offered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def window(self, plan: Plan, launch: LaunchRecord) -> Window:
+        """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""
+        frozen = self.windows.get(plan.hash, {}).get(launch.arm)
+        return frozen if frozen and launch.purpose is Purpose.TIMED else plan.pilot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +349,11 @@ def load(folder: Path) -> RunRecord:
 
 
 def upgrade(doc: Json) -> Json:
-    """Bring an older document to this schema, one version at a time; newer ones are refused."""
+    """Bring an older document to this layout; newer ones are refused.
+
+    ``schema`` keeps its number: verdicts of an older record were judged by the rules of its day,
+    and ``verify`` says so. 1 -> 2: everything new has a default.
+    """
     schema = doc.get("schema") if isinstance(doc, dict) else None
     if not isinstance(schema, int) or schema < 1:
         raise ValueError("not a record: no schema number")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
@@ -231,12 +231,20 @@ class Contrast:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Window:
+    """How many steps a launch makes, and how many of the first are warm-up."""
+
+    steps: int
+    cut: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Protocol:
     """How a plan is measured: settings, never identity.
 
-    ``steps`` optimizer steps per launch, of which the first ``cut`` are warm-up. A block is one
-    pass over the arms and one back, two pairs per contrast; the judge looks after every block
-    from ``min_blocks`` to ``max_blocks``, and splits its error rate over that many looks.
+    ``steps`` optimizer steps per launch, of which the first ``cut`` are warm-up: so a pilot runs,
+    and a timed launch at least. A block is one pass over the arms and one back, two pairs per
+    contrast; the judge looks after every block from ``min_blocks`` to ``max_blocks``.
     """
 
     steps: int
@@ -250,11 +258,6 @@ class Protocol:
             raise ValueError(
                 f"a protocol needs 0 <= cut < steps and min_blocks <= max_blocks: {self}"
             )
-
-    @property
-    def looks(self) -> int:
-        """How often the judge may look."""
-        return self.max_blocks - self.min_blocks + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,10 +275,15 @@ class Plan:
         assert len(found) == 1, f"plan {self.name}: {len(found)} arms named {name!r}"
         return found[0]
 
-    def only(self, contrasts: frozenset[str]) -> Plan:
+    @property
+    def pilot(self) -> Window:
+        """What a pilot runs."""
+        return Window(steps=self.protocol.steps, cut=self.protocol.cut)
+
+    def only(self, wanted: Collection[Contrast]) -> Plan:
         """The same plan with these contrasts, and only the arms that they need."""
-        kept = tuple(c for c in self.contrasts if c.name in contrasts)
-        names = {c.subject for c in kept} | {b for c in kept for b in c.baseline}
+        names = {c.subject for c in wanted} | {b for c in wanted for b in c.baseline}
+        kept = tuple(c for c in self.contrasts if c in wanted)
         return replace(self, contrasts=kept, arms=tuple(a for a in self.arms if a.name in names))
 
     @cached_property

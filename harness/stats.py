@@ -1,4 +1,4 @@
-"""Intervals on paired log ratios, and slopes. Pure numbers in, pure numbers out.
+"""Intervals at a fixed number of values, slopes and quantiles. Pure numbers in, pure numbers out.
 
 scipy.special is imported where it is used: it costs 0.15 s, which ``list`` need not pay.
 """
@@ -22,10 +22,7 @@ class Interval:
 
 
 def t_interval(values: Sequence[float], alpha: float) -> Interval:
-    """Student's t interval of the mean at two-sided error ``alpha``.
-
-    The launch is the unit of replication, so ``values`` are one per pair of launches.
-    """
+    """Student's t interval of the mean at two-sided error ``alpha``, for one look only."""
     n = len(values)
     if n == 0:
         raise ValueError("t_interval of no values")
@@ -42,18 +39,6 @@ def t_quantile(p: float, df: int) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(df, p))
-
-
-def smallest_detectable(sd: float | None, n: int, alpha: float, power: float = 0.9) -> float | None:
-    """Smallest relative change that n pairs with log-ratio deviation ``sd`` detect with ``power``.
-
-    (t_{1-alpha/2} + t_{power}) sd / sqrt(n), the usual t approximation, as a relative change.
-    """
-    if sd is None or n < 2:
-        return None
-    df = n - 1
-    delta = (t_quantile(1 - alpha / 2, df) + t_quantile(power, df)) * sd / math.sqrt(n)
-    return math.expm1(delta)
 
 
 def slope(values: Sequence[float], alpha: float = 0.05) -> Interval:

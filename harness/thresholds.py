@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from harness import units
 from harness.config import Key, Problems, Table, check_table, read_tables
 from harness.spec import BASELINES, CaseSpec, Contrast, Device, Mode
-from harness.units import METRICS, UNMEASURED, Form
+from harness.units import Form
 
 
 class Statistic(StrEnum):
@@ -50,10 +52,12 @@ class Waiver:
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """One requirement. ``case`` is a pattern on the case's family, ``ddp/decoder-*/weak``.
+    """One requirement. ``case`` is a pattern on the case's family, ``ddp/decoder-*/weak``, or on
+    its whole id where the pattern names a world: ``ddp/decoder-tiny/weak@2cpu``.
 
     ``world`` and ``nodes`` restrict it to world sizes and node counts (empty = any);
-    ``hardware`` is a pattern on the machine's hardware class.
+    ``hardware`` is a pattern on the machine's hardware class, ``fingerprint`` what else must be as
+    it was where the bound was measured (``key=value`` each; empty = nothing).
     """
 
     name: str
@@ -72,6 +76,7 @@ class Threshold:
     at_most: float | None = None
     note: str = ""
     waiver: Waiver | None = None
+    fingerprint: tuple[str, ...] = ()
 
     @property
     def bound(self) -> str:
@@ -86,20 +91,27 @@ class Threshold:
 
     def family_matches(self, case: CaseSpec) -> bool:
         """Whether the rule is about this family of cases, whatever the world."""
+        name = case.id if "@" in self.case else case.family + case.extras
         return (
-            fnmatchcase(case.family + case.extras, self.case)
+            fnmatchcase(name, self.case)
             or (not case.extras and fnmatchcase(case.family, self.case))
         ) and self.mode in (None, case.mode)
+
+    def about(self, case: CaseSpec) -> bool:
+        """Whether the rule is about this case on its world, whatever the hardware."""
+        return (
+            self.family_matches(case)
+            and self.device in (None, case.device)
+            and (not self.world or case.world_size in self.world)
+            and (not self.nodes or len(case.nodes) in self.nodes)
+        )
 
     def matches(self, case: CaseSpec, contrast: Contrast, hardware: str) -> bool:
         """Whether the rule judges this contrast of this case on this hardware."""
         return (
             self.metric == contrast.metric
-            and self.family_matches(case)
+            and self.about(case)
             and self.baseline in (None, contrast.against)
-            and self.device in (None, case.device)
-            and (not self.world or case.world_size in self.world)
-            and (not self.nodes or len(case.nodes) in self.nodes)
             and fnmatchcase(hardware, self.hardware)
         )
 
@@ -111,7 +123,7 @@ class Threshold:
 _KEYS = {
     "name": Key(kind=str, required=True),
     "case": Key(kind=str, required=True),
-    "metric": Key(kind=str, required=True, choices=tuple(METRICS)),
+    "metric": Key(kind=str, required=True),
     "unit": Key(kind=str, required=True),
     "source": Key(kind=str, required=True, choices=tuple(str(s) for s in Source)),
     "mode": Key(kind=str, choices=("weak", "strong")),
@@ -149,11 +161,17 @@ def load_thresholds(path: Path) -> tuple[Threshold, ...]:
 
 def _rule(table: Table, problems: Problems) -> Threshold | None:
     v, before = table.values, len(problems.found)
-    metric = METRICS[v["metric"]]
 
     def line(key: str) -> int:
         return table.lines.get(key, table.line)
 
+    try:
+        metric = units.metric(v["metric"])
+    except KeyError:
+        near = difflib.get_close_matches(v["metric"], units.METRICS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(units.METRICS)}"
+        problems.add(line("metric"), f"no metric {v['metric']!r}", hint)
+        return None
     if v["unit"] != metric.unit:
         problems.add(
             line("unit"),
@@ -215,7 +233,7 @@ def reach(
     """Whether a rule matched something; if not, whether it could have here, and why not."""
     if any(rule.matches(case, contrast, hardware) for case, contrast in judged):
         return Reach.MATCHED, ""
-    if rule.metric in UNMEASURED:
+    if not units.measured(rule.metric):
         return Reach.OUT_OF_REACH, f"{rule.metric} is not measured yet"
     if rule.device is not None and rule.device is not device:
         return Reach.OUT_OF_REACH, f"needs {rule.device}"

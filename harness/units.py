@@ -25,30 +25,19 @@ class Metric:
 
 
 METRICS: dict[str, Metric] = {
-    "efficiency": Metric(
-        quantity="throughput",
-        form=Form.RATIO,
-        unit="1",
-    ),
-    "efficiency_of_ideal": Metric(
-        quantity="throughput",
-        form=Form.RATIO,
-        unit="1",
-    ),
+    "efficiency": Metric(quantity="throughput", form=Form.RATIO, unit="1"),
+    "efficiency_of_ideal": Metric(quantity="throughput", form=Form.RATIO, unit="1"),
     "speedup": Metric(quantity="throughput", form=Form.RATIO, unit="x"),
     "step_time_ratio": Metric(quantity="step_s", form=Form.RATIO, unit="1"),
     "memory_saved": Metric(quantity="peak_bytes", form=Form.SAVED, unit="1"),
     "wire_ratio": Metric(quantity="sent_bytes", form=Form.RATIO, unit="1"),
     "throughput": Metric(quantity="throughput", form=Form.ABSOLUTE, unit="samples/s"),
     "step_s": Metric(quantity="step_s", form=Form.ABSOLUTE, unit="s"),
+    "median_step_s": Metric(quantity="median_step_s", form=Form.ABSOLUTE, unit="s"),
     "peak_bytes": Metric(quantity="peak_bytes", form=Form.ABSOLUTE, unit="B"),
     "sent_bytes": Metric(quantity="sent_bytes", form=Form.ABSOLUTE, unit="B"),
     "comm_share": Metric(quantity="comm_share", form=Form.ABSOLUTE, unit="1"),
-    "exposed_comm_share": Metric(
-        quantity="exposed_comm_share",
-        form=Form.ABSOLUTE,
-        unit="1",
-    ),
+    "exposed_comm_share": Metric(quantity="exposed_comm_share", form=Form.ABSOLUTE, unit="1"),
     "recovery_s": Metric(quantity="recovery_s", form=Form.ABSOLUTE, unit="s"),
     "caught": Metric(quantity="gate", form=Form.GATE, unit="1"),
 }
@@ -57,10 +46,32 @@ METRICS: dict[str, Metric] = {
 UNMEASURED = frozenset({"comm_share", "exposed_comm_share", "recovery_s"})
 
 
+def metric(name: str) -> Metric:
+    """A metric by name; ``sent_bytes/step_s`` is the ratio of two absolute ones, in B/s.
+
+    Raises KeyError for a name that is neither.
+    """
+    above, slash, below = name.partition("/")
+    if not slash:
+        return METRICS[name]
+    top, bottom = METRICS[above], METRICS[below]
+    if top.form is not Form.ABSOLUTE or bottom.form is not Form.ABSOLUTE:
+        raise KeyError(name)
+    unit = "1" if top.unit == bottom.unit else f"{top.unit}/{bottom.unit}"
+    return Metric(quantity=f"{top.quantity}/{bottom.quantity}", form=Form.ABSOLUTE, unit=unit)
+
+
+def measured(name: str) -> bool:
+    """Whether a metric's quantities are measured at all."""
+    return not UNMEASURED & set(metric(name).quantity.split("/"))
+
+
 def si(value: float | None, unit: str = "") -> str:
     """``1.23 MB``; n/a for None."""
     if value is None:
         return "n/a"
+    if unit == "s" and 0 < abs(value) < 0.1:
+        return f"{value * 1e3:.3g} ms"
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
             return f"{value / scale:.3g} {prefix}{unit}".rstrip()

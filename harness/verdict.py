@@ -1,8 +1,8 @@
-"""The judge: a contrast of a record, and a rule, to a Verdict. Offline and without torch.
+"""From a record to its verdicts. Offline and without torch.
 
 Correct before fast: a case that failed its gate, a launch that failed or ran something else than
-was asked, is an ERROR and its speed is not looked at. PASS needs the whole interval on the right
-side of the bound, FAIL the whole interval on the wrong side; everything else is INCONCLUSIVE.
+was asked, is an ERROR and its speed is not looked at. Then ``harness.judge`` decides; what it
+decided stands only on a quiet host, on steady launches, and a FAIL only if a fresh set confirms it.
 """
 
 from __future__ import annotations
@@ -11,81 +11,23 @@ import datetime
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from harness import contrasts, stats
-from harness.contrasts import ALPHA, Estimate, Pairs, estimate, gates, pairs, timed
+from harness import admission, contrasts, fingerprint, sequential, steadiness, units
+from harness.admission import Level
+from harness.contrasts import gates, pairs, timed
+from harness.judge import ALPHA, Estimate, Judged, judge, lag1, worst
 from harness.machine import Machine
 from harness.outcome import Reason, Status, Verdict
-from harness.record import Described, LaunchRecord, LaunchStatus, RunRecord
+from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RunRecord
 from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
-from harness.thresholds import Source, Statistic, Threshold
-from harness.units import METRICS, Form
+from harness.stats import median
+from harness.thresholds import Statistic, Threshold
+from harness.units import Form
 
 #: Throughput per rank above this share of the baseline's is not scaling, it is a mistake.
 IMPLAUSIBLE_EFFICIENCY = 1.1
-#: Memory growth below this a step, or seen over fewer steps, is an allocator that settles.
-LEAK_BYTES, LEAK_STEPS = 65_536, 20
-#: A PASS rests on this many pairs at least, whatever a protocol says.
-MIN_PAIRS = 8
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5, Precision.AUTOCAST: 2e-2, Precision.BF16: 2e-2}
-
-
-class Method(StrEnum):
-    """How pairs become an interval. The seam for anytime-valid sequences."""
-
-    T = "t interval, error split over the looks"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What a rule made of an estimate."""
-
-    status: Status
-    reason: Reason
-    estimate: Estimate
-    mde: float | None
-
-
-def judge(
-    found: Pairs,
-    rule: Threshold | None,
-    *,
-    form: Form,
-    looks: int,
-    method: Method = Method.T,
-) -> Judged:
-    """Judge paired values against a rule; without one they are RECORDED.
-
-    The judge may look ``looks`` times while pairs come in, so each look spends 1 / looks of the
-    two-sided 5 % error (Bonferroni): the chance of any wrong decision stays below 2.5 % a side.
-    """
-    assert method is Method.T
-    alpha = ALPHA / looks
-    e = estimate(found.values, form, alpha)
-    mde = stats.smallest_detectable(e.sd, e.n, alpha)
-    if rule is None:
-        return Judged(status=Status.RECORDED, reason=Reason.NO_RULE, estimate=e, mde=mde)
-    if e.n < 2 or e.low is None or e.high is None:
-        return Judged(status=Status.RECORDED, reason=Reason.TOO_FEW_PAIRS, estimate=e, mde=mde)
-    low, high = rule.at_least, rule.at_most
-    if rule.statistic is Statistic.WORST:
-        shown = [1 - v for v in found.values] if form is Form.SAVED else list(found.values)
-        met = (low is None or min(shown) >= low) and (high is None or max(shown) <= high)
-        missed = not met
-    else:
-        met = (low is None or e.low >= low) and (high is None or e.high <= high)
-        missed = (low is not None and e.high < low) or (high is not None and e.low > high)
-    if missed:
-        return Judged(status=Status.FAIL, reason=Reason.NOT_MET, estimate=e, mde=mde)
-    if not met:
-        return Judged(status=Status.INCONCLUSIVE, reason=Reason.SPANS_BOUND, estimate=e, mde=mde)
-    if e.n < MIN_PAIRS:
-        return Judged(status=Status.INCONCLUSIVE, reason=Reason.TOO_FEW_PAIRS, estimate=e, mde=mde)
-    if rule.source in (Source.CLAIMED, Source.PROVISIONAL):
-        return Judged(status=Status.RECORDED, reason=Reason.PROVISIONAL, estimate=e, mde=mde)
-    return Judged(status=Status.PASS, reason=Reason.MET, estimate=e, mde=mde)
 
 
 def rules_for(
@@ -97,38 +39,52 @@ def rules_for(
 
 def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
     """All verdicts of a record, recomputed from it."""
+    return tuple(v for plan in run.plans for v in verdicts_of(run, plan))
+
+
+def verdicts_of(run: RunRecord, plan: Plan) -> list[Verdict]:
+    """The verdicts of one plan."""
     out: list[Verdict] = []
-    for plan in run.plans:
-        for contrast in plan.contrasts:
-            case = plan.arm(contrast.subject).case
-            rules = rules_for(run.thresholds, case, contrast, run.machine.hardware_class)
-            every: list[Threshold | None] = [*rules] or [None]
-            out += [verdict(run, plan, contrast, rule) for rule in every]
-    return tuple(out)
+    for contrast in contrasts.of(plan, run.thresholds):
+        case = plan.arm(contrast.subject).case
+        rules = rules_for(run.thresholds, case, contrast, run.machine.hardware_class)
+        every: list[Threshold | None] = [*rules] or [None]
+        out += [verdict(run, plan, contrast, rule) for rule in every]
+    return out
+
+
+def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
+    """Verdicts of a plan that more blocks could decide."""
+    helped = (Reason.SPANS_BOUND, Reason.PAIRS_SPLIT, Reason.TOO_FEW_PAIRS)
+    found = verdicts_of(run, plan)
+    return [v for v in found if v.status is Status.INCONCLUSIVE and v.reason in helped]
+
+
+def unconfirmed(run: RunRecord, plan: Plan) -> list[Verdict]:
+    """FAILs of a plan that no fresh set has confirmed yet."""
+    wanted = (Reason.UNCONFIRMED, Reason.DISAGREE)
+    return [v for v in verdicts_of(run, plan) if v.reason in wanted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What a contrast came to before waivers: status, why, and the figures behind it."""
+
+    status: Status
+    reason: Reason
+    detail: str
+    judged: Judged | None = None
+    values: tuple[float, ...] = ()
+    again: tuple[float, ...] = ()
+    launches: tuple[str, ...] = ()
 
 
 def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> Verdict:
     """One contrast under one rule."""
-    metric = METRICS[contrast.metric]
+    form = units.metric(contrast.metric).form
     case = plan.arm(contrast.subject).case
-    statistic = rule.statistic if rule else Statistic.MEAN
-    found = Pairs(values=(), launches=())
-    if metric.form is not Form.GATE:
-        found = pairs(run, plan, contrast, statistic)
-    stopped = _obstacle(run, plan, contrast)
-    if stopped is None and found.values:
-        judged = judge(found, rule, form=metric.form, looks=plan.protocol.looks)
-        e, mde = judged.estimate, judged.mde
-        status, reason, detail = judged.status, judged.reason, _detail(judged, rule)
-        if (impossible := _impossible(run, plan, contrast, e)) is not None:
-            status, reason, detail = Status.ERROR, Reason.IMPLAUSIBLE, impossible
-    else:
-        e = Estimate(value=math.nan, low=None, high=None, sd=None, n=0)
-        mde = None
-        status, reason, detail = stopped or (
-            *_unmeasured(run),
-            "no pair of launches was measured",
-        )
+    found = _find(run, plan, contrast, rule)
+    status, reason, detail = found.status, found.reason, found.detail
     waived = False
     if rule is not None and rule.waiver is not None:
         today = datetime.date.fromisoformat(run.started_at[:10])
@@ -138,6 +94,8 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
         elif rule.waived(today) and status is Status.PASS:
             status, reason = Status.FAIL, Reason.UNEXPECTED_PASS
             detail = f"met, but a waiver says it fails ({rule.waiver.reason}): remove the waiver"
+    e = found.judged.estimate if found.judged else None
+    p95 = pairs(run, plan, contrast, Statistic.P95).values if e else ()
     return Verdict(
         contrast=contrast.name,
         case=case.id,
@@ -150,20 +108,111 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
         status=status,
         reason=reason,
         detail=detail,
-        value=None if math.isnan(e.value) else e.value,
-        low=e.low,
-        high=e.high,
-        n=e.n,
-        mde=mde,
+        value=e.value if e else None,
+        low=e.low if e else None,
+        high=e.high if e else None,
+        n=e.n if e else 0,
+        mde=found.judged.mde if found.judged else None,
         pairs=found.values,
         launches=found.launches,
+        evidence=found.judged.evidence if found.judged else None,
+        p95=judge(p95, None, form).estimate.value if p95 else None,
+        worst=worst(found.values, rule, form),
+        sd=e.sd if e else None,
+        lag1=lag1(found.values),
+        again=found.again,
         waived=waived,
     )
 
 
+def _find(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> _Found:
+    """Obstacles first, then the judge, then what its answer must survive."""
+    form = units.metric(contrast.metric).form
+    stopped = _obstacle(run, plan, contrast)
+    if stopped is not None:
+        return _Found(status=stopped[0], reason=stopped[1], detail=stopped[2])
+    statistic = rule.statistic if rule else Statistic.MEAN
+    first = pairs(run, plan, contrast, statistic)
+    if not first.values:
+        status, reason = _unmeasured(run, plan)
+        return _Found(status=status, reason=reason, detail="no pair of launches was measured")
+    judged = judge(first.values, rule, form)
+    status, reason, detail = judged.status, judged.reason, judged.detail
+    again = pairs(run, plan, contrast, statistic, attempt=1)
+    if (impossible := _impossible(run, plan, contrast, judged.estimate)) is not None:
+        status, reason, detail = Status.ERROR, Reason.IMPLAUSIBLE, impossible
+    elif status in (Status.PASS, Status.FAIL) and rule is not None:
+        differing = fingerprint.differing(rule.fingerprint, run)
+        doubt = _doubt(run, plan, contrast)
+        if differing:
+            status, reason = Status.RECORDED, Reason.NOT_COMPARABLE
+            detail = f"the bound is of another setup: {'; '.join(differing)}"
+        elif doubt is not None:
+            status, (reason, why) = Status.INCONCLUSIVE, doubt
+            detail = f"{detail}, but {why}"
+        elif status is Status.FAIL:
+            second = judge(again.values, rule, form) if again.values else None
+            status, reason, more = _confirmed(run, plan, second)
+            detail = f"{detail}; {more}"
+    return _Found(
+        status=status, reason=reason, detail=detail, judged=judged, values=first.values,
+        again=again.values, launches=(*first.launches, *again.launches),
+    )  # fmt: skip
+
+
+def _confirmed(run: RunRecord, plan: Plan, second: Judged | None) -> tuple[Status, Reason, str]:
+    """What is left of a FAIL after a fresh set: a FAIL, or no decision; never a PASS."""
+    if second is None:
+        if not run.complete:
+            return Status.INCONCLUSIVE, Reason.INTERRUPTED, "stopped before it was confirmed"
+        why = "no time was left to confirm it"
+        return Status.INCONCLUSIVE, Reason.UNCONFIRMED, why
+    e = second.estimate
+    figure = f"{e.value:.4g} in {e.n} fresh pairs"
+    if second.status is Status.FAIL:
+        return Status.FAIL, Reason.NOT_MET, f"confirmed: {figure}"
+    return Status.INCONCLUSIVE, Reason.DISAGREE, f"a fresh set does not confirm it: {figure}"
+
+
+def _doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Reason, str] | None:
+    """Why neither PASS nor FAIL may stand: a noisy host, or launches that were not steady."""
+    bad = [f for f in run.admission if f.level is Level.BAD]
+    if bad:
+        advice = f" ({bad[0].advice})" if bad[0].advice else ""
+        return Reason.NOISY_HOST, f"noisy host: {'; '.join(f.text for f in bad)}{advice}"
+    if run.launch_sd is not None and run.launch_sd > admission.LAUNCH_SD:
+        return Reason.NOISY_HOST, (
+            f"noisy host: launches of one arm differ by {run.launch_sd:.0%} (A/A pilots);"
+            " give it quiet cores, fixed clocks, or another machine"
+        )
+    names = {contrast.subject, *contrast.baseline}
+    launches = [x for x in timed(run, plan, None) if x.arm in names]
+    loads = [x.foreign_load for x in launches if x.foreign_load is not None]
+    if loads and median(loads) > admission.FOREIGN_LOAD:
+        return Reason.NOISY_HOST, (
+            f"noisy host: others used {median(loads):.0%} of the ranks' cores (median launch);"
+            " find who it is (top -d 1) and run again"
+        )
+    slowed = sorted({r for x in launches for g in x.gpus for r in g.throttle if "thermal" in r
+                     or "hw_" in r})  # fmt: skip
+    if slowed:
+        return Reason.NOISY_HOST, f"noisy host: devices were slowed ({', '.join(slowed)})"
+    for launch in launches:
+        if launch.steadiness is not None and not launch.steadiness.steady:
+            drift = math.expm1(launch.steadiness.drift)
+            return Reason.NOT_STEADY, f"{launch.launch} was not steady: {drift:+.1%} over it"
+    for name in sorted(names):
+        own = [x.steadiness for x in launches if x.arm == name and x.steadiness is not None]
+        if steadiness.drifts(own):
+            drift = math.expm1(math.fsum(s.drift for s in own) / len(own))
+            why = f"{plan.arm(name).case.id} is not steady: {drift:+.1%} in every launch"
+            return Reason.NOT_STEADY, why
+    return None
+
+
 def _impossible(run: RunRecord, plan: Plan, contrast: Contrast, e: Estimate) -> str | None:
     """Why a value cannot be, if so: surely more than linear scaling, or than the device's peak."""
-    metric = METRICS[contrast.metric]
+    metric = units.metric(contrast.metric)
     if metric.quantity == "throughput" and metric.form is Form.RATIO:
         surely = e.value if e.low is None else e.low
         ranks = sum(plan.arm(b).case.world_size for b in contrast.baseline)
@@ -177,25 +226,6 @@ def _impossible(run: RunRecord, plan: Plan, contrast: Contrast, e: Estimate) -> 
     if used is not None and used > 1:
         return f"{used:.2f} of the device's peak FLOP/s is not possible"
     return None
-
-
-def _detail(judged: Judged, rule: Threshold | None) -> str:
-    """One sentence on how the bound was met, missed or left open."""
-    e = judged.estimate
-    if rule is None:
-        return "no rule applies"
-    if judged.reason is Reason.TOO_FEW_PAIRS:
-        return f"n = {e.n}: too few pairs of launches to judge"
-    if judged.reason is Reason.PROVISIONAL:
-        return f"meets {rule.bound}, but a {rule.source} bound passes nothing by itself"
-    if judged.reason is Reason.SPANS_BOUND:
-        return f"interval spans {rule.bound} after {e.n} pairs"
-    if rule.statistic is Statistic.WORST:
-        return f"worst of {e.n} pairs against {rule.bound}"
-    if judged.status is Status.FAIL:
-        best = e.high if rule.at_least is not None and e.value < rule.at_least else e.low
-        return f"{best:.4g} at best, bound {rule.bound}"
-    return f"{rule.bound} holds over the whole interval"
 
 
 def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
@@ -213,8 +243,10 @@ def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
 Obstacle = tuple[Status, Reason, str]
 
 
-def _unmeasured(run: RunRecord) -> tuple[Status, Reason]:
-    """Not green in either case: a bug in a complete run, open in one that was stopped."""
+def _unmeasured(run: RunRecord, plan: Plan) -> tuple[Status, Reason]:
+    """Never green: a bug in a complete run, open in one that was stopped or ran out of time."""
+    if plan.hash in run.out_of_time:
+        return Status.INCONCLUSIVE, Reason.OUT_OF_TIME
     if run.complete:
         return Status.ERROR, Reason.NOT_MEASURED
     return Status.INCONCLUSIVE, Reason.INTERRUPTED
@@ -226,7 +258,7 @@ def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None
     for arm in arms:
         described = run.described.get(arm.case.hash)
         if described is None:
-            return *_unmeasured(run), f"{arm.case.id} was not measured"
+            return *_unmeasured(run, plan), f"{arm.case.id} was not measured"
         if described.error:
             return Status.ERROR, Reason.LAUNCH_FAILED, f"{arm.case.id}: {described.error}"
         if described.unsupported:
@@ -240,8 +272,11 @@ def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None
         gate = checked.get(arm.case.hash)
         if arm.role is Role.CONTROL:
             return _control(gate)
+        if gate is None and (lower := _stopped_at(run, plan, arm.case, checked)) is not None:
+            why = f"{arm.case.id} was not launched: the climb stopped at {lower}"
+            return Status.SKIP, Reason.CLIMB_STOPPED, why
         if gate is None:
-            return *_unmeasured(run), f"{arm.case.id} was never checked"
+            return *_unmeasured(run, plan), f"{arm.case.id} was never checked"
         if (failure := gate_failure(gate)) is not None:
             reason = Reason.LAUNCH_FAILED if gate.cause else Reason.INCORRECT
             if failure.startswith("bytes."):
@@ -250,14 +285,31 @@ def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None
             return Status.ERROR, reason, f"{whose}{failure}"
     if (mismatch := _norms(plan, contrast, checked)) is not None:
         return Status.ERROR, Reason.INCORRECT, mismatch
-    names = {a.name for a in arms}
-    for launch in timed(run, plan):
-        if launch.arm not in names:
-            continue
+    for launch in _launches(run, plan, contrast):
         if launch.status is LaunchStatus.FAILED:
             return Status.ERROR, Reason.LAUNCH_FAILED, blame(launch)
         if launch.wrong:
             return Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}"
+    return None
+
+
+def _launches(run: RunRecord, plan: Plan, contrast: Contrast) -> list[LaunchRecord]:
+    """What a contrast rests on: its arms' pilots (shared between plans) and timed launches."""
+    names = {contrast.subject, *contrast.baseline}
+    cases = {plan.arm(n).case.hash for n in names}
+    pilots = [x for x in run.launches if x.purpose is Purpose.PILOT and x.case in cases]
+    return [*pilots, *(x for x in timed(run, plan, None) if x.arm in names)]
+
+
+def _stopped_at(
+    run: RunRecord, plan: Plan, case: CaseSpec, checked: Mapping[str, LaunchRecord]
+) -> str | None:
+    """The id of the lower rung that ended the climb before this case, if one did."""
+    for arm in plan.arms:
+        gate = checked.get(arm.case.hash)
+        below = arm.case.world_size < case.world_size and arm.case.strategy == case.strategy
+        if below and gate is not None and gate_failure(gate) is not None:
+            return arm.case.id
     return None
 
 
@@ -334,44 +386,14 @@ def _norms(plan: Plan, contrast: Contrast, checked: Mapping[str, LaunchRecord]) 
     return None
 
 
-def expected_false_fails(found: Sequence[Verdict]) -> float:
-    """How many FAILs to expect from chance alone if every requirement just held."""
-    return (
-        ALPHA / 2 * sum(v.status in (Status.PASS, Status.FAIL, Status.INCONCLUSIVE) for v in found)
-    )
+def together(found: Sequence[Verdict]) -> tuple[int, int]:
+    """How many PASSes, and FAILs, hold together at a false discovery rate of 5 % (e-BH).
 
-
-def findings(run: RunRecord) -> list[str]:
-    """What is worth a sentence without being a verdict: leaks, irreproducible losses, stand-ins."""
+    Each verdict alone errs at most one time in twenty; with dozens of them some would.
+    """
+    judged = [v for v in found if v.rule and v.value is not None and v.status is not Status.ERROR]
     out = []
-    for plan in run.plans:
-        for arm in plan.arms:
-            own = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
-            slopes = [x.growth for x in own if x.growth and x.steps and x.steps.count >= LEAK_STEPS]
-            grows = [g for g in slopes if g.low > LEAK_BYTES and g.steady >= 0.5]
-            if len(own) >= 2 and len(grows) == len(own):
-                rate = stats.median([g.slope for g in grows])
-                out.append(
-                    f"{arm.case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
-                )
-            if len({x.losses for x in own}) > 1:
-                out.append(f"{arm.case.id}: not reproducible, losses differ between launches")
-    gpus: dict[str, int] = {}
-    for launch in run.launches:
-        for gpu in launch.gpus:
-            states = [*gpu.throttle, *(["lost"] if gpu.lost else [])]
-            if states:
-                name = f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"
-                gpus[name] = gpus.get(name, 0) + 1
-    out += [f"{name} in {count} launches" for name, count in gpus.items()]
-    return list(dict.fromkeys(out))
-
-
-def reproducible(run: RunRecord) -> str:
-    """In how many arms all launches gave the same losses to the bit."""
-    arms: dict[tuple[str, str], set[str]] = {}
-    for launch in run.launches:
-        if launch.steps is not None:
-            arms.setdefault((launch.plan, launch.arm), set()).add(launch.losses)
-    same = sum(len(digests) == 1 for digests in arms.values())
-    return f"equal to the bit between the launches of {same} of {len(arms)} arms"
+    for status in (Status.PASS, Status.FAIL):
+        evidence = [(v.evidence or 0.0) if v.status is status else 0.0 for v in judged]
+        out.append(len(sequential.discoveries(evidence, ALPHA / 2)))
+    return out[0], out[1]

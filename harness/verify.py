@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import derive, verdict
+from harness import contrasts, derive, pilots, verdict
 from harness.codec import Json, to_doc
 from harness.errors import RecordError
-from harness.record import LaunchStatus, Purpose, RunRecord, load_samples
+from harness.record import SCHEMA, LaunchStatus, Purpose, RunRecord, load_samples
+from harness.thresholds import Threshold
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9
@@ -17,7 +20,10 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was recomputed, and every difference found."""
+    """What was recomputed, and every difference found.
+
+    Verdicts of an older schema were judged by the rules of its day and are not recomputed.
+    """
 
     num_launches: int
     num_samples: int
@@ -29,12 +35,13 @@ def verify(run: RunRecord, folder: Path) -> Verification:
     """Recompute launches from samples and verdicts from launches; list what differs."""
     differences: list[str] = []
     launches = samples_read = 0
-    cases = {a.case.hash: (a.case, p.protocol) for p in run.plans for a in p.arms}
+    plans = {p.hash: p for p in run.plans}
     for launch in run.launches:
-        if launch.purpose is not Purpose.TIMED or launch.status is not LaunchStatus.OK:
+        if launch.purpose is Purpose.GATE or launch.status is not LaunchStatus.OK:
             continue
         launches += 1
-        case, protocol = cases[launch.case]
+        plan = plans[launch.plan]
+        cut = run.window(plan, launch).cut
         try:
             samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
         except RecordError as error:
@@ -43,22 +50,26 @@ def verify(run: RunRecord, folder: Path) -> Verification:
         samples_read += len(samples)
         expected = run.described[launch.case].expected
         assert expected is not None
-        cut = protocol.cut
-        again: dict[str, Json] = {
-            "wrong": derive.wrong(case, expected, launch.ranks, samples, cut),
-            "steps": derive.steps(samples, cut),
-            "consumed": derive.consumed(samples, cut),
-            "growth": derive.growth(samples, cut),
-            "losses": derive.losses(samples),
-        }
-        for name, value in again.items():
-            if not same(to_doc(value), to_doc(getattr(launch, name))):
-                differences.append(
-                    f"{launch.launch}: {name} is {getattr(launch, name)}, samples say {value}"
-                )
+        case = plan.arm(launch.arm).case
+        again = derive.figures(case, expected, launch.ranks, samples, cut)
+        for name, value in vars(again).items():
+            recorded = getattr(launch, name)
+            if recorded is None and run.schema < SCHEMA:
+                continue  # not measured yet in its day
+            if not same(to_doc(value), to_doc(recorded)):
+                differences.append(f"{launch.launch}: {name} is {recorded}, samples say {value}")
         for rank, own in zip(launch.ranks, samples, strict=True):
             if not same(derive.window_s(own, cut), rank.window_s):
                 differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
+    if not differences:
+        differences += _windows(run, folder)
+    if run.schema < SCHEMA:
+        return Verification(
+            num_launches=launches,
+            num_samples=samples_read,
+            num_verdicts=0,
+            differences=tuple(differences),
+        )
     again_verdicts = verdict.verdicts(run)
     if len(again_verdicts) != len(run.verdicts):
         differences.append(
@@ -89,3 +100,27 @@ def same(a: Json, b: Json) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
+
+
+def _windows(run: RunRecord, folder: Path) -> list[str]:
+    """Whether steps and cuts are those that the pilots ask for, and were kept to."""
+    out = []
+    if run.complete and run.windows:
+        sd = pilots.launch_sd(pilots.read(run, folder))
+        if not same(sd, run.launch_sd):
+            out.append(f"launch_sd is {run.launch_sd}, the pilots say {sd}")
+    for plan in run.plans:
+        frozen = run.windows.get(plan.hash)
+        if frozen and frozen != pilots.windows(plan, pilots.read(run, folder, plan)):
+            out.append(f"{plan.name}: windows are {frozen}, the pilots say something else")
+        for launch in contrasts.timed(run, plan, None):
+            kept = run.window(plan, launch)
+            if launch.steps is not None and launch.steps.count != kept.steps - kept.cut:
+                out.append(f"{launch.launch}: {launch.steps.count} steps kept, not {kept}")
+    return out
+
+
+def rejudge(run: RunRecord, thresholds: Sequence[Threshold]) -> RunRecord:
+    """The same measurements under other rules."""
+    other = dataclasses.replace(run, thresholds=tuple(thresholds))
+    return dataclasses.replace(other, verdicts=verdict.verdicts(other))

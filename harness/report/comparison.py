@@ -27,6 +27,8 @@ def lines(a: RunRecord, b: RunRecord, found: Comparison, width: int) -> list[str
         out.append(
             f" {name}  {run.machine.key}  {run.machine.title}  torch {torch}  {run.started_at[:10]}"
         )
+    for text in found.forced:
+        out += wrap(f" FORCED   not comparable: {text}", width, 10)
     for text in found.differs:
         out += wrap(f" differs: {text}", width, 10)
     unit = METRICS[found.metric].unit

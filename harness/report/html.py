@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup  # jinja2's own dependency
 
-from harness import contrasts, verdict
+from harness import contrasts, findings, units, verdict
 from harness.codec import to_doc
 from harness.machine import PEAK_TFLOPS
 from harness.outcome import SEVERITY, Reason, ScalingPoint, Verdict
@@ -18,7 +18,7 @@ from harness.record import Expected, RunRecord
 from harness.report import svg
 from harness.report.svg import Series
 from harness.spec import Plan
-from harness.units import METRICS, Form, rate, si
+from harness.units import Form, rate, si
 
 
 def render(run: RunRecord) -> str:
@@ -31,13 +31,13 @@ def render(run: RunRecord) -> str:
     return environment.get_template("page.html.jinja").render(
         run=run,
         counts=[(s, counts[s]) for s in SEVERITY if counts[s]],
-        notes=[*verdict.findings(run), *run.notes],
+        notes=[*findings.findings(run), *run.notes],
         charts=_charts(run),
         stand_ins=any(a.case.stand_in for p in run.plans for a in p.arms),
         verdicts=[
             _verdict(run, v) for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
         ],
-        false_fails=f"{verdict.expected_false_fails(run.verdicts):.2g}",
+        together=verdict.together(run.verdicts),
         cases=_cases(run),
         facts=_facts(run),
         data=Markup(data),
@@ -96,7 +96,7 @@ def _series(name: str, xs: list[float], points: list[ScalingPoint], field: str) 
 
 
 def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
-    metric = METRICS[v.metric]
+    metric = units.metric(v.metric)
     rules = {t.name: t for t in run.thresholds}
     rule = rules.get(v.rule or "")
     bound = None if rule is None else rule.at_most if rule.at_least is None else rule.at_least

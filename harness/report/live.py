@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from typing import TextIO
 
-from harness.measure import Moment
+from harness.progress import Moment
 from harness.record import Purpose
 from harness.report.text import wrap
 from harness.units import duration

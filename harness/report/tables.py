@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import contrasts, verdict
+from harness import contrasts, findings, units, verdict
 from harness.outcome import SEVERITY, Reason, ScalingPoint, Status, Verdict
 from harness.record import Purpose, RunRecord
 from harness.report.text import Column, rule, table, wrap
 from harness.spec import Plan
 from harness.thresholds import Reach, reach
-from harness.units import METRICS, Form, rate, si
+from harness.units import Form, rate, si
 
 _COLUMNS = (
     Column(header="case", keep=100, left=True),
@@ -162,7 +162,7 @@ def _in_table(v: Verdict, against: str) -> bool:
 
 def verdict_line(v: Verdict, width: int) -> list[str]:
     """``FAIL  case  metric against baseline: value [interval], bound: why``"""
-    metric = METRICS[v.metric]
+    metric = units.metric(v.metric)
     figures = ""
     if v.value is not None and metric.form is Form.ABSOLUTE:
         figures = (
@@ -178,16 +178,22 @@ def verdict_line(v: Verdict, width: int) -> list[str]:
     return wrap(text, width, 15)
 
 
-def counts(run: RunRecord) -> str:
-    """``9 PASS  1 FAIL ...`` and how many FAILs chance alone would give."""
+def counts(run: RunRecord) -> list[str]:
+    """``9 PASS  1 FAIL ...``, and how many of them hold together."""
     found = Counter(v.status for v in run.verdicts)
     parts = [f"{found[s]} {s}" for s in SEVERITY if found[s]]
     waived = sum(v.waived for v in run.verdicts)
-    by_chance = verdict.expected_false_fails(run.verdicts)
     out = "  ".join(parts) or "nothing was judged"
     if waived:
         out += f"  ({waived} waived)"
-    return f"{out}   (by chance alone: at most {by_chance:.2g} FAIL)"
+    lines = [f" {out}"]
+    if found[Status.PASS] or found[Status.FAIL]:
+        passes, fails = verdict.together(run.verdicts)
+        lines.append(
+            f" each alone errs at most once in 20; together, at most 5% false:"
+            f" {passes} PASS, {fails} FAIL"
+        )
+    return lines
 
 
 def coverage(run: RunRecord, width: int = 100) -> list[str]:
@@ -205,7 +211,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
         f" worlds {', '.join(map(str, worlds))}"
     )
     out = wrap(text, width, 10)
-    out.append(f" losses   {verdict.reproducible(run)}")
+    out.append(f" losses   {findings.reproducible(run)}")
     for why in skipped:
         out += wrap(f" skipped  {why}", width, 10)
     judged = [(p.arm(c.subject).case, c) for p in run.plans for c in p.contrasts]
@@ -257,8 +263,8 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
         if any(" *  " in line for line in table_):
             out.append(" * judged on another figure than the one shown: it stands below")
     out += ["", rule("verdicts", width), *verdict_lines(run, width)]
-    out += [f" {counts(run)}", ""]
-    for finding in [*verdict.findings(run), *run.notes]:
+    out += [*counts(run), ""]
+    for finding in [*findings.findings(run), *run.notes]:
         out += wrap(f" noticed  {finding}", width, 10)
     out += [*coverage(run, width), *cost(run, width)]
     out += [f" rerun    {rerun}"]

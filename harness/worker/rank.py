@@ -67,6 +67,24 @@ class Place:
     store: Callable[[], dist.Store]
 
 
+class Laps:
+    """Where a rank's time goes before its first step, in s by phase."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, phase: str) -> None:
+        """The phase that ends now."""
+        now = time.monotonic()
+        self.seconds[phase], self._last = now - self._last, now
+
+    @property
+    def total_s(self) -> float:
+        """Since the rank began."""
+        return time.monotonic() - self._began
+
+
 def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
     """Do the launch; the exit code: 0 with a result file left behind, 1 with an error file."""
     out = Path(spec.out)
@@ -101,7 +119,7 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
 
 
 def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
-    began = time.monotonic()
+    lap = Laps()
     before = set(sys.modules)
     case, is_gate = spec.case, spec.purpose is Purpose.GATE
     # By rank, not local rank, on CPU: nodes emulated on one machine must not share a core.
@@ -117,6 +135,7 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
         if device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
     loaded = load(spec.files)
+    lap("files")
     beats.write(place.rank, Phase.GROUP)
     seconds = spec.deadlines.collective_s
     store, earlier = place.store(), threads.running()
@@ -128,8 +147,10 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
         timeout=timedelta(seconds=seconds),
         device_id=device if case.backend == "nccl" else None,
     )
+    lap("process group")
     if place.world_size > 1:
         dist.all_reduce(torch.zeros(1, device=device))
+    lap("first collective")
     tune = spec.tune_loop_thread and case.backend == "gloo"
     tuned = threads.tune_loop_thread(earlier) if tune else 0
     beats.write(place.rank, Phase.BUILD)
@@ -156,7 +177,7 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
         more, norm = gate.full_size(loaded, case, context(case))
         result = dict(checks=(*checks, *more), issued=counted, grad_norm=norm)
     else:
-        timed, trainer, planted = _timed(spec, loaded, context(case), place, beats, memory)
+        timed, trainer, planted = _timed(spec, loaded, context(case), place, beats, memory, lap)
         result = dict(planted_s=planted)
     arrays = None if timed is None else timed.samples
     digest = _write_samples(out / f"rank{place.rank}.npz", arrays)
@@ -173,7 +194,7 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
         backend=dist.get_backend(),
         window_s=0.0 if timed is None else timed.window_s,
         cpu_s=0.0 if timed is None else timed.cpu_s,
-        setup_s=time.monotonic() - began - stepping_s,
+        setup_s=lap.total_s - stepping_s,
         stepping_s=stepping_s,
         sent_bytes=None if wire is None else wire.sent_bytes,
         resent_bytes=None if wire is None else wire.resent_bytes,
@@ -189,6 +210,8 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
         planted_s=result.pop("planted_s", None),
         ran=_ran(trainer),
         samples_sha256=digest,
+        busy_s=None if timed is None else timed.busy_s,
+        phases_s=lap.seconds,
         **result,
     )
     write_text(out / f"rank{place.rank}.json", json.dumps(to_doc(record)))
@@ -222,12 +245,14 @@ def _timed(
     place: Place,
     beats: Beats,
     memory: Memory,
+    lap: Laps,
 ) -> tuple[Timed, Any, float | None]:
     """Build, generate the batches, measure."""
     case = ctx.case
     with ctx.device:
         model = build_model(loaded, case, case.seed)
     trainer = loaded.strategy.build(model, ctx)
+    lap("model")
     sampler = Sampler(ctx.batching, steps_per_epoch=max(64, spec.steps), seed=case.seed)
     shard = place.rank % ctx.batching.shards
     batches: list[Batch] = []
@@ -242,6 +267,7 @@ def _timed(
             batches.append(dataclasses.replace(batches[step % known], ids=sampler.ids(step, shard)))
     period = getattr(loaded.model, "period_s", None)
     period_s = None if period is None else period(loaded.size(case), case, spec.draw)
+    lap("data")
     timed = measure(
         trainer,
         batches,

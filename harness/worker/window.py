@@ -7,6 +7,7 @@ and the device is synchronised once at either end of the kept window.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from harness import machine
 from harness.beat import Phase
 from harness.capture import sockets
 from harness.capture.memory import Memory
@@ -31,6 +33,7 @@ class Timed:
     samples: Samples
     window_s: float
     cpu_s: float
+    busy_s: float | None
     wire: sockets.Wire | None
     misses: int
 
@@ -57,6 +60,7 @@ def measure(
     losses: list[torch.Tensor | None] = []
     events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)] if cuda else []
     misses, cpu_before, wire_before = 0, 0.0, None
+    cores, busy_before = os.sched_getaffinity(0), None
 
     def settle() -> None:
         if cuda:
@@ -72,6 +76,7 @@ def measure(
         if i == cut:
             settle()
             memory.settle()
+            busy_before = machine.busy_s(cores)
             wire_before, cpu_before = sockets.read(), time.process_time()
             marks[i] = time.perf_counter()
         beat(Phase.WARMUP if i < cut else Phase.STEADY, i)
@@ -91,6 +96,7 @@ def measure(
     settle()
     marks[steps] = end = time.perf_counter()
     cpu_s = time.process_time() - cpu_before
+    busy_after = machine.busy_s(cores)
     if ctx.world_size > 1:
         dist.barrier()  # everything sent is acknowledged before the sockets are read
     wire_after = sockets.read()
@@ -113,6 +119,7 @@ def measure(
         ),
         window_s=float(end - marks[cut]),
         cpu_s=cpu_s,
+        busy_s=None if busy_before is None or busy_after is None else busy_after - busy_before,
         wire=wire,
         misses=misses,
     )

@@ -62,9 +62,11 @@ def test_only_what_both_ran_is_averaged(sample_run: RunRecord, again: RunRecord)
 
 def test_unlike_machines_are_refused_unless_forced(sample_run: RunRecord) -> None:
     other = edited(sample_run, lambda doc: doc["machine"].update(num_cores=64))
-    with pytest.raises(SpecError, match="different hardware"):
+    with pytest.raises(SpecError, match=r"not comparable: hardware: 2core-.* \| 64core"):
         compare(sample_run, other, "throughput")
-    assert "num_cores: 2 | 64" in compare(sample_run, other, "throughput", force=True).differs
+    forced = compare(sample_run, other, "throughput", force=True)
+    assert "num_cores: 2 | 64" in forced.differs and len(forced.forced) == 1
+    assert compare(sample_run, sample_run, "throughput").forced == ()
     assert compare_hardware(sample_run, other, "throughput").mean == pytest.approx(1.0)
 
 
@@ -76,3 +78,30 @@ def test_stand_ins_never_enter_a_hardware_comparison(sample_run: RunRecord) -> N
     other = edited(sample_run, paced)
     with pytest.raises(SpecError, match="stand-ins only"):
         compare_hardware(other, other, "throughput")
+
+
+@pytest.mark.parametrize(
+    ("variable", "alike"),
+    [
+        ("NCCL_ALGO", False),
+        ("NCCL_IB_DISABLE", False),
+        ("OMP_NUM_THREADS", False),
+        ("NCCL_DEBUG", True),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", True),
+        ("CUDA_VISIBLE_DEVICES", True),
+    ],
+)
+def test_only_what_can_change_speed_is_in_the_fingerprint(
+    sample_run: RunRecord, variable: str, alike: bool
+) -> None:
+    other = edited(sample_run, lambda doc: doc["environment"].update({variable: "7"}))
+    if alike:
+        assert not compare(sample_run, other, "throughput").forced
+    else:
+        with pytest.raises(SpecError, match=f"{variable}: - | 7"):
+            compare(sample_run, other, "throughput")
+
+
+def test_software_is_shown_and_not_refused(sample_run: RunRecord) -> None:
+    other = edited(sample_run, lambda doc: doc["software"].update(torch="2.99"))
+    assert any("torch" in d for d in compare(sample_run, other, "throughput").differs)

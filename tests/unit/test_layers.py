@@ -13,14 +13,15 @@ ROOT = Path(__file__).parents[2]
 HARNESS = ROOT / "harness"
 
 LAYERS: dict[str, int] = {
-    **dict.fromkeys(["outcome", "errors", "codec", "spec", "units", "stats"], 0),
+    **dict.fromkeys(["outcome", "errors", "codec", "spec", "units", "stats", "sequential", "steadiness"], 0),
     **dict.fromkeys(
         ["discover", "config", "thresholds", "nvml", "machine", "record", "protocol", "beat",
-         "site", "recipes", "suite", "doctor", "__init__"], 1),
+         "site", "recipes", "suite", "doctor", "admission", "__init__"], 1),
     **dict.fromkeys(["models", "strategies", "compressors", "capture", "worker"], 2),
     "launch": 3,
-    **dict.fromkeys(["derive", "contrasts", "verdict", "verify", "compare", "history"], 4),
-    **dict.fromkeys(["measure", "report", "frames"], 5),
+    **dict.fromkeys(["derive", "contrasts", "judge", "fingerprint", "pilots", "findings", "verdict", "verify", "resume",
+         "compare", "history"], 4),
+    **dict.fromkeys(["measure", "launcher", "progress", "report", "frames"], 5),
     **dict.fromkeys(["options", "planning", "cli", "pytest_plugin", "benchmark_bridge", "__main__", "schema"], 6),
 }  # fmt: skip
 

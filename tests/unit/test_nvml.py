@@ -25,7 +25,8 @@ class Fake:
     def __init__(self, **changes: Any) -> None:
         self.devices = [
             dict(name="NVIDIA H200", uuid=f"GPU-{i}abc", total=150_754_820_096, limit=700_000,
-                 clock=1980, power=687_123, temp=61, mask=0x0, mig=[0, 0])
+                 clock=1980, power=687_123, temp=61, mask=0x0, mig=[0, 0], used=600 << 20,
+                 default=700_000, app=1980, pids=[])
             for i in range(2)
         ]  # fmt: skip
         self.missing: set[str] = set()
@@ -47,6 +48,8 @@ class Fake:
             "nvmlDeviceGetEnforcedPowerLimit": "limit", "nvmlDeviceGetPowerUsage": "power",
             "nvmlDeviceGetClockInfo": "clock", "nvmlDeviceGetTemperature": "temp",
             "nvmlDeviceGetCurrentClocksEventReasons": "mask", "nvmlDeviceGetMigMode": "mig",
+            "nvmlDeviceGetPowerManagementDefaultLimit": "default",
+            "nvmlDeviceGetApplicationsClock": "app",
         }.get(name)  # fmt: skip
         if name == "nvmlDeviceGetCount":
             return lambda: len(self.devices)
@@ -61,7 +64,10 @@ class Fake:
             if handle in self.lost:
                 raise FakeError
             if name == "nvmlDeviceGetMemoryInfo":
-                return SimpleNamespace(total=self.devices[handle]["total"])
+                device = self.devices[handle]
+                return SimpleNamespace(total=device["total"], used=device["used"])
+            if name == "nvmlDeviceGetComputeRunningProcesses":
+                return [SimpleNamespace(pid=p) for p in self.devices[handle]["pids"]]
             return self.devices[handle][field or ""]
 
         return answer

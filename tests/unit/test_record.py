@@ -15,8 +15,9 @@ import pytest
 
 from harness import derive, frames
 from harness.codec import from_doc, to_doc
-from harness.contrasts import carried_over, points
+from harness.contrasts import points
 from harness.errors import RecordError
+from harness.findings import findings
 from harness.nvml import GpuWindow
 from harness.outcome import Reason, Status
 from harness.record import (
@@ -29,9 +30,10 @@ from harness.record import (
     save,
     upgrade,
 )
+from harness.resume import carried_over
 from harness.schema import RECORD, record_schema
 from harness.spec import Contrast, Device, Mode, Plan
-from harness.verdict import findings, verdicts
+from harness.verdict import verdicts
 from harness.verify import verify
 
 
@@ -67,7 +69,7 @@ def test_load_is_the_inverse_of_save(sample_run: RunRecord, tmp_path: Path) -> N
 def test_verify_reproduces_every_sample_and_verdict(sample: Path, sample_run: RunRecord) -> None:
     found = verify(sample_run, sample)
     assert found.differences == ()
-    assert (found.num_launches, found.num_samples, found.num_verdicts) == (24, 32, 3)
+    assert (found.num_launches, found.num_samples, found.num_verdicts) == (28, 37, 3)
 
 
 def test_an_edited_record_is_refused(copy: Path) -> None:
@@ -125,6 +127,15 @@ def judged(run: RunRecord, edit: Any) -> dict[str, Any]:
     doc = to_doc(run)
     edit(doc)
     return {v.contrast: v for v in verdicts(from_doc(RunRecord, doc))}
+
+
+def confirm(doc: Any) -> None:
+    """Give every timed launch a twin in a confirming set."""
+    doc["launches"] += [
+        {**x, "launch": f"{x['launch']}-again", "attempt": 1}
+        for x in doc["launches"]
+        if x["purpose"] == "timed"
+    ]
 
 
 def timed(doc: Any, arm: str) -> list[Any]:
@@ -203,6 +214,7 @@ def test_a_waived_failure_stays_fail_but_does_not_count(sample_run: RunRecord) -
         rule = next(t for t in doc["thresholds"] if t["name"] == "cpu_ddp_weak")
         rule["at_least"] = bound
         rule["waiver"] = {"reason": "old switch", "expires": "2999-01-01"}
+        confirm(doc)
 
     failed = judged(sample_run, lambda doc: waive(doc, 0.99))["efficiency@2/plain"]
     assert (failed.status, failed.counts, failed.waived) == (Status.FAIL, Status.RECORDED, True)
@@ -273,11 +285,12 @@ def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
     assert "loss: not finite" in wrong(ranks, [make(good[0].sample_ids.tolist(), np.inf), good[1]])
 
 
-def test_frames(sample: Path) -> None:
+def test_frames(sample: Path, sample_run: RunRecord) -> None:
     launches = frames.launches([sample])
-    assert len(launches) == 27 and set(launches.purpose) == {"gate", "timed"}
+    assert len(launches) == 31 and set(launches.purpose) == {"gate", "pilot", "timed"}
     steps = frames.steps([sample])
-    assert len(steps) == 32 * 28 and steps.kept.sum() == 32 * 22
+    kept = sum(x.steps.count * len(x.ranks) for x in sample_run.launches if x.steps)
+    assert steps.kept.sum() == kept and len(steps) == kept + 37 * 6
     assert list(frames.points([sample]).world_size) == [1, 2, 2]
     assert set(frames.verdicts([sample]).status) == {"PASS", "RECORDED"}
 

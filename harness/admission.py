@@ -1,0 +1,187 @@
+"""Admission: is this host fit to be measured on? Before a run, and over each of its launches.
+
+A host that is not gives no PASS and no FAIL, only INCONCLUSIVE with the reasons and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from harness import machine, nvml
+
+#: Share of a core's time that others may take, on average over the cores in use.
+FOREIGN_LOAD = 0.25
+#: Deviation between launches of one arm (from A/A pilots) beyond which nothing can be told.
+LAUNCH_SD = 0.15
+#: Free host memory, as a share of all, below which launches may swap.
+FREE_MEMORY = 0.05
+#: Devices of one name whose set clocks differ by more are not equal.
+CLOCK_SPREAD = 0.05
+#: Device memory that a device in nobody's use may hold.
+IDLE_DEVICE_BYTES = 2 << 30
+#: How long one look at the load takes, and how often a busy host is looked at again.
+LOOK_S, LOOKS = 0.3, 20
+
+
+class Level(StrEnum):
+    """OK; WARN may spoil numbers; BAD stops launches, or leaves no verdict standing."""
+
+    OK = "ok"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One check's answer, with what to do when it is not ok."""
+
+    check: str
+    level: Level
+    text: str
+    advice: str = ""
+
+
+def examine() -> tuple[Finding, ...]:
+    """Every check that decides whether verdicts can stand; takes at most LOOKS x LOOK_S."""
+    return (load(), memory(), *gpus(nvml.gpus()))
+
+
+def load() -> Finding:
+    """CPU time that others use while we sleep. A busy host is given some seconds to calm down."""
+    cpus = os.sched_getaffinity(0)
+    share, workers = 0.0, Workers()
+    for _ in range(LOOKS):
+        before, began = machine.busy_s(cpus), time.monotonic()
+        time.sleep(LOOK_S)
+        after, took = machine.busy_s(cpus), time.monotonic() - began
+        if before is None or after is None:
+            return Finding(check="load", level=Level.OK, text="n/a: no /proc/stat")
+        share = (after - before) / took / len(cpus)
+        if share <= FOREIGN_LOAD:
+            break
+    left = workers.computing()
+    text = f"others use {share:.0%} of {len(cpus)} CPUs"
+    if left:
+        pids = " ".join(map(str, left))
+        return Finding(
+            check="load", level=Level.BAD, text=f"{text}; ranks of another run compute: {pids}",
+            advice=f"wait for that run; if it is lost: kill {pids}",
+        )  # fmt: skip
+    if share > FOREIGN_LOAD:
+        return Finding(
+            check="load", level=Level.BAD, text=text,
+            advice="find who it is (top -d 1), stop it or use another machine, and run again",
+        )  # fmt: skip
+    return Finding(check="load", level=Level.OK, text=text)
+
+
+class Workers:
+    """Processes of this project's ranks and agents, and which of them compute meanwhile."""
+
+    def __init__(self) -> None:
+        self._before = self._ticks()
+
+    def _ticks(self) -> dict[int, int]:
+        out = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (process / "cmdline").read_bytes()
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if b"harness.worker" in command:
+                out[int(process.name)] = int(fields[11]) + int(fields[12])
+        return out
+
+    def pids(self) -> list[int]:
+        """All that were there."""
+        return sorted(self._before)
+
+    def computing(self) -> list[int]:
+        """Those that used the CPU since: more than 3 ticks of 10 ms."""
+        after = self._ticks()
+        return sorted(p for p, t in self._before.items() if after.get(p, t) - t > 3)
+
+
+def memory() -> Finding:
+    """Memory that is free on the host, page cache counted as free."""
+    facts = dict(
+        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
+    )
+    free, total = (int(facts[k].split()[0]) for k in ("MemAvailable", "MemTotal"))
+    text = f"{free / 2**20:.1f} of {total / 2**20:.1f} GiB available"
+    if free < FREE_MEMORY * total:
+        return Finding(
+            check="memory", level=Level.BAD, text=text,
+            advice="free memory before measuring: launches that swap measure the disk",
+        )  # fmt: skip
+    return Finding(check="memory", level=Level.OK, text=text)
+
+
+def gpus(found: Sequence[nvml.Gpu]) -> list[Finding]:
+    """Foreign processes, power caps, throttling and unequal clocks of the visible devices."""
+    if not found:
+        return []
+    out = []
+    for g in found:
+        if g.pids:
+            pids = " ".join(map(str, g.pids))
+            out.append(_bad(f"GPU {g.index} is used by pids {pids}", "stop them, or hide the GPU"))
+        elif g.used_bytes is not None and g.used_bytes > IDLE_DEVICE_BYTES:
+            out.append(
+                _bad(
+                    f"GPU {g.index} holds {g.used_bytes / 2**30:.1f} GiB of nobody we can see",
+                    "nvidia-smi; a process of another container may hold it",
+                )
+            )
+        if g.power_limit_w and g.default_limit_w and g.power_limit_w < g.default_limit_w:
+            out.append(
+                Finding(
+                    check="gpus",
+                    level=Level.WARN,
+                    text=f"GPU {g.index} is capped at {g.power_limit_w} of {g.default_limit_w} W",
+                    advice="part of the fingerprint; nvidia-smi -pl sets it",
+                )  # fmt: skip
+            )
+    for window in nvml.summarise([nvml.poll()]):
+        slowed = [r for r in window.throttle if r != "sw_power_cap"]
+        if slowed:
+            out.append(
+                _bad(
+                    f"GPU {window.index} is slowed: {', '.join(slowed)}",
+                    "nvidia-smi -q -d PERFORMANCE; check cooling and power",
+                )
+            )
+    clocks = [g.max_clock_mhz for g in found if g.max_clock_mhz]
+    if (
+        len({g.name for g in found}) == 1
+        and clocks
+        and min(clocks) < (1 - CLOCK_SPREAD) * max(clocks)
+    ):
+        out.append(
+            _bad(
+                f"clocks are set from {min(clocks)} to {max(clocks)} MHz on equal GPUs",
+                "nvidia-smi --reset-applications-clocks",
+            )
+        )
+    names = sorted({g.name for g in found})
+    if len(names) > 1:
+        out.append(
+            Finding(
+                check="gpus",
+                level=Level.WARN,
+                text=f"unequal: {' + '.join(names)}",
+                advice="use baseline sum_of_devices",
+            )  # fmt: skip
+        )
+    usual = f"{len(found)}x {names[0]}, driver {nvml.driver()}"
+    return out or [Finding(check="gpus", level=Level.OK, text=usual)]
+
+
+def _bad(text: str, advice: str) -> Finding:
+    return Finding(check="gpus", level=Level.BAD, text=text, advice=advice)

@@ -1,0 +1,46 @@
+"""What is worth a sentence without being a verdict: leaks, irreproducible losses, slow devices."""
+
+from __future__ import annotations
+
+from harness import stats
+from harness.contrasts import timed
+from harness.record import Purpose, RunRecord
+
+#: Memory growth below this a step, or seen over fewer steps, is an allocator that settles.
+LEAK_BYTES, LEAK_STEPS = 65_536, 20
+
+
+def findings(run: RunRecord) -> list[str]:
+    """One sentence for each."""
+    out = []
+    for plan in run.plans:
+        for arm in plan.arms:
+            own = [x for x in timed(run, plan, None) if x.arm == arm.name and x.steps is not None]
+            slopes = [x.growth for x in own if x.growth and x.steps and x.steps.count >= LEAK_STEPS]
+            grows = [g for g in slopes if g.low > LEAK_BYTES and g.steady >= 0.5]
+            if len(own) >= 2 and len(grows) == len(own):
+                rate = stats.median([g.slope for g in grows])
+                out.append(
+                    f"{arm.case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
+                )
+            if len({x.losses for x in own}) > 1:
+                out.append(f"{arm.case.id}: not reproducible, losses differ between launches")
+    gpus: dict[str, int] = {}
+    for launch in run.launches:
+        for gpu in launch.gpus:
+            states = [*gpu.throttle, *(["lost"] if gpu.lost else [])]
+            if states:
+                name = f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"
+                gpus[name] = gpus.get(name, 0) + 1
+    out += [f"{name} in {count} launches" for name, count in gpus.items()]
+    return list(dict.fromkeys(out))
+
+
+def reproducible(run: RunRecord) -> str:
+    """In how many arms all launches gave the same losses to the bit."""
+    arms: dict[tuple[str, str], set[str]] = {}
+    for launch in run.launches:
+        if launch.purpose is Purpose.TIMED and launch.steps is not None:
+            arms.setdefault((launch.plan, launch.arm), set()).add(launch.losses)
+    same = sum(len(digests) == 1 for digests in arms.values())
+    return f"equal to the bit between the launches of {same} of {len(arms)} arms"

@@ -1,0 +1,48 @@
+"""The fingerprint of a run: what must be alike before two figures may be compared.
+
+Versions of software are not in it: they are what one compares; they are shown as differences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from harness.record import RunRecord
+
+#: Variables that cannot change speed: time-outs, logging, where things lie.
+_HARMLESS = re.compile(
+    r"TIMEOUT|DEBUG|LOG|TRACE|DUMP|VERBOSE|HOME|PATH|DIR|FILE|VISIBLE_DEVICES|SCALEPROOF", re.I
+)
+
+
+def fingerprint(run: RunRecord) -> Mapping[str, str]:
+    """Hardware class, power cap, engine, tuning, and the environment that can change speed."""
+    out = {
+        "hardware": run.machine.hardware_class,
+        "engine": run.settings.get("engine", ""),
+        "tune_loop_thread": run.settings.get("tune_loop_thread", ""),
+    }
+    if run.machine.power_limit_w is not None:
+        out["power_limit_w"] = str(run.machine.power_limit_w)
+    out |= {k: v for k, v in run.environment.items() if not _HARMLESS.search(k)}
+    return out
+
+
+def as_items(found: Mapping[str, str]) -> tuple[str, ...]:
+    """``key=value`` each, as a references file holds them."""
+    return tuple(f"{k}={v}" for k, v in sorted(found.items()))
+
+
+def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
+    """Fields in which a run is not as wanted, ``key: wanted | here``; [] when nothing is asked."""
+    if not wanted:
+        return []
+    return between(dict(item.partition("=")[::2] for item in wanted), fingerprint(run))
+
+
+def between(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    """Fields in which two fingerprints differ, ``key: a | b``."""
+    return [
+        f"{k}: {a.get(k, '-')} | {b.get(k, '-')}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)
+    ]

@@ -1,0 +1,196 @@
+"""The Launcher: one world of fresh processes for one arm, and the LaunchRecord that it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import derive, nvml
+from harness.beat import Beats
+from harness.codec import Json, from_doc
+from harness.discover import Catalogue
+from harness.launch import engine as engines
+from harness.launch import failure
+from harness.launch.engine import Ended, Engine
+from harness.launch.local import Local, LocalAgent
+from harness.protocol import Deadlines, LaunchSpec
+from harness.record import (
+    Described,
+    LaunchRecord,
+    LaunchStatus,
+    Purpose,
+    RankRecord,
+    load_samples,
+)
+from harness.spec import Arm, CaseSpec, Device, Plan, Window
+
+POLL_GPUS_S = 1.0
+#: FLOP/s of a slow CPU core, for deadlines only.
+SLOW_FLOPS = 5e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Which launch is wanted: of what, what for, and where in the protocol it stands."""
+
+    plan: Plan
+    arm: Arm
+    purpose: Purpose
+    window: Window
+    block: int = -1
+    turn: int = -1
+    attempt: int = 0
+
+
+class Launcher:
+    """Owns the engine and the agent that describes cases; launches one world at a time."""
+
+    def __init__(
+        self, catalogue: Catalogue, engine: str, *, tune_loop_thread: bool, poll_gpus: bool
+    ) -> None:
+        self.catalogue, self.engine_name = catalogue, engine
+        self.tune_loop_thread, self.poll_gpus = tune_loop_thread, poll_gpus
+        self._engine: Engine = engines.make(catalogue.get("engines", engine))
+        self._agent = self._engine.agent if isinstance(self._engine, Local) else LocalAgent()
+        self._polls: list[list[dict[str, Json]]] = []
+        self._last_poll = 0.0
+        self._count = 0
+
+    def warm(self) -> None:
+        """Start the agent now: it imports torch while we go on."""
+        self._agent.start()
+
+    def describe(self, cases: Sequence[CaseSpec]) -> list[Described]:
+        """Ask the agent what each case will do."""
+        return self._agent.describe([(c, self.catalogue.files(c)) for c in cases])
+
+    def close(self) -> None:
+        """Stop the engine and the agent."""
+        self._engine.close()
+        self._agent.close()
+
+    def launch(
+        self,
+        order: Order,
+        folder: Path,
+        described: Described,
+        on_step: Callable[[int], None],
+    ) -> LaunchRecord:
+        """One world, from its start to its record. ``folder`` is the run's."""
+        self._count += 1
+        plan, arm, case = order.plan, order.arm, order.arm.case
+        label = str(order.purpose)
+        if order.purpose is Purpose.TIMED:
+            label = f"{'tc'[order.attempt]}{order.turn:02}"
+        name = f"{plan.hash[:6]}-{label}-{arm.name.strip('@')}-{self._count:04}"
+        out = folder / "launches" / name
+        out.mkdir(parents=True, exist_ok=True)
+        draw = f"{plan.protocol.seed}-{arm.name}-{order.purpose}-{order.attempt}-{order.turn}"
+        spec = LaunchSpec(
+            launch=name,
+            purpose=order.purpose,
+            case=case,
+            twin=self.catalogue.twin(case),
+            steps=order.window.steps,
+            cut=order.window.cut,
+            out=str(out.resolve()),
+            files=self.catalogue.files(case),
+            draw=random.Random(draw).randrange(2**31),
+            tune_loop_thread=self.tune_loop_thread,
+            deadlines=_deadlines(case, described),
+        )
+        began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        began = time.monotonic()
+        self._polls = []
+        ended = self._engine.launch(spec, lambda: self._tick(spec, on_step))
+        wall_s = time.monotonic() - began
+        return self._assemble(order, spec, folder, ended, described, began_at, wall_s)
+
+    def _tick(self, spec: LaunchSpec, on_step: Callable[[int], None]) -> None:
+        """Poll the devices now and then; say which step the slowest rank is at."""
+        now = time.monotonic()
+        if self.poll_gpus and now - self._last_poll > POLL_GPUS_S:
+            self._polls.append(nvml.poll())
+            self._last_poll = now
+        step = 0
+        with contextlib.suppress(FileNotFoundError, ValueError):  # not there yet, or no more
+            reader = Beats(Path(spec.out) / "beats", spec.case.world_size)
+            step = min(reader.read(r)[1] for r in range(spec.case.world_size))
+        on_step(step)
+
+    def _assemble(
+        self,
+        order: Order,
+        spec: LaunchSpec,
+        folder: Path,
+        ended: Ended,
+        described: Described,
+        began_at: str,
+        wall_s: float,
+    ) -> LaunchRecord:
+        """Read what the ranks left and derive the launch's figures."""
+        out = Path(spec.out)
+        cause = failure.attribute(ended.ranks)
+        ranks = []
+        for end in ended.ranks:
+            path = out / f"rank{end.rank}.json"
+            if path.is_file():
+                ranks.append(from_doc(RankRecord, json.loads(path.read_text())))
+        launch = LaunchRecord(
+            launch=spec.launch,
+            purpose=spec.purpose,
+            plan=order.plan.hash,
+            arm=order.arm.name,
+            case=order.arm.case.hash,
+            block=order.block,
+            turn=order.turn,
+            attempt=order.attempt,
+            started_at=began_at,
+            wall_s=wall_s,
+            agent=ended.agent,
+            engine=self.engine_name,
+            status=LaunchStatus.OK if cause is None else LaunchStatus.FAILED,
+            cause=cause,
+            ranks=tuple(ranks),
+            gpus=nvml.summarise(self._polls),
+        )
+        if cause is not None or spec.purpose is Purpose.GATE:
+            return launch
+        samples = [load_samples(folder, spec.launch, r) for r in ranks]
+        assert described.expected is not None
+        figures = derive.figures(order.arm.case, described.expected, ranks, samples, spec.cut)
+        return dataclasses.replace(launch, **vars(figures))
+
+
+def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
+    """Silence that no healthy step of this case lasts, by its FLOPs at a slow core's rate."""
+    usual = Deadlines()
+    if described.facts is None or described.expected is None:
+        return usual
+    flops = described.facts.flops_per_sample * described.expected.global_batch
+    step_s = flops / case.world_size / (SLOW_FLOPS if case.device is Device.CPU else 1e13)
+    return dataclasses.replace(
+        usual,
+        step_s=max(usual.step_s, 10 * step_s),
+        first_step_s=max(usual.first_step_s, 20 * step_s),
+        collective_s=max(usual.collective_s, 10 * step_s),
+    )
+
+
+def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
+    """Case hash -> what its launches took on average, timed ones if there are any."""
+    out: dict[str, list[float]] = {}
+    for purpose in (Purpose.PILOT, Purpose.TIMED):
+        found: dict[str, list[float]] = {}
+        for x in launches:
+            if x.purpose is purpose:
+                found.setdefault(x.case, []).append(x.wall_s)
+        out |= found
+    return {case: sum(v) / len(v) for case, v in out.items()}

@@ -1,0 +1,71 @@
+"""Pilots: what discarded launches settle before the first one counts. Pure, from their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import contrasts, derive, steadiness
+from harness.record import LaunchRecord, Purpose, RunRecord, load_samples
+from harness.spec import Arm, Plan, Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pilot:
+    """One usable pilot: the kept steps of its slowest rank, and what it cost beside its steps."""
+
+    case: str
+    window: Window
+    steps: tuple[float, ...]
+    launch_s: float
+
+
+def read(run: RunRecord, folder: Path, plan: Plan | None = None) -> list[Pilot]:
+    """Every usable pilot of a run; with a plan those that came before its first timed launch."""
+    plans = {p.hash: p for p in run.plans}
+    found = []
+    for launch in run.launches:
+        if plan is not None and launch.plan == plan.hash and launch.purpose is Purpose.TIMED:
+            break
+        if launch.purpose is Purpose.PILOT and contrasts.usable(launch):
+            found.append(_pilot(launch, plans[launch.plan].pilot, folder))
+    return found
+
+
+def _pilot(launch: LaunchRecord, window: Window, folder: Path) -> Pilot:
+    samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
+    stepping = max(r.stepping_s for r in launch.ranks)
+    return Pilot(
+        case=launch.case,
+        window=window,
+        steps=tuple(derive.slowest(samples, window.cut)),
+        launch_s=max(1e-3, launch.wall_s - stepping),
+    )
+
+
+def launch_sd(pilots: Sequence[Pilot]) -> float | None:
+    """Relative deviation between launches of one arm, over all arms that were piloted twice."""
+    pairs = []
+    for case, window in dict.fromkeys((p.case, p.window) for p in pilots):
+        own = [p.steps for p in pilots if (p.case, p.window) == (case, window)]
+        if len(own) > 1:
+            pairs.append((own[0], own[1]))
+    return steadiness.launch_sd(pairs)
+
+
+def windows(plan: Plan, pilots: Sequence[Pilot]) -> dict[str, Window]:
+    """Arm -> its window: warm-up as its pilot showed it, and as many steps as are worth timing."""
+    sd = launch_sd(pilots)
+    return {arm.name: _window(plan, arm, pilots, sd) for arm in plan.arms}
+
+
+def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> Window:
+    own = [p for p in pilots if p.case == arm.case.hash and p.window == plan.pilot]
+    if not own:
+        return plan.pilot
+    pilot, least = own[0], plan.pilot.steps - plan.pilot.cut
+    cut = plan.pilot.cut + steadiness.warm_up(pilot.steps)
+    kept = pilot.steps[cut - plan.pilot.cut :]
+    worth = steadiness.best_steps(kept, pilot.launch_s, sd or 0.0, least)
+    return Window(steps=cut + worth, cut=cut)

@@ -1,0 +1,56 @@
+"""Going on with an interrupted run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+from harness.contrasts import timed, usable
+from harness.errors import RecordError
+from harness.machine import Machine
+from harness.record import SCHEMA, LaunchRecord, RunRecord, load
+
+
+def unfinished(folder: Path, machine: Machine) -> RunRecord:
+    """The record of an interrupted run of this machine, less what has to be measured again.
+
+    Raises RecordError for a run that is complete, of another machine, or of an older version.
+    """
+    old = load(folder)
+    if old.complete:
+        raise RecordError(
+            "this run is complete", where=str(folder), fix=f"scaleproof report {folder}"
+        )
+    if old.schema != SCHEMA:
+        raise RecordError(
+            f"was begun by an older version (schema {old.schema})", where=str(folder),
+            expected=f"schema {SCHEMA}", fix="scaleproof run CASE",
+        )  # fmt: skip
+    if old.machine.hardware_class != machine.hardware_class:
+        raise RecordError(
+            f"was measured on {old.machine.hardware_class}", where=str(folder),
+            expected=machine.hardware_class, fix="scaleproof run CASE",
+        )  # fmt: skip
+    launches, repeated = carried_over(old)
+    notes = old.notes
+    if repeated:
+        notes = (*notes, f"resumed: {repeated} launches of an unfinished block repeated")
+    return dataclasses.replace(old, launches=tuple(launches), notes=notes)
+
+
+def carried_over(run: RunRecord) -> tuple[list[LaunchRecord], int]:
+    """What a resumed run keeps of an interrupted one, and how many launches it repeats.
+
+    Gates, pilots, whole blocks, and whatever failed: a run may not be repeated until it passes.
+    Good launches of a half-measured block are dropped whole, so that no pair spans two sittings.
+    """
+    dropped = set()
+    for plan in run.plans:
+        own = timed(run, plan, None)
+        sizes = Counter((x.attempt, x.block) for x in own)
+        arms = {attempt: len({x.arm for x in own if x.attempt == attempt}) for attempt in (0, 1)}
+        dropped |= {
+            x.launch for x in own if usable(x) and sizes[x.attempt, x.block] != 2 * arms[x.attempt]
+        }
+    return [x for x in run.launches if x.launch not in dropped], len(dropped)

@@ -1,0 +1,145 @@
+"""How long to warm up, how many steps to time, and whether a window was steady. Pure numbers.
+
+Decided once, on pilot launches that are then discarded, and frozen before the first block: a cut
+chosen afterwards, on the launches that are judged, would bend the intervals.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness import stats
+
+#: MSER works on means of this many steps.
+BATCH = 5
+#: Halves of a kept window that differ by less are steady enough, whatever their significance.
+DRIFT = 0.01
+#: Two-sided error of calling a steady window drifting. Small: one launch caps its contrast.
+DRIFT_ALPHA = 1e-3
+#: Launch deviations below this are not believed when steps are traded for launches.
+MIN_LAUNCH_SD = 0.007
+#: A window grows to at most this many times what the recipe asks for.
+MAX_GROWTH = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steadiness:
+    """A launch's kept window: ``drift`` = log of its later half's mean step over its earlier's.
+
+    ``t`` is that over its standard error, from means of 5 steps; None where the window is too
+    short to tell. ``mser`` is what MSER-5 would have cut on top. ``steady`` is what judging asks.
+    """
+
+    drift: float
+    t: float | None
+    mser: int
+    steady: bool
+
+
+def batch_means(steps: Sequence[float]) -> list[float]:
+    """Means of 5 consecutive steps; steps that fill no batch are left out at the front."""
+    first = len(steps) % BATCH
+    return [math.fsum(steps[i : i + BATCH]) / BATCH for i in range(first, len(steps), BATCH)]
+
+
+def mser5(steps: Sequence[float]) -> int:
+    """How many steps to cut: the cut that gives the rest's mean the least standard error.
+
+    White (1997), "An effective truncation heuristic for bias reduction in simulation output";
+    at most half of the batches are cut.
+    """
+    means = batch_means(steps)
+    n = len(means)
+    if n < 4:
+        return 0
+
+    def error(cut: int) -> float:
+        rest = means[cut:]
+        center = math.fsum(rest) / len(rest)
+        return math.fsum((m - center) ** 2 for m in rest) / len(rest) ** 2
+
+    best = min(range(n // 2 + 1), key=error)
+    return best * BATCH + len(steps) % BATCH if best else 0
+
+
+def warm_up(steps: Sequence[float]) -> int:
+    """What MSER-5 cuts off a pilot, if that part really was slower: on noise alone it cuts too."""
+    cut = mser5(steps)
+    if not cut:
+        return 0
+    early, rest = steps[:cut], batch_means(steps[cut:])
+    found = stats.t_interval(rest, 0.5)
+    slower = math.fsum(early) / len(early) - found.mean
+    return cut if slower > max(DRIFT * found.mean, 2 * (found.sd or 0.0)) else 0
+
+
+def steadiness(steps: Sequence[float]) -> Steadiness:
+    """Whether a kept window of step times (s) shows no drift worth naming."""
+    half = len(steps) // 2
+    early, late = steps[:half], steps[len(steps) - half :]
+    drift = math.log(math.fsum(late) / math.fsum(early)) if half else 0.0
+    means = batch_means(steps)
+    count = len(means) // 2
+    t = None
+    if count >= 2:
+        a, b = (stats.t_interval(m, 0.5) for m in (means[:count], means[-count:]))
+        assert a.sd is not None and b.sd is not None
+        error = math.sqrt((a.sd**2 + b.sd**2) / count)
+        t = (b.mean - a.mean) / error if error else 0.0
+    limit = stats.t_quantile(1 - DRIFT_ALPHA / 2, 2 * count - 2) if count >= 2 else math.inf
+    drifting = t is not None and abs(t) > limit and abs(drift) > DRIFT
+    return Steadiness(drift=drift, t=t, mser=mser5(steps), steady=not drifting)
+
+
+def drifts(found: Sequence[Steadiness]) -> bool:
+    """Whether an arm drifts in all its launches alike, which no single one may show."""
+    values = [s.drift for s in found]
+    if len(values) < 4:
+        return False
+    mean = stats.t_interval(values, DRIFT_ALPHA)
+    assert mean.low is not None and mean.high is not None
+    return abs(mean.mean) > DRIFT and (mean.low > 0 or mean.high < 0)
+
+
+def long_run_variance(steps: Sequence[float]) -> float:
+    """Variance of log step times that a mean over steps feels: inflated by lag-1 correlation."""
+    logs = [math.log(s) for s in steps]
+    n = len(logs)
+    mean = math.fsum(logs) / n
+    off = [v - mean for v in logs]
+    variance = math.fsum(v * v for v in off) / (n - 1)
+    if variance == 0:
+        return 0.0
+    rho = math.fsum(a * b for a, b in itertools.pairwise(off)) / (variance * (n - 1))
+    rho = min(0.9, max(0.0, rho))
+    return variance * (1 + rho) / (1 - rho)
+
+
+def best_steps(steps: Sequence[float], launch_s: float, launch_sd: float, least: int) -> int:
+    """Steps a launch should time: sqrt(cost_launch / cost_step * var_step / var_launch).
+
+    Kalibera and Jones (ISMM 2013): beyond that, another launch buys more than another step.
+    Bounded by ``least`` and MAX_GROWTH times it. ``launch_s`` is a launch's cost beside its steps.
+    """
+    step_s = math.fsum(steps) / len(steps)
+    between = max(launch_sd, MIN_LAUNCH_SD) ** 2
+    wanted = math.sqrt(launch_s / step_s * long_run_variance(steps) / between)
+    return max(least, min(MAX_GROWTH * least, math.ceil(wanted)))
+
+
+def launch_sd(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
+    """Deviation between launches of one arm, from pairs of like launches' kept steps (A/A).
+
+    Relative; what the steps' own scatter explains is taken off. None without a pair.
+    """
+    if not pairs:
+        return None
+    found = []
+    for a, b in pairs:
+        d = math.log((math.fsum(a) / len(a)) / (math.fsum(b) / len(b)))
+        own = long_run_variance(a) / len(a) + long_run_variance(b) / len(b)
+        found.append((d * d - own) / 2)
+    return math.sqrt(max(0.0, math.fsum(found) / len(found)))

@@ -1,0 +1,84 @@
+"""Confidence sequences, e-values and e-BH: algebra here, rates in tests/acceptance."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate
+
+from harness import sequential
+
+VALUES = st.lists(st.floats(-1, 1), min_size=6, max_size=40)
+
+
+@given(VALUES)
+def test_the_interval_holds_its_mean_and_shrinks_with_the_level(values: list[float]) -> None:
+    wide, narrow = sequential.t_sequence(values, 0.05), sequential.t_sequence(values, 0.2)
+    assert wide.low is not None and narrow.low is not None
+    assert wide.low <= narrow.low <= narrow.mean + 1e-12
+
+
+@given(VALUES, st.floats(0.02, 0.3))
+def test_evidence_is_the_dual_of_the_interval(values: list[float], alpha: float) -> None:
+    """The lower end is the bound against which the evidence is exactly 1 / alpha."""
+    found = sequential.t_sequence(values, alpha)
+    if found.low is None or not found.sd or found.sd < 1e-6:
+        return
+    assert sequential.t_evidence(values, found.low) == pytest.approx(1 / alpha, rel=1e-6)
+
+
+@pytest.mark.parametrize(("above", "n"), [(0, 8), (4, 8), (7, 7), (15, 16)])
+def test_sign_evidence_is_its_integral(above: int, n: int) -> None:
+    def likelihood(p: float) -> float:
+        return 2 * (2 * p) ** above * (2 * (1 - p)) ** (n - above)
+
+    integral = integrate.quad(likelihood, 0.5, 1)[0]
+    assert sequential.sign_evidence(above, n) == pytest.approx(integral)
+
+
+def test_sign_evidence_is_fair_on_a_coin() -> None:
+    """Its mean under the null is exactly one: that is what makes it an e-value."""
+    for n in (1, 7, 16):
+        weights = [math.comb(n, k) / 2**n for k in range(n + 1)]
+        mean = sum(w * sequential.sign_evidence(k, n) for k, w in enumerate(weights))
+        assert mean == pytest.approx(1.0)
+
+
+def test_evidence_has_mean_one_at_most_under_the_null() -> None:
+    rng = np.random.default_rng(5)
+    found = [sequential.t_evidence(v.tolist(), 0.0) for v in rng.normal(0, 1, (20_000, 8))]
+    assert np.mean(found) < 1.05
+
+
+def test_smallest_detectable_is_detected_nine_times_in_ten() -> None:
+    n, sd, alpha = 12, 0.013, 0.1
+    effect = math.log1p(sequential.smallest_detectable(sd, n, alpha) or 0)
+    rng = np.random.default_rng(3)
+    lows = [sequential.t_sequence(v.tolist(), alpha).low for v in rng.normal(effect, sd, (4000, n))]
+    assert sum(low is not None and low > 0 for low in lows) / 4000 == pytest.approx(0.9, abs=0.04)
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=40), st.floats(0.01, 0.2))
+def test_discoveries_are_the_largest_and_meet_their_rate(found: list[float], rate: float) -> None:
+    kept = sequential.discoveries(found, rate)
+    m = len(found)
+    assert all(found[i] * len(kept) * rate >= m * (1 - 1e-9) for i in kept)
+    rest = [found[i] for i in range(m) if i not in kept]
+    assert not kept or max(rest, default=0.0) <= min(found[i] for i in kept)
+
+
+def test_discoveries_by_hand() -> None:
+    assert sequential.discoveries([100.0, 30.0, 21.0, 1.0], 0.05) == frozenset({0})
+    assert sequential.discoveries([100.0, 41.0, 27.0, 1.0], 0.05) == frozenset({0, 1, 2})
+    assert sequential.discoveries([], 0.05) == frozenset()
+
+
+def test_too_few_values() -> None:
+    assert sequential.t_sequence([1.0], 0.1).low is None
+    assert sequential.t_sequence([1.0, 1.1], 0.1).low is None
+    with pytest.raises(ValueError, match="no values"):
+        sequential.t_sequence([], 0.1)

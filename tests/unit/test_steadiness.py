@@ -1,0 +1,80 @@
+"""Warm-up, steps worth timing, and steadiness, on series with known answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness import steadiness
+
+
+def series(n: int, *, seed: int = 0, sd: float = 0.02, rho: float = 0.0) -> np.ndarray:
+    """n step times round 20 ms; ``rho`` is the lag-1 correlation of the noise."""
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(0, sd, n)
+    for i in range(1, n):
+        noise[i] = rho * noise[i - 1] + np.sqrt(1 - rho**2) * noise[i]
+    return 0.02 * np.exp(noise)
+
+
+def test_warm_up_is_cut_and_noise_is_not() -> None:
+    shapes = {
+        "flat": np.ones(60),
+        "autotune": np.where(np.arange(60) < 15, 1.3, 1.0),
+        "warming": 1 + 0.5 * np.exp(-np.arange(60) / 5),
+    }
+    cuts = {
+        name: [steadiness.warm_up((series(60, seed=s) * shape).tolist()) for s in range(20)]
+        for name, shape in shapes.items()
+    }
+    assert max(cuts["flat"]) == 0
+    assert set(cuts["autotune"]) <= {15, 20, 25, 30}, "at most half"
+    assert min(cuts["warming"]) >= 10
+
+
+def test_a_short_pilot_is_not_cut() -> None:
+    assert steadiness.warm_up(series(12).tolist()) == 0
+
+
+def test_a_drifting_window_is_flagged_and_a_steady_one_hardly_ever() -> None:
+    flat = [
+        steadiness.steadiness(series(60, seed=s, sd=0.05, rho=0.4).tolist()) for s in range(300)
+    ]
+    assert sum(not s.steady for s in flat) <= 3
+    heating = series(60) * np.linspace(1, 1.08, 60)
+    found = steadiness.steadiness(heating.tolist())
+    assert not found.steady and found.drift == pytest.approx(0.04, abs=0.01)
+
+
+def test_drift_that_no_launch_shows_alone_is_seen_over_all() -> None:
+    def found(slope: float) -> list[steadiness.Steadiness]:
+        ramp = np.linspace(1, 1 + slope, 22)
+        return [steadiness.steadiness((series(22, seed=s) * ramp).tolist()) for s in range(8)]
+
+    assert all(s.steady for s in found(0.08))
+    assert steadiness.drifts(found(0.08)) and not steadiness.drifts(found(0.0))
+
+
+def test_steps_worth_timing_are_kaliberas() -> None:
+    """40 s a launch, 0.1 s a step, 3 % step noise (lag-1 .3), 0.7 % launches: about 117 steps."""
+    steps = 0.1 * np.exp(np.log(series(4000, sd=0.03, rho=0.3) / 0.02))
+    found = steadiness.best_steps(steps.tolist(), 40.0, 0.007, 20)
+    assert found == pytest.approx(117, rel=0.05)
+
+
+def test_steps_stay_within_bounds() -> None:
+    noisy, exact = series(50, sd=0.3).tolist(), [0.02] * 50
+    assert steadiness.best_steps(noisy, 60.0, 0.0, 22) == 8 * 22
+    assert steadiness.best_steps(exact, 0.1, 0.02, 22) == 22
+
+
+def test_launch_deviation_is_what_steps_do_not_explain() -> None:
+    rng = np.random.default_rng(2)
+    pairs = []
+    for i in range(200):
+        level = np.exp(rng.normal(0, 0.03, 2))
+        pairs.append([(series(40, seed=2 * i + k) * level[k]).tolist() for k in range(2)])
+    assert steadiness.launch_sd([(a, b) for a, b in pairs]) == pytest.approx(0.03, rel=0.1)
+    same = [series(40, seed=i).tolist() for i in range(40)]
+    assert (steadiness.launch_sd(list(zip(same[::2], same[1::2], strict=True))) or 0) < 0.005
+    assert steadiness.launch_sd([]) is None

@@ -1,4 +1,4 @@
-"""``scaleproof``: doctor, list, plan, run, report, verify, compare, compare-hardware, ingest."""
+"""``scaleproof``: one function for each verb."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness import admission, compare, doctor, options, planning
+from harness import admission, baseline, compare, doctor, options, planning
 from harness.codec import Json, to_doc
 from harness.discover import KINDS, Catalogue
 from harness.errors import Exit, ScaleproofError, exit_status
@@ -21,9 +21,10 @@ from harness.measure import Measurer, Settings
 from harness.record import RunRecord, load, write_text
 from harness.report import comparison, tables, text
 from harness.report.live import Live
+from harness.thresholds import load_thresholds
 from harness.units import duration, si
 from harness.verdict import fits
-from harness.verify import verify
+from harness.verify import rejudge, verify
 
 
 class Parser(argparse.ArgumentParser):
@@ -101,6 +102,10 @@ def _parser() -> Parser:
     sub.add_argument("--every", action="store_true", help="a line for every verdict")
     sub = verb("verify", "recompute every figure and verdict from the stored samples, offline")
     sub.add_argument("run", type=Path)
+    sub.add_argument(
+        "--thresholds", type=Path, metavar="FILE", help="also judge it anew by these rules"
+    )
+    baseline.add_to(verb("baseline", "expected values of a hardware class: show, set, accept"))
     for name, help_ in (
         ("compare", "two runs on one hardware class"),
         ("compare-hardware", "two machines on the cases that both ran"),
@@ -199,7 +204,7 @@ def _values(parsed: argparse.Namespace) -> dict[str, Any]:
 def _measurer(parsed: argparse.Namespace, known: Catalogue, arguments: list[str]) -> Measurer:
     target = Path((parsed.target or "").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]
-    rules = options.thresholds(parsed.thresholds, beside)
+    rules = options.thresholds(parsed.thresholds, beside, parsed.references)
     settings = Settings(
         results=Path(parsed.results or "results"),
         engine=parsed.engine,
@@ -241,9 +246,6 @@ def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[s
     for f in found:
         for arm in f.plan.arms:
             d = f.described[arm.case.hash]
-            names = sorted(
-                {r for c in f.plan.contrasts if c.subject == arm.name for r in f.rules[c.name]}
-            )
             if d.facts is None or d.expected is None:
                 skipped = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
                 rows.append([arm.case.family, arm.case.world, "", "", "", "", "", skipped])
@@ -258,7 +260,7 @@ def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[s
                     f"{flops / 1e9:.3g}",
                     si(float(d.expected.memory_bytes), "B"),
                     si(max(d.expected.sent_bytes), "B"),
-                    ", ".join(names)
+                    ", ".join(f.rules[arm.name])
                     if fits(d, arm.case, measurer.machine)
                     else "SKIP: does not fit",
                 ]
@@ -348,8 +350,19 @@ def _verify(parsed: argparse.Namespace, _: list[str]) -> Exit:
         *(f" DIFFERS  {d}" for d in found.differences),
         " everything agrees" if not found.differences else f" {len(found.differences)} differences",
     ]
-    _emit(parsed, to_doc(found), lines)
-    return Exit.FAILED if found.differences else Exit.PASSED
+    if parsed.thresholds is None or found.differences:
+        _emit(parsed, to_doc(found), lines)
+        return Exit.FAILED if found.differences else Exit.PASSED
+    anew = rejudge(run, load_thresholds(parsed.thresholds))
+    lines += ["", f" judged anew by {parsed.thresholds}:"]
+    lines += [*tables.verdict_lines(anew, text.columns(), every=True), *tables.counts(anew)]
+    _emit(parsed, {**to_doc(found), "judged_anew": to_doc(anew.verdicts)}, lines)
+    return _exit(anew)
+
+
+def _baseline(parsed: argparse.Namespace, _: list[str]) -> Exit:
+    _emit(parsed, *baseline.act(parsed))
+    return Exit.PASSED
 
 
 def _compare(parsed: argparse.Namespace, _: list[str]) -> Exit:
@@ -382,6 +395,7 @@ _VERBS: dict[str, Callable[[argparse.Namespace, list[str]], Exit]] = {
     "run": _run,
     "report": _report,
     "verify": _verify,
+    "baseline": _baseline,
     "compare": _compare,
     "compare-hardware": _compare,
     "ingest": _ingest,

@@ -121,7 +121,13 @@ def pairs(
     return Pairs(values=tuple(values), launches=tuple(dict.fromkeys(names)))
 
 
-def of(plan: Plan, thresholds: Sequence[Threshold]) -> tuple[Contrast, ...]:
+def absolute(metric: str, arm: str) -> Contrast:
+    """An arm's own value of a metric."""
+    name = f"{metric}{'' if arm.startswith('@') else '@'}{arm}"
+    return Contrast(name=name, metric=metric, subject=arm, baseline=(), against="nothing")
+
+
+def of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tuple[Contrast, ...]:
     """What is judged of a plan: its contrasts, and what absolute rules ask of its subjects.
 
     A rule on memory, bytes or a rate needs no baseline, so a recipe need not foresee it.
@@ -131,11 +137,9 @@ def of(plan: Plan, thresholds: Sequence[Threshold]) -> tuple[Contrast, ...]:
         if units.metric(rule.metric).form is not Form.ABSOLUTE or not units.measured(rule.metric):
             continue
         for arm in plan.arms:
-            found = Contrast(
-                name=f"{rule.metric}{'' if arm.name.startswith('@') else '@'}{arm.name}",
-                metric=rule.metric, subject=arm.name, baseline=(), against="nothing",
-            )  # fmt: skip
-            if arm.role is Role.SUBJECT and rule.about(arm.case) and found not in out:
+            found = absolute(rule.metric, arm.name)
+            wanted = arm.role is Role.SUBJECT and rule.matches(arm.case, found, hardware)
+            if wanted and found not in out:
                 out.append(found)
     return tuple(out)
 
@@ -176,6 +180,7 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
         base = case.world_size / sum(plan.arm(b).case.world_size for b in contrast.baseline)
         scale = contrast.ideal / base
         e = estimate([v * scale for v in found], Form.RATIO)
+        tail = geometric_mean(pairs(run, plan, contrast, Statistic.P95).values)
         strong = case.mode is Mode.STRONG  # the formula is about fixed work
         serial = stats.karp_flatt(e.value * base, base) if strong else None
         out.append(
@@ -191,6 +196,8 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
                 efficiency=e.value,
                 efficiency_low=e.low,
                 efficiency_high=e.high,
+                p95=None if tail is None else tail * scale,
+                worst=min(found) * scale,
                 karp_flatt=serial,
             )
         )

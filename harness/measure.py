@@ -28,7 +28,7 @@ from harness.outcome import Verdict
 from harness.progress import Moment, Progress
 from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord, save
 from harness.resume import unfinished
-from harness.spec import Arm, CaseSpec, Plan, Role, Window
+from harness.spec import Arm, CaseSpec, Contrast, Plan, Role, Window
 from harness.thresholds import Statistic, Threshold
 from harness.units import rate
 
@@ -260,7 +260,7 @@ class Measurer:
                 ended.add(arm.case.strategy)
         needed = {
             name
-            for c in contrasts.of(plan, self.thresholds)
+            for c in self._of(plan)
             if {c.subject, *c.baseline} <= right
             for name in (c.subject, *c.baseline)
         }
@@ -324,7 +324,7 @@ class Measurer:
         failing = {v.contrast for v in verdict.unconfirmed(self._bare(True), plan)}
         if not failing:
             return
-        judged = [c for c in contrasts.of(plan, self.thresholds) if c.name in failing]
+        judged = [c for c in self._of(plan) if c.name in failing]
         needed = {a.name for a in plan.only(judged).arms}
         self._arms[plan.hash] = [a for a in self._arms[plan.hash] if a.name in needed]
         cost, budget = self._block_s(plan), self.settings.budget_s
@@ -365,6 +365,9 @@ class Measurer:
         self.progress.note(f"{plan.arm(launch.arm).case.id}: {problem}")
         self._arms[plan.hash] = []
         return False
+
+    def _of(self, plan: Plan) -> tuple[Contrast, ...]:
+        return contrasts.of(plan, self.thresholds, self.machine.hardware_class)
 
     def _blocks_of(self, plan: Plan, attempt: int = 0) -> set[int]:
         """The blocks that were measured."""

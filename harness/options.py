@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness import machine, references
 from harness.discover import Catalogue
 from harness.errors import SpecError
 from harness.site import Site, resolve
@@ -33,6 +34,7 @@ OPTIONS = (
     Option(name="shared-gpu", help="let ranks share a GPU over gloo (labelled stand-in)", kwargs={"action": "store_true"}),
     Option(name="results", help="where runs are written (default: results)", kwargs={"metavar": "DIR"}),
     Option(name="thresholds", help="thresholds file (default: thresholds.toml beside the suite)", kwargs={"metavar": "FILE"}),
+    Option(name="references", help="expected values of this hardware: a file, or a folder of them", kwargs={"metavar": "PATH"}),
     Option(name="path", help="folder with your own strategies, models, compressors", kwargs={"metavar": "DIR", "action": "append", "default": []}),
     Option(name="time-budget", help="fit all blocks into this time: 330, 5m, 1h (default: four blocks each, more for what is undecided while the run is younger than 330 s)", kwargs={"metavar": "TIME"}),
     Option(name="strict", help="judge the worst pair of launches instead of the mean", kwargs={"action": "store_true", "default": False}),
@@ -75,12 +77,21 @@ def site(values: Mapping[str, Any], known: Catalogue) -> Site:
     )
 
 
-def thresholds(file: str | None, beside: Sequence[Path]) -> tuple[Threshold, ...]:
-    """The named file's rules, else those of every ``thresholds.toml`` beside the suites."""
+def thresholds(
+    file: str | None, beside: Sequence[Path], expected: str | None = None
+) -> tuple[Threshold, ...]:
+    """The named file's rules, else those of every ``thresholds.toml`` beside the suites.
+
+    ``expected`` names references of this machine's hardware class, which become rules as well.
+    """
     if file is not None:
-        return load_thresholds(Path(file))
-    found = [p / "thresholds.toml" for p in dict.fromkeys(beside)]
-    return tuple(rule for path in found if path.is_file() for rule in load_thresholds(path))
+        found = list(load_thresholds(Path(file)))
+    else:
+        paths = [p / "thresholds.toml" for p in dict.fromkeys(beside)]
+        found = [rule for path in paths if path.is_file() for rule in load_thresholds(path)]
+    if expected is not None:
+        found += references.rules(Path(expected), machine.detect().hardware_class)
+    return tuple(found)
 
 
 def normalise(plan: Plan, known: Catalogue) -> Plan:

@@ -114,6 +114,7 @@ class ScalingPoint:
     ``throughput`` is in samples/s over the whole world; ``speedup`` = T / T_baseline,
     ``efficiency`` = speedup / (N / N_baseline); ``karp_flatt`` = (1/S - 1/N) / (1 - 1/N), the
     experimentally determined serial fraction of a strong ladder (Karp and Flatt, CACM 33(5), 1990).
+    ``p95`` is the efficiency on 95th percentiles of steps, ``worst`` that of the worst pair.
     """
 
     case: str
@@ -127,4 +128,6 @@ class ScalingPoint:
     efficiency: float
     efficiency_low: float | None
     efficiency_high: float | None
+    p95: float | None
+    worst: float
     karp_flatt: float | None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from harness import machine, options, verdict
+from harness import contrasts, machine, options, verdict
 from harness.codec import Json, from_doc, to_doc
 from harness.discover import Catalogue
 from harness.errors import SpecError
@@ -32,7 +32,7 @@ LAUNCH_S, GATE_S = 0.15, 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """One plan with what the agent said of its cases."""
+    """One plan with what the agent said of its cases, and which rules judge each arm."""
 
     plan: Plan
     described: dict[str, Described]
@@ -153,12 +153,11 @@ def outlook(
 ) -> Outlook:
     """What a plan will do, with the rules that will judge it."""
     hardware = machine.detect().hardware_class
-    rules = {
-        c.name: [
-            t.name for t in verdict.rules_for(thresholds, plan.arm(c.subject).case, c, hardware)
-        ]
-        for c in plan.contrasts
-    }
+    judged = contrasts.of(plan, thresholds, hardware)
+    rules: dict[str, list[str]] = {a.name: [] for a in plan.arms}
+    for c in judged:
+        matched = verdict.rules_for(thresholds, plan.arm(c.subject).case, c, hardware)
+        rules[c.subject] += [t.name for t in matched if t.name not in rules[c.subject]]
     return Outlook(
         plan=plan,
         described={a.case.hash: described[a.case.hash] for a in plan.arms},

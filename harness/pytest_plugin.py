@@ -75,7 +75,8 @@ class Scaling:
         """The rules that hold for suites of a folder."""
         if folder not in self.rules:
             file = option(self.config, "thresholds")
-            self.rules[folder] = options.thresholds(file, [folder])
+            expected = option(self.config, "references")
+            self.rules[folder] = options.thresholds(file, [folder], expected)
         return self.rules[folder]
 
     def all_rules(self) -> tuple[Threshold, ...]:
@@ -213,7 +214,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for raw in recipe(scaling.site):
                 plan = options.normalise(raw, scaling.catalogue)
                 scaling.plans.setdefault(plan.hash, plan)
-                for contrast in contrasts.of(plan, rules):
+                for contrast in contrasts.of(plan, rules, hardware):
                     case = plan.arm(contrast.subject).case
                     matched = verdict.rules_for(rules, case, contrast, hardware)
                     every: list[Threshold | None] = [*matched] or [None]

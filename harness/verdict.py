@@ -45,7 +45,7 @@ def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
 def verdicts_of(run: RunRecord, plan: Plan) -> list[Verdict]:
     """The verdicts of one plan."""
     out: list[Verdict] = []
-    for contrast in contrasts.of(plan, run.thresholds):
+    for contrast in contrasts.of(plan, run.thresholds, run.machine.hardware_class):
         case = plan.arm(contrast.subject).case
         rules = rules_for(run.thresholds, case, contrast, run.machine.hardware_class)
         every: list[Threshold | None] = [*rules] or [None]
@@ -165,7 +165,7 @@ def _confirmed(run: RunRecord, plan: Plan, second: Judged | None) -> tuple[Statu
     if second is None:
         if not run.complete:
             return Status.INCONCLUSIVE, Reason.INTERRUPTED, "stopped before it was confirmed"
-        why = "no time was left to confirm it"
+        why = "no fresh set of launches confirms it"
         return Status.INCONCLUSIVE, Reason.UNCONFIRMED, why
     e = second.estimate
     figure = f"{e.value:.4g} in {e.n} fresh pairs"

@@ -8,21 +8,23 @@ from pathlib import Path
 
 from harness import contrasts, findings, units, verdict
 from harness.outcome import SEVERITY, Reason, ScalingPoint, Status, Verdict
-from harness.record import Purpose, RunRecord
+from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.report.coverage import coverage
 from harness.report.text import Column, rule, table, wrap
 from harness.spec import Plan
-from harness.thresholds import Reach, reach
-from harness.units import Form, rate, si
+from harness.units import Form, duration, rate, si
 
 _COLUMNS = (
     Column(header="case", keep=100, left=True),
     Column(header="ranks", keep=99),
-    Column(header="samples/s", keep=60),
+    Column(header="samples/s", keep=58),
     Column(header="tok/s", keep=6),
     Column(header="per rank", keep=20),
     Column(header="ms/step", keep=30),
-    Column(header="speedup", keep=50),
+    Column(header="speedup", keep=60),
     Column(header="efficiency [95%]", keep=90, left=True),
+    Column(header="p95", keep=62),
+    Column(header="worst", keep=72),
     Column(header="v wrapped", keep=15),
     Column(header="n", keep=10),
     Column(header="detects", keep=8),
@@ -127,6 +129,8 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
         "n/a" if mean_step is None else f"{mean_step * 1e3:.1f}",
         f"{point.speedup:.2f}x",
         interval(point.efficiency, point.efficiency_low, point.efficiency_high),
+        f"{point.p95:.3f}" if point.p95 is not None else "n/a",
+        f"{point.worst:.3f}",
         f"{wrapped[0].efficiency:.3f}" if wrapped else "",
         str(point.n),
         "" if not judged or judged[0].mde is None else f"{judged[0].mde * 100:.1f}%",
@@ -196,60 +200,26 @@ def counts(run: RunRecord) -> list[str]:
     return lines
 
 
-def coverage(run: RunRecord, width: int = 100) -> list[str]:
-    """Which worlds and strategies ran, what was skipped, and which rules met nothing."""
-    cases = [a.case for p in run.plans for a in p.arms]
-    if not cases:
-        return []
-    measured = {x.case for x in run.launches if x.purpose is Purpose.TIMED and contrasts.usable(x)}
-    skipped = dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP)
-    worlds = sorted({c.world_size for c in cases if c.hash in measured})
-    strategies = sorted({c.strategy for c in cases if c.hash in measured})
-    total = {c.hash for c in cases}
-    text = (
-        f" covered  {len(measured & total)} of {len(total)} cases timed: {', '.join(strategies)};"
-        f" worlds {', '.join(map(str, worlds))}"
-    )
-    out = wrap(text, width, 10)
-    out.append(f" losses   {findings.reproducible(run)}")
-    for why in skipped:
-        out += wrap(f" skipped  {why}", width, 10)
-    judged = [(p.arm(c.subject).case, c) for p in run.plans for c in p.contrasts]
-    largest = max((c.world_size for c in cases if not c.stand_in), default=1)
-    nodes = max(len(c.nodes) for c in cases)
-    device = max((c.device for c in cases), key=str)
-    beyond: dict[str, list[str]] = {}
-    unused = []
-    for t in run.thresholds:
-        state, why = reach(t, judged, run.machine.hardware_class, device, largest, nodes)
-        if state is Reach.OUT_OF_REACH:
-            beyond.setdefault(why, []).append(t.name)
-        elif state is Reach.UNMATCHED:
-            unused.append(t.name)
-    if unused:
-        names = ", ".join(unused)
-        out += wrap(f" unused   {len(unused)} rules match no case of this run: {names}", width, 10)
-    if beyond:
-        number = sum(map(len, beyond.values()))
-        why = "; ".join(f"{len(names)} {reason}" for reason, names in beyond.items())
-        out += wrap(f" beyond   {number} rules are out of reach here: {why}", width, 10)
-    return out
-
-
 def cost(run: RunRecord, width: int = 100) -> list[str]:
     """Launches, seconds per launch, and the share of the run spent outside steps."""
     timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
     if not timed:
         return [" cost     nothing was timed"]
-    stepping = sum(max((r.stepping_s for r in x.ranks), default=0.0) for x in timed)
+    pilots = [x for x in run.launches if x.purpose is Purpose.PILOT]
     gates = [x for x in run.launches if x.purpose is Purpose.GATE]
     wall = sum(x.wall_s for x in timed)
-    launch = (wall - stepping) / len(timed)
+    launch = (wall - _stepping_s(timed)) / len(timed)
+    training = _stepping_s([*timed, *pilots]) + sum(x.wall_s for x in gates)
     text = (
         f" cost     {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
-        f" to start and end), {len(gates)} gates; {1 - stepping / run.elapsed_s:.0%} outside steps"
+        f" to start and end), {len(pilots)} pilots, {len(gates)} gates;"
+        f" {1 - training / run.elapsed_s:.0%} of {duration(run.elapsed_s)} is the harness"
     )
     return wrap(text, width, 10)
+
+
+def _stepping_s(launches: Sequence[LaunchRecord]) -> float:
+    return sum(max((r.stepping_s for r in x.ranks), default=0.0) for x in launches)
 
 
 def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[str]:
@@ -257,7 +227,8 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
     out = [rule("scaling", width, "="), " " + header(run)]
     if table_ := scaling_table(run, width):
         note = (
-            " efficiency = throughput per rank against plain (one device, no wrapper), or as marked"
+            " efficiency = throughput per rank against plain (one device, no wrapper), or marked;"
+            " each end holds 19 times in 20; p95 = on 95th percentiles of steps, worst = worst pair"
         )
         out += ["", *table_, *wrap(note, width, 14)]
         if any(" *  " in line for line in table_):

@@ -19,10 +19,10 @@ LAYERS: dict[str, int] = {
          "site", "recipes", "suite", "doctor", "admission", "__init__"], 1),
     **dict.fromkeys(["models", "strategies", "compressors", "capture", "worker"], 2),
     "launch": 3,
-    **dict.fromkeys(["derive", "contrasts", "judge", "fingerprint", "pilots", "findings", "verdict", "verify", "resume",
+    **dict.fromkeys(["derive", "contrasts", "judge", "fingerprint", "references", "pilots", "findings", "verdict", "verify", "resume",
          "compare", "history"], 4),
     **dict.fromkeys(["measure", "launcher", "progress", "report", "frames"], 5),
-    **dict.fromkeys(["options", "planning", "cli", "pytest_plugin", "benchmark_bridge", "__main__", "schema"], 6),
+    **dict.fromkeys(["options", "planning", "cli", "baseline", "pytest_plugin", "benchmark_bridge", "__main__", "schema"], 6),
 }  # fmt: skip
 
 

@@ -1,0 +1,122 @@
+"""``baseline show | set | accept``: the expected values of a hardware class."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from harness import references
+from harness.codec import Json, to_doc
+from harness.errors import SpecError
+from harness.machine import detect
+from harness.record import load
+from harness.references import Reference
+from harness.report import text
+
+DEFAULT = Path("results/baselines")
+
+
+def add_to(sub: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    sub.add_argument("action", choices=("show", "set", "accept"))
+    sub.add_argument("run", nargs="?", type=Path, help="set, accept: the run to take values from")
+    sub.add_argument(
+        "--references", type=Path, default=DEFAULT, metavar="PATH",
+        help="file, or folder of one file per hardware class (default: results/baselines)",
+    )  # fmt: skip
+    sub.add_argument("--tolerance", type=float, default=0.1, help="relative, either side (0.1)")
+    sub.add_argument("--case", default="*", help="only cases whose id matches this pattern")
+    sub.add_argument("--reason", default="", help="accept: why the new value is right")
+
+
+def act(parsed: argparse.Namespace) -> tuple[Json, list[str]]:
+    """Do what was asked; a document and its lines."""
+    if parsed.action == "show":
+        return _show(parsed.references)
+    if parsed.run is None:
+        raise SpecError(
+            f"baseline {parsed.action} needs a run", expected="a run's folder",
+            fix=f"scaleproof baseline {parsed.action} results/runs/MACHINE/RUN",
+        )  # fmt: skip
+    if not 0 < parsed.tolerance < 1:
+        raise SpecError(f"--tolerance {parsed.tolerance}", expected="0.1 is 10 %", fix="0.1")
+    if parsed.action == "accept" and not parsed.reason:
+        raise SpecError(
+            "accepting a changed value needs a reason", expected='--reason "new switch firmware"',
+            fix=f'scaleproof baseline accept {parsed.run} --reason "..."',
+        )  # fmt: skip
+    run = load(parsed.run)
+    if not run.complete:
+        raise SpecError(
+            "the run was interrupted: its values are not whole", where=str(parsed.run),
+            fix=f"scaleproof run --resume {parsed.run}",
+        )  # fmt: skip
+    path = references.path_for(parsed.references, run.machine.hardware_class)
+    known = {r.key: r for r in references.load(path)} if path.is_file() else {}
+    new = [
+        r for r in references.measured(run, parsed.tolerance) if fnmatchcase(r.case, parsed.case)
+    ]
+    if not new:
+        raise SpecError(
+            "nothing here can be a reference", where=str(parsed.run),
+            expected="real cases (stand-ins say nothing of hardware) that were measured",
+            fix=f"scaleproof report {parsed.run}",
+        )  # fmt: skip
+    lines, changed = [], []
+    for r in new:
+        old = known.get(r.key)
+        if old is not None and parsed.action == "set":
+            lines.append(f" kept     {_name(r)}: {old.value:.4g} ({old.status} {old.date})")
+            continue
+        if parsed.action == "accept":
+            r = replace(r, source=f"{r.source}: {parsed.reason}")
+        was = "" if old is None else f"{old.value:.4g} -> "
+        lines.append(f" {'new' if old is None else 'changed':<8} {_name(r)}: {was}{r.value:.4g}")
+        known[r.key] = r
+        changed.append(r)
+    references.write(path, list(known.values()))
+    lines.append(f" {path}: {len(known)} references, {len(changed)} written")
+    if parsed.action == "set" and len(changed) < len(new):
+        lines.append(
+            ' a known value is only replaced by: scaleproof baseline accept RUN --reason "..."'
+        )
+    return to_doc(tuple(changed)), lines
+
+
+def _name(r: Reference) -> str:
+    return f"{r.case} {r.metric}" + (f" v {r.baseline}" if r.baseline else "")
+
+
+def _range(r: Reference) -> str:
+    """``-10% +10%``; an open side is left out."""
+    return " ".join(f"{side:+.0%}" for side in (r.lower, r.upper) if side is not None)
+
+
+def _show(place: Path) -> tuple[Json, list[str]]:
+    path = references.path_for(place, detect().hardware_class)
+    if not path.is_file():
+        raise SpecError(
+            "no references for this hardware", where=str(path),
+            fix=f"scaleproof baseline set RUN --references {place}",
+        )  # fmt: skip
+    found = references.load(path)
+    columns = [
+        text.Column(header="case", keep=9, left=True),
+        text.Column(header="metric", keep=8, left=True),
+        text.Column(header="value", keep=7),
+        text.Column(header="accepts", keep=6, left=True),
+        text.Column(header="status", keep=5, left=True),
+        text.Column(header="n", keep=2),
+        text.Column(header="date", keep=3),
+        text.Column(header="source", keep=1, left=True),
+    ]
+    rows = [
+        [
+            r.case, r.metric + (f" v {r.baseline}" if r.baseline else ""), f"{r.value:.4g}",
+            _range(r), r.status, str(r.n or ""), r.date, r.source,
+        ]
+        for r in found
+    ]  # fmt: skip
+    return to_doc(found), [*text.table(columns, rows, text.columns()), "", f" {path}"]

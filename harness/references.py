@@ -1,0 +1,195 @@
+"""References: what a class of hardware is expected to give, each with where it comes from.
+
+    [[reference]]
+    case = "ddp/decoder-tiny/weak@2cpu"     # a whole id
+    metric = "efficiency"                   # or throughput, peak_bytes, sent_bytes/step_s ...
+    baseline = "plain"                      # ratios only
+    value = 0.88
+    lower = -0.10                           # relative, as far as it may lie below; or left out
+    upper = 0.10
+    unit = "1"
+    status = "measured"                     # measured | derived | claimed | provisional
+    n = 8
+    date = 2026-11-21
+    source = "run 20261121-101526-413a"
+    fingerprint = ["engine=local"]          # what must be as it was; empty = anything
+
+A file is named after its hardware class. Every reference becomes a rule; ``claimed`` and
+``provisional`` ones can pass nothing by themselves.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import contrasts, judge, units
+from harness.config import Key, check_table, read_tables
+from harness.errors import ConfigError
+from harness.fingerprint import as_items, fingerprint
+from harness.record import RunRecord, write_text
+from harness.spec import BASELINES
+from harness.thresholds import Source, Threshold
+from harness.units import Form
+
+STATUSES = ("measured", "derived", "claimed", "provisional")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """One expected value. ``lower`` and ``upper`` are relative to it; None is an open side."""
+
+    case: str
+    metric: str
+    unit: str
+    value: float
+    status: str
+    date: str
+    source: str
+    baseline: str | None = None
+    lower: float | None = None
+    upper: float | None = None
+    n: int | None = None
+    fingerprint: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """What it is about."""
+        return self.case, self.metric, self.baseline
+
+    def threshold(self, hardware: str) -> Threshold:
+        """The rule that judges a run by it."""
+        against = f" v {self.baseline}" if self.baseline else ""
+        return Threshold(
+            name=f"reference: {self.case} {self.metric}{against}",
+            case=self.case,
+            metric=self.metric,
+            unit=self.unit,
+            source=Source(self.status),
+            baseline=self.baseline,
+            hardware=hardware,
+            at_least=None if self.lower is None else self.value * (1 + self.lower),
+            at_most=None if self.upper is None else self.value * (1 + self.upper),
+            note=f"{self.value:.4g}, {self.status} {self.date}, {self.source}",
+            fingerprint=self.fingerprint,
+        )
+
+
+_KEYS = {
+    "case": Key(kind=str, required=True),
+    "metric": Key(kind=str, required=True),
+    "unit": Key(kind=str, required=True),
+    "value": Key(kind=float, required=True),
+    "status": Key(kind=str, required=True, choices=STATUSES),
+    "date": Key(kind=datetime.date, required=True),
+    "source": Key(kind=str, required=True),
+    "baseline": Key(kind=str, choices=BASELINES),
+    "lower": Key(kind=float),
+    "upper": Key(kind=float),
+    "n": Key(kind=int),
+    "fingerprint": Key(kind=str, each=True),
+}
+
+
+def path_for(place: Path, hardware: str) -> Path:
+    """The file of a hardware class: ``place`` itself, or the one in that folder."""
+    return place / f"{hardware}.toml" if place.is_dir() or not place.suffix else place
+
+
+def load(path: Path) -> tuple[Reference, ...]:
+    """Read a references file; ConfigError lists every mistake with its line."""
+    tables, problems = read_tables(path, "reference")
+    found = []
+    for table in tables:
+        if not check_table(table, _KEYS, problems, "reference"):
+            continue
+        v, line = table.values, table.lines
+        try:
+            unit = units.metric(v["metric"]).unit
+        except KeyError:
+            problems.add(line["metric"], f"no metric {v['metric']!r}")
+            continue
+        if unit != v["unit"]:
+            problems.add(line["unit"], f"{v['metric']} is in {unit!r}, not {v['unit']!r}")
+        if v["status"] == "measured" and not v.get("n"):
+            problems.add(table.line, "a measured value needs n, the pairs it rests on")
+        if "lower" not in v and "upper" not in v:
+            problems.add(table.line, "a reference needs a side", "lower = -0.05")
+        if v.get("lower", 0) > 0 or v.get("upper", 0) < 0:
+            problems.add(table.line, "lower is at most 0 and upper at least 0, relative to value")
+        found.append(
+            Reference(
+                **{
+                    **v,
+                    "date": v["date"].isoformat(),
+                    "fingerprint": tuple(v.get("fingerprint", ())),
+                }
+            )
+        )
+    keys = [r.key for r in found]
+    for key in {k for k in keys if keys.count(k) > 1}:
+        problems.add(0, f"two references for {key[0]} {key[1]}")
+    problems.raise_any()
+    return tuple(found)
+
+
+def write(path: Path, references: Sequence[Reference]) -> None:
+    """Write a references file."""
+    lines = ["# Expected values of this hardware class; `scaleproof baseline` reads and writes it."]
+    for r in references:
+        lines += ["", "[[reference]]"]
+        for name, value in vars(r).items():
+            if name == "date":
+                lines.append(f"date = {value}")
+            elif value is not None and value != ():
+                lines.append(f"{name} = {json.dumps(value)}")
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def measured(run: RunRecord, tolerance: float) -> list[Reference]:
+    """What a run says of its hardware: every ratio it measured, and each subject's throughput.
+
+    Stand-ins are left out: they say nothing of hardware. Each side is open by ``tolerance``.
+    """
+    out: dict[tuple[str, str, str | None], Reference] = {}
+    items = as_items(fingerprint(run))
+    for plan in run.plans:
+        subjects = {c.subject: c for c in plan.contrasts if c.baseline}
+        rates = [contrasts.absolute("throughput", name) for name in subjects]
+        for contrast in (*plan.contrasts, *rates):
+            case, metric = plan.arm(contrast.subject).case, units.metric(contrast.metric)
+            values = contrasts.pairs(run, plan, contrast).values
+            if case.stand_in or not values or metric.form is Form.GATE:
+                continue
+            e = judge.estimate(values, metric.form)
+            found = Reference(
+                case=case.id,
+                metric=contrast.metric,
+                unit=metric.unit,
+                value=float(f"{e.value:.4g}"),
+                status="measured",
+                date=run.started_at[:10],
+                source=f"run {run.run}",
+                baseline=None if metric.form is Form.ABSOLUTE else contrast.against,
+                lower=-tolerance,
+                upper=tolerance,
+                n=e.n,
+                fingerprint=items,
+            )
+            out.setdefault(found.key, found)
+    return list(out.values())
+
+
+def rules(place: Path, hardware: str) -> tuple[Threshold, ...]:
+    """The rules of a references file or folder for a hardware class."""
+    path = path_for(place, hardware)
+    if not path.is_file():
+        raise ConfigError(
+            "no references for this hardware", where=str(path),
+            expected=f"a file of [[reference]] for {hardware}",
+            fix=f"scaleproof baseline set RUN --references {place}",
+        )  # fmt: skip
+    return tuple(r.threshold(hardware) for r in load(path))

@@ -1,0 +1,100 @@
+"""The coverage statement: what was exercised out of what, what was skipped, cut or met nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from harness import contrasts, findings
+from harness.outcome import Status
+from harness.record import Purpose, RunRecord
+from harness.report.text import wrap
+from harness.spec import CaseSpec
+from harness.thresholds import Reach, reach
+
+
+def coverage(run: RunRecord, width: int = 100) -> list[str]:
+    """Lines for the end of a run; nothing that was not measured is passed over."""
+    every = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    if not every:
+        return []
+    timed = {x.case for x in run.launches if x.purpose is Purpose.TIMED and contrasts.usable(x)}
+    cases = [c for h, c in every.items() if h in timed]
+    out = [f" covered  {len(cases)} of {len(every)} cases timed"]
+    for text in (_worlds(cases), *_names(run, cases)):
+        out += wrap(f"          {text}", width, 12)
+    out.append(f" losses   {findings.reproducible(run)}")
+    for why in dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP):
+        out += wrap(f" skipped  {why}", width, 10)
+    cut = [p.name for p in run.plans if p.hash in run.out_of_time]
+    if cut:
+        out += wrap(f" cut      by the time budget: {', '.join(cut)}", width, 10)
+    return [*out, *_rules(run, list(every.values()), width)]
+
+
+def _worlds(cases: Collection[CaseSpec]) -> str:
+    """World sizes out of 1 to the largest, ranks and modes; stand-ins apart."""
+    parts = []
+    real = {c.world_size for c in cases if not c.stand_in}
+    stand_in = {c.world_size for c in cases if c.stand_in}
+    for label, worlds in (("worlds", real), ("stand-ins on worlds", stand_in)):
+        if worlds:
+            left = [str(n) for n in range(1, max(worlds)) if n not in worlds]
+            gap = f" (not {', '.join(left)})" if 0 < len(left) <= 8 else ""
+            gap = gap or (f" ({len(left)} sizes between are not)" if left else "")
+            ranks = f"ranks 0..{max(worlds) - 1}" if max(worlds) > 1 else "rank 0"
+            parts.append(f"{label} {_list(map(str, sorted(worlds)))}{gap}, {ranks}")
+    shapes = sorted({"x".join(map(str, c.nodes)) for c in cases if len(c.nodes) > 1})
+    parts.append(f"ranks per node {_list(shapes)}" if shapes else "one node")
+    parts.append(f"modes {_list(sorted({str(c.mode) for c in cases}))}")
+    parts.append(f"precisions {_list(sorted({str(c.precision) for c in cases}))}")
+    return "; ".join(parts)
+
+
+def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[str]:
+    """Strategies, models and compressors out of those that the program offers."""
+    used = {
+        "strategies": {c.strategy for c in cases},
+        "models": {c.model for c in cases},
+        "compressors": {c.compressor for c in cases if c.compressor},
+    }
+    out = []
+    for kind, offered in run.offered.items():
+        here = used.get(kind, set())
+        left = [n for n in offered if n not in here]
+        without = f" (not {', '.join(left)})" if left else ""
+        out.append(f"{kind} {_list(sorted(here))}, {len(here)} of {len(offered)}{without}")
+    return out
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int) -> list[str]:
+    """Rules that met nothing: because they could not here, or because they match no case."""
+    hardware = run.machine.hardware_class
+    judged = [
+        (p.arm(c.subject).case, c)
+        for p in run.plans
+        for c in contrasts.of(p, run.thresholds, hardware)
+    ]
+    largest = max((c.world_size for c in cases if not c.stand_in), default=1)
+    nodes = max(len(c.nodes) for c in cases)
+    device = max((c.device for c in cases), key=str)
+    beyond: dict[str, list[str]] = {}
+    unused = []
+    for t in run.thresholds:
+        state, why = reach(t, judged, hardware, device, largest, nodes)
+        if state is Reach.OUT_OF_REACH:
+            beyond.setdefault(why, []).append(t.name)
+        elif state is Reach.UNMATCHED:
+            unused.append(t.name)
+    out = []
+    if unused:
+        names = ", ".join(unused)
+        out += wrap(f" unused   {len(unused)} rules match no case of this run: {names}", width, 10)
+    if beyond:
+        number = sum(map(len, beyond.values()))
+        why = "; ".join(f"{len(names)} {reason}" for reason, names in beyond.items())
+        out += wrap(f" beyond   {number} rules are out of reach here: {why}", width, 10)
+    return out

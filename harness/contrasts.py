@@ -121,6 +121,21 @@ def pairs(
     return Pairs(values=tuple(values), launches=tuple(dict.fromkeys(names)))
 
 
+def like_launches_sd(launches: Sequence[LaunchRecord]) -> float | None:
+    """Relative deviation between launches of one arm in one block: an A/A probe that costs nothing.
+
+    From the median of their differences, so that one bad launch does not condemn a host; None
+    without a pair. Two like pilots count as a block.
+    """
+    like: dict[tuple[str, Purpose, int, int], list[float]] = {}
+    for x in launches:
+        if (rate := quantity(x, "throughput")) is not None and rate > 0:
+            like.setdefault((x.case, x.purpose, x.attempt, x.block), []).append(math.log(rate))
+    off = [abs(v[0] - v[1]) for v in like.values() if len(v) > 1]
+    # |N(0, 2 sd^2)| has its median at 0.6745 sqrt(2) sd
+    return stats.median(off) / (0.6745 * math.sqrt(2)) if off else None
+
+
 def absolute(metric: str, arm: str) -> Contrast:
     """An arm's own value of a metric."""
     name = f"{metric}{'' if arm.startswith('@') else '@'}{arm}"

@@ -51,7 +51,11 @@ class Expectation:
     def id(self) -> str:
         """``ddp-decoder_tiny-weak-4cpu-efficiency``, with the baseline unless it is plain."""
         case = self.plan.arm(self.contrast.subject).case
-        against = "" if self.contrast.against in ("plain", "gate") else f"-{self.contrast.against}"
+        against = (
+            ""
+            if self.contrast.against in ("plain", "gate", "nothing")
+            else f"-{self.contrast.against}"
+        )
         return f"{case.pytest_id}-{self.contrast.metric}{against}"
 
 

@@ -19,6 +19,8 @@ BATCH = 5
 DRIFT = 0.01
 #: Two-sided error of calling a steady window drifting. Small: one launch caps its contrast.
 DRIFT_ALPHA = 1e-3
+#: Deviations of an arm's drifts beyond which one of them is not its usual scatter.
+OUTLYING = 5.0
 #: Launch deviations below this are not believed when steps are traded for launches.
 MIN_LAUNCH_SD = 0.007
 #: A window grows to at most this many times what the recipe asks for.
@@ -30,7 +32,7 @@ class Steadiness:
     """A launch's kept window: ``drift`` = log of its later half's mean step over its earlier's.
 
     ``t`` is that over its standard error, from means of 5 steps; None where the window is too
-    short to tell. ``mser`` is what MSER-5 would have cut on top. ``steady`` is what judging asks.
+    short to tell. ``mser`` is what MSER-5 would have cut on top. ``steady`` is its own view.
     """
 
     drift: float
@@ -94,9 +96,25 @@ def steadiness(steps: Sequence[float]) -> Steadiness:
     return Steadiness(drift=drift, t=t, mser=mser5(steps), steady=not drifting)
 
 
+def outlier(found: Sequence[Steadiness]) -> int | None:
+    """Which launch of an arm drifts as none of its others do; None if they are all alike.
+
+    On a noisy host every launch drifts one way or the other: that is scatter, and in the interval.
+    A launch that is not steady stands out from its arm: by more than 5 of its deviations.
+    """
+    usual = stats.median([abs(s.drift) for s in found]) / 0.6745 if found else 0.0
+    for i, s in enumerate(found):
+        if not s.steady and abs(s.drift) > OUTLYING * usual:
+            return i
+    return None
+
+
 def drifts(found: Sequence[Steadiness]) -> bool:
-    """Whether an arm drifts in all its launches alike, which no single one may show."""
-    values = [s.drift for s in found]
+    """Whether an arm drifts in all its launches alike, which no single one may show.
+
+    Windows that are too short to tell (under 20 steps) say nothing here either.
+    """
+    values = [s.drift for s in found if s.t is not None]
     if len(values) < 4:
         return False
     mean = stats.t_interval(values, DRIFT_ALPHA)

@@ -66,6 +66,12 @@ def measured(name: str) -> bool:
     return not UNMEASURED & set(metric(name).quantity.split("/"))
 
 
+def timed(name: str) -> bool:
+    """Whether a metric is made of times, which a noisy host or a drift can spoil; bytes are not."""
+    times = {"throughput", "step_s", "median_step_s"}
+    return bool(times & set(metric(name).quantity.split("/")))
+
+
 def si(value: float | None, unit: str = "") -> str:
     """``1.23 MB``; n/a for None."""
     if value is None:

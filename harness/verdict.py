@@ -176,17 +176,19 @@ def _confirmed(run: RunRecord, plan: Plan, second: Judged | None) -> tuple[Statu
 
 def _doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Reason, str] | None:
     """Why neither PASS nor FAIL may stand: a noisy host, or launches that were not steady."""
+    if not units.timed(contrast.metric):
+        return None
     bad = [f for f in run.admission if f.level is Level.BAD]
     if bad:
         advice = f" ({bad[0].advice})" if bad[0].advice else ""
         return Reason.NOISY_HOST, f"noisy host: {'; '.join(f.text for f in bad)}{advice}"
-    if run.launch_sd is not None and run.launch_sd > admission.LAUNCH_SD:
+    launches = _launches(run, plan, contrast)
+    spread = contrasts.like_launches_sd(launches)
+    if spread is not None and spread > admission.LAUNCH_SD:
         return Reason.NOISY_HOST, (
-            f"noisy host: launches of one arm differ by {run.launch_sd:.0%} (A/A pilots);"
+            f"noisy host: launches of one arm in one block differ by {spread:.0%} (A/A);"
             " give it quiet cores, fixed clocks, or another machine"
         )
-    names = {contrast.subject, *contrast.baseline}
-    launches = [x for x in timed(run, plan, None) if x.arm in names]
     loads = [x.foreign_load for x in launches if x.foreign_load is not None]
     if loads and median(loads) > admission.FOREIGN_LOAD:
         return Reason.NOISY_HOST, (
@@ -197,14 +199,14 @@ def _doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Reason, str]
                      or "hw_" in r})  # fmt: skip
     if slowed:
         return Reason.NOISY_HOST, f"noisy host: devices were slowed ({', '.join(slowed)})"
-    for launch in launches:
-        if launch.steadiness is not None and not launch.steadiness.steady:
-            drift = math.expm1(launch.steadiness.drift)
-            return Reason.NOT_STEADY, f"{launch.launch} was not steady: {drift:+.1%} over it"
-    for name in sorted(names):
-        own = [x.steadiness for x in launches if x.arm == name and x.steadiness is not None]
-        if steadiness.drifts(own):
-            drift = math.expm1(math.fsum(s.drift for s in own) / len(own))
+    for name in sorted({contrast.subject, *contrast.baseline}):
+        own = [x for x in timed(run, plan, None) if x.arm == name and x.steadiness]
+        found = [x.steadiness for x in own if x.steadiness]
+        if (odd := steadiness.outlier(found)) is not None:
+            drift = math.expm1(found[odd].drift)
+            return Reason.NOT_STEADY, f"{own[odd].launch} was not steady: {drift:+.1%} over it"
+        if steadiness.drifts(found):
+            drift = math.expm1(math.fsum(s.drift for s in found) / len(found))
             why = f"{plan.arm(name).case.id} is not steady: {drift:+.1%} in every launch"
             return Reason.NOT_STEADY, why
     return None

@@ -70,6 +70,8 @@ def line(m: Moment) -> str:
     """``[ 9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``"""
     if m.purpose is Purpose.GATE:
         return f"  [gate] {m.arm}  checking that it trains correctly  {duration(m.elapsed_s)}"
+    if m.purpose is Purpose.PILOT:
+        return f"  [pilot] {m.arm}  settling warm-up and steps  {duration(m.elapsed_s)}"
     eta = "" if m.left_s is None else f"  ETA {duration(m.left_s)}"
     width = len(str(m.num_launches))
     return (

@@ -29,15 +29,26 @@ SUITE = """
     def test_other(verdict):
         pass
 """
+#: Bytes do not depend on how busy the machine is: what is tested here is the plugin.
 RULE = """
 [[rule]]
 name = "two"
 case = "ddp/mlp-nano/weak"
+world = 2
+metric = "sent_bytes"
+{bound}
+unit = "B"
+source = "requirement"
+"""
+EFFICIENCY = """
+[[rule]]
+name = "two"
+case = "ddp/paced-small/*"
 mode = "weak"
 baseline = "plain"
 world = 2
 metric = "efficiency"
-{bound}
+at_least = 0.85
 unit = "1"
 source = "requirement"
 """
@@ -63,17 +74,17 @@ def record(pytester: pytest.Pytester) -> dict[str, object]:
 
 
 def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
-    rules(suite, "at_least = 0.01")
+    rules(suite, "at_least = 1.0")
     result = run(suite, "-v")
     result.stdout.fnmatch_lines(
         [
             "*test_weak?ddp-mlp_nano-weak-1cpu-efficiency?*",
             "*?gate? single/mlp-nano/weak@1cpu*",
-            "RECORDED*",
-            "*test_weak?ddp-mlp_nano-weak-2cpu-efficiency? PASSED*",
+            "*?pilot? single/mlp-nano/weak@1cpu*",
+            "*test_weak?ddp-mlp_nano-weak-2cpu-efficiency? RECORDED*",
             "*test_weak?ddp-mlp_nano-weak-2cpu-efficiency-wrapped? RECORDED*",
-            "*test_other?fsdp-mlp_nano-weak-2cpu-efficiency-wrapped?*",
-            "RECORDED*",
+            "*test_weak?ddp-mlp_nano-weak-2cpu-sent_bytes? PASSED*",
+            "*test_other?fsdp-mlp_nano-weak-2cpu-efficiency-wrapped? RECORDED*",
             "*efficiency [[]95%[]]*verdict*",
             "*rerun *pytest*",
         ]
@@ -85,7 +96,7 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize(
     ("bound", "code", "word"),
-    [("at_least = 0.01", 0, "PASS"), ("at_least = 1.05", 1, "FAIL"), ("at_most = 0.01", 1, "FAIL")],
+    [("at_least = 1.0", 0, "PASS"), ("at_least = 1e12", 1, "FAIL"), ("at_most = 1.0", 1, "FAIL")],
 )
 def test_the_exit_status_is_the_verdicts(
     suite: pytest.Pytester, bound: str, code: int, word: str
@@ -102,7 +113,7 @@ def test_without_rules_nothing_is_judged_and_that_is_not_green(suite: pytest.Pyt
 
 def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_suite=SUITE.replace("assert verdict.n > 0", "assert verdict.n > 99"))
-    rules(pytester, "at_least = 0.01")
+    rules(pytester, "at_least = 1.0")
     result = run(pytester, "-k", "test_weak and 2cpu and not wrapped")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*assert*99*"])
@@ -110,13 +121,12 @@ def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester)
 
 def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(pytester: pytest.Pytester) -> None:
     """A scheduled stand-in whose seeded noise spans the bound: 0.85 planted, 0.85 required."""
-    knobs = "{'paced.mode': 'schedule', 'paced.plant': '2:0.85', 'paced.noise': 0.05, 'paced.step_ms': 40.0}"
+    knobs = "{'paced.mode': 'schedule', 'paced.plant': '2:0.85', 'paced.noise': 0.05, 'paced.step_ms': 80.0}"
     text = SUITE.replace(
         'site.case("ddp/mlp-nano"), (1, 2)', f'site.case("ddp/paced-small", knobs={knobs}), (2,)'
     )
     pytester.makepyfile(test_suite=text)
-    rule = RULE.replace("ddp/mlp-nano/weak", "ddp/paced-small/*").format(bound="at_least = 0.85")
-    (pytester.path / "thresholds.toml").write_text(rule)
+    (pytester.path / "thresholds.toml").write_text(EFFICIENCY)
     select = ("-k", "test_weak and 2cpu and not wrapped")
     hard = run(pytester, *select, "--junitxml=j.xml")
     assert hard.ret == 10
@@ -127,6 +137,26 @@ def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(pytester: pytest
     soft.stdout.fnmatch_lines(["*1 inconclusive*"])
 
 
+def test_a_fail_is_measured_again_before_it_is_reported(suite: pytest.Pytester) -> None:
+    rules(suite, "at_least = 1e12")
+    result = run(suite, "-k", "sent_bytes")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*a FAIL is measured again*"])
+    assert "confirmed: " in " ".join(result.stdout.str().split())
+    launches = [x for x in record(suite)["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
+    assert [sum(x["attempt"] == a for x in launches) for a in (0, 1)] == [8, 8]
+
+
+def test_a_budget_cuts_whole_plans_and_says_so(suite: pytest.Pytester) -> None:
+    rules(suite, "at_least = 1.0")
+    result = run(suite, "--time-budget", "1s")
+    assert result.ret == 10
+    result.stdout.fnmatch_lines(["*cut*by the time budget: ddp/mlp-nano/weak, fsdp/mlp-nano/weak*"])
+    found = record(suite)
+    assert not [x for x in found["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
+    assert {v["reason"] for v in found["verdicts"]} == {"out_of_time"}  # type: ignore[attr-defined]
+
+
 def test_k_keeps_the_baselines_it_needs_and_drops_the_rest(suite: pytest.Pytester) -> None:
     run(suite, "-k", "test_weak and 2cpu and not wrapped")
     found = record(suite)
@@ -135,7 +165,7 @@ def test_k_keeps_the_baselines_it_needs_and_drops_the_rest(suite: pytest.Pyteste
 
 
 def test_x_stops_between_plans(suite: pytest.Pytester) -> None:
-    rules(suite, "at_least = 1.05")
+    rules(suite, "at_least = 1e12")
     result = run(suite, "-x")
     assert result.ret == 1
     found = record(suite)
@@ -213,7 +243,7 @@ def test_a_project_without_suites_is_left_alone(pytester: pytest.Pytester) -> No
 
 
 def test_launches_appear_in_pytest_benchmark(suite: pytest.Pytester) -> None:
-    rules(suite, "at_least = 0.01")
+    rules(suite, "at_least = 1.0")
     result = run(suite, "-k", "test_weak", "--benchmark-json=b.json")
     assert result.ret == 0
     found = json.loads((suite.path / "b.json").read_text())["benchmarks"]
@@ -229,7 +259,7 @@ def test_launches_appear_in_pytest_benchmark(suite: pytest.Pytester) -> None:
 def test_two_functions_on_one_recipe_measure_once(suite: pytest.Pytester) -> None:
     path = suite.path / "test_suite.py"
     path.write_text(path.read_text() + "\n@scaling(weak)\ndef test_same(verdict):\n    pass\n")
-    rules(suite, "at_least = 0.01")
+    rules(suite, "at_least = 1.0")
     run(suite, "-k", "(test_weak or test_same) and 2cpu and not wrapped")
     assert len([x for x in record(suite)["launches"] if x["purpose"] == "timed"]) == 16  # type: ignore[attr-defined]
 
@@ -247,10 +277,10 @@ def test_suites_in_two_folders_keep_their_own_rules(pytester: pytest.Pytester) -
         body = textwrap.dedent(text).split("@scaling(other)")[0]
         (folder / f"test_{name}.py").write_text(body)
         rule = RULE.replace("ddp/mlp-nano", case).replace('"two"', f'"{name}"')
-        (folder / "thresholds.toml").write_text(rule.format(bound="at_least = 0.01"))
+        (folder / "thresholds.toml").write_text(rule.format(bound="at_least = 1.0"))
     result = run(pytester, "s1", "s2", "-k", "2cpu and not wrapped")
     assert result.ret == 0
-    result.assert_outcomes(passed=2, deselected=4)
+    result.assert_outcomes(passed=2)
 
 
 def test_a_strategy_that_breaks_when_described_is_an_error(pytester: pytest.Pytester) -> None:

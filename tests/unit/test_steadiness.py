@@ -46,6 +46,20 @@ def test_a_drifting_window_is_flagged_and_a_steady_one_hardly_ever() -> None:
     assert not found.steady and found.drift == pytest.approx(0.04, abs=0.01)
 
 
+def test_one_heating_launch_stands_out_and_a_noisy_arm_has_none() -> None:
+    def arm(sd: float, slopes: list[float]) -> list[steadiness.Steadiness]:
+        ramps = [np.linspace(1, 1 + slope, 60) for slope in slopes]
+        return [
+            steadiness.steadiness((series(60, seed=s, sd=sd) * ramp).tolist())
+            for s, ramp in enumerate(ramps)
+        ]
+
+    assert steadiness.outlier(arm(0.01, [0.0] * 5 + [0.1] + [0.0] * 2)) == 5
+    assert steadiness.outlier(arm(0.01, [0.0] * 8)) is None
+    swings = [0.3, -0.2, 0.25, -0.3, 0.2, -0.25, 0.3, -0.2]
+    assert steadiness.outlier(arm(0.01, swings)) is None and steadiness.outlier([]) is None
+
+
 def test_drift_that_no_launch_shows_alone_is_seen_over_all() -> None:
     def found(slope: float) -> list[steadiness.Steadiness]:
         ramp = np.linspace(1, 1 + slope, 22)

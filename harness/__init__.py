@@ -3,7 +3,7 @@
 The names that suites and users' files need; none of them imports torch.
 """
 
-from harness.recipes import Recipe, control, ladder, plain, versus
+from harness.recipes import Recipe, control, ladder, like, plain, versus
 from harness.site import Site
 from harness.spec import CaseSpec, Plan, Protocol
 from harness.suite import scaling
@@ -16,6 +16,7 @@ __all__ = [
     "Site",
     "control",
     "ladder",
+    "like",
     "plain",
     "scaling",
     "versus",

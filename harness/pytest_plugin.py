@@ -113,6 +113,13 @@ class Scaling:
         return shlex.join(["pytest", *map(str, self.config.invocation_params.args)])
 
 
+#: Tiers of suites, as markers: ``pytest suites/ -m nightly``.
+TIERS = (
+    "smoke: suites that finish in minutes on a laptop",
+    "nightly: suites that take longer, for every night",
+    "acceptance: suites that set up what was claimed",
+)
+
 KEY = pytest.StashKey[Scaling]()
 VERDICT = pytest.StashKey[Verdict]()
 OWN_FAILURE = pytest.StashKey[bool]()
@@ -175,6 +182,8 @@ def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None
 def pytest_configure(config: pytest.Config) -> None:
     """Options that were given are checked before anything is collected."""
     config.stash[USAGE] = []
+    for tier in TIERS:
+        config.addinivalue_line("markers", tier)
     if any(option(config, o.name) != o.kwargs.get("default") for o in options.OPTIONS):
         try:
             _site(config)

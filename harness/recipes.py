@@ -137,6 +137,12 @@ def versus(a: CaseSpec, b: CaseSpec, metrics: Sequence[str], *, protocol: Protoc
     )
 
 
+def like(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
+    """The case against itself (A/A): whatever differs is noise, and nothing may be decided."""
+    plan = versus(case, case, ("throughput_ratio",), protocol=protocol)
+    return replace(plan, name=f"{case.id} A/A")
+
+
 def control(case: CaseSpec) -> Plan:
     """A known-wrong case: the verdict is PASS only if the correctness gate catches it."""
     return Plan(

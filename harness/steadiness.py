@@ -23,8 +23,9 @@ DRIFT_ALPHA = 1e-3
 OUTLYING = 5.0
 #: Launch deviations below this are not believed when steps are traded for launches.
 MIN_LAUNCH_SD = 0.007
-#: A window grows to at most this many times what the recipe asks for.
-MAX_GROWTH = 8
+#: A window grows to at most this many times what the recipe asks for, and only while its steps
+#: take no longer than this many times what the launch costs to start.
+MAX_GROWTH, MAX_STEPPING = 8, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +141,14 @@ def best_steps(steps: Sequence[float], launch_s: float, launch_sd: float, least:
     """Steps a launch should time: sqrt(cost_launch / cost_step * var_step / var_launch).
 
     Kalibera and Jones (ISMM 2013): beyond that, another launch buys more than another step.
-    Bounded by ``least`` and MAX_GROWTH times it. ``launch_s`` is a launch's cost beside its steps.
+    Never fewer than ``least``, which is also what cheap launches get: there are eight of each arm
+    anyhow. ``launch_s`` is a launch's cost beside its steps.
     """
     step_s = math.fsum(steps) / len(steps)
     between = max(launch_sd, MIN_LAUNCH_SD) ** 2
     wanted = math.sqrt(launch_s / step_s * long_run_variance(steps) / between)
-    return max(least, min(MAX_GROWTH * least, math.ceil(wanted)))
+    most = min(MAX_GROWTH * least, MAX_STEPPING * launch_s / step_s)
+    return max(least, math.ceil(min(wanted, most)))
 
 
 def launch_sd(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:

@@ -28,6 +28,7 @@ METRICS: dict[str, Metric] = {
     "efficiency": Metric(quantity="throughput", form=Form.RATIO, unit="1"),
     "efficiency_of_ideal": Metric(quantity="throughput", form=Form.RATIO, unit="1"),
     "speedup": Metric(quantity="throughput", form=Form.RATIO, unit="x"),
+    "throughput_ratio": Metric(quantity="throughput", form=Form.RATIO, unit="1"),
     "step_time_ratio": Metric(quantity="step_s", form=Form.RATIO, unit="1"),
     "memory_saved": Metric(quantity="peak_bytes", form=Form.SAVED, unit="1"),
     "wire_ratio": Metric(quantity="sent_bytes", form=Form.RATIO, unit="1"),

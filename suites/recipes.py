@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness import Recipe, Site, control, ladder, versus
+from harness import Recipe, Site, control, ladder, like, versus
 from harness.recipes import PACED, metrics_of, strong_worlds
 from harness.spec import Mode, Plan
 
@@ -55,14 +55,25 @@ def paced(strategy: str, largest: int = 4, **fields: Any) -> Recipe:
     return recipe
 
 
-def planted(strategy: str, plant: str, largest: int = 4) -> Recipe:
+def planted(strategy: str, plant: str, largest: int = 4, *, slot_ms: float = 40.0) -> Recipe:
     """A scheduled stand-in whose efficiency is known: the instrument measures itself."""
-    knobs = {"paced.mode": "schedule", "paced.plant": plant}
+    knobs = {"paced.mode": "schedule", "paced.plant": plant, "paced.step_ms": slot_ms}
 
     def recipe(site: Site) -> list[Plan]:
         here = site.cpu(largest)
         case = here.case(f"{strategy}/paced-small", Mode.WEAK, knobs=knobs)
         return [ladder(case, (largest,), protocol=PACED, baselines=("plain",))]
+
+    return recipe
+
+
+def same(largest: int = 2) -> Recipe:
+    """A scheduled stand-in against itself: a verdict on 1.0 must stay open."""
+    knobs = {"paced.mode": "schedule"}
+
+    def recipe(site: Site) -> list[Plan]:
+        case = site.cpu(largest).case("ddp/paced-small", knobs=knobs)
+        return [like(case, protocol=PACED)]
 
     return recipe
 

@@ -22,3 +22,9 @@ def test_paced(verdict):
 @scaling(masked())
 def test_control(verdict):
     """Masking that sends dense is caught by its bytes."""
+
+
+@pytest.mark.nightly
+@scaling(*(weak(f"compressed:{c}") for c in ("fp16", "bf16", "int8", "powersgd")))
+def test_codecs(verdict):
+    """Every other compressor."""

@@ -1,7 +1,7 @@
 """The instrument measures itself: scheduled stand-ins with a known efficiency."""
 
 import pytest
-from recipes import planted
+from recipes import planted, same
 
 from harness import scaling
 
@@ -10,3 +10,18 @@ from harness import scaling
 @scaling(planted("ddp", "2:0.85", largest=2))
 def test_planted(verdict):
     """A planted efficiency is found again."""
+
+
+CELLS = [(s, n, e) for s in ("ddp", "pipeline") for n in (2, 4) for e in (0.95, 0.85, 0.7, 0.5)]
+
+
+@pytest.mark.nightly
+@scaling(*(planted(s, f"{n}:{e}", n, slot_ms=140.0) for s, n, e in CELLS))
+def test_planted_cells(verdict):
+    """Efficiencies from 0.95 to 0.50, DDP and GPipe, 2 and 4 ranks."""
+
+
+@pytest.mark.nightly
+@scaling(same())
+def test_same(verdict):
+    """A/A: two like arms, shown with their interval."""

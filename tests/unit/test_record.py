@@ -281,7 +281,10 @@ def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
     doubled = [dataclasses.replace(r, sent_bytes=2 * (r.sent_bytes or 0)) for r in ranks]
     assert "sent 2.000x of 2 (N-1)/N bytes(P)" in wrong(doubled)
     assert "24 consumed, 48 asked for" in wrong(ranks, [good[0], good[0]])
-    assert "slot too short" in wrong([dataclasses.replace(r, clock_misses=3) for r in ranks])
+    late = [dataclasses.replace(r, clock_misses=3, planted_s=1.0, window_s=3.1) for r in ranks]
+    assert "slot too short: 3 deadlines of the schedule missed, 3.3% late" in wrong(late)
+    caught_up = [dataclasses.replace(r, window_s=3.001) for r in late]
+    assert wrong(caught_up) == ""
     assert "loss: not finite" in wrong(ranks, [make(good[0].sample_ids.tolist(), np.inf), good[1]])
 
 

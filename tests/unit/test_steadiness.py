@@ -80,6 +80,7 @@ def test_steps_stay_within_bounds() -> None:
     noisy, exact = series(50, sd=0.3).tolist(), [0.02] * 50
     assert steadiness.best_steps(noisy, 60.0, 0.0, 22) == 8 * 22
     assert steadiness.best_steps(exact, 0.1, 0.02, 22) == 22
+    assert steadiness.best_steps(noisy, 0.1, 0.0, 22) == 22, "a cheap launch is repeated instead"
 
 
 def test_launch_deviation_is_what_steps_do_not_explain() -> None:

@@ -1,0 +1,169 @@
+"""Planted efficiencies: the whole instrument, from forked ranks to the judge, on a known truth.
+
+    python tests/acceptance/planted.py [--ladders 25] [--blocks 8]
+
+A scheduled stand-in ends its steps at planned times, T_N = T_1 / E, with 1 % seeded noise from
+launch to launch. For every cell: the error without that noise, how often the interval holds the
+truth, and what becomes of bounds 2 points to either side. Exit status 1 if an aim is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import contrasts
+from harness.discover import Catalogue
+from harness.judge import estimate, judge
+from harness.measure import Measurer, Settings
+from harness.options import normalise
+from harness.outcome import Status
+from harness.progress import Moment
+from harness.recipes import ladder
+from harness.site import Site
+from harness.spec import Device, Plan, Protocol
+from harness.thresholds import Source, Threshold
+from harness.units import Form
+
+CELLS = [(e, n) for e in (0.95, 0.85, 0.70, 0.50) for n in (2, 4)]
+STRATEGIES = ("ddp", "pipeline")
+MARGIN = 0.02
+
+
+class Silent:
+    """Shows nothing."""
+
+    def show(self, moment: Moment) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """To stderr: it explains what comes next."""
+        sys.stderr.write(f"{text}\n")
+
+    def clear(self) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """One measured ladder: its pairs, the planted truth, and the error that the plant leaves."""
+
+    name: str
+    truth: float
+    pairs: tuple[float, ...]
+    bias: float
+
+    @property
+    def covered(self) -> bool:
+        """Whether the interval after all pairs holds the truth."""
+        e = estimate(self.pairs, Form.RATIO)
+        return e.low is not None and e.high is not None and e.low <= self.truth <= e.high
+
+    def decided(self, bound: float) -> Status:
+        """The verdict on ``at_least = bound``, looked at after every block from the fourth."""
+        rule = Threshold(
+            name="b", case="*", metric="efficiency", unit="1", source=Source.REQUIREMENT,
+            at_least=bound,
+        )  # fmt: skip
+        for n in range(8, len(self.pairs) + 1, 2):
+            status = judge(self.pairs[:n], rule, Form.RATIO).status
+            if status is not Status.INCONCLUSIVE:
+                return status
+        return Status.INCONCLUSIVE
+
+
+def plan_of(
+    efficiency: float, world: int, strategy: str, seed: int, blocks: int, known: Catalogue
+) -> Plan:
+    """A ladder of one rung against plain; four pipeline stages on two cores need longer slots."""
+    knobs = {
+        "paced.mode": "schedule",
+        "paced.plant": f"{world}:{efficiency}",
+        "paced.step_ms": 140.0 if (strategy, world) == ("pipeline", 4) else 60.0,
+    }
+    site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
+    case = site.case(f"{strategy}/paced-small", knobs=knobs)
+    protocol = Protocol(steps=6, cut=1, min_blocks=blocks, max_blocks=blocks, seed=seed)
+    plan = ladder(case, (world,), baselines=("plain",), protocol=protocol)
+    return normalise(plan, known)
+
+
+def measure(
+    cells: Sequence[tuple[float, int, str, int]], blocks: int, results: Path
+) -> list[Ladder]:
+    """Ladders of (efficiency, world, strategy, seed), in one run."""
+    known = Catalogue()
+    measurer = Measurer(known, Settings(results=results), (), Silent())
+    out = []
+    try:
+        for efficiency, world, strategy, seed in cells:
+            plan = plan_of(efficiency, world, strategy, seed, blocks, known)
+            measurer.measure([plan])
+            run = measurer.record(complete=True)
+            (contrast,) = plan.contrasts
+            pairs = contrasts.pairs(run, plan, contrast).values
+            if not pairs:
+                (verdict,) = measurer.verdicts(plan)
+                raise RuntimeError(f"{plan.name}: {verdict.detail}")
+            planted = [
+                math.log(x.steps.mean_s / x.ranks[0].planted_s) * (-1 if x.arm == "plain" else 1)
+                for x in contrasts.timed(run, plan)
+                if x.steps and x.ranks[0].planted_s
+            ]
+            bias = efficiency * math.expm1(-math.fsum(planted) / len(pairs))
+            out.append(
+                Ladder(name=f"{strategy} @{world}", truth=efficiency, pairs=pairs, bias=bias)
+            )
+    finally:
+        measurer.close()
+    return out
+
+
+def main() -> int:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ladders", type=int, default=25, help="per cell")
+    parser.add_argument("--blocks", type=int, default=8)
+    parsed = parser.parse_args()
+    print("| planted | ranks | ladders | worst bias, points | covered | decided right | wrong |")
+    print("|---|---|---|---|---|---|---|")
+    every: list[Ladder] = []
+    for efficiency, world in CELLS:
+        cells = [(efficiency, world, STRATEGIES[i % 2], i) for i in range(parsed.ladders)]
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(cells, parsed.blocks, Path(folder))
+        every += found
+        right, wrong = decisions(found)
+        worst = max(abs(f.bias) for f in found) * 100
+        print(
+            f"| {efficiency} | {world} | {len(found)} | {worst:.3f} |"
+            f" {sum(f.covered for f in found)} | {right} of {2 * len(found)} | {wrong} |",
+            flush=True,
+        )
+    right, wrong = decisions(every)
+    total = 2 * len(every)
+    aims = {
+        "bias within 0.2 points": max(abs(f.bias) for f in every) <= 0.002,
+        "covered in 95 %": sum(f.covered for f in every) >= 0.95 * len(every),
+        "decided right in 95 %": right >= 0.95 * total,
+        "wrong in 3 % at most": wrong <= 0.03 * total,
+    }
+    print("\n" + "\n".join(f"{'met' if ok else 'MISSED'}: {aim}" for aim, ok in aims.items()))
+    return 0 if all(aims.values()) else 1
+
+
+def decisions(found: Sequence[Ladder]) -> tuple[int, int]:
+    """Right and wrong decisions on bounds 2 points below and above the truth."""
+    below = [f.decided(f.truth - MARGIN) for f in found]
+    above = [f.decided(f.truth + MARGIN) for f in found]
+    right = below.count(Status.PASS) + above.count(Status.FAIL)
+    return right, below.count(Status.FAIL) + above.count(Status.PASS)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,63 @@
+"""Planted truths are found again: one ladder of each cell; ``planted.py`` measures 25 of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import planted
+import pytest
+
+
+@pytest.fixture(scope="module")
+def ladders(tmp_path_factory: pytest.TempPathFactory) -> list[planted.Ladder]:
+    cells = [
+        (efficiency, world, planted.STRATEGIES[(i + i // 2) % 2], i)
+        for i, (efficiency, world) in enumerate(planted.CELLS)
+    ]
+    return planted.measure(cells, 4, tmp_path_factory.mktemp("planted"))
+
+
+def test_the_instrument_adds_no_error_of_its_own(ladders: list[planted.Ladder]) -> None:
+    assert {f.name: f.bias for f in ladders if abs(f.bias) > 0.002} == {}
+
+
+def test_intervals_hold_the_truth(ladders: list[planted.Ladder]) -> None:
+    """The planted noise is seeded, so this does not depend on luck."""
+    assert sum(f.covered for f in ladders) >= len(ladders) - 1
+
+
+def test_no_bound_two_points_off_is_decided_wrongly(ladders: list[planted.Ladder]) -> None:
+    right, wrong = planted.decisions(ladders)
+    assert wrong == 0 and right >= len(ladders)
+
+
+@pytest.mark.full
+def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
+    """A/A on real launches: of 20 comparisons at most 4 decide anything (nominal: 2 of 20)."""
+    from harness import contrasts
+    from harness.discover import Catalogue
+    from harness.measure import Measurer, Settings
+    from harness.options import normalise
+    from harness.outcome import Status
+    from harness.recipes import like
+    from harness.site import Site
+    from harness.spec import Device, Protocol
+
+    known = Catalogue()
+    site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+    case = site.case("ddp/paced-small", knobs={"paced.mode": "schedule"})
+    measurer = Measurer(known, Settings(results=tmp_path), (), planted.Silent())
+    decided = 0
+    try:
+        for seed in range(20):
+            protocol = Protocol(steps=6, cut=1, min_blocks=8, max_blocks=8, seed=seed)
+            plan = normalise(like(case, protocol=protocol), known)
+            measurer.measure([plan])
+            run = measurer.record(complete=True)
+            pairs = contrasts.pairs(run, plan, plan.contrasts[0]).values
+            assert len(pairs) == 16
+            found = planted.Ladder(name="A/A", truth=1.0, pairs=pairs, bias=0.0)
+            decided += found.decided(1.0) is not Status.INCONCLUSIVE
+    finally:
+        measurer.close()
+    assert decided <= 4

@@ -264,7 +264,8 @@ class Measurer:
             if {c.subject, *c.baseline} <= right
             for name in (c.subject, *c.baseline)
         }
-        if plan.protocol.max_blocks > 0:
+        failed = any(not contrasts.usable(x) for x in self._timed(plan))  # of a resumed run
+        if plan.protocol.max_blocks > 0 and not failed:
             self._arms[plan.hash] = [a for a in plan.arms if a.name in needed]
 
     def _pilot(self, plan: Plan) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from editing import confirm, judged, timed
 
 from harness import derive, frames
 from harness.codec import from_doc, to_doc
@@ -117,29 +118,46 @@ def test_newer_records_are_refused_and_nonsense_is_named(copy: Path) -> None:
         load(copy)
 
 
+def test_an_older_record_is_read_and_its_verdicts_left_as_they_were() -> None:
+    """One golden record per older schema."""
+    folder = Path(__file__).parents[1] / "golden" / "record-v1"
+    run = load(folder)
+    assert run.schema == 1 and run.windows == {} and run.admission == ()
+    found = verify(run, folder)
+    assert found.differences == () and found.num_launches == 24 and found.num_verdicts == 0
+    assert {v.status for v in run.verdicts} == {Status.PASS, Status.RECORDED}
+    assert {v.status for v in verdicts(run)} == {Status.PASS, Status.RECORDED}, "and judged anew"
+
+
+def test_a_missing_rank_is_found(copy: Path) -> None:
+    def lose(doc: Any) -> None:
+        launch = next(x for x in doc["launches"] if x["purpose"] == "timed" and x["arm"] == "@2")
+        del launch["ranks"][1]
+
+    change(copy, lose)
+    differences = verify(load(copy), copy).differences
+    assert any("wrong is ()" in d and "ranks [0] joined, 2 were asked" in d for d in differences)
+
+
+def test_truncated_samples_are_found(copy: Path) -> None:
+    path = next(copy.glob("launches/*-t*/rank0.npz"))
+    path.write_bytes(path.read_bytes()[:100])
+    (difference,) = verify(load(copy), copy).differences
+    assert "samples were changed" in difference
+
+
+def test_a_forged_window_is_found(copy: Path) -> None:
+    def longer(doc: Any) -> None:
+        (windows,) = doc["windows"].values()
+        windows["plain"]["steps"] = 99
+
+    change(copy, longer)
+    assert any("the pilots say something else" in d for d in verify(load(copy), copy).differences)
+
+
 def test_no_record_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no record.json here"):
         load(tmp_path)
-
-
-def judged(run: RunRecord, edit: Any) -> dict[str, Any]:
-    """Verdicts of an edited record, by contrast."""
-    doc = to_doc(run)
-    edit(doc)
-    return {v.contrast: v for v in verdicts(from_doc(RunRecord, doc))}
-
-
-def confirm(doc: Any) -> None:
-    """Give every timed launch a twin in a confirming set."""
-    doc["launches"] += [
-        {**x, "launch": f"{x['launch']}-again", "attempt": 1}
-        for x in doc["launches"]
-        if x["purpose"] == "timed"
-    ]
-
-
-def timed(doc: Any, arm: str) -> list[Any]:
-    return [x for x in doc["launches"] if x["purpose"] == "timed" and x["arm"] == arm]
 
 
 def test_a_failed_check_is_an_error_whatever_the_speed(sample_run: RunRecord) -> None:

@@ -1,0 +1,69 @@
+"""Climb first: a ladder ends at its first wrong rung, before any block of it is paid for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
+
+from planted import Silent
+
+from harness.discover import Catalogue
+from harness.measure import Measurer, Settings
+from harness.options import normalise
+from harness.outcome import Reason, Status
+from harness.recipes import ladder
+from harness.record import Purpose
+from harness.site import Site
+from harness.spec import Device, Protocol
+
+
+@pytest.fixture
+def measurer(catalogue: Catalogue, tmp_path: Path) -> Iterator[Measurer]:
+    found = Measurer(catalogue, Settings(results=tmp_path), (), Silent())
+    yield found
+    found.close()
+
+
+def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
+    measurer: Measurer, catalogue: Catalogue
+) -> None:
+    site = Site(device=Device.CPU, backend="gloo", nodes=(4,))
+    case = site.case("mutant/mlp-nano", knobs={"mutant.bug": "no_all_reduce"})
+    fast = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)
+    plan = normalise(ladder(case, (1, 2, 4), baselines=("plain",), protocol=fast), catalogue)
+    measurer.measure([plan])
+    found = {v.contrast: v for v in measurer.verdicts(plan)}
+    assert found["efficiency@1/plain"].status is Status.RECORDED, "one rank has nothing to reduce"
+    assert found["efficiency@2/plain"].reason is Reason.INCORRECT
+    above = found["efficiency@4/plain"]
+    assert (above.status, above.reason) == (Status.SKIP, Reason.CLIMB_STOPPED)
+    assert "the climb stopped at mutant/mlp-nano/weak@2cpu" in above.detail
+    arms = {(x.purpose, x.arm) for x in measurer.launches}
+    assert (Purpose.TIMED, "@1") in arms
+    assert not {(p, a) for p, a in arms if a == "@4" or (a == "@2" and p is not Purpose.GATE)}
+
+
+def test_pilots_are_shared_and_windows_frozen_before_the_first_block(
+    measurer: Measurer, catalogue: Catalogue
+) -> None:
+    site = Site(device=Device.CPU, backend="gloo", nodes=(1,))
+    fast = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)
+    plans = [
+        normalise(ladder(site.case(c), (1,), baselines=("plain",), protocol=fast), catalogue)
+        for c in ("ddp/mlp-nano", "fsdp/mlp-nano")
+    ]
+    measurer.measure(plans)
+    pilots = [x.arm for x in measurer.launches if x.purpose is Purpose.PILOT]
+    assert sorted(pilots) == ["@1", "@1", "plain", "plain"], "plain twice (A/A), for both plans"
+    purposes = [x.purpose for x in measurer.launches]
+    assert purposes.index(Purpose.TIMED) == len(purposes) - purposes[::-1].index(Purpose.PILOT)
+    run = measurer.record(complete=True)
+    for x in run.launches:
+        if x.purpose is Purpose.TIMED and x.steps:
+            window = run.window(next(p for p in plans if p.hash == x.plan), x)
+            assert x.steps.count == window.steps - window.cut

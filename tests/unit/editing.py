@@ -1,0 +1,55 @@
+"""Edits of the sample record, for tests of what must follow from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.codec import from_doc, to_doc
+from harness.outcome import Verdict
+from harness.record import RunRecord
+from harness.verdict import verdicts
+
+
+def judged(run: RunRecord, edit: Any) -> dict[str, Verdict]:
+    """Verdicts of an edited record, by contrast."""
+    doc = to_doc(run)
+    edit(doc)
+    return {v.contrast: v for v in verdicts(from_doc(RunRecord, doc))}
+
+
+def timed(doc: Any, arm: str) -> list[Any]:
+    """The timed launches of an arm."""
+    return [x for x in doc["launches"] if x["purpose"] == "timed" and x["arm"] == arm]
+
+
+def confirm(doc: Any, factor: float = 1.0) -> None:
+    """Give every timed launch a twin in a confirming set, the subject's this much faster."""
+    doc["launches"] += [
+        {
+            **x,
+            "launch": f"{x['launch']}-again",
+            "attempt": 1,
+            "ranks": [
+                {**r, "window_s": r["window_s"] / (factor if x["arm"] == "@2" else 1.0)}
+                for r in x["ranks"]
+            ],
+        }
+        for x in doc["launches"]
+        if x["purpose"] == "timed"
+    ]
+
+
+def bound(doc: Any, **fields: Any) -> None:
+    """Change the rule on 2 ranks against plain."""
+    next(t for t in doc["thresholds"] if t["name"] == "cpu_ddp_weak").update(fields)
+
+
+def even(doc: Any, efficiency: float = 0.9, scatter: float = 0.002) -> None:
+    """Launches of a quiet machine: 1 s a window, the world of two at this efficiency."""
+    for arm in ("plain", "@1", "@2"):
+        for i, x in enumerate(timed(doc, arm)):
+            share = efficiency if arm == "@2" else 1.0
+            for r in x["ranks"]:
+                r["window_s"] = (1 + scatter * (-1) ** i) / share
+            x["steadiness"] = {"drift": 0.0, "t": 0.0, "mser": 0, "steady": True}
+            x["foreign_load"] = 0.01

@@ -1,0 +1,71 @@
+"""Admission: what makes a host unfit to be measured on."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from harness import admission, machine, nvml
+from harness.admission import Level
+
+GPU = nvml.Gpu(
+    index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=150 << 30, mig=False, used_bytes=1 << 20,
+    power_limit_w=700, default_limit_w=700, max_clock_mhz=1980,
+)  # fmt: skip
+
+
+def test_a_process_that_keeps_the_cpu_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real load: one busy process for every CPU that we may use."""
+    monkeypatch.setattr(admission, "LOOKS", 2)
+    burn = "import os\nprint(flush=True)\nwhile True: pass"
+    busy = [
+        subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE)
+        for _ in range(len(machine.os.sched_getaffinity(0)))
+    ]
+    try:
+        for process in busy:
+            assert process.stdout is not None
+            process.stdout.readline()
+        found = admission.load()
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()
+    assert found.level is Level.BAD and "top -d 1" in found.advice
+
+
+def test_a_busy_host_is_given_time_to_calm_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = len(machine.os.sched_getaffinity(0))
+    readings = iter([0.0, 0.9 * admission.LOOK_S * cpus, 5.0, 5.0])
+    monkeypatch.setattr(machine, "busy_s", lambda cpus: next(readings))
+    assert admission.load().level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "says"),
+    [
+        ({}, Level.OK, "1x NVIDIA H200"),
+        ({"pids": (41, 42)}, Level.BAD, "used by pids 41 42"),
+        ({"used_bytes": 30 << 30}, Level.BAD, "holds 30.0 GiB"),
+        ({"power_limit_w": 500}, Level.WARN, "capped at 500 of 700 W"),
+    ],
+)
+def test_devices(changes: dict[str, object], level: Level, says: str) -> None:
+    found = admission.gpus([dataclasses.replace(GPU, **changes)])  # type: ignore[arg-type]
+    assert found[0].level is level and says in found[0].text
+
+
+def test_equal_devices_have_equal_clocks() -> None:
+    slow = dataclasses.replace(GPU, index=1, max_clock_mhz=1500)
+    (found,) = admission.gpus([GPU, slow])
+    assert found.level is Level.BAD and "1500 to 1980" in found.text
+
+
+def test_little_memory_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "MemTotal: 1000000 kB\nMemAvailable: {} kB\n"
+    for free, level in ((900_000, Level.OK), (20_000, Level.BAD)):
+        monkeypatch.setattr(admission.Path, "read_text", lambda self, f=free: text.format(f))
+        assert admission.memory().level is level

@@ -1,0 +1,141 @@
+"""What a PASS or FAIL must survive: a noisy host, a drift, a fresh set, another setup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from editing import bound, confirm, even, judged, timed
+
+from harness.outcome import Reason, Status, Verdict
+from harness.record import RunRecord
+
+SUBJECT = "efficiency@2/plain"
+
+
+def decided(run: RunRecord, *edits: Any, efficiency: float = 0.9) -> Verdict:
+    """The verdict on 2 ranks after edits of a quiet record."""
+
+    def edit(doc: Any) -> None:
+        even(doc, efficiency)
+        for change in edits:
+            change(doc)
+
+    return judged(run, edit)[SUBJECT]
+
+
+def test_a_quiet_record_passes_or_fails(sample_run: RunRecord) -> None:
+    assert decided(sample_run).status is Status.PASS
+    failed = decided(sample_run, lambda d: bound(d, at_least=0.95), confirm)
+    assert (failed.status, len(failed.again)) == (Status.FAIL, 8)
+    assert "confirmed: 0.9 in 8 fresh pairs" in failed.detail
+
+
+def test_a_fail_that_nothing_confirms_is_open(sample_run: RunRecord) -> None:
+    found = decided(sample_run, lambda d: bound(d, at_least=0.95))
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.UNCONFIRMED)
+
+
+@pytest.mark.parametrize("factor", [1.0556, 1.08, 1.15])
+def test_a_fresh_set_never_turns_a_fail_into_a_pass(sample_run: RunRecord, factor: float) -> None:
+    found = decided(sample_run, lambda d: bound(d, at_least=0.95), lambda d: confirm(d, factor))
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.99])
+def test_a_busy_host_gives_neither_pass_nor_fail(sample_run: RunRecord, limit: float) -> None:
+    def busy(doc: Any) -> None:
+        bound(doc, at_least=limit)
+        confirm(doc)
+        for x in doc["launches"]:
+            x["foreign_load"] = 0.6
+
+    found = decided(sample_run, busy)
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    assert "60%" in found.detail and "top -d 1" in found.detail
+
+
+def test_a_host_that_fails_admission_gives_no_pass(sample_run: RunRecord) -> None:
+    bad = {"check": "load", "level": "bad", "text": "others use 80% of 2 CPUs", "advice": "wait"}
+    found = decided(sample_run, lambda d: d.update(admission=[bad]))
+    assert found.reason is Reason.NOISY_HOST
+    assert "others use 80% of 2 CPUs (wait)" in found.detail
+
+
+def test_like_launches_that_differ_condemn_the_host(sample_run: RunRecord) -> None:
+    def scatter(doc: Any) -> None:
+        even(doc, 0.9, 0.3)
+
+    assert decided(sample_run, scatter).reason is Reason.NOISY_HOST
+
+
+def test_devices_that_were_slowed_are_a_doubt(sample_run: RunRecord) -> None:
+    hot = {"index": 0, "name": "GPU", "sm_clock_mhz": None, "power_w": None, "temp_c": None,
+           "throttle": ["hw_thermal"], "lost": False}  # fmt: skip
+    found = decided(sample_run, lambda d: timed(d, "@2")[0].update(gpus=[hot]))
+    assert found.reason is Reason.NOISY_HOST and "hw_thermal" in found.detail
+
+
+def test_one_launch_that_drifts_caps_its_contrast_and_no_other(sample_run: RunRecord) -> None:
+    def heat(doc: Any) -> None:
+        even(doc)
+        timed(doc, "@2")[3]["steadiness"] = {"drift": 0.08, "t": 9.0, "mser": 10, "steady": False}
+
+    found = judged(sample_run, heat)
+    assert (found[SUBJECT].status, found[SUBJECT].reason) == (
+        Status.INCONCLUSIVE,
+        Reason.NOT_STEADY,
+    )
+    assert len(found[SUBJECT].pairs) == 8, "no pair is dropped"
+    assert found["efficiency@1/plain"].status is Status.RECORDED
+
+
+def test_a_drift_of_every_launch_is_seen(sample_run: RunRecord) -> None:
+    def warming(doc: Any) -> None:
+        for i, x in enumerate(timed(doc, "@2")):
+            x["steadiness"] = {"drift": -0.03 + 0.001 * i, "t": -1.0, "mser": 0, "steady": True}
+
+    found = decided(sample_run, warming)
+    assert found.reason is Reason.NOT_STEADY and "in every launch" in found.detail
+
+
+def test_bytes_are_not_doubted_for_a_noisy_clock(sample_run: RunRecord) -> None:
+    def count(doc: Any) -> None:
+        rule = next(t for t in doc["thresholds"] if t["name"] == "cpu_ddp_weak")
+        rule.update(metric="sent_bytes", unit="B", baseline=None, at_least=1.0)
+        for x in doc["launches"]:
+            x["foreign_load"] = 0.9
+
+    assert judged(sample_run, count)["sent_bytes@2"].status is Status.PASS
+
+
+def test_a_bound_of_another_setup_decides_nothing(sample_run: RunRecord) -> None:
+    asked = ["engine=slurm", "tune_loop_thread=True"]
+    found = decided(sample_run, lambda d: bound(d, fingerprint=asked))
+    assert (found.status, found.reason) == (Status.RECORDED, Reason.NOT_COMPARABLE)
+    assert "engine: slurm | local" in found.detail
+
+
+def test_strict_rules_judge_the_worst_pair(sample_run: RunRecord) -> None:
+    def one_slow(doc: Any) -> None:
+        bound(doc, at_least=0.85, statistic="worst")
+        for r in timed(doc, "@2")[2]["ranks"]:
+            r["window_s"] *= 1.12
+        confirm(doc)
+
+    found = decided(sample_run, one_slow)
+    assert found.status is Status.FAIL and "worst of 8 pairs" in found.detail
+    assert found.worst == pytest.approx(0.9 / 1.12, rel=0.01)
+    assert (
+        decided(sample_run, lambda d: bound(d, at_least=0.85, statistic="worst")).status
+        is Status.PASS
+    )
+
+
+def test_a_ratio_of_two_metrics_is_judged_with_its_unit(sample_run: RunRecord) -> None:
+    def rate(doc: Any) -> None:
+        rule = next(t for t in doc["thresholds"] if t["name"] == "cpu_ddp_weak")
+        rule.update(metric="sent_bytes/step_s", unit="B/s", baseline=None, at_least=1.0)
+
+    found = judged(sample_run, rate)["sent_bytes/step_s@2"]
+    assert found.status is Status.PASS and found.bound == ">=1 B/s"

@@ -1,0 +1,173 @@
+"""False greens that other suites were found to give, and that must not be possible here.
+
+Each test names the mechanism as it was found elsewhere. Not here yet, since nothing here does it:
+bandwidth rules where latency dominates (there is no collectives sweep) and renamed kernels (no
+traces are read).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from editing import bound, even, judged, timed
+
+from harness import derive
+from harness.codec import from_doc, to_doc
+from harness.errors import ConfigError, Exit, exit_status
+from harness.outcome import Reason, Status
+from harness.record import RunRecord
+from harness.report import coverage
+from harness.site import rungs
+from harness.thresholds import load_thresholds
+from harness.verify import verify
+
+SUBJECT = "efficiency@2/plain"
+
+
+def test_a_later_pass_does_not_overwrite_an_earlier_warning() -> None:
+    """AWS health check: the PASS file overwrote the WARN."""
+    for worse in (Status.ERROR, Status.FAIL, Status.INCONCLUSIVE):
+        assert exit_status([worse, Status.PASS, Status.PASS]) is not Exit.PASSED
+
+
+def test_no_single_pair_decides_for_the_others(sample_run: RunRecord) -> None:
+    """GCP scanner: the last pair's result decided for the cluster."""
+
+    def last_is_good(doc: Any) -> None:
+        even(doc, 0.3)
+        for r in timed(doc, "@2")[-1]["ranks"]:
+            r["window_s"] /= 2
+
+    assert judged(sample_run, last_is_good)[SUBJECT].status is not Status.PASS
+
+
+def test_nothing_launched_is_not_success() -> None:
+    """pytorch/benchmark: a scheduler that returned [] was a success."""
+    assert exit_status([]) is Exit.NOTHING_JUDGED
+
+
+def test_no_reference_passes_nothing(sample_run: RunRecord) -> None:
+    """ReFrame: without a reference the check passes."""
+    found = judged(sample_run, lambda doc: doc.update(thresholds=[]))
+    assert {v.status for v in found.values()} == {Status.RECORDED}
+    assert exit_status([v.status for v in found.values()]) is Exit.NOTHING_JUDGED
+
+
+def test_a_rule_that_matches_nothing_is_told(sample_run: RunRecord) -> None:
+    """cvs: green when no cell matched."""
+    doc = to_doc(sample_run)
+    bound(doc, case="ddp/resnet-*")
+    lines = " ".join(coverage.coverage(from_doc(RunRecord, doc)))
+    assert "rules match no case of this run" in lines and "cpu_ddp_weak" in lines
+
+
+def test_units_cannot_be_mixed(tmp_path: Path) -> None:
+    """cvs: TFLOP/s were compared with tokens/s."""
+    path = tmp_path / "thresholds.toml"
+    path.write_text(
+        "[[rule]]\nname='a'\ncase='*'\nmetric='throughput'\nunit='TFLOP/s'\nat_least=1.0\n"
+        "source='requirement'\n"
+    )
+    with pytest.raises(ConfigError, match="is in 'samples/s', not 'TFLOP/s'"):
+        load_thresholds(path)
+
+
+def test_a_run_that_measured_no_steps_is_an_error(sample_run: RunRecord) -> None:
+    """DeepSpeed's CPU branch: measured nothing, exited 0."""
+
+    def gates_only(doc: Any) -> None:
+        doc["launches"] = [x for x in doc["launches"] if x["purpose"] != "timed"]
+
+    found = judged(sample_run, gates_only)
+    assert {(v.status, v.reason) for v in found.values()} == {(Status.ERROR, Reason.NOT_MEASURED)}
+
+
+def test_a_figure_from_the_wrong_column_is_found(sample: Path, sample_run: RunRecord) -> None:
+    """cloudai: graded the wrong column after the tool had added one. Figures here are recomputed."""
+    launch = next(x for x in sample_run.launches if x.steps)
+    assert launch.steps is not None
+    wrong = dataclasses.replace(launch.steps, mean_s=launch.steps.p95_s)
+    run = dataclasses.replace(
+        sample_run,
+        launches=tuple(
+            dataclasses.replace(x, steps=wrong) if x is launch else x for x in sample_run.launches
+        ),
+    )
+    assert any("steps is" in d for d in verify(run, sample).differences)
+
+
+def test_a_ranks_own_rate_is_not_the_worlds(sample_run: RunRecord) -> None:
+    """SuperBench: a per-rank rate called throughput; optimum-benchmark: no world size in it."""
+    plan = sample_run.plans[0]
+    case = plan.arm("@2").case
+    expected = sample_run.described[case.hash].expected
+    assert expected is not None
+    launch = next(x for x in sample_run.launches if x.arm == "@2" and x.steps)
+    assert launch.steps is not None
+    assert launch.consumed == launch.steps.count * expected.global_batch
+    assert expected.global_batch == 2 * 8
+
+
+def test_sizes_that_are_no_power_of_two_are_rungs_too() -> None:
+    """Primus: such sizes skipped a third of the nodes."""
+    assert rungs(6) == (1, 2, 4, 6) and rungs(12) == (1, 2, 4, 8, 12) and rungs(1) == (1,)
+
+
+def test_one_good_set_among_bad_ones_is_not_a_pass(sample_run: RunRecord) -> None:
+    """Azure: a retry passed at the first success of N."""
+
+    def retried(doc: Any) -> None:
+        even(doc, 0.3)
+        more = []
+        for x in doc["launches"]:
+            if x["purpose"] == "timed":
+                fast = [{**r, "window_s": 1.0} for r in x["ranks"]]
+                more.append({**x, "launch": x["launch"] + "-again", "attempt": 1, "ranks": fast})
+        doc["launches"] += more
+
+    found = judged(sample_run, retried)[SUBJECT]
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
+
+
+def test_more_than_linear_is_not_a_pass(sample_run: RunRecord) -> None:
+    """Primus, nanoGPT: an MFU above 100 % from a wrong peak was shown as it was."""
+    found = judged(sample_run, lambda doc: even(doc, 1.3))[SUBJECT]
+    assert (found.status, found.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
+
+
+def test_the_slowest_ranks_window_counts(sample_run: RunRecord) -> None:
+    """SuperBench, bigscience: a time taken before the others were done."""
+
+    def one_late(doc: Any) -> None:
+        even(doc, 0.9)
+        for x in timed(doc, "@2"):
+            x["ranks"][1]["window_s"] *= 2
+
+    found = judged(sample_run, one_late)[SUBJECT]
+    assert found.value == pytest.approx(0.45, rel=0.01)
+
+
+def test_a_missing_figure_is_no_value_and_no_pass(sample_run: RunRecord) -> None:
+    """HTA: a renamed kernel made the overlap NaN."""
+
+    def unknown(doc: Any) -> None:
+        bound(doc, metric="sent_bytes", unit="B", baseline=None, at_least=None, at_most=1e12)
+        for x in timed(doc, "@2"):
+            x["ranks"][0]["sent_bytes"] = None
+
+    found = judged(sample_run, unknown)["sent_bytes@2"]
+    assert found.value is None and found.status is Status.ERROR
+
+
+def test_ranks_that_never_joined_are_not_a_world(sample_run: RunRecord) -> None:
+    """nccl-tests: N worlds of one rank, reported as one world of N."""
+    case = sample_run.plans[0].arm("@2").case
+    expected = sample_run.described[case.hash].expected
+    assert expected is not None
+    launch = next(x for x in sample_run.launches if x.arm == "@2" and x.steps)
+    alone = [dataclasses.replace(r, rank=0) for r in launch.ranks]
+    (wrong,) = derive.wrong(case, expected, alone, [], 1)
+    assert "ranks [0, 0] joined, 2 were asked for" in wrong

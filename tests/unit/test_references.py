@@ -1,0 +1,120 @@
+"""Expected values: written, read back strictly, judged by, replaced only with a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from editing import even, judged
+
+from harness import references
+from harness.cli import main
+from harness.codec import to_doc
+from harness.errors import ConfigError
+from harness.outcome import Reason, Status
+from harness.record import RunRecord
+from harness.verify import rejudge
+
+GOOD = """
+[[reference]]
+case = "ddp/decoder-nano/weak@2cpu"
+metric = "efficiency"
+baseline = "plain"
+value = 0.9
+lower = -0.1
+unit = "1"
+status = "STATUS"
+n = 8
+date = 2026-11-21
+source = "here"
+"""
+
+
+def test_what_a_run_measured_is_written_and_read_back(
+    sample_run: RunRecord, tmp_path: Path
+) -> None:
+    found = references.measured(sample_run, 0.1)
+    assert {(r.case, r.metric, r.baseline) for r in found} >= {
+        ("ddp/decoder-nano/weak@2cpu", "efficiency", "plain"),
+        ("ddp/decoder-nano/weak@2cpu", "throughput", None),
+    }
+    references.write(tmp_path / "r.toml", found)
+    assert list(references.load(tmp_path / "r.toml")) == found
+
+
+def test_a_run_meets_what_it_measured(sample_run: RunRecord, tmp_path: Path) -> None:
+    def quiet(doc: Any) -> None:
+        even(doc, 0.9)
+
+    doc = to_doc(sample_run)
+    quiet(doc)
+    from harness.codec import from_doc
+
+    run = from_doc(RunRecord, doc)
+    rules = [r.threshold(run.machine.hardware_class) for r in references.measured(run, 0.1)]
+    assert {v.status for v in rejudge(run, rules).verdicts} == {Status.PASS}
+    elsewhere = dataclasses.replace(run, settings={**run.settings, "engine": "slurm"})
+    assert {v.reason for v in rejudge(elsewhere, rules).verdicts} == {Reason.NOT_COMPARABLE}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("measured", Status.PASS),
+        ("derived", Status.PASS),
+        ("claimed", Status.RECORDED),
+        ("provisional", Status.RECORDED),
+    ],
+)
+def test_only_some_statuses_can_pass(
+    sample_run: RunRecord, tmp_path: Path, status: str, expected: Status
+) -> None:
+    (tmp_path / "r.toml").write_text(GOOD.replace("STATUS", status))
+    (reference,) = references.load(tmp_path / "r.toml")
+    rule = reference.threshold(sample_run.machine.hardware_class)
+
+    def only(doc: Any) -> None:
+        even(doc, 0.9)
+        doc["thresholds"] = [to_doc(rule)]
+
+    assert judged(sample_run, only)["efficiency@2/plain"].status is expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('unit = "1"', 'unit = "token/s"', "is in '1', not 'token/s'"),
+        ('metric = "efficiency"', 'metric = "eficiency"', "no metric"),
+        ("n = 8\n", "", "a measured value needs n"),
+        ("lower = -0.1\n", "", "needs a side"),
+        ("lower = -0.1", "lower = 0.1", "lower is at most 0"),
+        ('status = "measured"', 'status = "guessed"', "not allowed"),
+        ("value", "vlaue", "did you mean 'value'"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+    text = GOOD.replace("STATUS", "measured")
+    assert old in text
+    (tmp_path / "r.toml").write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=says.replace("'", ".")):
+        references.load(tmp_path / "r.toml")
+
+
+def test_a_known_value_is_only_replaced_with_a_reason(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["--references", str(tmp_path)]
+    again = str(sample.with_name("ddp-nano-again"))
+    assert main(["baseline", "set", str(sample), *place]) == 0
+    (path,) = tmp_path.glob("*.toml")
+    first = path.read_text()
+    assert main(["baseline", "set", again, *place]) == 0
+    assert path.read_text() == first and "kept" in capsys.readouterr().out
+    assert main(["baseline", "accept", again, *place]) == 4
+    assert "needs a reason" in capsys.readouterr().err
+    assert main(["baseline", "accept", again, *place, "--reason", "new switch"]) == 0
+    assert "changed" in capsys.readouterr().out and "new switch" in path.read_text()
+    assert main(["baseline", "show", "--references", str(path)]) == 0
+    assert "measured" in capsys.readouterr().out

@@ -143,18 +143,22 @@ def _emit(parsed: argparse.Namespace, document: Json, lines: Sequence[str]) -> N
 
 
 def _doctor(parsed: argparse.Namespace, _: list[str]) -> Exit:
-    found = doctor.examine()
+    installed, host = doctor.examine(), admission.examine()
+    found = [*installed, *host]
     wide = max(len(f.check) for f in found)
     lines = []
     for f in found:
         lines.append(f" {f.level:<4}  {f.check:<{wide}}  {f.text}")
         if f.advice:
             lines.append(f"       {'':<{wide}}  try: {f.advice}")
-    bad = sum(f.level is admission.Level.BAD for f in found)
+    broken = sum(f.level is admission.Level.BAD for f in installed)
+    unfit = sum(f.level is admission.Level.BAD for f in host)
     warned = sum(f.level is admission.Level.WARN for f in found)
-    lines.append(f" {len(found)} checks, {warned} warnings, {bad} problems")
+    lines.append(f" {len(found)} checks, {warned} warnings, {broken + unfit} problems")
+    if unfit:
+        lines.append(" a run now would end INCONCLUSIVE: noisy host")
     _emit(parsed, to_doc(tuple(found)), lines)
-    return Exit.FAILED if bad else Exit.PASSED
+    return Exit.FAILED if broken else Exit.INCONCLUSIVE if unfit else Exit.PASSED
 
 
 def _list(parsed: argparse.Namespace, _: list[str]) -> Exit:

@@ -1,4 +1,4 @@
-"""``doctor``: what on this machine would spoil a measurement, and what to do. Changes nothing."""
+"""``doctor``: what is missing or set up wrongly, and what to do. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from harness.admission import Finding, Level
 
 
 def examine() -> list[Finding]:
-    """All checks in order, then those of admission."""
-    return [*(check() for check in CHECKS), *admission.examine()]
+    """All checks of what is installed and set up; ``admission`` has those of the host itself."""
+    return [check() for check in CHECKS]
 
 
 def notes() -> list[str]:
     """What is not as it should be, as sentences for a record."""
-    return [f"{f.check}: {f.text}" for f in (c() for c in CHECKS) if f.level is not Level.OK]
+    return [f"{f.check}: {f.text}" for f in examine() if f.level is not Level.OK]
 
 
 def _torch() -> Finding:

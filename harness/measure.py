@@ -32,9 +32,6 @@ from harness.spec import Arm, CaseSpec, Contrast, Plan, Role, Window
 from harness.thresholds import Statistic, Threshold
 from harness.units import rate
 
-#: Kinds of files whose names the coverage statement counts.
-OFFERED = ("strategies", "models", "compressors")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -64,7 +61,7 @@ class Measurer:
         progress: Progress,
     ) -> None:
         self.catalogue, self.settings, self.progress = catalogue, settings, progress
-        self.machine = machine.detect()
+        self.machine, self.software = machine.detect(), machine.software()
         self.began = time.monotonic()
         self.before_s = 0.0
         now = datetime.datetime.now(datetime.UTC)
@@ -77,6 +74,7 @@ class Measurer:
         self.out_of_time: list[str] = []
         self.notes = doctor.notes()
         self.admission: tuple[admission.Finding, ...] = ()
+        self._examined = False
         self.judge_by(thresholds)
         self._launcher = Launcher(
             catalogue,
@@ -127,10 +125,16 @@ class Measurer:
         return sum(p.hash not in self._done for p in self.plans)
 
     def warm(self) -> None:
-        """See whether the host is fit, then start the agent: it imports torch while we go on."""
-        if not self.admission:
-            self.admission = admission.examine()
-            for found in self.admission:
+        """See whether the host is fit, then start the agent: it imports torch while we go on.
+
+        What was wrong in an earlier sitting of a resumed run stays wrong.
+        """
+        if not self._examined:
+            self._examined = True
+            earlier = [f for f in self.admission if f.level is admission.Level.BAD]
+            now = admission.examine()
+            self.admission = (*earlier, *now)
+            for found in now:
                 if found.level is not admission.Level.OK:
                     self.progress.note(f"{found.check}: {found.text} ({found.advice})")
         self._launcher.warm()
@@ -190,13 +194,11 @@ class Measurer:
             started_at=self.started_at,
             complete=complete,
             machine=self.machine,
-            software=machine.software(),
+            software=self.software,
             settings={
-                "engine": self.settings.engine,
-                "budget_s": str(self.settings.budget_s),
-                "strict": str(self.settings.strict),
-                "tune_loop_thread": str(self.settings.tune_loop_thread),
-                "argv": " ".join(self.settings.argv),
+                name: " ".join(value) if name == "argv" else str(value)
+                for name, value in vars(self.settings).items()
+                if name != "results"
             },
             environment=machine.environment(),
             plans=tuple(self.plans),
@@ -209,7 +211,10 @@ class Measurer:
             admission=self.admission,
             launch_sd=self.launch_sd,
             out_of_time=tuple(self.out_of_time),
-            offered={kind: tuple(self.catalogue.entries[kind]) for kind in OFFERED},
+            offered={
+                kind: tuple(self.catalogue.entries[kind])
+                for kind in ("strategies", "models", "compressors")
+            },
         )
 
     @property
@@ -328,11 +333,11 @@ class Measurer:
         judged = [c for c in self._of(plan) if c.name in failing]
         needed = {a.name for a in plan.only(judged).arms}
         self._arms[plan.hash] = [a for a in self._arms[plan.hash] if a.name in needed]
-        cost, budget = self._block_s(plan), self.settings.budget_s
-        if not self._in_time(plan.protocol.min_blocks * cost, budget):
+        cost, limit = self._block_s(plan), self.settings.budget_s
+        if not self._in_time(plan.protocol.min_blocks * cost, limit):
             return
         self.progress.note(f"{plan.name}: a FAIL is measured again before it is reported")
-        limit = budget or self.settings.more_until_s
+        limit = limit or self.settings.more_until_s
         while (done := len(self._blocks_of(plan, 1))) < plan.protocol.max_blocks:
             enough = done >= plan.protocol.min_blocks
             still = verdict.unconfirmed(self._bare(True), plan)
@@ -419,16 +424,14 @@ class Measurer:
         """Where the run is as a launch begins."""
         plan, own = order.plan, self._timed(order.plan)
         planned = 2 * plan.protocol.min_blocks * len(self._arms[plan.hash])
-        wall_s = mean_wall_s(self.launches)
         left = None
-        if wall_s:
+        if wall_s := mean_wall_s(self.launches):
             usual = sum(wall_s.values()) / len(wall_s)
             left = 0.0
-            for p in self.plans:
+            for p in (p for p in self.plans if p.hash not in self._done):
                 arms = self._arms.get(p.hash, p.arms)
-                turns = 2 * p.protocol.min_blocks
-                missing = max(0, turns - len(self._timed(p)) // max(1, len(arms)))
-                missing = 0 if p.hash in self._done else missing
+                turns = len(self._timed(p)) // max(1, len(arms))
+                missing = max(0, 2 * p.protocol.min_blocks - turns)
                 left += missing * sum(wall_s.get(a.case.hash, usual) for a in arms)
         last = ""
         if own and (seen := contrasts.quantity(own[-1], "throughput")) is not None:

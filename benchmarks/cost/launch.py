@@ -1,14 +1,16 @@
 """What a launch costs beside its steps: the local engine against torchrun, in one run.
 
-Both start the same worker (process group, model, two steps, result files); launches of the two
-engines alternate, so that whatever else the machine does hits both. Prints medians and ratios.
+Both start the same worker (store, process group, first collective, model, one step, result files);
+launches of the two engines alternate, so that whatever else the machine does hits both. Prints
+medians, ratios, and where rank 0's time goes under the local engine.
 
-    python benchmarks/cost/launch.py [--rounds 5] [--worlds 1 2 4]
+    python benchmarks/cost/launch.py [--rounds 5] [--worlds 1 2 4 8]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -27,7 +29,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4, 8])
     parsed = parser.parse_args()
     known = Catalogue()
     local, torchrun = Local(), Torchrun()
@@ -41,19 +43,26 @@ def main() -> None:
         )
         files = known.files(case)
         seconds: dict[str, list[float]] = {"local": [], "torchrun": []}
+        phases: dict[str, list[float]] = {}
         for i in range(parsed.rounds):
             for name, engine in (("local", local), ("torchrun", torchrun)):
                 with tempfile.TemporaryDirectory() as folder:
                     spec = LaunchSpec(
-                        launch=f"{name}{i}", purpose=Purpose.TIMED, case=case, twin=case, steps=2,
-                        cut=1, out=str(Path(folder)), files=files, draw=0,
+                        launch=f"{name}{i}", purpose=Purpose.TIMED, case=case, twin=case, steps=1,
+                        cut=0, out=str(Path(folder)), files=files, draw=0,
                     )  # fmt: skip
                     began = time.perf_counter()
                     ended = engine.launch(spec, lambda: None)
                     seconds[name].append(time.perf_counter() - began)
                     assert all(e.finished for e in ended.ranks), ended
+                    if name == "local":
+                        rank = json.loads((Path(folder) / "rank0.json").read_text())
+                        for phase, taken in rank["phases_s"].items():
+                            phases.setdefault(phase, []).append(taken)
         ours, theirs = median(seconds["local"]), median(seconds["torchrun"])
         print(f"{world:>5}  {ours:>6.3f} s  {theirs:>6.2f} s  {theirs / ours:>5.0f}x")
+        split = ", ".join(f"{k} {median(v) * 1e3:.0f}" for k, v in phases.items())
+        print(f"       rank 0, ms: {split}", flush=True)
     local.close()
 
 

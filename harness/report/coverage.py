@@ -20,8 +20,9 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     timed = {x.case for x in run.launches if x.purpose is Purpose.TIMED and contrasts.usable(x)}
     cases = [c for h, c in every.items() if h in timed]
     out = [f" covered  {len(cases)} of {len(every)} cases timed"]
-    for text in (_worlds(cases), *_names(run, cases)):
-        out += wrap(f"          {text}", width, 12)
+    out += wrap(f" worlds   {_worlds(cases)}", width, 10)
+    for kind, text in _names(run, cases):
+        out += wrap(f" {kind:<8} {text}", width, 10)
     out.append(f" losses   {findings.reproducible(run)}")
     for why in dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP):
         out += wrap(f" skipped  {why}", width, 10)
@@ -36,13 +37,13 @@ def _worlds(cases: Collection[CaseSpec]) -> str:
     parts = []
     real = {c.world_size for c in cases if not c.stand_in}
     stand_in = {c.world_size for c in cases if c.stand_in}
-    for label, worlds in (("worlds", real), ("stand-ins on worlds", stand_in)):
+    for label, worlds in (("", real), ("stand-ins ", stand_in)):
         if worlds:
             left = [str(n) for n in range(1, max(worlds)) if n not in worlds]
             gap = f" (not {', '.join(left)})" if 0 < len(left) <= 8 else ""
             gap = gap or (f" ({len(left)} sizes between are not)" if left else "")
             ranks = f"ranks 0..{max(worlds) - 1}" if max(worlds) > 1 else "rank 0"
-            parts.append(f"{label} {_list(map(str, sorted(worlds)))}{gap}, {ranks}")
+            parts.append(f"{label}{_list(map(str, sorted(worlds)))}{gap}, {ranks}")
     shapes = sorted({"x".join(map(str, c.nodes)) for c in cases if len(c.nodes) > 1})
     parts.append(f"ranks per node {_list(shapes)}" if shapes else "one node")
     parts.append(f"modes {_list(sorted({str(c.mode) for c in cases}))}")
@@ -50,7 +51,7 @@ def _worlds(cases: Collection[CaseSpec]) -> str:
     return "; ".join(parts)
 
 
-def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[str]:
+def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[tuple[str, str]]:
     """Strategies, models and compressors out of those that the program offers."""
     used = {
         "strategies": {c.strategy for c in cases},
@@ -62,7 +63,8 @@ def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[str]:
         here = used.get(kind, set())
         left = [n for n in offered if n not in here]
         without = f" (not {', '.join(left)})" if left else ""
-        out.append(f"{kind} {_list(sorted(here))}, {len(here)} of {len(offered)}{without}")
+        word = {"strategies": "strategy", "models": "model", "compressors": "codec"}[kind]
+        out.append((word, f"{_list(sorted(here))}: {len(here)} of {len(offered)}{without}"))
     return out
 
 

@@ -16,9 +16,13 @@ from harness.machine import PEAK_TFLOPS
 from harness.outcome import SEVERITY, Reason, ScalingPoint, Verdict
 from harness.record import Expected, RunRecord
 from harness.report import svg
+from harness.report.coverage import coverage
 from harness.report.svg import Series
 from harness.spec import Plan
 from harness.units import Form, rate, si
+
+#: Wider than any sentence: the browser wraps.
+WIDE = 10_000
 
 
 def render(run: RunRecord) -> str:
@@ -39,6 +43,7 @@ def render(run: RunRecord) -> str:
         ],
         together=verdict.together(run.verdicts),
         cases=_cases(run),
+        coverage=[line.split(maxsplit=1) for line in coverage(run, WIDE)],
         facts=_facts(run),
         data=Markup(data),
     )
@@ -116,6 +121,10 @@ def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
         "interval": "" if v.low is None else f"[{show(v.low)}, {show(v.high)}]",
         "bound": v.bound,
         "strip": Markup(svg.strip(v.pairs, v.low, v.high, bound)),
+        "again": Markup(svg.strip(v.again, None, None, bound)) if v.again else "",
+        "p95": show(v.p95),
+        "worst": show(v.worst),
+        "lag1": "" if v.lag1 is None else f"{v.lag1:+.2f}",
         "n": v.n or "",
         "mde": "" if v.mde is None else f"{v.mde * 100:.1f}%",
         "why": "" if v.reason in (Reason.MET, Reason.NO_RULE) else v.detail,
@@ -190,6 +199,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
         ("hardware class", m.hardware_class),
         ("host", f"{m.host}, kernel {m.kernel}"),
     ]
+    facts += [(f.check, f.text) for f in run.admission]
     facts += sorted(run.software.items())
     facts += [(k, v) for k, v in sorted(run.settings.items())]
     facts += [(k, v) for k, v in sorted(run.environment.items())]

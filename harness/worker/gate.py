@@ -108,7 +108,7 @@ def _train(
         ]
         meet(ctx)
         position, before = issued.mark(case.backend), sockets.read()
-        with span(f"gate {name} step {step}", "gate"):
+        with span(f"gate {name}", "gate"):
             loss = trainer.step(make_batch(loaded, case, own, ctx.device))
         counted = issued.since(position, case.backend)
         meet(ctx)  # everything sent is acknowledged

@@ -38,6 +38,70 @@ class Timed:
     misses: int
 
 
+class StepLog:
+    """Runs steps and notes when each ended, its loss and the memory: all that a step is charged.
+
+    ``marks_s[i]`` is the time after step i, ``marks_s[0]`` the start. ``period_s`` paces a
+    scheduled stand-in: step i ends at start + (i + 1) x period; a deadline already over is a miss.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        steps: int,
+        *,
+        memory: Memory,
+        beat: Callable[[Phase, int], None],
+        period_s: float | None,
+        cuda: bool,
+    ) -> None:
+        self.trainer, self.memory, self.beat, self.period_s = trainer, memory, beat, period_s
+        self.marks_s = np.zeros(steps + 1)
+        self.rss_bytes = np.zeros(steps, dtype=np.int64)
+        self.losses: list[torch.Tensor | None] = []
+        self.events = (
+            [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)] if cuda else []
+        )
+        self.misses = 0
+
+    def start(self) -> None:
+        """The window begins now."""
+        self.marks_s[0] = time.perf_counter()
+        if self.events:
+            self.events[0].record()
+
+    def run(self, i: int, batch: Batch, phase: Phase) -> None:
+        """Step i."""
+        self.beat(phase, i)
+        with span("step"):
+            self.losses.append(self.trainer.step(batch))
+        if self.period_s is not None:
+            left = self.marks_s[0] + (i + 1) * self.period_s - time.perf_counter()
+            if left > 0:
+                time.sleep(left)
+            else:
+                self.misses += 1
+        self.rss_bytes[i] = self.memory.now()
+        if self.events:
+            self.events[i + 1].record()
+        self.marks_s[i + 1] = time.perf_counter()
+
+    def samples(self, batches: list[Batch]) -> Samples:
+        """What was noted; on CUDA the steps' times are the device's own."""
+        values = [float("nan") if loss is None else float(loss) for loss in self.losses]
+        step_s = np.diff(self.marks_s)
+        if self.events:
+            pairs = itertools.pairwise(self.events)
+            step_s = np.array([a.elapsed_time(b) / 1e3 for a, b in pairs])
+        return Samples(
+            marks_s=self.marks_s - self.marks_s[0],
+            loss=np.array(values),
+            sample_ids=np.stack([b.ids.cpu().numpy() for b in batches]),
+            rss_bytes=self.rss_bytes,
+            step_s=step_s,
+        )
+
+
 def measure(
     trainer: Trainer,
     batches: list[Batch],
@@ -48,18 +112,11 @@ def measure(
     beat: Callable[[Phase, int], None],
     period_s: float | None,
 ) -> Timed:
-    """Run all batches; ``marks_s[i]`` is the time after step i, ``marks_s[0]`` the barrier.
-
-    ``period_s`` paces a scheduled stand-in: step i ends at window start + (i + 1) x period, and
-    every deadline that was already over is a miss.
-    """
+    """Run all batches: one barrier before the first, none between them."""
     cuda = ctx.device.type == "cuda"
     steps = len(batches)
-    marks = np.zeros(steps + 1)
-    rss = np.zeros(steps, dtype=np.int64)
-    losses: list[torch.Tensor | None] = []
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)] if cuda else []
-    misses, cpu_before, wire_before = 0, 0.0, None
+    log = StepLog(trainer, steps, memory=memory, beat=beat, period_s=period_s, cuda=cuda)
+    cpu_before, wire_before = 0.0, None
     cores, busy_before = os.sched_getaffinity(0), None
 
     def settle() -> None:
@@ -69,57 +126,32 @@ def measure(
     settle()
     if ctx.world_size > 1:
         dist.barrier()
-    marks[0] = start = time.perf_counter()
-    if cuda:
-        events[0].record()
+    log.start()
     for i, batch in enumerate(batches):
         if i == cut:
             settle()
             memory.settle()
             busy_before = machine.busy_s(cores)
             wire_before, cpu_before = sockets.read(), time.process_time()
-            marks[i] = time.perf_counter()
-        beat(Phase.WARMUP if i < cut else Phase.STEADY, i)
-        with span(f"step {i}"):
-            losses.append(trainer.step(batch))
-        if period_s is not None:
-            deadline = start + (i + 1) * period_s
-            left = deadline - time.perf_counter()
-            if left > 0:
-                time.sleep(left)
-            else:
-                misses += 1
-        rss[i] = memory.now()
-        if cuda:
-            events[i + 1].record()
-        marks[i + 1] = time.perf_counter()
+            log.marks_s[i] = time.perf_counter() if i else log.marks_s[0]
+        log.run(i, batch, Phase.WARMUP if i < cut else Phase.STEADY)
     settle()
-    marks[steps] = end = time.perf_counter()
+    log.marks_s[steps] = end = time.perf_counter()
     cpu_s = time.process_time() - cpu_before
     busy_after = machine.busy_s(cores)
     if ctx.world_size > 1:
         dist.barrier()  # everything sent is acknowledged before the sockets are read
     wire_after = sockets.read()
     beat(Phase.FINISH, steps)
-    values = [float("nan") if loss is None else float(loss) for loss in losses]
-    step_s = np.diff(marks)
-    if cuda:
-        step_s = np.array([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)])
     counted = ctx.world_size > 1 and ctx.case.backend == "gloo"
     wire = None
     if counted and wire_before is not None and wire_after is not None:
         wire = wire_after.since(wire_before)
     return Timed(
-        samples=Samples(
-            marks_s=marks - start,
-            loss=np.array(values),
-            sample_ids=np.stack([b.ids.cpu().numpy() for b in batches]),
-            rss_bytes=rss,
-            step_s=step_s,
-        ),
-        window_s=float(end - marks[cut]),
+        samples=log.samples(batches),
+        window_s=float(end - log.marks_s[cut]),
         cpu_s=cpu_s,
         busy_s=None if busy_before is None or busy_after is None else busy_after - busy_before,
         wire=wire,
-        misses=misses,
+        misses=log.misses,
     )

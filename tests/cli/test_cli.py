@@ -156,9 +156,16 @@ def test_plan_says_what_would_be_launched_and_launches_nothing(tmp_path: Path) -
     assert not (tmp_path / "results").exists()
 
 
+def interruptible() -> None:
+    """A shell's background jobs ignore SIGINT, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness", "run", "ddp/mlp-nano/weak", "--cpus", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible
+    )
     while not (records := list(tmp_path.glob("results/runs/*/*/record.json"))):
         assert process.poll() is None, "it ended before its first block"
         os.sched_yield()
@@ -185,7 +192,9 @@ def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> No
         "    return [ladder(site.case(c), (1,)) for c in ('ddp/mlp-nano', 'fsdp/mlp-nano')]\n"
     )
     command = [sys.executable, "-m", "harness", "run", "two.py::both", "--cpus", "1"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, preexec_fn=interruptible
+    )
     while not (records := list(tmp_path.glob("results/runs/*/*/record.json"))):
         assert process.poll() is None, "it ended before its first block"
         os.sched_yield()

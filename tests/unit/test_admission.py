@@ -41,7 +41,15 @@ def test_a_busy_host_is_given_time_to_calm_down(monkeypatch: pytest.MonkeyPatch)
     cpus = len(machine.os.sched_getaffinity(0))
     readings = iter([0.0, 0.9 * admission.LOOK_S * cpus, 5.0, 5.0])
     monkeypatch.setattr(machine, "busy_s", lambda cpus: next(readings))
+    monkeypatch.setattr(admission.Workers, "computing", lambda self: [])
     assert admission.load().level is Level.OK
+
+
+def test_ranks_of_another_run_that_compute_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "busy_s", lambda cpus: 0.0)
+    monkeypatch.setattr(admission.Workers, "computing", lambda self: [4711])
+    found = admission.load()
+    assert found.level is Level.BAD and "kill 4711" in found.advice
 
 
 @pytest.mark.parametrize(

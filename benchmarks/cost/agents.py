@@ -1,0 +1,69 @@
+"""Do launches of one agent resemble each other more than launches of others? One-way F test.
+
+Ranks are forked, so launches of one agent share its address layout and hash seed. Agents take
+turns, one launch each, so that drift hits them alike. Prints F, its 5 % point, and both deviations.
+
+    python benchmarks/cost/agents.py [--agents 5] [--rounds 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import f as f_distribution
+
+from harness.codec import from_doc
+from harness.discover import Catalogue
+from harness.launch.local import Local
+from harness.protocol import LaunchSpec
+from harness.record import Purpose, RankRecord
+from harness.site import Site
+from harness.spec import Device
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
+    parsed = parser.parse_args()
+    known = Catalogue()
+    site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+    case = known.normalise(site.case("ddp/decoder-nano"))
+    engines = [Local() for _ in range(parsed.agents)]
+    for engine in engines:
+        engine.agent.ready()
+    steps_s: list[list[float]] = [[] for _ in engines]
+    for i in range(parsed.rounds):
+        for found, engine in zip(steps_s, engines, strict=True):
+            with tempfile.TemporaryDirectory() as folder:
+                spec = LaunchSpec(
+                    launch=f"r{i}", purpose=Purpose.TIMED, case=case, twin=case, steps=28, cut=6,
+                    out=folder, files=known.files(case), draw=0,
+                )  # fmt: skip
+                ended = engine.launch(spec, lambda: None)
+                assert all(e.finished for e in ended.ranks), ended
+                texts = [(Path(folder) / f"rank{r}.json").read_text() for r in range(2)]
+                ranks = [from_doc(RankRecord, json.loads(t)) for t in texts]
+            found.append(math.log(max(r.window_s for r in ranks)))
+    for engine in engines:
+        engine.close()
+    values = np.array(steps_s)
+    k, n = values.shape
+    between = n * values.mean(1).var(ddof=1)
+    within = values.var(1, ddof=1).mean()
+    ratio, point = between / within, f_distribution.ppf(0.95, k - 1, k * (n - 1))
+    agents_sd = math.sqrt(max(0.0, (between - within) / n))
+    print(
+        f"{k} agents x {n} launches: F({k - 1},{k * (n - 1)}) = {ratio:.2f}, 5% point {point:.2f}"
+    )
+    print(f"deviation between agents {agents_sd:.2%}, between launches {math.sqrt(within):.2%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Time to the verdicts of a whole ladder, against one torchrun a case, in one run.
+
+The ladder: every rung checked, piloted, measured in 8 pairs and judged. torchrun: every case
+started once, the same steps, no check and no statistics.
+
+    python benchmarks/cost/ladder.py [--world 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from harness.discover import Catalogue
+from harness.launch.torchrun import Torchrun
+from harness.measure import Measurer, Settings
+from harness.options import normalise
+from harness.progress import Moment
+from harness.protocol import LaunchSpec
+from harness.recipes import REAL, ladder
+from harness.record import Purpose
+from harness.site import Site, rungs
+from harness.spec import Device
+
+
+class Silent:
+    """Shows nothing."""
+
+    def show(self, moment: Moment) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def clear(self) -> None:
+        """Nothing."""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--world", type=int, default=2)
+    parsed = parser.parse_args()
+    known = Catalogue()
+    site = Site(device=Device.CPU, backend="gloo", nodes=(parsed.world,))
+    plan = normalise(ladder(site.case("ddp/decoder-nano"), rungs(parsed.world)), known)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        measurer = Measurer(known, Settings(results=Path(folder)), (), Silent())
+        measurer.measure([plan])
+        ours = time.perf_counter() - began
+        launches = len(measurer.launches)
+        measurer.close()
+        engine, began = Torchrun(), time.perf_counter()
+        for arm in plan.arms:
+            spec = LaunchSpec(
+                launch=arm.name, purpose=Purpose.TIMED, case=arm.case, twin=arm.case,
+                steps=REAL.steps, cut=REAL.cut, out=str(Path(folder) / arm.name),
+                files=known.files(arm.case), draw=0,
+            )  # fmt: skip
+            Path(spec.out).mkdir()
+            ended = engine.launch(spec, lambda: None)
+            assert all(e.finished for e in ended.ranks), ended
+        theirs = time.perf_counter() - began
+        engine.close()
+    each = theirs / len(plan.arms)
+    print(f"ladder: {launches} launches, checked, 8 pairs each, judged: {ours:.1f} s")
+    print(f"torchrun: {len(plan.arms)} launches, once each, nothing checked: {theirs:.1f} s")
+    many = each * launches
+    print(f"as many launches by torchrun would take {many:.0f} s: {many / ours:.0f}x")
+
+
+if __name__ == "__main__":
+    main()

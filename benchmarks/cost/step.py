@@ -1,0 +1,72 @@
+"""What the harness adds to a training step: on and off alternated step by step in one process.
+
+Prints the median cost of everything that is noted about a step, its share of a step, and the upper
+end of the 95 % interval of that share.
+
+    python benchmarks/cost/step.py [--pairs 400]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from harness.beat import Beats, Phase
+from harness.capture.memory import Memory
+from harness.stats import median, t_interval
+from harness.worker.window import StepLog
+
+
+class Sleeper:
+    """A step of 20 ms that does nothing else: the harness is all that can differ."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s, self.loss = step_s, torch.zeros(())
+
+    def step(self, batch: object) -> torch.Tensor:
+        """Busy until the time is over: a sleep would hide what it overlaps."""
+        end = time.perf_counter() + self.step_s
+        while time.perf_counter() < end:
+            pass
+        return self.loss
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=400)
+    parsed = parser.parse_args()
+    torch.set_num_threads(1)
+    step_s, n = 0.02, parsed.pairs
+    with tempfile.TemporaryDirectory() as folder:
+        beats = Beats(Path(folder) / "beats", 1, create=True)
+        trainer = Sleeper(step_s)
+        log = StepLog(
+            trainer,  # type: ignore[arg-type]
+            n,
+            memory=Memory(torch.device("cpu")),
+            beat=lambda phase, step: beats.write(0, phase, step),
+            period_s=None,
+            cuda=False,
+        )
+        log.start()
+        added = []
+        for i in range(n):
+            began = time.perf_counter()
+            log.run(i, None, Phase.STEADY)  # type: ignore[arg-type]
+            middle = time.perf_counter()
+            trainer.step(None)
+            added.append((middle - began) - (time.perf_counter() - middle))
+    found = t_interval(added, 0.1)
+    assert found.high is not None
+    print(f"{n} pairs of steps of {step_s * 1e3:.0f} ms, with and without")
+    print(f"median {median(added) * 1e6:.0f} us a step, {median(added) / step_s:.2%}")
+    print(f"mean at most {found.high * 1e6:.0f} us (upper 95 % end), {found.high / step_s:.2%}")
+
+
+if __name__ == "__main__":
+    main()

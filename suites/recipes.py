@@ -55,9 +55,10 @@ def paced(strategy: str, largest: int = 4, **fields: Any) -> Recipe:
     return recipe
 
 
-def planted(strategy: str, plant: str, largest: int = 4, *, slot_ms: float = 40.0) -> Recipe:
+def planted(strategy: str, plant: str, largest: int = 4, **knob: float) -> Recipe:
     """A scheduled stand-in whose efficiency is known: the instrument measures itself."""
-    knobs = {"paced.mode": "schedule", "paced.plant": plant, "paced.step_ms": slot_ms}
+    knobs: dict[str, Any] = {"paced.mode": "schedule", "paced.plant": plant}
+    knobs |= {f"paced.{name}": value for name, value in knob.items()}
 
     def recipe(site: Site) -> list[Plan]:
         here = site.cpu(largest)

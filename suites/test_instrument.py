@@ -16,7 +16,7 @@ CELLS = [(s, n, e) for s in ("ddp", "pipeline") for n in (2, 4) for e in (0.95, 
 
 
 @pytest.mark.nightly
-@scaling(*(planted(s, f"{n}:{e}", n, slot_ms=140.0) for s, n, e in CELLS))
+@scaling(*(planted(s, f"{n}:{e}", n, step_ms=140.0) for s, n, e in CELLS))
 def test_planted_cells(verdict):
     """Efficiencies from 0.95 to 0.50, DDP and GPipe, 2 and 4 ranks."""
 

@@ -7,13 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(tmp_path: Path) -> None:
-    """A noisy machine may give FAIL or INCONCLUSIVE; nothing judged, or an ERROR, is a bug."""
+@pytest.mark.parametrize("budget", ["200s", pytest.param(None, marks=pytest.mark.full)])
+def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
+    tmp_path: Path, budget: str | None
+) -> None:
+    """A noisy machine may give FAIL or INCONCLUSIVE; nothing judged, or an ERROR, is a bug.
+
+    Within CI's time every plan climbs and is piloted, and as many as fit are measured.
+    """
     arguments = [
         "suites/",
+        *(["--time-budget", budget] if budget else []),
         "--results",
         str(tmp_path),
         "-p",

@@ -121,7 +121,7 @@ def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester)
 
 def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(pytester: pytest.Pytester) -> None:
     """A scheduled stand-in whose seeded noise spans the bound: 0.85 planted, 0.85 required."""
-    knobs = "{'paced.mode': 'schedule', 'paced.plant': '2:0.85', 'paced.noise': 0.05, 'paced.step_ms': 80.0}"
+    knobs = "{'paced.mode': 'schedule', 'paced.plant': '2:0.85', 'paced.noise': 0.05, 'paced.step_ms': 50.0}"
     text = SUITE.replace(
         'site.case("ddp/mlp-nano"), (1, 2)', f'site.case("ddp/paced-small", knobs={knobs}), (2,)'
     )

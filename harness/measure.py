@@ -286,7 +286,8 @@ class Measurer:
                 for x in self.launches
             )
             if have < (2 if arm is arms[0] else 1):
-                self._usable(plan, self._launch(plan, arm, Purpose.PILOT, turn=have))
+                if not self._usable(plan, self._launch(plan, arm, Purpose.PILOT, turn=have)):
+                    return
 
     def _freeze(self, plans: Sequence[Plan]) -> None:
         """Settle every arm's window, before the first launch that counts."""
@@ -306,7 +307,7 @@ class Measurer:
             self.out_of_time.append(plan.hash)
             self.progress.note(f"{plan.name}: cut, {missing} blocks are over the time budget")
             return
-        for _ in range(missing):
+        while len(self._blocks_of(plan)) < plan.protocol.min_blocks and self._arms[plan.hash]:
             self._block(plan)
 
     def _most_undecided(self, plans: Sequence[Plan]) -> Plan | None:
@@ -330,8 +331,7 @@ class Measurer:
         failing = {v.contrast for v in verdict.unconfirmed(self._bare(True), plan)}
         if not failing:
             return
-        judged = [c for c in self._of(plan) if c.name in failing]
-        needed = {a.name for a in plan.only(judged).arms}
+        needed = {a.name for a in plan.only([c for c in self._of(plan) if c.name in failing]).arms}
         self._arms[plan.hash] = [a for a in self._arms[plan.hash] if a.name in needed]
         cost, limit = self._block_s(plan), self.settings.budget_s
         if not self._in_time(plan.protocol.min_blocks * cost, limit):

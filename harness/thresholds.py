@@ -80,11 +80,11 @@ class Threshold:
 
     @property
     def bound(self) -> str:
-        """``>= 0.85``, ``<= 0.05`` or ``0.9 .. 1.1``"""
+        """``>= 0.85``, ``<= 0.05`` or ``0.9..1.1``"""
         unit = "" if self.unit in ("1", "x") else f" {self.unit}"
         x = "x" if self.unit == "x" else ""
         if self.at_least is not None and self.at_most is not None:
-            return f"{self.at_least:g}{x} .. {self.at_most:g}{x}{unit}"
+            return f"{self.at_least:g}{x}..{self.at_most:g}{x}{unit}"
         if self.at_least is not None:
             return f">={self.at_least:g}{x}{unit}"
         return f"<={self.at_most:g}{x}{unit}"

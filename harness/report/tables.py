@@ -227,9 +227,11 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
     out = [rule("scaling", width, "="), " " + header(run)]
     if table_ := scaling_table(run, width):
         note = (
-            " efficiency = throughput per rank against plain (one device, no wrapper), or marked;"
-            " each end holds 19 times in 20; p95 = on 95th percentiles of steps, worst = worst pair"
+            " efficiency = throughput per rank against plain (one device, no wrapper), or as marked"
+            "; each end holds 19 times in 20; worst = worst pair of launches"
         )
+        if "  p95" in table_[0]:
+            note += "; p95 = on 95th percentiles of steps"
         out += ["", *table_, *wrap(note, width, 14)]
         if any(" *  " in line for line in table_):
             out.append(" * judged on another figure than the one shown: it stands below")

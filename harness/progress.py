@@ -35,3 +35,16 @@ class Progress(Protocol):
 
     def clear(self) -> None:
         """Leave the screen as it was."""
+
+
+class Quiet:
+    """Shows nothing: for programs that print what they want themselves."""
+
+    def show(self, moment: Moment) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def clear(self) -> None:
+        """Nothing."""

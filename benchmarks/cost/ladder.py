@@ -17,25 +17,12 @@ from harness.discover import Catalogue
 from harness.launch.torchrun import Torchrun
 from harness.measure import Measurer, Settings
 from harness.options import normalise
-from harness.progress import Moment
+from harness.progress import Quiet
 from harness.protocol import LaunchSpec
 from harness.recipes import REAL, ladder
 from harness.record import Purpose
 from harness.site import Site, rungs
 from harness.spec import Device
-
-
-class Silent:
-    """Shows nothing."""
-
-    def show(self, moment: Moment) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def clear(self) -> None:
-        """Nothing."""
 
 
 def main() -> None:
@@ -48,7 +35,7 @@ def main() -> None:
     plan = normalise(ladder(site.case("ddp/decoder-nano"), rungs(parsed.world)), known)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        measurer = Measurer(known, Settings(results=Path(folder)), (), Silent())
+        measurer = Measurer(known, Settings(results=Path(folder)), (), Quiet())
         measurer.measure([plan])
         ours = time.perf_counter() - began
         launches = len(measurer.launches)

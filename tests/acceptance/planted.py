@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from harness.judge import estimate, judge
 from harness.measure import Measurer, Settings
 from harness.options import normalise
 from harness.outcome import Status
-from harness.progress import Moment
+from harness.progress import Quiet
 from harness.recipes import ladder
 from harness.record import LaunchRecord
 from harness.site import Site
@@ -35,20 +34,6 @@ from harness.units import Form
 CELLS = [(e, n) for e in (0.95, 0.85, 0.70, 0.50) for n in (2, 4)]
 STRATEGIES = ("ddp", "pipeline")
 MARGIN = 0.02
-
-
-class Silent:
-    """Shows nothing."""
-
-    def show(self, moment: Moment) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """To stderr: it explains what comes next."""
-        sys.stderr.write(f"{text}\n")
-
-    def clear(self) -> None:
-        """Nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +85,7 @@ def measure(
 ) -> list[Ladder]:
     """Ladders of (efficiency, world, strategy, seed), in one run."""
     known = Catalogue()
-    measurer = Measurer(known, Settings(results=results), (), Silent())
+    measurer = Measurer(known, Settings(results=results), (), Quiet())
     out = []
     try:
         for efficiency, world, strategy, seed in cells:

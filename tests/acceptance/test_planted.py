@@ -40,6 +40,7 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     from harness.measure import Measurer, Settings
     from harness.options import normalise
     from harness.outcome import Status
+    from harness.progress import Quiet
     from harness.recipes import like
     from harness.site import Site
     from harness.spec import Device, Protocol
@@ -47,7 +48,7 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     known = Catalogue()
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     case = site.case("ddp/paced-small", knobs={"paced.mode": "schedule"})
-    measurer = Measurer(known, Settings(results=tmp_path), (), planted.Silent())
+    measurer = Measurer(known, Settings(results=tmp_path), (), Quiet())
     decided = 0
     try:
         for seed in range(20):

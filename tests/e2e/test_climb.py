@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
-
-from planted import Silent
-
 from harness.discover import Catalogue
 from harness.measure import Measurer, Settings
 from harness.options import normalise
 from harness.outcome import Reason, Status
+from harness.progress import Quiet
 from harness.recipes import ladder
 from harness.record import Purpose
 from harness.site import Site
@@ -24,7 +20,7 @@ from harness.spec import Device, Protocol
 
 @pytest.fixture
 def measurer(catalogue: Catalogue, tmp_path: Path) -> Iterator[Measurer]:
-    found = Measurer(catalogue, Settings(results=tmp_path), (), Silent())
+    found = Measurer(catalogue, Settings(results=tmp_path), (), Quiet())
     yield found
     found.close()
 

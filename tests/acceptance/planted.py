@@ -83,7 +83,10 @@ def plan_of(
 def measure(
     cells: Sequence[tuple[float, int, str, int]], blocks: int, results: Path
 ) -> list[Ladder]:
-    """Ladders of (efficiency, world, strategy, seed), in one run."""
+    """Ladders of (efficiency, world, strategy, seed), in one run.
+
+    A ladder is lost (an ERROR, and told) where the host stood still for longer than a slot has room.
+    """
     known = Catalogue()
     measurer = Measurer(known, Settings(results=results), (), Quiet())
     out = []
@@ -96,7 +99,8 @@ def measure(
             pairs = contrasts.pairs(run, plan, contrast).values
             if not pairs:
                 (verdict,) = measurer.verdicts(plan)
-                raise RuntimeError(f"{plan.name}: {verdict.detail}")
+                sys.stderr.write(f"lost: {plan.name}: {verdict.detail}\n")
+                continue
             out.append(
                 Ladder(
                     name=f"{strategy} @{world}",

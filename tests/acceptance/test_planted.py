@@ -15,11 +15,13 @@ def ladders(tmp_path_factory: pytest.TempPathFactory) -> list[planted.Ladder]:
         (efficiency, world, planted.STRATEGIES[(efficiency, world) in pipelines], i)
         for i, (efficiency, world) in enumerate(planted.CELLS)
     ]
-    return planted.measure(cells, 4, tmp_path_factory.mktemp("planted"))
+    found = planted.measure(cells, 4, tmp_path_factory.mktemp("planted"))
+    assert len(found) >= len(cells) - 1, "a host that stood still may cost one"
+    return found
 
 
 def test_the_instrument_adds_no_error_of_its_own(ladders: list[planted.Ladder]) -> None:
-    assert {f.name: f.bias for f in ladders if abs(f.bias) > 0.002} == {}
+    assert [(f.name, f.truth, f.bias) for f in ladders if abs(f.bias) > 0.002] == []
 
 
 def test_intervals_hold_the_truth(ladders: list[planted.Ladder]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ def main() -> int:
             found = measure(cells, parsed.blocks, Path(folder))
         every += found
         right, wrong = decisions(found)
-        worst = max(abs(f.bias) for f in found) * 100
+        worst = max((abs(f.bias) for f in found), default=0.0) * 100
         print(
             f"| {efficiency} | {world} | {len(found)} | {worst:.3f} |"
             f" {sum(f.covered for f in found)} | {right} of {2 * len(found)} | {wrong} |",

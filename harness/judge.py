@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from harness import sequential
 from harness.outcome import Reason, Status
@@ -22,6 +23,13 @@ from harness.units import Form
 ALPHA = 0.1
 #: The sign e-value that a PASS asks for: wrong at most one time in twenty.
 ENOUGH = 20.0
+
+
+class End(StrEnum):
+    """The two ends of a bound."""
+
+    LOW = "at_least"
+    HIGH = "at_most"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +45,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What a rule made of paired values; ``evidence`` is the e-value of a PASS or FAIL."""
+    """What a rule made of paired values.
+
+    ``evidence`` is the e-value of a PASS or FAIL, ``missed`` the end of the bound that a FAIL
+    missed.
+    """
 
     status: Status
     reason: Reason
@@ -45,6 +57,7 @@ class Judged:
     estimate: Estimate
     mde: float | None
     evidence: float | None = None
+    missed: End | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +124,10 @@ def judge(values: Sequence[float], rule: Threshold | None, form: Form) -> Judged
         else:
             best = e.high if rule.at_least is not None and e.value < rule.at_least else e.low
             detail = f"{best:.4g} at best, bound {rule.bound}"
+        below = rule.at_least is not None and e.value < rule.at_least
         # The mean of e-values is one; a maximum would not be.
-        return judged(Status.FAIL, Reason.NOT_MET, detail, math.fsum(against) / len(against))
+        found = judged(Status.FAIL, Reason.NOT_MET, detail, math.fsum(against) / len(against))
+        return replace(found, missed=End.LOW if below else End.HIGH)
     if not met:
         detail = f"interval spans {rule.bound} after {e.n} pairs"
         return judged(Status.INCONCLUSIVE, Reason.SPANS_BOUND, detail)

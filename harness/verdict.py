@@ -152,7 +152,7 @@ def _find(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None
             detail = f"{detail}, but {why}"
         elif status is Status.FAIL:
             second = judge(again.values, rule, form) if again.values else None
-            status, reason, more = _confirmed(run, plan, second)
+            status, reason, more = _confirmed(run, judged, second)
             detail = f"{detail}; {more}"
     return _Found(
         status=status, reason=reason, detail=detail, judged=judged, values=first.values,
@@ -160,16 +160,15 @@ def _find(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None
     )  # fmt: skip
 
 
-def _confirmed(run: RunRecord, plan: Plan, second: Judged | None) -> tuple[Status, Reason, str]:
+def _confirmed(run: RunRecord, first: Judged, second: Judged | None) -> tuple[Status, Reason, str]:
     """What is left of a FAIL after a fresh set: a FAIL, or no decision; never a PASS."""
     if second is None:
         if not run.complete:
             return Status.INCONCLUSIVE, Reason.INTERRUPTED, "stopped before it was confirmed"
         why = "no fresh set of launches confirms it"
         return Status.INCONCLUSIVE, Reason.UNCONFIRMED, why
-    e = second.estimate
-    figure = f"{e.value:.4g} in {e.n} fresh pairs"
-    if second.status is Status.FAIL:
+    figure = f"{second.estimate.value:.4g} in {second.estimate.n} fresh pairs"
+    if second.status is Status.FAIL and second.missed is first.missed:
         return Status.FAIL, Reason.NOT_MET, f"confirmed: {figure}"
     return Status.INCONCLUSIVE, Reason.DISAGREE, f"a fresh set does not confirm it: {figure}"
 

@@ -42,6 +42,12 @@ def test_a_fresh_set_never_turns_a_fail_into_a_pass(sample_run: RunRecord, facto
     assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
 
 
+def test_a_fail_on_the_other_end_of_the_bound_confirms_nothing(sample_run: RunRecord) -> None:
+    band = {"at_least": 0.92, "at_most": 0.95}
+    found = decided(sample_run, lambda d: bound(d, **band), lambda d: confirm(d, 1.1))
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
+
+
 @pytest.mark.parametrize("limit", [0.5, 0.99])
 def test_a_busy_host_gives_neither_pass_nor_fail(sample_run: RunRecord, limit: float) -> None:
     def busy(doc: Any) -> None:
@@ -107,6 +113,13 @@ def test_bytes_are_not_doubted_for_a_noisy_clock(sample_run: RunRecord) -> None:
             x["foreign_load"] = 0.9
 
     assert judged(sample_run, count)["sent_bytes@2"].status is Status.PASS
+
+
+def test_a_rule_on_bytes_is_not_about_a_rank_alone(sample_run: RunRecord) -> None:
+    def count(doc: Any) -> None:
+        bound(doc, metric="sent_bytes", unit="B", baseline=None, at_least=1.0, world=[])
+
+    assert [name for name in judged(sample_run, count) if "sent_bytes" in name] == ["sent_bytes@2"]
 
 
 def test_a_bound_of_another_setup_decides_nothing(sample_run: RunRecord) -> None:

@@ -58,7 +58,7 @@ class Ladder:
             name="b", case="*", metric="efficiency", unit="1", source=Source.REQUIREMENT,
             at_least=bound,
         )  # fmt: skip
-        for n in range(8, len(self.pairs) + 1, 2):
+        for n in range(min(8, len(self.pairs)), len(self.pairs) + 1, 2):
             status = judge(self.pairs[:n], rule, Form.RATIO).status
             if status is not Status.INCONCLUSIVE:
                 return status
@@ -72,7 +72,7 @@ def plan_of(
     knobs = {
         "paced.mode": "schedule",
         "paced.plant": f"{world}:{efficiency}",
-        "paced.step_ms": {"ddp": 50.0, "pipeline": 40.0 * (world - 1) + 50.0}[strategy],
+        "paced.step_ms": {"ddp": 80.0, "pipeline": 40.0 * (world - 1) + 60.0}[strategy],
     }
     site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
     case = site.case(f"{strategy}/paced-small", knobs=knobs)

@@ -12,17 +12,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("budget", ["200s", pytest.param(None, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("chosen", "least"),
+    [("test_weak or test_control", 5), pytest.param("", 15, marks=pytest.mark.full)],
+)
 def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
-    tmp_path: Path, budget: str | None
+    tmp_path: Path, chosen: str, least: int
 ) -> None:
     """A noisy machine may give FAIL or INCONCLUSIVE; nothing judged, or an ERROR, is a bug.
 
-    Within CI's time every plan climbs and is piloted, and as many as fit are measured.
+    CI runs every strategy's real ladder and the control; the whole of it takes twice as long.
     """
     arguments = [
         "suites/",
-        *(["--time-budget", budget] if budget else []),
+        *(["-k", chosen] if chosen else []),
         "--results",
         str(tmp_path),
         "-p",
@@ -40,7 +43,7 @@ def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     run = json.loads(path.read_text())
     statuses = [v["status"] for v in run["verdicts"]]
     assert run["complete"] and "ERROR" not in statuses
-    assert sum(s in ("PASS", "FAIL", "INCONCLUSIVE") for s in statuses) >= 10
+    assert sum(s in ("PASS", "FAIL", "INCONCLUSIVE") for s in statuses) >= least
     strategies = {a["case"]["strategy"] for p in run["plans"] for a in p["arms"]}
     assert strategies == {"single", "ddp", "fsdp", "pipeline", "compressed"}
     assert "is the harness" in done.stdout and "report   scaleproof report" in done.stdout

@@ -40,18 +40,6 @@ metric = "sent_bytes"
 unit = "B"
 source = "requirement"
 """
-EFFICIENCY = """
-[[rule]]
-name = "two"
-case = "ddp/paced-small/*"
-mode = "weak"
-baseline = "plain"
-world = 2
-metric = "efficiency"
-at_least = 0.85
-unit = "1"
-source = "requirement"
-"""
 
 
 @pytest.fixture
@@ -119,20 +107,14 @@ def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester)
     result.stdout.fnmatch_lines(["*assert*99*"])
 
 
-def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(pytester: pytest.Pytester) -> None:
-    """A scheduled stand-in whose seeded noise spans the bound: 0.85 planted, 0.85 required."""
-    knobs = "{'paced.mode': 'schedule', 'paced.plant': '2:0.85', 'paced.noise': 0.05, 'paced.step_ms': 50.0}"
-    text = SUITE.replace(
-        'site.case("ddp/mlp-nano"), (1, 2)', f'site.case("ddp/paced-small", knobs={knobs}), (2,)'
-    )
-    pytester.makepyfile(test_suite=text)
-    (pytester.path / "thresholds.toml").write_text(EFFICIENCY)
-    select = ("-k", "test_weak and 2cpu and not wrapped")
-    hard = run(pytester, *select, "--junitxml=j.xml")
+def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(suite: pytest.Pytester) -> None:
+    """Out of time before the first block: nothing is decided, whatever the machine does."""
+    select = ("-k", "test_other", "--time-budget", "1s")
+    hard = run(suite, *select, "--junitxml=j.xml")
     assert hard.ret == 10
-    case = ET.parse(pytester.path / "j.xml").getroot().find(".//testcase")
+    case = ET.parse(suite.path / "j.xml").getroot().find(".//testcase")
     assert case is not None and case.find("failure") is not None
-    soft = run(pytester, *select, "--scaling-inconclusive=warn")
+    soft = run(suite, *select, "--scaling-inconclusive=warn")
     assert soft.ret == 0
     soft.stdout.fnmatch_lines(["*1 inconclusive*"])
 

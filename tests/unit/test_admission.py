@@ -20,6 +20,7 @@ GPU = nvml.Gpu(
 def test_a_process_that_keeps_the_cpu_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real load: one busy process for every CPU that we may use."""
     monkeypatch.setattr(admission, "LOOKS", 2)
+    monkeypatch.setattr(admission.Workers, "computing", lambda self: [])  # another run's, say
     burn = "import os\nprint(flush=True)\nwhile True: pass"
     busy = [
         subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE)

@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     ("chosen", "least"),
-    [("test_weak or test_control", 5), pytest.param("", 15, marks=pytest.mark.full)],
+    [("test_control or (test_weak and fsdp)", 2), pytest.param("", 15, marks=pytest.mark.full)],
 )
 def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     tmp_path: Path, chosen: str, least: int
 ) -> None:
     """A noisy machine may give FAIL or INCONCLUSIVE; nothing judged, or an ERROR, is a bug.
 
-    CI runs every strategy's real ladder and the control; the whole of it takes twice as long.
+    CI runs one real ladder and the control; the whole of it takes six minutes and more.
     """
     arguments = [
         "suites/",
@@ -45,7 +45,8 @@ def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     assert run["complete"] and "ERROR" not in statuses
     assert sum(s in ("PASS", "FAIL", "INCONCLUSIVE") for s in statuses) >= least
     strategies = {a["case"]["strategy"] for p in run["plans"] for a in p["arms"]}
-    assert strategies == {"single", "ddp", "fsdp", "pipeline", "compressed"}
+    every = {"single", "ddp", "fsdp", "pipeline", "compressed"}
+    assert strategies == ({"single", "fsdp", "compressed"} if chosen else every)
     assert "is the harness" in done.stdout and "report   scaleproof report" in done.stdout
     verified = subprocess.run(
         [sys.executable, "-m", "harness", "verify", str(path.parent)],

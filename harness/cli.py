@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness import admission, baseline, compare, doctor, options, planning
+from harness import admission, baseline, compare, doctor, options, planning, timelines
 from harness.codec import Json, to_doc
 from harness.discover import KINDS, Catalogue
 from harness.errors import Exit, ScaleproofError, exit_status
@@ -105,6 +105,7 @@ def _parser() -> Parser:
     sub.add_argument(
         "--thresholds", type=Path, metavar="FILE", help="also judge it anew by these rules"
     )
+    timelines.add_to(verb("timeline", "where the time of a step went, from any profiler's traces"))
     baseline.add_to(verb("baseline", "expected values of a hardware class: show, set, accept"))
     for name, help_ in (
         ("compare", "two runs on one hardware class"),
@@ -214,6 +215,7 @@ def _measurer(parsed: argparse.Namespace, known: Catalogue, arguments: list[str]
         engine=parsed.engine,
         budget_s=options.seconds(parsed.time_budget),
         strict=parsed.strict,
+        timeline=not parsed.no_timeline,
         argv=("scaleproof", *arguments),
     )
     stream = sys.stderr if parsed.json else sys.stdout
@@ -369,6 +371,11 @@ def _baseline(parsed: argparse.Namespace, _: list[str]) -> Exit:
     return Exit.PASSED
 
 
+def _timeline(parsed: argparse.Namespace, _: list[str]) -> Exit:
+    _emit(parsed, *timelines.act(parsed, text.columns()))
+    return Exit.PASSED
+
+
 def _compare(parsed: argparse.Namespace, _: list[str]) -> Exit:
     a, b = load(parsed.a), load(parsed.b)
     hardware = parsed.verb == "compare-hardware"
@@ -399,6 +406,7 @@ _VERBS: dict[str, Callable[[argparse.Namespace, list[str]], Exit]] = {
     "run": _run,
     "report": _report,
     "verify": _verify,
+    "timeline": _timeline,
     "baseline": _baseline,
     "compare": _compare,
     "compare-hardware": _compare,

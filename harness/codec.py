@@ -25,18 +25,25 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def to_doc(value: Any) -> Json:
-    """The JSON document of a dataclass (or of a container of them)."""
+def to_doc(value: Any, *, lean: bool = False) -> Json:
+    """The JSON document of a dataclass (or of a container of them).
+
+    A ``lean`` one leaves out what has its default, so that a new field changes no old document.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_doc(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {
+            f.name: to_doc(getattr(value, f.name), lean=lean)
+            for f in dataclasses.fields(value)
+            if not (lean and getattr(value, f.name) == f.default)
+        }
     if isinstance(value, StrEnum):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(k): to_doc(v) for k, v in value.items()}
+        return {str(k): to_doc(v, lean=lean) for k, v in value.items()}
     if isinstance(value, frozenset):
-        return sorted(to_doc(v) for v in value)
+        return sorted(to_doc(v, lean=lean) for v in value)
     if isinstance(value, list | tuple):
-        return [to_doc(v) for v in value]
+        return [to_doc(v, lean=lean) for v in value]
     return value
 
 

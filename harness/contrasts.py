@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness import stats, units
+from harness.budget import EXPOSED, Budget, Term
 from harness.judge import estimate
 from harness.machine import peak_flops
 from harness.outcome import ScalingPoint
@@ -28,16 +29,23 @@ class Pairs:
     launches: tuple[str, ...]
 
 
-def timed(run: RunRecord, plan: Plan, attempt: int | None = 0) -> list[LaunchRecord]:
-    """The plan's timed launches, in the order they were measured.
+def timed(
+    run: RunRecord, plan: Plan, attempt: int | None = 0, purpose: Purpose = Purpose.TIMED
+) -> list[LaunchRecord]:
+    """The plan's timed (or other) launches, in the order they were measured.
 
     Attempt 0 is the measurement, 1 the set that confirms a FAIL; None is both.
     """
     return [
         x
         for x in run.launches
-        if x.plan == plan.hash and x.purpose is Purpose.TIMED and attempt in (None, x.attempt)
+        if x.plan == plan.hash and x.purpose is purpose and attempt in (None, x.attempt)
     ]
+
+
+def purpose_of(metric: str) -> Purpose:
+    """Which launches a metric is read from."""
+    return Purpose.PROFILE if units.profiled(metric) else Purpose.TIMED
 
 
 def usable(launch: LaunchRecord) -> bool:
@@ -53,12 +61,14 @@ def quantity(
     Throughput = samples really consumed / wall time of the kept window, over all ranks (the
     slowest rank's window); with p95, consumed per step / 95th percentile of step time.
     """
-    if launch.steps is None:
-        return None
     above, slash, below = name.partition("/")
     if slash:
         top, bottom = (quantity(launch, part, statistic) for part in (above, below))
         return None if top is None or not bottom else top / bottom
+    if name in units.PROFILED:
+        return None if launch.budget is None else share(launch.budget, name)
+    if launch.steps is None:
+        return None
     p95 = statistic is Statistic.P95
     if name == "throughput":
         if p95:
@@ -75,6 +85,27 @@ def quantity(
         sent = [r.sent_bytes for r in launch.ranks if r.sent_bytes is not None]
         return max(sent) / launch.steps.count if len(sent) == len(launch.ranks) else None
     return None
+
+
+def share(budget: Budget, name: str) -> float:
+    """A quantity of a budget: shares of a mean step over all ranks, or max over mean compute."""
+    if name == "stage_imbalance":
+        return budget.imbalance
+    if name == "comm_share":
+        return budget.comm_share
+    terms = {
+        "exposed_comm_share": EXPOSED,
+        "wait_share": (Term.WAIT,),
+        "bubble_share": (Term.BUBBLE,),
+        "data_share": (Term.DATA,),
+        "host_idle_share": (Term.IDLE,),
+    }[name]
+    return budget.mean_ns(*terms) / budget.step_ns
+
+
+def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:
+    """The profiled launches of a case, whichever plan they were made for."""
+    return [x for x in run.launches if x.case == case.hash and x.budget is not None and usable(x)]
 
 
 def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
@@ -100,7 +131,7 @@ def pairs(
     metric = units.metric(contrast.metric)
     names_of_arms = {contrast.subject, *contrast.baseline}
     by_turn: dict[int, dict[str, LaunchRecord]] = {}
-    for launch in timed(run, plan, attempt):
+    for launch in timed(run, plan, attempt, purpose_of(contrast.metric)):
         if launch.arm in names_of_arms:
             if not usable(launch):
                 return Pairs(values=(), launches=())

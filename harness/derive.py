@@ -13,7 +13,7 @@ import numpy as np
 
 from harness import stats
 from harness.record import Expected, Growth, RankRecord, Samples, Steps
-from harness.spec import CaseSpec
+from harness.spec import CaseSpec, Window
 from harness.steadiness import Steadiness, steadiness
 
 #: Messages smaller than this carry too much protocol to be compared with a closed form.
@@ -95,6 +95,17 @@ def steps(samples: Sequence[Samples], cut: int) -> Steps:
     )
 
 
+def perturbation(samples: Sequence[Samples], window: Window) -> float | None:
+    """Median profiled step over the median of those just before it; None without a profiler.
+
+    The step between them only warms the profiler up and counts as neither.
+    """
+    if not window.profiled:
+        return None
+    kept = slowest(samples, window.cut)
+    return stats.median(kept[-window.profiled :]) / stats.median(kept[: -window.profiled - 1])
+
+
 def window_s(samples: Samples, cut: int) -> float:
     """Wall time of a rank's kept window."""
     return float(samples.marks_s[-1] - samples.marks_s[cut])
@@ -151,8 +162,9 @@ def wrong(
     if len({(r.node, r.local_rank) for r in ranks}) != len(ranks):
         out.append("world: two ranks on one device")
     for r in ranks:
-        if r.backend != case.backend:
-            out.append(f"rank {r.rank}: backend {r.backend}, asked for {case.backend}")
+        backend = case.backend if case.communicate else "fake"
+        if r.backend != backend:
+            out.append(f"rank {r.rank}: backend {r.backend}, asked for {backend}")
         if (r.device == "cpu") != (case.device == "cpu"):
             out.append(f"rank {r.rank}: ran on {r.device}, asked for {case.device}")
         if r.ran.module != expected.module:
@@ -178,6 +190,8 @@ def wrong(
     late = max(r.window_s for r in ranks) / planned_s - 1
     if misses > max(1, MISSED_SHARE * len(samples[0].sample_ids)) and late > MISSED_SHARE / 2:
         out.append(f"slot too short: {misses} deadlines of the schedule missed, {late:.1%} late")
+    if not case.communicate:
+        return tuple(out)  # it trains on what nobody sent
     if any(not np.isfinite(s.loss[~np.isnan(s.loss)]).all() for s in samples):
         out.append("loss: not finite")
     if all(np.isnan(s.loss).any() for s in samples):

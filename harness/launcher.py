@@ -16,6 +16,7 @@ from harness import derive, nvml
 from harness.beat import Beats
 from harness.codec import Json, from_doc
 from harness.discover import Catalogue
+from harness.errors import ScaleproofError
 from harness.launch import engine as engines
 from harness.launch import failure
 from harness.launch.engine import Ended, Engine
@@ -30,6 +31,7 @@ from harness.record import (
     load_samples,
 )
 from harness.spec import Arm, CaseSpec, Device, Plan, Window
+from harness.timeline.launch import budget_of
 
 POLL_GPUS_S = 1.0
 #: FLOP/s of a slow CPU core, for deadlines only.
@@ -87,8 +89,9 @@ class Launcher:
         self._count += 1
         plan, arm, case = order.plan, order.arm, order.arm.case
         label = str(order.purpose)
-        if order.purpose is Purpose.TIMED:
-            label = f"{'tc'[order.attempt]}{order.turn:02}"
+        if order.purpose in (Purpose.TIMED, Purpose.PROFILE):
+            letters = "tc" if order.purpose is Purpose.TIMED else "pq"
+            label = f"{letters[order.attempt]}{order.turn:02}"
         name = f"{plan.hash[:6]}-{label}-{arm.name.strip('@')}-{self._count:04}"
         out = folder / "launches" / name
         out.mkdir(parents=True, exist_ok=True)
@@ -100,6 +103,7 @@ class Launcher:
             twin=self.catalogue.twin(case),
             steps=order.window.steps,
             cut=order.window.cut,
+            profiled=order.window.profiled,
             out=str(out.resolve()),
             files=self.catalogue.files(case),
             draw=random.Random(draw).randrange(2**31),
@@ -166,7 +170,15 @@ class Launcher:
         samples = [load_samples(folder, spec.launch, r) for r in ranks]
         assert described.expected is not None
         figures = derive.figures(order.arm.case, described.expected, ranks, samples, spec.cut)
-        return dataclasses.replace(launch, **vars(figures))
+        launch = dataclasses.replace(launch, **vars(figures))
+        if order.purpose is not Purpose.PROFILE:
+            return launch
+        try:
+            budget = budget_of(folder, spec.launch, ranks)
+        except ScaleproofError as error:
+            return dataclasses.replace(launch, wrong=(*launch.wrong, f"timeline: {error.what}"))
+        perturbed = derive.perturbation(samples, order.window)
+        return dataclasses.replace(launch, budget=budget, perturbation=perturbed)
 
 
 def _deadlines(case: CaseSpec, described: Described) -> Deadlines:

@@ -20,17 +20,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import admission, contrasts, doctor, machine, pilots, verdict
+from harness import admission, contrasts, doctor, machine, pilots, profiles, units, verdict
 from harness.discover import Catalogue
 from harness.errors import ScaleproofError
 from harness.launcher import Launcher, Order, mean_wall_s
 from harness.outcome import Verdict
-from harness.progress import Moment, Progress
+from harness.progress import Progress, moment
 from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord, save
 from harness.resume import unfinished
 from harness.spec import Arm, CaseSpec, Contrast, Plan, Role, Window
 from harness.thresholds import Statistic, Threshold
-from harness.units import rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,7 @@ class Settings:
     budget_s: float | None = None
     more_until_s: float = 330.0
     strict: bool = False
+    timeline: bool = True
     tune_loop_thread: bool = True
     argv: tuple[str, ...] = ()
 
@@ -166,8 +166,9 @@ class Measurer:
                 self._attempt(plan, self._first_blocks)
             while (undecided := self._most_undecided(new)) is not None:
                 self._attempt(undecided, self._block)
-            for plan in new:
-                self._attempt(plan, self._confirm)
+            for stage in (self._profile, self._confirm):
+                for plan in new:
+                    self._attempt(plan, stage)
         except BaseException:
             self.save(complete=False)
             raise
@@ -255,6 +256,9 @@ class Measurer:
             unfit = not verdict.fits(answer, arm.case, self.machine)
             if answer.error or answer.unsupported or unfit or arm.case.strategy in ended:
                 continue
+            if arm.role is Role.ABLATION:
+                right.add(arm.name)  # wrong on purpose; timed only beside the arm it ablates
+                continue
             if arm.case.hash not in gates:
                 gates[arm.case.hash] = self._launch(plan, arm, Purpose.GATE)
             problem = verdict.gate_failure(gates[arm.case.hash])
@@ -326,9 +330,35 @@ class Measurer:
                 ranked.append((len(found), max(widths, default=0.0), plan))
         return max(ranked, key=lambda r: r[:2])[2] if ranked else None
 
+    def _profile(self, plan: Plan, attempt: int = 0) -> None:
+        """Profiled launches: one for each arm's budget, a set for each share that is judged."""
+        if not self.settings.timeline or not self._arms[plan.hash]:
+            return
+        found = verdict.unconfirmed if attempt else verdict.verdicts_of
+        names = {v.contrast for v in found(self._bare(True), plan) if v.rule}
+        judged = [c for c in self._of(plan) if c.name in names]
+        for arm, turn in profiles.missing(self._bare(True), plan, judged, attempt):
+            mean_s = mean_wall_s(self.launches).get(arm.case.hash, 0.0)
+            if not self._in_time(2 * mean_s, self.settings.budget_s):
+                self.progress.note(f"{plan.name}: no timeline, it is over the time budget")
+                return
+            launch = self._launch(
+                plan, arm, Purpose.PROFILE, block=turn // 2, turn=turn, attempt=attempt
+            )
+            if not contrasts.usable(launch):  # what was timed stands all the same
+                why = launch.wrong[0] if launch.wrong else verdict.blame(launch)
+                self.progress.note(f"{arm.case.id}: {why}")
+                break
+        self.save(complete=False)
+
     def _confirm(self, plan: Plan) -> None:
-        """A fresh set of blocks of the arms whose FAIL would be reported."""
-        failing = {v.contrast for v in verdict.unconfirmed(self._bare(True), plan)}
+        """A fresh set of launches of the arms whose FAIL would be reported."""
+        self._profile(plan, attempt=1)
+        failing = {
+            v.contrast
+            for v in verdict.unconfirmed(self._bare(True), plan)
+            if not units.profiled(v.metric)
+        }
         if not failing:
             return
         needed = {a.name for a in plan.only([c for c in self._of(plan) if c.name in failing]).arms}
@@ -401,50 +431,24 @@ class Measurer:
         attempt: int = 0,
     ) -> LaunchRecord:
         """Launch, enter in the record, and keep whoever watches informed."""
-        frozen = self.windows.get(plan.hash, {}).get(arm.name, plan.pilot)
+        frozen = plan.pilot
+        if purpose is Purpose.TIMED:
+            frozen = self.windows.get(plan.hash, {}).get(arm.name, plan.pilot)
         order = Order(
             plan=plan,
             arm=arm,
             purpose=purpose,
-            window=frozen if purpose is Purpose.TIMED else plan.pilot,
+            window=plan.profile if purpose is Purpose.PROFILE else frozen,
             block=block,
             turn=turn,
             attempt=attempt,
         )
-        moment = self._moment(order)
+        left = [(p, self._arms.get(p.hash, p.arms)) for p in self.plans if p.hash not in self._done]
+        now = moment(order, self.launches, self._arms[plan.hash], left, self.elapsed_s)
 
         def on_step(step: int) -> None:
-            self.progress.show(dataclasses.replace(moment, step=step, elapsed_s=self.elapsed_s))
+            self.progress.show(dataclasses.replace(now, step=step, elapsed_s=self.elapsed_s))
 
         launch = self._launcher.launch(order, self.folder, self.described[arm.case.hash], on_step)
         self.launches.append(launch)
         return launch
-
-    def _moment(self, order: Order) -> Moment:
-        """Where the run is as a launch begins."""
-        plan, own = order.plan, self._timed(order.plan)
-        planned = 2 * plan.protocol.min_blocks * len(self._arms[plan.hash])
-        left = None
-        if wall_s := mean_wall_s(self.launches):
-            usual = sum(wall_s.values()) / len(wall_s)
-            left = 0.0
-            for p in (p for p in self.plans if p.hash not in self._done):
-                arms = self._arms.get(p.hash, p.arms)
-                turns = len(self._timed(p)) // max(1, len(arms))
-                missing = max(0, 2 * p.protocol.min_blocks - turns)
-                left += missing * sum(wall_s.get(a.case.hash, usual) for a in arms)
-        last = ""
-        if own and (seen := contrasts.quantity(own[-1], "throughput")) is not None:
-            last = f"{rate(seen)} samples/s"
-        return Moment(
-            plan=plan.name,
-            arm=order.arm.case.id,
-            purpose=order.purpose,
-            launch=len(own) + 1,
-            num_launches=max(planned, len(own) + 1),
-            step=0,
-            num_steps=order.window.steps,
-            elapsed_s=self.elapsed_s,
-            left_s=left,
-            last=last,
-        )

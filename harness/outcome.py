@@ -38,6 +38,7 @@ class Reason(StrEnum):
     PAIRS_SPLIT = "pairs_split"
     NOT_STEADY = "not_steady"
     NOISY_HOST = "noisy_host"
+    PERTURBED = "perturbed"
     DISAGREE = "disagree"
     UNCONFIRMED = "unconfirmed"
     OUT_OF_TIME = "out_of_time"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.record import Purpose
+from harness import contrasts
+from harness.launcher import Order, mean_wall_s
+from harness.record import LaunchRecord, Purpose
+from harness.spec import Arm, Plan
+from harness.units import rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +53,44 @@ class Quiet:
 
     def clear(self) -> None:
         """Nothing."""
+
+
+def moment(
+    order: Order,
+    launches: Sequence[LaunchRecord],
+    arms: Sequence[Arm],
+    waiting: Sequence[tuple[Plan, Sequence[Arm]]],
+    elapsed_s: float,
+) -> Moment:
+    """Where a run is as a launch begins.
+
+    ``arms`` are those of the order's plan that are timed, ``waiting`` all plans not yet done.
+    """
+
+    def timed(plan: Plan) -> list[LaunchRecord]:
+        return [x for x in launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
+
+    own = timed(order.plan)
+    left = None
+    if wall_s := mean_wall_s(launches):
+        usual = sum(wall_s.values()) / len(wall_s)
+        left = 0.0
+        for plan, needed in waiting:
+            turns = len(timed(plan)) // max(1, len(needed))
+            missing = max(0, 2 * plan.protocol.min_blocks - turns)
+            left += missing * sum(wall_s.get(a.case.hash, usual) for a in needed)
+    last = ""
+    if own and (seen := contrasts.quantity(own[-1], "throughput")) is not None:
+        last = f"{rate(seen)} samples/s"
+    return Moment(
+        plan=order.plan.name,
+        arm=order.arm.case.id,
+        purpose=order.purpose,
+        launch=len(own) + 1,
+        num_launches=max(2 * order.plan.protocol.min_blocks * len(arms), len(own) + 1),
+        step=0,
+        num_steps=order.window.steps,
+        elapsed_s=elapsed_s,
+        left_s=left,
+        last=last,
+    )

@@ -45,6 +45,7 @@ class LaunchSpec:
     out: str
     files: Mapping[str, str]
     draw: int
+    profiled: int = 0
     tune_loop_thread: bool = True
     deadlines: Deadlines = Deadlines()
 

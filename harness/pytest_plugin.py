@@ -102,6 +102,7 @@ class Scaling:
                 engine=self.site.engine,
                 budget_s=options.seconds(option(self.config, "time-budget")),
                 strict=option(self.config, "strict"),
+                timeline=not option(self.config, "no-timeline"),
                 argv=("pytest", *map(str, self.config.invocation_params.args)),
             )
             self.measurer = Measurer(self.catalogue, settings, (), live)

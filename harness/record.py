@@ -24,16 +24,18 @@ from pathlib import Path
 import numpy as np
 
 from harness.admission import Finding
+from harness.budget import Budget
 from harness.codec import Json, from_doc, to_doc
 from harness.errors import RecordError
 from harness.machine import Machine
 from harness.nvml import GpuWindow
 from harness.outcome import Verdict
-from harness.spec import Plan, Window
+from harness.ranges import Category
+from harness.spec import Plan, Window, digest
 from harness.steadiness import Steadiness
 from harness.thresholds import Threshold
 
-SCHEMA = 2
+SCHEMA = 3
 TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
 
@@ -45,11 +47,12 @@ class LaunchStatus(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What a launch was for: only ``timed`` launches enter a contrast."""
+    """What a launch was for: only ``timed`` ones are compared, budgets come from ``profile``."""
 
     GATE = "gate"
     PILOT = "pilot"
     TIMED = "timed"
+    PROFILE = "profile"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +140,30 @@ class Issued:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Allocator:
+    """The device allocator's peaks in bytes over the kept window, and how often it had to retry.
+
+    ``reserved_bytes - allocated_bytes`` is what fragmentation and caching hold back.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    inactive_split_bytes: int
+    num_retries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanRow:
+    """One span of a profiled window; ns of the rank's own clock."""
+
+    name: str
+    category: Category
+    payload: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """What one rank measured. Times in s on its own monotonic clock, sizes in bytes.
 
@@ -145,6 +172,9 @@ class RankRecord:
     ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic; so does
     ``busy_s``, the CPU seconds that the cores of ``affinity`` worked for anyone. ``phases_s`` says
     where the rank's time before its first step went.
+
+    Of profiled launches: ``clock_offset_ns`` is this rank's clock less rank 0's, known to
+    ``clock_half_ns``; ``trace_sha256`` is the digest of ``rank<r>.trace.json.gz``.
     """
 
     rank: int
@@ -175,6 +205,10 @@ class RankRecord:
     samples_sha256: str = ""
     busy_s: float | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    allocator: Allocator | None = None
+    clock_offset_ns: int = 0
+    clock_half_ns: int | None = None
+    trace_sha256: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +261,8 @@ class LaunchRecord:
     the number of distinct samples that the world trained on in the kept window, ``losses`` a
     digest of every step's loss. ``wall_s`` is from the command to the last rank's end, ``agent``
     identifies the process that forked the ranks. ``wrong`` lists what the parent found not to be
-    as asked (world, samples, bytes): such a launch is never judged.
+    as asked (world, samples, bytes): such a launch is never judged. A profiled launch has a
+    ``budget``, and in ``perturbation`` the ratio of its profiled steps to its others (medians).
     """
 
     launch: str
@@ -253,6 +288,8 @@ class LaunchRecord:
     attempt: int = 0
     steadiness: Steadiness | None = None
     foreign_load: float | None = None
+    budget: Budget | None = None
+    perturbation: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +324,8 @@ class RunRecord:
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""
+        if launch.purpose is Purpose.PROFILE:
+            return plan.profile
         frozen = self.windows.get(plan.hash, {}).get(launch.arm)
         return frozen if frozen and launch.purpose is Purpose.TIMED else plan.pilot
 
@@ -352,13 +391,23 @@ def upgrade(doc: Json) -> Json:
     """Bring an older document to this layout; newer ones are refused.
 
     ``schema`` keeps its number: verdicts of an older record were judged by the rules of its day,
-    and ``verify`` says so. 1 -> 2: everything new has a default.
+    and ``verify`` says so. 1 -> 2 -> 3: everything new has a default.
     """
     schema = doc.get("schema") if isinstance(doc, dict) else None
     if not isinstance(schema, int) or schema < 1:
         raise ValueError("not a record: no schema number")
     if schema > SCHEMA:
         raise ValueError(f"schema {schema} is newer than this program reads ({SCHEMA}); upgrade it")
+    return _rename_plans(doc) if schema < 3 else doc
+
+
+def _rename_plans(doc: Json) -> Json:
+    """Until schema 2 a plan's hash was of its whole document, also of fields at their default."""
+    new = {digest(p): from_doc(Plan, p, "record.plans").hash for p in doc.get("plans", ())}
+    for kind in ("launches", "verdicts"):
+        doc[kind] = [{**x, "plan": new.get(x["plan"], x["plan"])} for x in doc.get(kind, ())]
+    doc["windows"] = {new.get(k, k): v for k, v in doc.get("windows", {}).items()}
+    doc["out_of_time"] = [new.get(k, k) for k in doc.get("out_of_time", ())]
     return doc
 
 

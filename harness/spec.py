@@ -15,6 +15,8 @@ from functools import cached_property
 
 from harness.codec import Json, to_doc
 
+#: Steps that a profiled launch traces.
+PROFILED = 5
 #: Kinds of baseline that a ratio can refer to.
 BASELINES = ("plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "other")
 
@@ -31,6 +33,13 @@ class Device(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class Data(StrEnum):
+    """Resident: batches lie on the device before the window. Loaded: every step makes its own."""
+
+    RESIDENT = "resident"
+    LOADED = "loaded"
 
 
 class Precision(StrEnum):
@@ -61,6 +70,7 @@ class Role(StrEnum):
 
     SUBJECT = "subject"
     BASELINE = "baseline"
+    ABLATION = "ablation"
     CONTROL = "control"
 
 
@@ -72,6 +82,7 @@ class CaseSpec:
     ``micro_batch`` is samples per rank and forward pass; None = the model's own for its size.
     ``global_batch`` is required in strong mode and derived in weak mode.
     ``first_device`` is the device (or core) of local rank 0, for unequal devices.
+    ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
     ``knobs`` maps "file.knob" to a value that differs from the file's default.
     """
 
@@ -93,6 +104,8 @@ class CaseSpec:
     compressor: str | None = None
     stand_in: frozenset[StandIn] = frozenset()
     first_device: int = 0
+    data: Data = Data.RESIDENT
+    communicate: bool = True
     seed: int = 0
     knobs: Mapping[str, Json] = field(default_factory=dict)
 
@@ -112,8 +125,7 @@ class CaseSpec:
     @cached_property
     def hash(self) -> str:
         """16 hex digits of the sha256 of the series: a new field keeps every old hash."""
-        text = json.dumps(dict(self.series), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest(dict(self.series))
 
     @cached_property
     def family(self) -> str:
@@ -232,10 +244,11 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """How many steps a launch makes, and how many of the first are warm-up."""
+    """Steps of a launch: the first ``cut`` warm up, the last ``profiled`` are traced."""
 
     steps: int
     cut: int
+    profiled: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +273,12 @@ class Protocol:
             )
 
 
+def digest(doc: Json) -> str:
+    """16 hex digits of the sha256 of a document."""
+    text = json.dumps(doc, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Arms measured in the same blocks, and the contrasts that are judged."""
@@ -280,6 +299,12 @@ class Plan:
         """What a pilot runs."""
         return Window(steps=self.protocol.steps, cut=self.protocol.cut)
 
+    @property
+    def profile(self) -> Window:
+        """What a profiled launch runs: as many steps without the profiler as with it, for scale."""
+        cut = self.protocol.cut
+        return Window(steps=cut + 2 * PROFILED + 1, cut=cut, profiled=PROFILED)
+
     def only(self, wanted: Collection[Contrast]) -> Plan:
         """The same plan with these contrasts, and only the arms that they need."""
         names = {c.subject for c in wanted} | {b for c in wanted for b in c.baseline}
@@ -288,6 +313,5 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """Content hash: equal plans are measured once."""
-        text = json.dumps(to_doc(self), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Content hash: equal plans are measured once; a new field keeps every old hash."""
+        return digest(to_doc(self, lean=True))

@@ -39,12 +39,26 @@ METRICS: dict[str, Metric] = {
     "sent_bytes": Metric(quantity="sent_bytes", form=Form.ABSOLUTE, unit="B"),
     "comm_share": Metric(quantity="comm_share", form=Form.ABSOLUTE, unit="1"),
     "exposed_comm_share": Metric(quantity="exposed_comm_share", form=Form.ABSOLUTE, unit="1"),
+    "wait_share": Metric(quantity="wait_share", form=Form.ABSOLUTE, unit="1"),
+    "bubble_share": Metric(quantity="bubble_share", form=Form.ABSOLUTE, unit="1"),
+    "data_share": Metric(quantity="data_share", form=Form.ABSOLUTE, unit="1"),
+    "host_idle_share": Metric(quantity="host_idle_share", form=Form.ABSOLUTE, unit="1"),
+    "stage_imbalance": Metric(quantity="stage_imbalance", form=Form.ABSOLUTE, unit="1"),
+    "communication_cost": Metric(quantity="step_s", form=Form.SAVED, unit="1"),
+    "data_cost": Metric(quantity="step_s", form=Form.SAVED, unit="1"),
     "recovery_s": Metric(quantity="recovery_s", form=Form.ABSOLUTE, unit="s"),
     "caught": Metric(quantity="gate", form=Form.GATE, unit="1"),
 }
 
 #: Quantities that no engine measures yet: rules on them are out of reach, never silently green.
-UNMEASURED = frozenset({"comm_share", "exposed_comm_share", "recovery_s"})
+UNMEASURED = frozenset({"recovery_s"})
+#: Quantities read from the budget of a profiled launch.
+PROFILED = frozenset(
+    {
+        "comm_share", "exposed_comm_share", "wait_share", "bubble_share", "data_share",
+        "host_idle_share", "stage_imbalance",
+    }
+)  # fmt: skip
 
 
 def metric(name: str) -> Metric:
@@ -67,9 +81,14 @@ def measured(name: str) -> bool:
     return not UNMEASURED & set(metric(name).quantity.split("/"))
 
 
+def profiled(name: str) -> bool:
+    """Whether a metric is read from profiled launches."""
+    return bool(PROFILED & set(metric(name).quantity.split("/")))
+
+
 def timed(name: str) -> bool:
     """Whether a metric is made of times, which a noisy host or a drift can spoil; bytes are not."""
-    times = {"throughput", "step_s", "median_step_s"}
+    times = {"throughput", "step_s", "median_step_s"} | PROFILED
     return bool(times & set(metric(name).quantity.split("/")))
 
 

@@ -18,6 +18,7 @@ from harness.contrasts import gates, pairs, timed
 from harness.judge import ALPHA, Estimate, Judged, judge, lag1, worst
 from harness.machine import Machine
 from harness.outcome import Reason, Status, Verdict
+from harness.profiles import PERTURBED
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RunRecord
 from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 from harness.stats import median
@@ -133,6 +134,9 @@ def _find(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None
         return _Found(status=stopped[0], reason=stopped[1], detail=stopped[2])
     statistic = rule.statistic if rule else Statistic.MEAN
     first = pairs(run, plan, contrast, statistic)
+    if not first.values and units.profiled(contrast.metric):
+        why = "no profiled launch was made (--no-timeline, or over the time budget)"
+        return _Found(status=Status.INCONCLUSIVE, reason=Reason.OUT_OF_TIME, detail=why)
     if not first.values:
         status, reason = _unmeasured(run, plan)
         return _Found(status=status, reason=reason, detail="no pair of launches was measured")
@@ -177,6 +181,8 @@ def _doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Reason, str]
     """Why neither PASS nor FAIL may stand: a noisy host, or launches that were not steady."""
     if not units.timed(contrast.metric):
         return None
+    if units.profiled(contrast.metric) and (why := _perturbed(run, plan, contrast)) is not None:
+        return Reason.PERTURBED, why
     bad = [f for f in run.admission if f.level is Level.BAD]
     if bad:
         advice = f" ({bad[0].advice})" if bad[0].advice else ""
@@ -209,6 +215,18 @@ def _doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Reason, str]
             why = f"{plan.arm(name).case.id} is not steady: {drift:+.1%} in every launch"
             return Reason.NOT_STEADY, why
     return None
+
+
+def _perturbed(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
+    """Why the profiler changed what it looked at too much for its shares to be judged, if so."""
+    own = timed(run, plan, None, Purpose.PROFILE)
+    found = [x.perturbation for x in own if x.arm == contrast.subject and x.perturbation]
+    if not found or median(found) <= PERTURBED:
+        return None
+    return (
+        f"profiled steps take {median(found):.2f}x as long as others (limit {PERTURBED}):"
+        " use longer steps (a larger model or batch), or judge communication_cost"
+    )
 
 
 def _impossible(run: RunRecord, plan: Plan, contrast: Contrast, e: Estimate) -> str | None:
@@ -273,6 +291,8 @@ def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None
         gate = checked.get(arm.case.hash)
         if arm.role is Role.CONTROL:
             return _control(gate)
+        if arm.role is Role.ABLATION:
+            continue  # wrong on purpose
         if gate is None and (lower := _stopped_at(run, plan, arm.case, checked)) is not None:
             why = f"{arm.case.id} was not launched: the climb stopped at {lower}"
             return Status.SKIP, Reason.CLIMB_STOPPED, why
@@ -299,7 +319,8 @@ def _launches(run: RunRecord, plan: Plan, contrast: Contrast) -> list[LaunchReco
     names = {contrast.subject, *contrast.baseline}
     cases = {plan.arm(n).case.hash for n in names}
     pilots = [x for x in run.launches if x.purpose is Purpose.PILOT and x.case in cases]
-    return [*pilots, *(x for x in timed(run, plan, None) if x.arm in names)]
+    own = timed(run, plan, None, contrasts.purpose_of(contrast.metric))
+    return [*pilots, *(x for x in own if x.arm in names)]
 
 
 def _stopped_at(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,16 @@ from pathlib import Path
 from harness import contrasts, derive, pilots, verdict
 from harness.codec import Json, to_doc
 from harness.errors import RecordError
-from harness.record import SCHEMA, LaunchStatus, Purpose, RunRecord, load_samples
+from harness.record import (
+    SCHEMA,
+    LaunchRecord,
+    LaunchStatus,
+    Purpose,
+    RunRecord,
+    load_samples,
+)
 from harness.thresholds import Threshold
+from harness.timeline.launch import budget_of, trace_path
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9
@@ -58,6 +67,10 @@ def verify(run: RunRecord, folder: Path) -> Verification:
                 continue  # not measured yet in its day
             if not same(to_doc(value), to_doc(recorded)):
                 differences.append(f"{launch.launch}: {name} is {recorded}, samples say {value}")
+        if launch.purpose is Purpose.PROFILE:
+            differences += _budget(launch, folder)
+            if not same(derive.perturbation(samples, plan.profile), launch.perturbation):
+                differences.append(f"{launch.launch}: perturbation differs")
         for rank, own in zip(launch.ranks, samples, strict=True):
             if not same(derive.window_s(own, cut), rank.window_s):
                 differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
@@ -100,6 +113,22 @@ def same(a: Json, b: Json) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
+
+
+def _budget(launch: LaunchRecord, folder: Path) -> list[str]:
+    """Whether the traces are those that were recorded, and say the same again."""
+    for rank in launch.ranks:
+        path = trace_path(folder, launch.launch, rank.rank)
+        try:
+            raw = path.read_bytes()
+        except OSError:
+            return [f"{launch.launch}: the trace of rank {rank.rank} is missing ({path})"]
+        if hashlib.sha256(raw).hexdigest() != rank.trace_sha256:
+            return [f"{launch.launch}: the trace of rank {rank.rank} was changed after its writing"]
+    again = budget_of(folder, launch.launch, launch.ranks)
+    return (
+        [] if same(to_doc(again), to_doc(launch.budget)) else [f"{launch.launch}: budget differs"]
+    )
 
 
 def _windows(run: RunRecord, folder: Path) -> list[str]:

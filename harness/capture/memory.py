@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from harness.record import Allocator
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -52,3 +54,15 @@ class Memory:
             if line.startswith("VmHWM"):
                 return max(0, int(line.split()[1]) * 1024 - self._base)
         return None
+
+    def allocator(self) -> Allocator | None:
+        """The device allocator's peaks since ``settle``; None on CPU, which has none."""
+        if self.device.type != "cuda":
+            return None
+        stats = torch.cuda.memory_stats(self.device)
+        return Allocator(
+            allocated_bytes=stats["allocated_bytes.all.peak"],
+            reserved_bytes=stats["reserved_bytes.all.peak"],
+            inactive_split_bytes=stats["inactive_split_bytes.all.peak"],
+            num_retries=stats["num_alloc_retries"],
+        )

@@ -1,25 +1,97 @@
-"""``span``: a named range in the NVTX domain ``scaleproof``, so that ``nsys`` shows the phases.
+"""``span``: one named range, seen wherever anyone looks.
 
-Without a profiler attached, NVTX is a no-op of about a microsecond.
+It is an NVTX range in the domain ``scaleproof`` (Nsight Systems shows it), a range in the trace
+while a profiler runs, and a row in our own log while one is kept. Without any of these it costs
+about a microsecond.
 """
 
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterable
 
 import nvtx
+import torch
 
-_COLORS = {"step": "green", "optimizer": "purple", "gate": "yellow"}
+from harness.ranges import DOMAIN, Category, label
+from harness.record import SpanRow
+
+_COLORS = {
+    Category.STEP: "green",
+    Category.COMPUTE: "blue",
+    Category.COMMUNICATION: "red",
+    Category.DATA: "orange",
+    Category.OPTIMIZER: "purple",
+    Category.GATE: "yellow",
+}
+_domain = nvtx.get_domain(DOMAIN)
+
+
+class Span:
+    """A range that can be entered again and again, also within itself."""
+
+    def __init__(self, name: str, category: Category) -> None:
+        self.name, self.category, self.label = name, category, label(name, category)
+        self.attributes = _domain.get_event_attributes(
+            message=name, color=_COLORS[category], category=str(category), payload=0
+        )
+        self.payload = 0
+        self._open: list[tuple[object, int, int]] = []
+
+    def __enter__(self) -> None:
+        if self.attributes is not None:  # None: no tool listens
+            self.attributes.payload = self.payload
+        _domain.push_range(self.attributes)
+        if _log.profiling:
+            traced = torch._C._profiler._RecordFunctionFast(self.label, [self.payload])
+            traced.__enter__()
+            self._open.append((traced, self.payload, time.time_ns()))
+
+    def __exit__(self, *error: object) -> None:
+        if self._open:
+            traced, payload, began = self._open.pop()
+            _log.rows.append(
+                SpanRow(
+                    name=self.name, category=self.category, payload=payload,
+                    start_ns=began, end_ns=time.time_ns(),
+                )
+            )  # fmt: skip
+            traced.__exit__(None, None, None)  # type: ignore[attr-defined]
+        _domain.pop_range()
+
+
+class _Log:
+    """What the spans of this process leave behind while a profiler runs."""
+
+    def __init__(self) -> None:
+        self.profiling = False
+        self.rows: list[SpanRow] = []
+
+
+_log = _Log()
 
 
 @functools.cache
-def span(name: str, category: str = "step") -> AbstractContextManager[object]:
-    """A range called ``name`` of a category (step, optimizer, gate).
+def _made(name: str, category: Category) -> Span:
+    return Span(name, category)
 
-    Made once for each name, so keep names few: a new one costs ten times as much as a known one.
+
+def span(name: str, category: Category = Category.STEP, payload: int = 0) -> Span:
+    """A range called ``name``; ``payload`` is the step or the micro-batch.
+
+    Made once for each name, so keep names few and put what counts up into the payload.
     """
-    found: AbstractContextManager[object] = nvtx.annotate(
-        message=name, color=_COLORS.get(category, "white"), domain="scaleproof", category=category
-    )
+    found = _made(name, category)
+    found.payload = payload
     return found
+
+
+def profile(on: bool) -> None:
+    """Whether spans are logged, and entered in the profiler's trace, from now on."""
+    _log.profiling = on
+
+
+def logged() -> Iterable[SpanRow]:
+    """What was logged so far."""
+    return tuple(_log.rows)

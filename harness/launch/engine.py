@@ -43,5 +43,6 @@ def make(entry: Entry) -> Engine:
 RANK_ENV: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",  # a forking agent may have one thread only
     "RES_OPTIONS": "timeout:1 attempts:1",  # TCPStore asks DNS; a lost reply costs 5 s
+    "KINETO_LOG_LEVEL": "5",  # kineto writes to stderr when a profiler starts
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # is_available() without a CUDA context
 }

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.capture.spans import span
 from harness.codec import Json
 from harness.record import Expected, ModelFacts, WhatRan
 from harness.spec import Batching, CaseSpec
@@ -65,7 +66,8 @@ def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
     hook = ctx.compressor.build(ctx, knobs_of(ctx.case, ctx.compressor))
 
     def comm_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        return hook(bucket)  # type: ignore[no-any-return]
+        with span("bucket", payload=bucket.index()):
+            return hook(bucket)  # type: ignore[no-any-return]
 
     # DDP compares these objects, and annotations are strings here.
     future = torch.futures.Future[torch.Tensor]

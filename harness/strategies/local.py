@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.capture.spans import span
+from harness.ranges import Category
 from harness.record import ModelFacts, WhatRan
 from harness.worker.context import RankContext
 from harness.worker.data import Batch
@@ -44,12 +45,12 @@ class LocalTrainer:
         parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
         for i, (inputs, targets) in enumerate(parts):
             self.synchronise(i == len(parts) - 1)
-            with span("forward"), ctx.autocast():
+            with span("forward", payload=i), ctx.autocast():
                 loss = ctx.loss(self.module(inputs), targets) / len(parts)
-            with span("backward"):
+            with span("backward", payload=i):
                 loss.backward()
             total += loss.detach()
-        with span("optimizer", "optimizer"):
+        with span("optimizer", Category.OPTIMIZER):
             self.optimizer.step()
         return total
 

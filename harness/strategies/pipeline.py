@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from harness.capture.spans import span
+from harness.ranges import Category
 from harness.record import Expected, ModelFacts, WhatRan
 from harness.spec import Batching, CaseSpec, Precision
 from harness.strategies.local import element_bytes, observe_dtype, training_bytes
@@ -99,6 +101,16 @@ def _first_input(model: nn.Sequential, facts: ModelFacts, samples: int) -> Tenso
     )
 
 
+def _spanned(part: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A span around every micro-batch of this stage: 1F1B says nothing of them by itself."""
+
+    def one_chunk(chunk: int, *args: Any, **more: Any) -> Any:
+        with span(part, payload=chunk):
+            return run(chunk, *args, **more)
+
+    return one_chunk
+
+
 class PipelineTrainer:
     """One stage of the model on this rank."""
 
@@ -108,6 +120,8 @@ class PipelineTrainer:
         self.blocks = nn.Sequential(OrderedDict((n, model.get_submodule(n)) for n in names))
         knob = ctx.case.knob
         stage = PipelineStage(self.blocks, ctx.rank, ctx.world_size, ctx.device)
+        for part in ("forward", "backward"):
+            setattr(stage, f"{part}_one_chunk", _spanned(part, getattr(stage, f"{part}_one_chunk")))
         kind = SCHEDULES[knob("pipeline.schedule", KNOBS["schedule"])]
         self.stage = stage
         self.schedule = kind(
@@ -130,7 +144,7 @@ class PipelineTrainer:
                 self.schedule.step(*inputs, target=batch.targets, losses=losses)
             else:
                 self.schedule.step(*inputs)
-        with span("optimizer", "optimizer"):
+        with span("optimizer", Category.OPTIMIZER):
             self.optimizer.step()
         return torch.stack(losses).mean().detach() if last else None
 

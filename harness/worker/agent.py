@@ -326,8 +326,9 @@ def preload() -> None:
     parameter: Any = torch.nn.Parameter(torch.empty(0))
     torch.optim.AdamW([parameter])
     torch.optim.SGD([parameter], lr=0.1)
-    with contextlib.suppress(ImportError):  # not in every supported torch
-        importlib.import_module("torch.profiler._cupti_monitor")
+    for name in ("torch.profiler._cupti_monitor", "torch.testing._internal.distributed.fake_pg"):
+        with contextlib.suppress(ImportError):  # not in every supported torch
+            importlib.import_module(name)
 
 
 def main(argv: list[str]) -> None:

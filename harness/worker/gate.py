@@ -21,6 +21,7 @@ from torch import Tensor
 from harness.capture import issued, sockets
 from harness.capture.spans import span
 from harness.codec import Json
+from harness.ranges import Category
 from harness.record import Check, Expected, Issued
 from harness.spec import CaseSpec, Optimizer, Precision
 from harness.strategies.compressed import knobs_of
@@ -108,7 +109,7 @@ def _train(
         ]
         meet(ctx)
         position, before = issued.mark(case.backend), sockets.read()
-        with span(f"gate {name}", "gate"):
+        with span(f"gate {name}", Category.GATE):
             loss = trainer.step(make_batch(loaded, case, own, ctx.device))
         counted = issued.since(position, case.backend)
         meet(ctx)  # everything sent is acknowledged

@@ -26,15 +26,18 @@ import torch.distributed as dist
 
 from harness.beat import Beats, Phase
 from harness.capture import issued, threads
+from harness.capture.clock import Clock
 from harness.capture.memory import Memory
+from harness.capture.profiler import Profiler
 from harness.codec import to_doc
 from harness.protocol import LaunchSpec, RankError
-from harness.record import Purpose, RankRecord, WhatRan, write_text
-from harness.spec import CaseSpec, Device
+from harness.record import Purpose, RankRecord, write_text
+from harness.spec import CaseSpec, Device, Window
 from harness.worker import gate
-from harness.worker.context import Loaded, RankContext, build_model, load, make_batch
-from harness.worker.data import Batch, Sampler
+from harness.worker.context import Loaded, RankContext, Trainer, build_model, load
 from harness.worker.describe import case_batching
+from harness.worker.feed import make_feed
+from harness.worker.meeting import meeting
 from harness.worker.window import Timed, measure
 
 #: Texts by which a rank only reports that another one is gone.
@@ -49,9 +52,6 @@ PEER_ERRORS = (
     "remote process exited",
     "Connection was closed",
 )
-
-#: Bytes of pre-generated batches at most; beyond, the first ones are used again.
-BATCH_POOL_BYTES = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,26 +130,26 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     device = _device(case, place)
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32, in matmuls and convolutions
-    if is_gate:
-        issued.enable()
-        if device.type == "cuda":
-            torch.use_deterministic_algorithms(True, warn_only=True)
+    issued.enable()
+    if is_gate and device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
     loaded = load(spec.files)
     lap("files")
     beats.write(place.rank, Phase.GROUP)
     seconds = spec.deadlines.collective_s
     store, earlier = place.store(), threads.running()
     dist.init_process_group(
-        case.backend,
+        case.backend if case.communicate else "fake",
         store=store,
         rank=place.rank,
         world_size=place.world_size,
         timeout=timedelta(seconds=seconds),
-        device_id=device if case.backend == "nccl" else None,
+        device_id=device if case.backend == "nccl" and case.communicate else None,
     )
     lap("process group")
     if place.world_size > 1:
         dist.all_reduce(torch.zeros(1, device=device))
+    meet = meeting(store, place.world_size, case.communicate)
     lap("first collective")
     tune = spec.tune_loop_thread and case.backend == "gloo"
     tuned = threads.tune_loop_thread(earlier) if tune else 0
@@ -167,18 +167,19 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
             compressor=loaded.compressor,
         )
 
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = dict(planted_s=None)
     timed: Timed | None = None
+    trainer: Trainer
     if is_gate:
         beats.write(place.rank, Phase.GATE)
         checks, counted, trainer = gate.run_gate(
             loaded, spec.twin, context, lambda: beats.write(place.rank, Phase.GATE)
         )
         more, norm = gate.full_size(loaded, case, context(case))
-        result = dict(checks=(*checks, *more), issued=counted, grad_norm=norm)
+        result |= dict(checks=(*checks, *more), issued=counted, grad_norm=norm)
     else:
-        timed, trainer, planted = _timed(spec, loaded, context(case), place, beats, memory, lap)
-        result = dict(planted_s=planted)
+        ctx = context(case)
+        timed, trainer, result = _timed(spec, loaded, ctx, beats, memory, lap, meet)
     arrays = None if timed is None else timed.samples
     digest = _write_samples(out / f"rank{place.rank}.npz", arrays)
     finite = [] if arrays is None else [v for v in arrays.loss.tolist() if not math.isnan(v)]
@@ -207,23 +208,16 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
             sorted(m for m in set(sys.modules) - before if m.startswith("torch"))
         ),
         clock_misses=0 if timed is None else timed.misses,
-        planted_s=result.pop("planted_s", None),
-        ran=_ran(trainer),
+        ran=trainer.ran(),
+        allocator=memory.allocator(),
         samples_sha256=digest,
         busy_s=None if timed is None else timed.busy_s,
         phases_s=lap.seconds,
         **result,
     )
     write_text(out / f"rank{place.rank}.json", json.dumps(to_doc(record)))
-    if place.world_size > 1:
-        dist.barrier()  # rank 0 hosts the store: nobody may lose it early
+    meet()  # rank 0 hosts the store: nobody may lose it early
     beats.write(place.rank, Phase.DONE)
-
-
-def _ran(trainer: Any) -> WhatRan:
-    ran = trainer.ran()
-    assert isinstance(ran, WhatRan)
-    return ran
 
 
 def _device(case: CaseSpec, place: Place) -> torch.device:
@@ -242,42 +236,44 @@ def _timed(
     spec: LaunchSpec,
     loaded: Loaded,
     ctx: RankContext,
-    place: Place,
     beats: Beats,
     memory: Memory,
     lap: Laps,
-) -> tuple[Timed, Any, float | None]:
-    """Build, generate the batches, measure."""
+    meet: Callable[[], None],
+) -> tuple[Timed, Trainer, dict[str, Any]]:
+    """Build, prepare the batches, measure; and what else a rank's record holds of it."""
     case = ctx.case
     with ctx.device:
         model = build_model(loaded, case, case.seed)
     trainer = loaded.strategy.build(model, ctx)
     lap("model")
-    sampler = Sampler(ctx.batching, steps_per_epoch=max(64, spec.steps), seed=case.seed)
-    shard = place.rank % ctx.batching.shards
-    batches: list[Batch] = []
-    pool = 0
-    for step in range(spec.steps):
-        if pool < BATCH_POOL_BYTES:
-            fresh = make_batch(loaded, case, sampler.ids(step, shard), ctx.device)
-            pool += fresh.inputs.nbytes + fresh.targets.nbytes
-            known = len(batches) + 1
-            batches.append(fresh)
-        else:  # content used again under new ids: the samples are consumed all the same
-            batches.append(dataclasses.replace(batches[step % known], ids=sampler.ids(step, shard)))
+    feed = make_feed(loaded, ctx, spec.steps)
     period = getattr(loaded.model, "period_s", None)
     period_s = None if period is None else period(loaded.size(case), case, spec.draw)
+    window = Window(steps=spec.steps, cut=spec.cut, profiled=spec.profiled)
     lap("data")
+    profiler = clock = None
+    if spec.profiled:
+        profiler, clock = Profiler(spec.steps, spec.profiled, ctx.device), Clock()
+        clock.handshake()
     timed = measure(
         trainer,
-        batches,
+        feed,
+        window,
         ctx=ctx,
-        cut=spec.cut,
         memory=memory,
-        beat=lambda phase, step: beats.write(place.rank, phase, step),
+        beat=lambda phase, step: beats.write(ctx.rank, phase, step),
+        meet=meet,
         period_s=period_s,
+        profiler=profiler,
     )
-    return timed, trainer, period_s
+    more: dict[str, Any] = dict(planted_s=period_s)
+    if profiler is not None and clock is not None:
+        profiler.stop()
+        clock.handshake()
+        more["trace_sha256"] = profiler.export(Path(spec.out), ctx.rank)
+        more |= dict(clock_offset_ns=clock.offset_ns, clock_half_ns=clock.half_width_ns)
+    return timed, trainer, more
 
 
 def _write_samples(path: Path, samples: Any) -> str:

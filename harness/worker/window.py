@@ -11,19 +11,25 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from harness import machine
 from harness.beat import Phase
 from harness.capture import sockets
 from harness.capture.memory import Memory
+from harness.capture.profiler import Profiler
 from harness.capture.spans import span
+from harness.ranges import Category
 from harness.record import Samples
+from harness.spec import Window
 from harness.worker.context import RankContext, Trainer
 from harness.worker.data import Batch
+
+#: The batch of a step, of this rank.
+Feed: TypeAlias = Callable[[int], Batch]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,7 @@ class StepLog:
         self.marks_s = np.zeros(steps + 1)
         self.rss_bytes = np.zeros(steps, dtype=np.int64)
         self.losses: list[torch.Tensor | None] = []
+        self.sample_ids: list[torch.Tensor] = []
         self.events = (
             [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)] if cuda else []
         )
@@ -70,10 +77,13 @@ class StepLog:
         if self.events:
             self.events[0].record()
 
-    def run(self, i: int, batch: Batch, phase: Phase) -> None:
+    def run(self, i: int, feed: Feed, phase: Phase) -> None:
         """Step i."""
         self.beat(phase, i)
-        with span("step"):
+        with span("step", payload=i):
+            with span("batch", Category.DATA, i):
+                batch = feed(i)
+            self.sample_ids.append(batch.ids)
             self.losses.append(self.trainer.step(batch))
         if self.period_s is not None:
             left = self.marks_s[0] + (i + 1) * self.period_s - time.perf_counter()
@@ -86,7 +96,7 @@ class StepLog:
             self.events[i + 1].record()
         self.marks_s[i + 1] = time.perf_counter()
 
-    def samples(self, batches: list[Batch]) -> Samples:
+    def samples(self) -> Samples:
         """What was noted; on CUDA the steps' times are the device's own."""
         values = [float("nan") if loss is None else float(loss) for loss in self.losses]
         step_s = np.diff(self.marks_s)
@@ -96,7 +106,7 @@ class StepLog:
         return Samples(
             marks_s=self.marks_s - self.marks_s[0],
             loss=np.array(values),
-            sample_ids=np.stack([b.ids.cpu().numpy() for b in batches]),
+            sample_ids=np.stack([ids.cpu().numpy() for ids in self.sample_ids]),
             rss_bytes=self.rss_bytes,
             step_s=step_s,
         )
@@ -104,17 +114,19 @@ class StepLog:
 
 def measure(
     trainer: Trainer,
-    batches: list[Batch],
+    feed: Feed,
+    window: Window,
     *,
     ctx: RankContext,
-    cut: int,
     memory: Memory,
     beat: Callable[[Phase, int], None],
+    meet: Callable[[], None],
     period_s: float | None,
+    profiler: Profiler | None = None,
 ) -> Timed:
-    """Run all batches: one barrier before the first, none between them."""
+    """Run the window's steps: all ranks meet before the first, and not between them."""
     cuda = ctx.device.type == "cuda"
-    steps = len(batches)
+    steps, cut = window.steps, window.cut
     log = StepLog(trainer, steps, memory=memory, beat=beat, period_s=period_s, cuda=cuda)
     cpu_before, wire_before = 0.0, None
     cores, busy_before = os.sched_getaffinity(0), None
@@ -124,31 +136,31 @@ def measure(
             torch.cuda.synchronize(ctx.device)
 
     settle()
-    if ctx.world_size > 1:
-        dist.barrier()
+    meet()
     log.start()
-    for i, batch in enumerate(batches):
+    for i in range(steps):
         if i == cut:
             settle()
             memory.settle()
             busy_before = machine.busy_s(cores)
             wire_before, cpu_before = sockets.read(), time.process_time()
             log.marks_s[i] = time.perf_counter() if i else log.marks_s[0]
-        log.run(i, batch, Phase.WARMUP if i < cut else Phase.STEADY)
+        log.run(i, feed, Phase.WARMUP if i < cut else Phase.STEADY)
+        if profiler is not None:
+            profiler.step()
     settle()
     log.marks_s[steps] = end = time.perf_counter()
     cpu_s = time.process_time() - cpu_before
     busy_after = machine.busy_s(cores)
-    if ctx.world_size > 1:
-        dist.barrier()  # everything sent is acknowledged before the sockets are read
+    meet()  # everything sent is acknowledged before the sockets are read
     wire_after = sockets.read()
     beat(Phase.FINISH, steps)
-    counted = ctx.world_size > 1 and ctx.case.backend == "gloo"
+    counted = ctx.world_size > 1 and ctx.case.backend == "gloo" and ctx.case.communicate
     wire = None
     if counted and wire_before is not None and wire_after is not None:
         wire = wire_after.since(wire_before)
     return Timed(
-        samples=log.samples(batches),
+        samples=log.samples(),
         window_s=float(end - log.marks_s[cut]),
         cpu_s=cpu_s,
         busy_s=None if busy_before is None or busy_after is None else busy_after - busy_before,

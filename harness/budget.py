@@ -1,0 +1,141 @@
+"""The budget of a step: every nanosecond in exactly one term, for each rank and step.
+
+    compute, exposed move, wait, bubble, exposed transfer, data, launch, host idle, other
+
+Each term takes only what those before it left, so they add up to the step exactly. Communication
+that compute hides is in no term: it costs nothing. ``harness.timeline`` makes budgets of traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Term(StrEnum):
+    """Where a step's time goes.
+
+    ``wait``: exposed communication before the last rank had come. ``bubble``: the same of a send
+    or recv. ``exposed_comm``: undivided, where the other ranks' traces are not there to divide it.
+    """
+
+    COMPUTE = "compute"
+    MOVE = "exposed_move"
+    WAIT = "wait"
+    BUBBLE = "bubble"
+    TRANSFER = "exposed_transfer"
+    UNDIVIDED = "exposed_comm"
+    DATA = "data"
+    LAUNCH = "launch"
+    IDLE = "host_idle"
+    OTHER = "other"
+
+
+#: Terms that are exposed communication.
+EXPOSED = (Term.WAIT, Term.BUBBLE, Term.TRANSFER, Term.UNDIVIDED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankBudget:
+    """One rank's steps: ns of each term in each step; every step's terms sum to ``step_ns``.
+
+    ``comm_ns`` is all communication, hidden or not. ``wait_free_ns`` estimates wait + bubble
+    without any clock: a communication's duration over the shortest among its ranks.
+    """
+
+    rank: int
+    step_ns: tuple[int, ...]
+    terms: Mapping[str, tuple[int, ...]]
+    comm_ns: tuple[int, ...]
+    wait_free_ns: tuple[int, ...] | None
+
+    def mean_ns(self, *terms: Term) -> float:
+        """Of these terms together, in a mean step."""
+        return sum(sum(self.terms.get(t, ())) for t in terms) / len(self.step_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """Whom the others waited for, and what it was at.
+
+    ``waited_ns`` is per step, over all that waited, ``share`` its part of all waiting. ``term`` is
+    where that rank's step exceeds the median of the others' most, by ``excess_ns``.
+    """
+
+    rank: int
+    waited_ns: int
+    share: float
+    term: Term | None
+    excess_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """An operator or kernel by name: ns of its own, without what it calls, in a mean step."""
+
+    name: str
+    self_ns: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """All ranks of one profiled window.
+
+    ``clock_ns`` bounds the error of comparing the ranks' clocks; None for one rank. ``unsure`` says
+    what these traces cannot tell. ``operators`` are those that took longest, the longest first.
+    """
+
+    device: str
+    ranks: tuple[RankBudget, ...]
+    clock_ns: int | None
+    blame: Blame | None
+    unsure: tuple[str, ...] = ()
+    operators: tuple[Operator, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Steps in the window."""
+        return len(self.ranks[0].step_ns)
+
+    @property
+    def step_ns(self) -> float:
+        """A mean step, over ranks."""
+        return sum(sum(r.step_ns) for r in self.ranks) / len(self.ranks) / self.steps
+
+    def mean_ns(self, *terms: Term) -> float:
+        """Of these terms together, in a mean step of a mean rank."""
+        return sum(r.mean_ns(*terms) for r in self.ranks) / len(self.ranks)
+
+    def total_ns(self, term: Term) -> int:
+        """Over all ranks and steps: exact."""
+        return sum(sum(r.terms.get(term, ())) for r in self.ranks)
+
+    @property
+    def exposed_share(self) -> float:
+        """Communication that nothing hides, over the step."""
+        return self.mean_ns(*EXPOSED) / self.step_ns
+
+    @property
+    def comm_share(self) -> float:
+        """All communication over the step."""
+        every = sum(sum(r.comm_ns) for r in self.ranks) / len(self.ranks) / self.steps
+        return every / self.step_ns
+
+    @property
+    def imbalance(self) -> float:
+        """The busiest rank's compute over the mean rank's: 1 is balanced."""
+        found = [r.mean_ns(Term.COMPUTE) for r in self.ranks]
+        mean = sum(found) / len(found)
+        return max(found) / mean if mean else 1.0
+
+    @property
+    def load_balance(self) -> float:
+        """POP: mean compute / longest compute."""
+        return 1 / self.imbalance
+
+    @property
+    def communication_efficiency(self) -> float:
+        """POP: longest compute / runtime."""
+        return max(r.mean_ns(Term.COMPUTE) for r in self.ranks) / self.step_ns

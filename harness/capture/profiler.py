@@ -1,0 +1,54 @@
+"""The profiled part of a window: torch.profiler over its last steps, our spans beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from harness.capture import spans
+from harness.codec import to_doc
+from harness.record import write_text
+
+
+class Profiler:
+    """Profiles the last ``active`` of ``steps`` steps, after one that only warms it up."""
+
+    def __init__(self, steps: int, active: int, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._first, self._done = steps - active, 0
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
+        self._profile = profile(
+            activities=activities,
+            schedule=schedule(wait=self._first - 1, warmup=1, active=active),
+            record_shapes=True,
+            profile_memory=self._cuda,
+            on_trace_ready=lambda _: spans.profile(False),
+        )
+        if self._cuda:
+            torch.cuda.memory._record_memory_history(max_entries=100_000)
+        self._profile.start()
+
+    def step(self) -> None:
+        """A step has ended."""
+        self._done += 1
+        self._profile.step()
+        if self._done == self._first:
+            spans.profile(True)
+
+    def stop(self) -> None:
+        """After the last step."""
+        self._profile.stop()
+
+    def export(self, out: Path, rank: int) -> str:
+        """Leave trace, spans and on CUDA the allocator's history in ``out``; the trace's sha256."""
+        trace = out / f"rank{rank}.trace.json.gz"
+        self._profile.export_chrome_trace(str(trace))
+        write_text(out / f"rank{rank}.spans.json", json.dumps(to_doc(tuple(spans.logged()))))
+        if self._cuda:
+            torch.cuda.memory._dump_snapshot(str(out / f"rank{rank}.memory.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
+        return hashlib.sha256(trace.read_bytes()).hexdigest()

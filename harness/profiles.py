@@ -1,0 +1,38 @@
+"""Which profiled launches a plan wants: one for each rung, more where a rule bounds a share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from harness import contrasts, units
+from harness.record import LaunchStatus, Purpose, RunRecord
+from harness.spec import Arm, Contrast, Plan, Role
+
+#: Profiled steps longer than this by factor are another program's: no attribution.
+PERTURBED = 1.05
+
+
+def missing(
+    run: RunRecord, plan: Plan, judged: Collection[Contrast], attempt: int = 0
+) -> list[tuple[Arm, int]]:
+    """(arm, turn) of every profiled launch still to be made.
+
+    ``judged`` are contrasts that a rule looks at: a launch is the unit of replication here too, so
+    their subjects get as many as a contrast has pairs. A case that an earlier plan has profiled
+    is not profiled again for the sake of its budget alone.
+    """
+    subjects = {c.subject for c in judged if units.profiled(c.metric)}
+    out = []
+    for arm in plan.arms:
+        if arm.role in (Role.ABLATION, Role.CONTROL):
+            continue
+        own = [x for x in run.launches if x.purpose is Purpose.PROFILE and x.case == arm.case.hash]
+        if any(x.status is not LaunchStatus.OK for x in own):
+            continue
+        wanted = 2 * plan.protocol.min_blocks if arm.name in subjects else 1 - attempt
+        if arm.name in subjects:
+            own = [x for x in own if x.plan == plan.hash and x.attempt == attempt]
+        timed = [x for x in contrasts.timed(run, plan) if x.arm == arm.name]
+        if timed and all(contrasts.usable(x) for x in timed):
+            out += [(arm, turn) for turn in range(len(own), wanted)]
+    return out

@@ -1,0 +1,30 @@
+"""How a span is labelled wherever it is seen: in NVTX, in a profiler's trace, in our own log."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+DOMAIN = "scaleproof"
+
+
+class Category(StrEnum):
+    """What a span's time is to the budget; step, optimizer and gate only give structure."""
+
+    STEP = "step"
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    DATA = "data"
+    OPTIMIZER = "optimizer"
+    GATE = "gate"
+
+
+def label(name: str, category: Category) -> str:
+    """``scaleproof.data.batch``: the name of a span's range in a trace."""
+    return f"{DOMAIN}.{category}.{name}"
+
+
+def category_of(label: str) -> Category | None:
+    """The category of a range in a trace; None if it is none of ours."""
+    domain, _, rest = label.partition(".")
+    known = rest.partition(".")[0]
+    return Category(known) if domain == DOMAIN and known in set(Category) else None

@@ -1,0 +1,233 @@
+"""Budgets for people: one row a rung, what was lost, whom it waited for, what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from harness import contrasts
+from harness.budget import EXPOSED, Budget, Term
+from harness.profiles import PERTURBED
+from harness.record import LaunchRecord, RunRecord
+from harness.report.text import Column, rule, table, wrap
+from harness.spec import Arm, Plan
+from harness.stats import median
+from harness.timeline.advice import advice
+from harness.timeline.losses import Losses, losses
+from harness.timeline.tallies import Range
+
+_TERMS = {
+    Term.COMPUTE: "compute",
+    Term.MOVE: "copies",
+    Term.TRANSFER: "transfer",
+    Term.WAIT: "wait",
+    Term.BUBBLE: "bubble",
+    Term.UNDIVIDED: "comm",
+    Term.DATA: "data",
+    Term.LAUNCH: "launch",
+    Term.IDLE: "idle",
+    Term.OTHER: "queued",
+}
+#: Columns of what compute does not hide.
+_EXPOSED = (*EXPOSED, Term.MOVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One profiled rung of a ladder and its baseline."""
+
+    plan: Plan
+    arm: Arm
+    against: str
+    launch: LaunchRecord
+    budget: Budget
+    losses: Losses
+    perturbation: float
+
+
+def rungs(run: RunRecord) -> list[Rung]:
+    """The largest profiled rung of every ladder, against what its table is shown against."""
+    out = []
+    for plan in run.plans:
+        against = contrasts.reference(plan)
+        found = [
+            c
+            for c in plan.contrasts
+            if c.metric in ("efficiency", "speedup")
+            and c.against == against
+            and len(c.baseline) == 1
+        ]
+        for c in sorted(found, key=lambda c: -plan.arm(c.subject).case.world_size)[:1]:
+            arm, base = plan.arm(c.subject), plan.arm(c.baseline[0])
+            own, other = contrasts.budgets(run, arm.case), contrasts.budgets(run, base.case)
+            if not own or not other or arm.case.hash == base.case.hash:
+                continue
+            assert own[0].budget is not None and other[0].budget is not None
+            ranks = Fraction(arm.case.world_size, base.case.world_size)
+            batches = [run.described[a.case.hash].expected for a in (arm, base)]
+            assert batches[0] is not None and batches[1] is not None
+            work = Fraction(batches[0].global_batch, batches[1].global_batch) / ranks
+            changed = [x.perturbation for x in (*own, *other) if x.perturbation is not None]
+            out.append(
+                Rung(
+                    plan=plan,
+                    arm=arm,
+                    against=base.case.id,
+                    launch=own[0],
+                    budget=own[0].budget,
+                    losses=losses(other[0].budget, own[0].budget, ranks=int(ranks), work=work),
+                    perturbation=max(changed, default=1.0) if len(changed) < 3 else median(changed),
+                )
+            )
+    return out
+
+
+def lines(run: RunRecord, width: int = 100) -> list[str]:
+    """The table of what was lost, and a line for each thing worth saying; nothing if nothing is."""
+    found = rungs(run)
+    if not found:
+        return []
+    trusted = [r for r in found if r.perturbation <= PERTURBED]
+    out = [rule("where the efficiency went, ms per step", width)]
+    if trusted:
+        out += _table(trusted, width)
+        note = (
+            " lost = step - ideal, and the sum of the columns right of it: each is a term's growth"
+            " against the baseline (* not hidden behind compute)"
+        )
+        out += wrap(note, width, 1)
+    for r in trusted:
+        expected = run.described[r.arm.case.hash].expected
+        share = expected.ideal_efficiency if expected else 1.0
+        if (bubble := r.budget.mean_ns(Term.BUBBLE)) and share < 1:
+            ideal = (1 - share) * r.budget.step_ns
+            out += wrap(
+                f" bubble   {r.arm.case.id}: {bubble / 1e6:.1f} ms, {ideal / 1e6:.1f} by the"
+                f" schedule; stage imbalance {r.budget.imbalance:.2f} (max / mean compute)",
+                width, 10,
+            )  # fmt: skip
+        for line in _advice(run, r):
+            out += wrap(f" try      {r.arm.case.id}: {line}", width, 10)
+    refused = [r for r in found if r.perturbation > PERTURBED]
+    if refused:
+        worst = max(refused, key=lambda r: r.perturbation)
+        names = ", ".join(r.arm.case.id for r in refused)
+        out += wrap(
+            f" refused  {names}: profiled steps take up to {worst.perturbation:.2f}x as long"
+            f" as others (limit {PERTURBED}): too changed to say where their time goes; use longer"
+            f" steps (--set micro_batch=..., a larger size), or --ablate communication",
+            width, 10,
+        )  # fmt: skip
+    return [*out, ""]
+
+
+def _advice(run: RunRecord, r: Rung) -> Iterator[str]:
+    described = run.described[r.arm.case.hash].expected
+    assert described is not None
+    micro = described.global_batch // r.arm.case.world_size
+    return advice(r.arm.case, r.losses, r.budget, micro)
+
+
+def _table(found: Sequence[Rung], width: int) -> list[str]:
+    shown = [t for t in _TERMS if any(_ms(r, t) for r in found)]
+    columns = [
+        Column(header="case", keep=100, left=True),
+        Column(header="ranks", keep=99),
+        Column(header="ideal", keep=90),
+        Column(header="step", keep=98),
+        Column(header="lost", keep=97),
+        *(Column(header=_TERMS[t] + ("*" if t in _EXPOSED else ""), keep=80) for t in shown),
+        Column(header="of N", keep=60),
+        Column(header="profiled", keep=50),
+    ]
+    rows = []
+    for r in found:
+        names = [r.arm.case.family, *(f"  +{e}" for e in r.arm.case.extras.split("+")[1:])]
+        rows.append(
+            [
+                names[0],
+                r.arm.case.world,
+                f"{float(r.losses.ideal_ns) / 1e6:.1f}",
+                f"{float(r.losses.step_ns) / 1e6:.1f}",
+                f"{float(r.losses.step_ns - r.losses.ideal_ns) / 1e6:.1f}",
+                *(f"{_ms(r, t):.1f}" for t in shown),
+                f"{float(r.losses.ranks - r.losses.speedup):.2f} of {r.losses.ranks}",
+                f"{r.perturbation:.2f}x",
+            ]
+        )
+        rows += [[n, *[""] * (len(columns) - 1)] for n in names[1:]]
+    return table(columns, rows, width)
+
+
+def _ms(r: Rung, term: Term) -> float:
+    return float(round(r.losses.excess_ns.get(term, Fraction(0)) / 10**6, 1))
+
+
+def window_lines(title: str, budget: Budget, width: int) -> list[str]:
+    """One profiled window: every rank's mean step, and what can be said of it."""
+    shown = [t for t in _TERMS if budget.total_ns(t)]
+    steps = f"{budget.steps} step{'s' if budget.steps > 1 else ''}"
+    clocks = "" if not budget.clock_ns else f", clocks within {budget.clock_ns / 1e6:.2f} ms"
+    num = len(budget.ranks)
+    head = f" {title}: {num} rank{'s' if num > 1 else ''}, {steps} of {budget.step_ns / 1e6:.2f} ms"
+    out = wrap(f"{head}, {budget.device}{clocks}", width, 1)
+    columns = [
+        Column(header="rank", keep=100),
+        Column(header="ms/step", keep=99),
+        *(Column(header=_TERMS[t] + ("*" if t in _EXPOSED else ""), keep=80) for t in shown),
+        Column(header="all comm", keep=70),
+    ]
+    rows = [
+        [
+            str(r.rank),
+            f"{sum(r.step_ns) / budget.steps / 1e6:.2f}",
+            *(f"{r.mean_ns(t) / 1e6:.2f}" for t in shown),
+            f"{sum(r.comm_ns) / budget.steps / 1e6:.2f}",
+        ]
+        for r in budget.ranks
+    ]
+    shares = [f"{budget.mean_ns(t) / budget.step_ns:.1%}" for t in shown]
+    rows.append(["all", "", *shares, f"{budget.comm_share:.1%}"])
+    out += table(columns, rows, width)
+    if num > 1:
+        out += wrap(
+            f" pop      load balance {budget.load_balance:.3f} x communication efficiency"
+            f" {budget.communication_efficiency:.3f} = parallel efficiency"
+            f" {budget.load_balance * budget.communication_efficiency:.3f}",
+            width, 10,
+        )  # fmt: skip
+    if (b := budget.blame) is not None:
+        more = f"{b.excess_ns / 1e6:.2f} ms over the others'"
+        busy = f": its {b.term} is {more}" if b.term else ""
+        out += wrap(
+            f" waited   {b.share:.0%} of all waiting, {b.waited_ns / 1e6:.2f} ms a step, is for"
+            f" rank {b.rank}{busy}",
+            width, 10,
+        )  # fmt: skip
+    if budget.operators:
+        top = ", ".join(f"{o.name} {o.self_ns / 1e6:.2f} ms" for o in budget.operators[:4])
+        out += wrap(f" longest  {top}", width, 10)
+    for text in budget.unsure:
+        out += wrap(f" unsure   {text}", width, 10)
+    return out
+
+
+def range_lines(found: Sequence[Range], width: int) -> list[str]:
+    """The named ranges as a table."""
+    columns = [
+        Column(header="range", keep=100, left=True),
+        Column(header="category", keep=90, left=True),
+        Column(header="count", keep=95),
+        Column(header="total ms", keep=99),
+        Column(header="mean ms", keep=80),
+        Column(header="longest ms", keep=70),
+    ]
+    rows = [
+        [
+            r.name, r.category, str(r.count), f"{r.total_ns / 1e6:.2f}", f"{r.mean_ns / 1e6:.3f}",
+            f"{r.longest_ns / 1e6:.3f}",
+        ]
+        for r in found
+    ]  # fmt: skip
+    return table(columns, rows, width)

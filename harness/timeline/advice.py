@@ -1,0 +1,69 @@
+"""For each large term: what it is, what removing it would give back, and how to try it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.budget import Budget, Term
+from harness.spec import CaseSpec, Device
+from harness.timeline.losses import WORDS, Losses
+
+#: Terms below this share of the step are not worth a sentence.
+LARGE = 0.03
+
+_TRY = {
+    Term.COMPUTE: "--ablate communication",
+    Term.MOVE: "--set data=resident",
+    Term.TRANSFER: "--set micro_batch={more}",
+    Term.UNDIVIDED: "--set micro_batch={more}",
+    Term.WAIT: "--ablate communication",
+    Term.BUBBLE: "--set pipeline.microbatches={chunks}",
+    Term.DATA: "--set data=resident",
+    Term.LAUNCH: "--set micro_batch={more}",
+    Term.IDLE: "--set micro_batch={more}",
+    Term.OTHER: "--set micro_batch={more}",
+}
+_WHAT = {
+    Term.COMPUTE: "the same compute takes longer with more ranks: shared cores, memory or clocks",
+    Term.MOVE: "copies to and from the device that nothing hides",
+    Term.TRANSFER: "bytes on their way with nothing to compute meanwhile",
+    Term.UNDIVIDED: "communication with nothing to compute meanwhile",
+    Term.BUBBLE: "stages without a micro-batch to work on",
+    Term.DATA: "steps wait for their batch",
+    Term.LAUNCH: "issuing operations costs more than they take",
+    Term.IDLE: "the host does something between operations that no range names",
+    Term.OTHER: "the device idles between operations that are queued already",
+}
+
+
+def advice(case: CaseSpec, found: Losses, budget: Budget, micro_batch: int) -> Iterator[str]:
+    """One line for each large term, the largest first."""
+    terms = sorted(found.excess_ns, key=lambda t: found.excess_ns[t], reverse=True)
+    for term in terms:
+        share = found.excess_ns[term] / found.step_ns
+        if share < LARGE:
+            break
+        what = _waited_for(budget) if term is Term.WAIT else _WHAT[term]
+        chunks = 2 * int(case.knob("pipeline.microbatches", 8))
+        test = _TRY[term].format(more=2 * micro_batch, chunks=chunks)
+        yield (
+            f"{WORDS[term]} {float(share):.1%} of the step: {what};"
+            f" without it at most +{found.gain(term):.3f} efficiency;"
+            f" try {_command(case)} {test}"
+        )
+
+
+def _waited_for(budget: Budget) -> str:
+    """The rank that the others waited for, and what it was at."""
+    b = budget.blame
+    if b is None:
+        return "ranks come to a collective at different times"
+    who = f"{b.share:.0%} of it is for rank {b.rank}"
+    if b.term is None:
+        return f"{who}, which is no slower than the others on the whole"
+    return f"{who}, whose {b.term} is {b.excess_ns / 1e6:.2f} ms over the others'"
+
+
+def _command(case: CaseSpec) -> str:
+    unit = "--gpus" if case.device is Device.CUDA else "--cpus"
+    return f"scaleproof run {case.family} {unit} {case.world_size}"

@@ -1,0 +1,208 @@
+"""Closes the budget: lanes of all ranks to terms that sum to each step, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from harness.budget import Blame, Budget, RankBudget, Term
+from harness.timeline.intervals import Intervals, intersect, merge, per_window, subtract, union
+from harness.timeline.lanes import Lanes, Op
+from harness.timeline.match import Matched, clock_bounds, match
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closed:
+    """A budget and what it was cut from: ``tracks`` maps a rank to its terms' instants.
+
+    ``offsets_ns`` was added to each rank's times.
+    """
+
+    budget: Budget
+    tracks: Mapping[int, Mapping[Term, Intervals]]
+    offsets_ns: Mapping[int, int]
+
+
+def close(
+    ranks: Sequence[Lanes],
+    offsets_ns: Mapping[int, int] | None = None,
+    clock_ns: int | None = None,
+) -> Closed:
+    """Close the budget of a window.
+
+    ``offsets_ns`` is added to a rank's times to put them on one clock, known to ``clock_ns``;
+    without a measured one, what the collectives themselves allow is used.
+    """
+    unsure = [f"rank {r.rank}: {u}" for r in ranks for u in r.unsure]
+    matched = match(ranks)
+    if offsets_ns is None:
+        offsets_ns, clock_ns = _offsets(ranks, matched, unsure)
+    common = [r.shifted(offsets_ns.get(r.rank, 0)) for r in ranks]
+    matched = match(common)
+    if matched.refused:
+        unsure.append(f"communication is not divided into wait and transfer: {matched.refused}")
+    steps = min(len(r.edges) for r in common)
+    if any(len(r.edges) != steps for r in common):
+        unsure.append("ranks recorded different numbers of steps: the common first ones count")
+    by_rank: dict[int, list[_Known]] = {r.rank: [] for r in common}
+    for m in matched.meetings:
+        for rank, op in m.ops.items():
+            by_rank[rank].append((op, m.last_start, m.shortest, m.p2p))
+    divided = not matched.refused
+    tracks = {r.rank: _tracks(r, steps, by_rank[r.rank], divided) for r in common}
+    closed = tuple(_rank(r, steps, by_rank[r.rank], tracks[r.rank], divided) for r in common)
+    if clock_ns is not None and not matched.refused:
+        unsure += _disagreements(closed, clock_ns)
+    return Closed(
+        budget=Budget(
+            device=common[0].device,
+            ranks=closed,
+            clock_ns=clock_ns,
+            blame=_blame(common, closed, matched, steps),
+            unsure=tuple(unsure),
+        ),
+        tracks=tracks,
+        offsets_ns=offsets_ns,
+    )
+
+
+#: What is known of a rank's operation: when the last rank came, the shortest duration, p2p.
+_Known: TypeAlias = tuple[Op, int, int, bool]
+
+
+def _tracks(
+    lane: Lanes, num_edges: int, own: Sequence[_Known], divided: bool
+) -> dict[Term, Intervals]:
+    """When each term has the step: each takes what those before it left."""
+    left = np.array([[lane.edges[0], lane.edges[num_edges - 1]]], dtype=np.int64)
+    exposed = subtract(lane.communication, merge(lane.compute, lane.move))
+    late = _clipped([(o.start, min(o.end, last)) for o, last, _, p2p in own if not p2p])
+    alone = _clipped([(o.start, min(o.end, last)) for o, last, _, p2p in own if p2p])
+    claims = {Term.COMPUTE: lane.compute, Term.MOVE: lane.move}
+    if divided:
+        claims |= {
+            Term.WAIT: intersect(exposed, late),
+            Term.BUBBLE: intersect(exposed, alone),
+            Term.TRANSFER: exposed,
+        }
+    else:
+        claims[Term.UNDIVIDED] = exposed
+    claims |= {Term.DATA: lane.data, Term.LAUNCH: lane.launch, Term.OTHER: lane.queued}
+    taken = {}
+    for term, claim in claims.items():
+        taken[term] = intersect(left, claim)
+        left = subtract(left, taken[term])
+    return {**taken, Term.IDLE: left}
+
+
+def _rank(
+    lane: Lanes,
+    num_edges: int,
+    own: Sequence[_Known],
+    tracks: Mapping[Term, Intervals],
+    divided: bool,
+) -> RankBudget:
+    """One rank's terms, counted for every step."""
+    edges = lane.edges[:num_edges]
+    terms = {str(t): tuple(per_window(s, edges).tolist()) for t, s in tracks.items()}
+    step_ns = tuple(np.diff(edges).tolist())
+    for k, whole in enumerate(step_ns):
+        assert sum(v[k] for v in terms.values()) == whole, (
+            f"rank {lane.rank} step {k} is not closed"
+        )
+    free = None
+    if divided and own:
+        busy = merge(lane.compute, lane.move)
+        exposed = per_window(subtract(lane.communication, busy), edges)
+        short = _clipped([(o.end - shortest, o.end) for o, _, shortest, _ in own])
+        free = tuple((exposed - per_window(subtract(short, busy), edges)).tolist())
+    return RankBudget(
+        rank=lane.rank,
+        step_ns=step_ns,
+        terms=terms,
+        comm_ns=tuple(per_window(lane.communication, edges).tolist()),
+        wait_free_ns=free,
+    )
+
+
+def _clipped(pairs: list[tuple[int, int]]) -> Intervals:
+    every = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return union(every[:, 0], every[:, 1])
+
+
+def _offsets(
+    ranks: Sequence[Lanes], matched: Matched, unsure: list[str]
+) -> tuple[dict[int, int], int | None]:
+    """Clock offsets that the collectives allow: none where that is possible."""
+    offsets: dict[int, int] = {}
+    widest: int | None = None
+    for lane in ranks[1:]:
+        bounds = clock_bounds(matched, ranks[0].rank, lane.rank)
+        if bounds is None:
+            continue
+        low, high = bounds
+        if not low <= 0 <= high:
+            offsets[lane.rank] = (low + high) // 2
+            unsure.append(
+                f"rank {lane.rank}: its clock is off by {offsets[lane.rank] / 1e6:+.3f} ms,"
+                f" corrected to within {(high - low) / 2e6:.3f} ms"
+            )
+        widest = max(widest or 0, (high - low) // 2)
+    return offsets, widest
+
+
+def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
+    """Where the two estimates of waiting differ by more than the clocks and 5 % of the step."""
+    out = []
+    for r in ranks:
+        if r.wait_free_ns is None:
+            continue
+        by_clock, free = r.mean_ns(Term.WAIT, Term.BUBBLE), sum(r.wait_free_ns) / len(r.step_ns)
+        step_ns = sum(r.step_ns) / len(r.step_ns)
+        if abs(by_clock - free) > clock_ns + 0.05 * step_ns:
+            out.append(
+                f"rank {r.rank}: waits {by_clock / 1e6:.2f} ms a step by the clocks,"
+                f" {free / 1e6:.2f} ms by durations alone"
+            )
+    return out
+
+
+def _blame(
+    lanes: Sequence[Lanes], closed: Sequence[RankBudget], matched: Matched, num_edges: int
+) -> Blame | None:
+    """The rank that the others' exposed waits were for, and its excess over the median rank."""
+    if len(closed) < 2:
+        return None
+    waits: dict[int, int] = {}
+    busy = {r.rank: merge(r.compute, r.move) for r in lanes}
+    windows = {r.rank: (int(r.edges[0]), int(r.edges[num_edges - 1])) for r in lanes}
+    spans: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for m in matched.meetings:
+        for rank, op in m.ops.items():
+            low, high = windows[rank]
+            start, end = max(op.start, low), min(op.end, m.last_start, high)
+            if rank != m.last and end > start:
+                spans.setdefault((m.last, rank), []).append((start, end))
+    for (late, rank), pairs in spans.items():
+        exposed = subtract(_clipped(pairs), busy[rank])
+        waits[late] = waits.get(late, 0) + int((exposed[:, 1] - exposed[:, 0]).sum())
+    if not waits or not sum(waits.values()):
+        return None
+    rank = max(waits, key=lambda r: (waits[r], r))
+    steps = len(closed[0].step_ns)
+    own = next(r for r in closed if r.rank == rank)
+    excess = {}
+    for term in (Term.COMPUTE, Term.MOVE, Term.DATA, Term.LAUNCH, Term.IDLE):
+        usual = float(np.median([r.mean_ns(term) for r in closed if r.rank != rank]))
+        excess[term] = own.mean_ns(term) - usual
+    term = max(excess, key=lambda t: excess[t])
+    return Blame(
+        rank=rank,
+        waited_ns=waits[rank] // steps,
+        share=waits[rank] / sum(waits.values()),
+        term=term if excess[term] > 0 else None,
+        excess_ns=int(max(excess[term], 0)),
+    )

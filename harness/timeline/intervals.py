@@ -1,0 +1,80 @@
+"""Sets of instants as sorted, disjoint, half-open intervals: (n, 2) arrays of int64 nanoseconds.
+
+Exact integer arithmetic throughout, so that what is cut out of a step adds up to it again.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: (n, 2) starts and ends in ns, ascending, disjoint, none empty.
+Intervals: TypeAlias = NDArray[np.int64]
+
+EMPTY: Intervals = np.empty((0, 2), dtype=np.int64)
+
+
+def union(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
+    """The instants that any of these intervals covers; they may overlap and be empty."""
+    full = ends > starts
+    starts, ends = starts[full], ends[full]
+    if not len(starts):
+        return EMPTY
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    first = np.concatenate(([True], starts[1:] > ends[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return np.stack([starts[first], ends[last]], axis=1)
+
+
+def merge(*sets: Intervals) -> Intervals:
+    """The union of sets."""
+    every = np.concatenate([EMPTY, *sets])
+    return union(every[:, 0], every[:, 1])
+
+
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """The instants in both."""
+    if not len(a) or not len(b):
+        return EMPTY
+    low = np.searchsorted(b[:, 1], a[:, 0], side="right")  # the first of b that ends after a starts
+    high = np.searchsorted(b[:, 0], a[:, 1], side="left")  # the first of b that starts after a ends
+    count = np.maximum(high - low, 0)
+    mine = np.repeat(np.arange(len(a)), count)
+    offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    theirs = np.repeat(low, count) + offset
+    return np.stack(
+        [np.maximum(a[mine, 0], b[theirs, 0]), np.minimum(a[mine, 1], b[theirs, 1])], axis=1
+    )
+
+
+def subtract(a: Intervals, b: Intervals) -> Intervals:
+    """The instants of ``a`` that are not in ``b``."""
+    if not len(a) or not len(b):
+        return a
+    low, high = min(a[0, 0], b[0, 0]), max(a[-1, 1], b[-1, 1])
+    edges = np.concatenate(([low], b.ravel(), [high]))
+    gaps = edges.reshape(-1, 2)
+    return intersect(a, gaps[gaps[:, 1] > gaps[:, 0]])
+
+
+def total(a: Intervals) -> int:
+    """Nanoseconds covered."""
+    return int((a[:, 1] - a[:, 0]).sum())
+
+
+def per_window(a: Intervals, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Nanoseconds of ``a`` in each window [edges[k], edges[k+1]), ascending; len(edges) - 1 values.
+
+    Coverage up to an instant is piecewise linear, so no interval has to be cut.
+    """
+    if not len(a):
+        return np.zeros(len(edges) - 1, dtype=np.int64)
+    before = np.concatenate(([0], np.cumsum(a[:, 1] - a[:, 0])))
+    index = np.searchsorted(a[:, 0], edges, side="right")  # intervals that began by then
+    last = np.maximum(index - 1, 0)
+    over = np.where(index > 0, np.minimum(edges, a[last, 1]) - a[last, 0], 0)
+    covered = np.where(index > 0, before[last] + over, 0)
+    return np.diff(covered).astype(np.int64)

@@ -1,0 +1,91 @@
+"""Where a rung's speedup went: its budget against its baseline's, term by term, exactly.
+
+With T the mean step, N ranks for each rank of the baseline and w the work of a rank relative to
+the baseline's (1 in weak, 1/N in strong scaling), speedup = N w T_1 / T_N and so
+
+    N - speedup = N (T_N - w T_1) / T_N = sum over terms of N (term_N - w term_1) / T_N
+
+Both budgets sum to their steps in integers, so this holds as an identity of fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from harness.budget import EXPOSED, Budget, Term
+
+#: A term's words for people; compute has another one when it is a difference.
+WORDS = {
+    Term.COMPUTE: "compute inflation",
+    Term.MOVE: "exposed copies",
+    Term.WAIT: "waiting for ranks",
+    Term.BUBBLE: "pipeline bubble",
+    Term.TRANSFER: "exposed transfer",
+    Term.UNDIVIDED: "exposed communication",
+    Term.DATA: "data stall",
+    Term.LAUNCH: "launch",
+    Term.IDLE: "host idle",
+    Term.OTHER: "queued device idle",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """What a rung lost against linear scaling.
+
+    ``step_ns`` and ``ideal_ns`` are the measured mean step and w T_1; ``excess_ns`` maps every term
+    to its share of their difference. ``speedup`` and ``lost`` add up to ``ranks``.
+    """
+
+    ranks: int
+    step_ns: Fraction
+    ideal_ns: Fraction
+    excess_ns: Mapping[Term, Fraction]
+
+    @property
+    def speedup(self) -> Fraction:
+        """Of the profiled steps."""
+        return self.ranks * self.ideal_ns / self.step_ns
+
+    @property
+    def efficiency(self) -> Fraction:
+        """Of the profiled steps."""
+        return self.ideal_ns / self.step_ns
+
+    @property
+    def lost(self) -> Mapping[Term, Fraction]:
+        """Units of speedup that each term cost; their sum is ``ranks - speedup``, exactly."""
+        return {t: self.ranks * e / self.step_ns for t, e in self.excess_ns.items()}
+
+    def gain(self, term: Term) -> float:
+        """The efficiency that removing a term's excess would give back: the budget is a bound."""
+        left = self.step_ns - max(self.excess_ns[term], Fraction(0))
+        return float(self.ideal_ns / left - self.efficiency) if left else 0.0
+
+
+def losses(base: Budget, rung: Budget, *, ranks: int, work: Fraction) -> Losses:
+    """Difference two budgets; ``ranks`` and ``work`` are N and w above."""
+    known = [t for t in Term if any(t in r.terms for b in (base, rung) for r in b.ranks)]
+    divided = not any(b.total_ns(Term.UNDIVIDED) for b in (base, rung))
+    if not divided:  # one of them could not be divided: then neither is
+        known = [t for t in known if t not in EXPOSED] + [Term.UNDIVIDED]
+    found = Losses(
+        ranks=ranks,
+        step_ns=_mean(rung),
+        ideal_ns=work * _mean(base),
+        excess_ns={t: _term(rung, t, divided) - work * _term(base, t, divided) for t in known},
+    )
+    assert sum(found.lost.values(), Fraction(0)) == ranks - found.speedup
+    return found
+
+
+def _mean(budget: Budget) -> Fraction:
+    return Fraction(sum(sum(r.step_ns) for r in budget.ranks), len(budget.ranks) * budget.steps)
+
+
+def _term(budget: Budget, term: Term, divided: bool) -> Fraction:
+    terms = (term,) if divided or term is not Term.UNDIVIDED else EXPOSED
+    total = sum(budget.total_ns(t) for t in terms)
+    return Fraction(total, len(budget.ranks) * budget.steps)

@@ -1,0 +1,109 @@
+"""Which communications of the ranks belong together, and what that says of waits and clocks.
+
+A collective is matched by its sequence number where the trace has one, else by its order within
+its group and kind; then counts and sizes must agree, or nothing is matched: never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.timeline.lanes import Lanes, Op
+
+#: Some ranks may leave these before the others have come.
+_ONE_WAY = frozenset({"broadcast", "gather", "scatter", "reduce"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """One communication seen from all its ranks: rank -> operation."""
+
+    ops: Mapping[int, Op]
+
+    @property
+    def last(self) -> int:
+        """The rank that came last."""
+        return max(self.ops, key=lambda r: (self.ops[r].start, r))
+
+    @property
+    def last_start(self) -> int:
+        """When the last rank came, ns."""
+        return max(o.start for o in self.ops.values())
+
+    @property
+    def shortest(self) -> int:
+        """The shortest duration over ranks, ns: nobody waited in that one, whatever the clocks."""
+        return min(o.end - o.start for o in self.ops.values())
+
+    @property
+    def p2p(self) -> bool:
+        """Whether it is a send with its recv."""
+        return next(iter(self.ops.values())).p2p
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether no rank can leave before the last has come."""
+        return not self.p2p and next(iter(self.ops.values())).kind not in _ONE_WAY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """All meetings, or why there are none."""
+
+    meetings: tuple[Meeting, ...] = ()
+    refused: str = ""
+
+
+def match(ranks: Sequence[Lanes]) -> Matched:
+    """Put the ranks' operations together."""
+    size = max(r.world_size for r in ranks)
+    if not any(r.ops for r in ranks):
+        return Matched()
+    if size > len(ranks) or (size < 0 and len(ranks) == 1):
+        world = f" of {size}" if size > 0 else ""
+        return Matched(refused=f"{len(ranks)}{world} ranks' traces are here")
+    found: dict[tuple[object, ...], dict[int, list[Op]]] = {}
+    for lane in ranks:
+        for op in lane.ops:
+            found.setdefault(_key(lane.rank, op), {}).setdefault(lane.rank, []).append(op)
+    meetings = []
+    for key, by_rank in found.items():
+        kind = str(key[1])
+        if key[0] == "p2p" and len(by_rank) != 2:
+            return Matched(refused=f"a {kind} has no other end in these traces")
+        counts = {r: len(ops) for r, ops in by_rank.items()}
+        if len(set(counts.values())) > 1:
+            return Matched(refused=f"{kind}: ranks made different numbers of them, {counts}")
+        if key[0] == "collective" and len(by_rank) != len(ranks) and not key[2]:
+            return Matched(refused=f"{kind}: only ranks {sorted(by_rank)} made it")
+        for together in zip(*by_rank.values(), strict=True):
+            sizes = {o.payload for o in together if o.payload >= 0}
+            if len(sizes) > 1 and key[0] == "collective":
+                return Matched(refused=f"{kind}: ranks disagree on its size, {sorted(sizes)}")
+            meetings.append(Meeting(ops=dict(zip(by_rank, together, strict=True))))
+    return Matched(meetings=tuple(meetings))
+
+
+def _key(rank: int, op: Op) -> tuple[object, ...]:
+    """What operations that belong together have in common."""
+    if op.p2p and op.peer >= 0:
+        ends = (rank, op.peer) if op.kind == "send" else (op.peer, rank)
+        return ("p2p", "send", op.group, *ends)
+    return ("collective", op.kind, op.group, op.seq)
+
+
+def clock_bounds(matched: Matched, reference: int, rank: int) -> tuple[int, int] | None:
+    """The offset (ns) of a rank's clock to the reference's lies within, by what was possible.
+
+    No rank leaves a synchronising collective before the last one has come, so
+    theta in [max(start_i - end_j), min(end_i - start_j)]: what is to be added to rank j's times.
+    """
+    low, high = None, None
+    for m in matched.meetings:
+        if not m.symmetric or reference not in m.ops or rank not in m.ops:
+            continue
+        i, j = m.ops[reference], m.ops[rank]
+        low = i.start - j.end if low is None else max(low, i.start - j.end)
+        high = i.end - j.start if high is None else min(high, i.end - j.start)
+    return None if low is None or high is None else (low, high)

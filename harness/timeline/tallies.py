@@ -1,0 +1,96 @@
+"""Totals by name: operators by the time that is their own, ranges by how long they were open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.budget import Operator
+from harness.ranges import category_of
+from harness.timeline.reader import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """All ranges of one name over all ranks; ns."""
+
+    name: str
+    category: str
+    count: int
+    total_ns: int
+    mean_ns: float
+    longest_ns: int
+
+
+def operators(traces: Sequence[Trace], steps: int, most: int = 8) -> tuple[Operator, ...]:
+    """What took longest by itself: kernels where a device computed, operators else."""
+    totals: dict[str, list[int]] = {}
+    for trace in traces:
+        mask = trace.of_cat("kernel", "gpu_memcpy", "gpu_memset")
+        if mask.any():
+            own = trace.end - trace.start
+        else:
+            mask = trace.of_cat("cpu_op")
+            own = _self_ns(trace, mask)
+        mask &= ~np.isin(
+            trace.name, [i for i, n in enumerate(trace.names) if category_of(n) is not None]
+        )
+        for name in np.unique(trace.name[mask]).tolist():
+            rows = mask & (trace.name == name)
+            entry = totals.setdefault(trace.names[name], [0, 0])
+            entry[0] += int(own[rows].sum())
+            entry[1] += int(rows.sum())
+    share = len(traces) * steps
+    found = [
+        Operator(name=n, self_ns=ns // share, count=-(-count // share))
+        for n, (ns, count) in totals.items()
+    ]
+    return tuple(sorted(found, key=lambda o: (-o.self_ns, o.name))[:most])
+
+
+def _self_ns(trace: Trace, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Duration less that of the direct children, for rows of nesting ranges."""
+    own = trace.end - trace.start
+    for thread in np.unique(trace.thread[mask]):
+        rows = np.flatnonzero(mask & (trace.thread == thread))
+        start, end = trace.start[rows], trace.end[rows]
+        depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
+        for level in range(1, int(depth.max(initial=0)) + 1):
+            here, above = rows[depth == level], rows[depth == level - 1]
+            at = np.searchsorted(trace.start[above], trace.start[here], side="right") - 1
+            np.subtract.at(own, above[np.maximum(at, 0)], trace.end[here] - trace.start[here])
+    return own
+
+
+def ranges(traces: Sequence[Trace]) -> list[Range]:
+    """Every named range: our spans and everybody's annotations, the longest first."""
+    found: dict[str, list[NDArray[np.int64]]] = {}
+    for trace in traces:
+        ours = [i for i, n in enumerate(trace.names) if category_of(n) is not None]
+        mask = trace.of_cat("user_annotation", "gpu_user_annotation") | np.isin(trace.name, ours)
+        for name in np.unique(trace.name[mask]).tolist():
+            rows = mask & (trace.name == name)
+            found.setdefault(_plain(trace.names[name]), []).append((trace.end - trace.start)[rows])
+    out = []
+    for name, parts in found.items():
+        spans = np.concatenate(parts)
+        kind = category_of(name)
+        out.append(
+            Range(
+                name=name if kind is None else name.split(".", 2)[2],
+                category="" if kind is None else str(kind),
+                count=len(spans),
+                total_ns=int(spans.sum()),
+                mean_ns=float(spans.mean()),
+                longest_ns=int(spans.max()),
+            )
+        )
+    return sorted(out, key=lambda r: (-r.total_ns, r.name))
+
+
+def _plain(name: str) -> str:
+    """All steps of a profiler are one range."""
+    return name.partition("#")[0] if name.startswith("ProfilerStep#") else name

@@ -1,0 +1,35 @@
+"""Where a rank's batches come from: made before the window, or loaded in every step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from harness.spec import Data
+from harness.worker.context import Loaded, RankContext, make_batch
+from harness.worker.data import Batch, Sampler
+from harness.worker.window import Feed
+
+#: Bytes of batches made beforehand at most; beyond, the first ones are used again.
+POOL_BYTES = 1 << 30
+
+
+def make_feed(loaded: Loaded, ctx: RankContext, steps: int) -> Feed:
+    """The batches of ``steps`` steps, as the case's ``data`` says."""
+    sampler = Sampler(ctx.batching, steps_per_epoch=max(64, steps), seed=ctx.case.seed)
+    shard = ctx.rank % ctx.batching.shards
+
+    def make(step: int) -> Batch:
+        return make_batch(loaded, ctx.case, sampler.ids(step, shard), ctx.device)
+
+    if ctx.case.data is Data.LOADED:
+        return make
+    batches: list[Batch] = []
+    pool = 0
+    for step in range(steps):
+        if pool < POOL_BYTES:
+            batches.append(make(step))
+            pool += batches[-1].inputs.nbytes + batches[-1].targets.nbytes
+            known = len(batches)
+        else:  # content used again under new ids: the samples are consumed all the same
+            batches.append(dataclasses.replace(batches[step % known], ids=sampler.ids(step, shard)))
+    return lambda step: batches[step]

@@ -431,18 +431,13 @@ class Measurer:
         attempt: int = 0,
     ) -> LaunchRecord:
         """Launch, enter in the record, and keep whoever watches informed."""
-        frozen = plan.pilot
+        window = plan.profile if purpose is Purpose.PROFILE else plan.pilot
         if purpose is Purpose.TIMED:
-            frozen = self.windows.get(plan.hash, {}).get(arm.name, plan.pilot)
+            window = self.windows.get(plan.hash, {}).get(arm.name, plan.pilot)
         order = Order(
-            plan=plan,
-            arm=arm,
-            purpose=purpose,
-            window=plan.profile if purpose is Purpose.PROFILE else frozen,
-            block=block,
-            turn=turn,
+            plan=plan, arm=arm, purpose=purpose, window=window, block=block, turn=turn,
             attempt=attempt,
-        )
+        )  # fmt: skip
         left = [(p, self._arms.get(p.hash, p.arms)) for p in self.plans if p.hash not in self._done]
         now = moment(order, self.launches, self._arms[plan.hash], left, self.elapsed_s)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import gzip
 import json
 import re
 import zlib
@@ -237,8 +236,8 @@ class _Stream:
     def blocks(self) -> Iterator[bytes]:
         """JSON lists of events."""
         try:
-            with self._open() as handle:
-                yield from self._cut(handle)
+            with self.path.open("rb") as handle:
+                yield from self._cut(self._chunks(handle))
         except OSError as error:
             raise ScaleproofError(
                 f"cannot be read: {error.strerror or error}",
@@ -246,23 +245,34 @@ class _Stream:
                 fix="scaleproof timeline rank*.json.gz",
             ) from None
 
-    def _open(self) -> IO[bytes]:
-        handle = self.path.open("rb")
-        zipped = handle.read(2) == b"\x1f\x8b"
+    def _chunks(self, handle: IO[bytes]) -> Iterator[bytes]:
+        """The file's text, decompressed if it is gzipped; as much of a broken one as there is."""
+        magic = handle.read(2)
         handle.seek(0)
-        return gzip.open(handle) if zipped else handle  # type: ignore[return-value]
-
-    def _more(self, handle: IO[bytes]) -> bytes:
-        try:
-            return handle.read(BLOCK_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
+        if magic != b"\x1f\x8b":
+            while chunk := handle.read(BLOCK_BYTES):
+                yield chunk
+            return
+        member, inside = zlib.decompressobj(wbits=31), False
+        while chunk := handle.read(max(1, BLOCK_BYTES // 8)):
+            while chunk:
+                try:
+                    text = member.decompress(chunk)
+                except zlib.error as error:
+                    self.broken = f"the compressed file is damaged ({error})"
+                    return
+                inside, chunk = not member.eof, member.unused_data
+                if member.eof:
+                    member = zlib.decompressobj(wbits=31)
+                if text:
+                    yield text
+        if inside:
             self.broken = "the compressed file is cut short"
-            return b""
 
-    def _cut(self, handle: IO[bytes]) -> Iterator[bytes]:
-        rest = self._more(handle)
+    def _cut(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        rest = next(chunks, b"")
         start = _START.search(rest)
-        while start is None and rest.lstrip()[:1] == b"{" and (more := self._more(handle)):
+        while start is None and rest.lstrip()[:1] == b"{" and (more := next(chunks, b"")):
             rest += more
             start = _START.search(rest)
         if start is not None:
@@ -272,10 +282,7 @@ class _Stream:
             rest = rest.lstrip()[1:]
         else:
             return
-        while True:
-            more = self._more(handle)
-            if not more:
-                break
+        for more in chunks:
             rest += more
             # The last border in sight; the event after it may not be whole yet.
             cut = None

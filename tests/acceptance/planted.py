@@ -1,23 +1,27 @@
 """Planted efficiencies: the whole instrument, from forked ranks to the judge, on a known truth.
 
-    python tests/acceptance/planted.py [--ladders 25] [--blocks 8]
+    python tests/acceptance/planted.py [--ladders 25] [--blocks 8] [--keep FILE]
 
 A scheduled stand-in ends its steps at planned times, T_N = T_1 / E, with 1 % seeded noise from
 launch to launch. For every cell: the error without that noise, how often the interval holds the
 truth, and what becomes of bounds 2 points to either side. Exit status 1 if an aim is missed.
+
+All of it takes more than an hour: ``--keep`` writes every ladder down, and goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness import contrasts
+from harness.codec import from_doc, to_doc
 from harness.discover import Catalogue
 from harness.judge import estimate, judge
 from harness.measure import Measurer, Settings
@@ -42,6 +46,8 @@ class Ladder:
     """One measured ladder: its pairs, the planted truth, and the error that the plant leaves."""
 
     name: str
+    world: int
+    seed: int
     truth: float
     pairs: tuple[float, ...]
     bias: float
@@ -83,14 +89,13 @@ def plan_of(
 
 def measure(
     cells: Sequence[tuple[float, int, str, int]], blocks: int, results: Path
-) -> list[Ladder]:
+) -> Iterator[Ladder]:
     """Ladders of (efficiency, world, strategy, seed), in one run.
 
     A ladder is lost (an ERROR, and told) where the host stood still for longer than a slot has room.
     """
     known = Catalogue()
-    measurer = Measurer(known, Settings(results=results), (), Quiet())
-    out = []
+    measurer = Measurer(known, Settings(results=results, timeline=False), (), Quiet())
     try:
         for efficiency, world, strategy, seed in cells:
             plan = plan_of(efficiency, world, strategy, seed, blocks, known)
@@ -102,17 +107,16 @@ def measure(
                 (verdict,) = measurer.verdicts(plan)
                 sys.stderr.write(f"lost: {plan.name}: {verdict.detail}\n")
                 continue
-            out.append(
-                Ladder(
-                    name=f"{strategy} @{world}",
-                    truth=efficiency,
-                    pairs=pairs,
-                    bias=efficiency * _error(contrasts.timed(run, plan)),
-                )  # fmt: skip
+            yield Ladder(
+                name=f"{strategy} @{world}",
+                world=world,
+                seed=seed,
+                truth=efficiency,
+                pairs=pairs,
+                bias=efficiency * _error(contrasts.timed(run, plan)),
             )
     finally:
         measurer.close()
-    return out
 
 
 def _error(launches: Sequence[LaunchRecord]) -> float:
@@ -135,15 +139,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ladders", type=int, default=25, help="per cell")
     parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--keep", type=Path, help="where ladders are kept, and taken from")
     parsed = parser.parse_args()
+    every: list[Ladder] = []
+    if parsed.keep is not None and parsed.keep.exists():
+        lines = parsed.keep.read_text().splitlines()
+        every = [from_doc(Ladder, json.loads(line)) for line in lines]
     print("| planted | ranks | ladders | worst bias, points | covered | decided right | wrong |")
     print("|---|---|---|---|---|---|---|")
-    every: list[Ladder] = []
     for efficiency, world in CELLS:
-        cells = [(efficiency, world, STRATEGIES[i % 2], i) for i in range(parsed.ladders)]
+        found = [f for f in every if (f.truth, f.world) == (efficiency, world)]
+        seeds = set(range(parsed.ladders)) - {f.seed for f in found}
+        cells = [(efficiency, world, STRATEGIES[i % 2], i) for i in sorted(seeds)]
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(cells, parsed.blocks, Path(folder))
-        every += found
+            for ladder_ in measure(cells, parsed.blocks, Path(folder)):
+                found.append(ladder_)
+                every.append(ladder_)
+                if parsed.keep is not None:
+                    with parsed.keep.open("a") as handle:
+                        handle.write(json.dumps(to_doc(ladder_)) + "\n")
         right, wrong = decisions(found)
         worst = max((abs(f.bias) for f in found), default=0.0) * 100
         print(

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from harness.measure import Moment
+from harness.progress import Moment
 from harness.record import Purpose
 from harness.report.live import Live, line
 

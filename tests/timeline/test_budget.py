@@ -1,0 +1,190 @@
+"""The budget against a counter that goes through every nanosecond."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.budget import Budget, Term
+from harness.timeline.close import close
+from harness.timeline.intervals import EMPTY, Intervals, union
+from harness.timeline.lanes import Lanes, Op
+from harness.timeline.losses import losses
+
+SPAN = 60
+
+
+def made(pairs: list[tuple[int, int]]) -> Intervals:
+    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return union(array[:, 0], array[:, 1])
+
+
+pairs = st.lists(
+    st.tuples(st.integers(0, SPAN), st.integers(0, SPAN)).filter(lambda p: p[0] < p[1]), max_size=4
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> list[Lanes]:
+    """One to three ranks with the same collectives, sends and recvs between 0 and 1, any instants."""
+    num = draw(st.integers(1, 3))
+    collectives = draw(st.integers(0, 3))
+    sends = draw(st.integers(0, 2)) if num > 1 else 0
+    out = []
+    for rank in range(num):
+        ops = []
+        for i in range(collectives):
+            start = draw(st.integers(0, SPAN - 1))
+            end = draw(st.integers(start + 1, SPAN))
+            ops.append(Op(start=start, end=end, kind="all_reduce", group="", seq=i))
+        for _ in range(sends if rank < 2 else 0):
+            start = draw(st.integers(0, SPAN - 1))
+            end = draw(st.integers(start + 1, SPAN))
+            kind = "send" if rank == 0 else "recv"
+            ops.append(Op(start=start, end=end, kind=kind, group="", peer=1 - rank))
+        cuts = sorted(draw(st.sets(st.integers(1, SPAN - 1), max_size=2)))
+        out.append(
+            Lanes(
+                rank=rank,
+                world_size=num,
+                device="cpu",
+                edges=np.array([0, *cuts, SPAN], dtype=np.int64),
+                compute=made(draw(pairs)),
+                move=made(draw(pairs)),
+                ops=tuple(sorted(ops, key=lambda o: (o.start, o.end))),
+                data=made(draw(pairs)),
+                launch=made(draw(pairs)),
+                queued=made(draw(pairs)),
+            )
+        )
+    return out
+
+
+def inside(a: Intervals, t: int) -> bool:
+    return any(low <= t < high for low, high in a.tolist())
+
+
+def oracle(ranks: list[Lanes], lane: Lanes, t: int) -> Term:
+    """The term of one nanosecond, from the definitions alone."""
+    if inside(lane.compute, t):
+        return Term.COMPUTE
+    if inside(lane.move, t):
+        return Term.MOVE
+    under_way = [o for o in lane.ops if o.start <= t < o.end]
+    if under_way:
+        for o in under_way:
+            if not o.p2p and any(
+                p.start > t for r in ranks for p in r.ops if p.seq == o.seq and not p.p2p
+            ):
+                return Term.WAIT
+        for o in under_way:
+            if o.p2p:
+                other = next(r for r in ranks if r.rank == o.peer)
+                k = [p for p in lane.ops if p.p2p].index(o)
+                if [p for p in other.ops if p.p2p][k].start > t:
+                    return Term.BUBBLE
+        return Term.TRANSFER
+    for term, own in (
+        (Term.DATA, lane.data),
+        (Term.LAUNCH, lane.launch),
+        (Term.OTHER, lane.queued),
+    ):
+        if inside(own, t):
+            return term
+    return Term.IDLE
+
+
+@given(worlds())
+def test_every_nanosecond_is_in_its_term(ranks: list[Lanes]) -> None:
+    steps = min(len(r.edges) for r in ranks) - 1
+    budget = close(ranks, {}, 0).budget
+    for lane, found in zip(ranks, budget.ranks, strict=True):
+        for k in range(steps):
+            low, high = int(lane.edges[k]), int(lane.edges[k + 1])
+            want = [oracle(ranks, lane, t) for t in range(low, high)]
+            got = {t: v[k] for t, v in found.terms.items() if v[k]}
+            assert got == {str(t): want.count(t) for t in Term if t in want}
+            assert found.step_ns[k] == high - low == sum(got.values())
+
+
+@given(worlds(), worlds(), st.integers(1, 8), st.fractions(min_value="1/8", max_value=2))
+def test_lost_speedup_is_the_sum_of_its_terms(
+    base: list[Lanes], rung: list[Lanes], ranks: int, work: Fraction
+) -> None:
+    found = losses(close(base, {}, 0).budget, close(rung, {}, 0).budget, ranks=ranks, work=work)
+    assert sum(found.lost.values()) == ranks - found.speedup
+    assert sum(found.excess_ns.values()) == found.step_ns - found.ideal_ns
+
+
+# --- what is told of waits and clocks ----------------------------------------------------------
+
+
+def rank_of(rank: int, late_ns: int, *, clock_ns: int = 0, busy_ns: int = 100) -> Lanes:
+    """Compute, then one all-reduce that ends for all at 1000; ``late_ns`` more compute."""
+    end, start = 1_000 + clock_ns, 500 + late_ns + clock_ns
+    return Lanes(
+        rank=rank,
+        world_size=2,
+        device="cpu",
+        edges=np.array([clock_ns, 1_100 + clock_ns], dtype=np.int64),
+        compute=made([(clock_ns, busy_ns + late_ns + clock_ns)]),
+        move=EMPTY,
+        ops=(Op(start=start, end=end, kind="all_reduce", group="", payload=64),),
+        data=EMPTY,
+        launch=EMPTY,
+        queued=EMPTY,
+    )
+
+
+def test_the_rank_that_others_wait_for_is_named_with_what_it_was_at() -> None:
+    blame = close([rank_of(0, 0), rank_of(1, 300)], {}, 0).budget.blame
+    assert blame is not None and (blame.rank, blame.waited_ns, blame.share) == (1, 300, 1.0)
+    assert (blame.term, blame.excess_ns) == (Term.COMPUTE, 300)
+
+
+def test_two_estimates_of_waiting_agree_on_one_clock_and_are_flagged_on_two() -> None:
+    good = close([rank_of(0, 0), rank_of(1, 300)], {}, 10).budget
+    assert good.ranks[0].terms[Term.WAIT] == good.ranks[0].wait_free_ns == (300,)
+    assert good.unsure == ()
+    off = close([rank_of(0, 0), rank_of(1, 300, clock_ns=150)], {}, 10).budget
+    assert "by durations alone" in off.unsure[0]
+    assert close([rank_of(0, 0), rank_of(1, 300, clock_ns=150)], {1: -150}, 10).budget == good
+
+
+def test_clocks_that_cannot_be_right_are_corrected_by_the_collectives() -> None:
+    budget = close([rank_of(0, 0), rank_of(1, 300, clock_ns=10_000_000)]).budget
+    assert "its clock is off by" in budget.unsure[0] and budget.clock_ns is not None
+    assert budget.ranks[0].terms[Term.WAIT][0] > 0
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (rank_of(1, 0).ops * 2, "different numbers"),
+        ((Op(start=1, end=2, kind="all_reduce", group="", payload=65),), "disagree on its size"),
+        ((Op(start=1, end=2, kind="all_gather", group="", payload=64),), "only ranks [0]"),
+        ((Op(start=1, end=2, kind="send", group="", peer=0),), "only ranks [0]"),
+    ],
+)
+def test_what_does_not_match_is_not_divided(second: tuple[Op, ...], why: str) -> None:
+    from dataclasses import replace
+
+    budget = close([rank_of(0, 0), replace(rank_of(1, 0), ops=second)], {}, 0).budget
+    assert why in budget.unsure[0]
+    assert Term.WAIT not in budget.ranks[0].terms and budget.total_ns(Term.UNDIVIDED) > 0
+    assert budget.blame is None
+
+
+def test_one_rank_of_many_is_not_divided_either() -> None:
+    budget = close([rank_of(0, 0)]).budget
+    assert "1 of 2 ranks' traces are here" in budget.unsure[0]
+
+
+def test_efficiencies_multiply() -> None:
+    budget: Budget = close([rank_of(0, 0), rank_of(1, 300)], {}, 0).budget
+    parallel = budget.load_balance * budget.communication_efficiency
+    assert parallel == pytest.approx(budget.mean_ns(Term.COMPUTE) / budget.step_ns)

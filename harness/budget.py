@@ -40,8 +40,8 @@ EXPOSED = (Term.WAIT, Term.BUBBLE, Term.TRANSFER, Term.UNDIVIDED)
 class RankBudget:
     """One rank's steps: ns of each term in each step; every step's terms sum to ``step_ns``.
 
-    ``comm_ns`` is all communication, hidden or not. ``wait_free_ns`` estimates wait + bubble
-    without any clock: a communication's duration over the shortest among its ranks.
+    ``comm_ns`` is all communication, hidden or not. ``wait_free_ns`` estimates ``wait`` without
+    any clock: a collective's duration over the shortest among its ranks.
     """
 
     rank: int

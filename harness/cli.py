@@ -21,6 +21,7 @@ from harness.measure import Measurer, Settings
 from harness.record import RunRecord, load, write_text
 from harness.report import comparison, tables, text
 from harness.report.live import Live
+from harness.spec import Ablation
 from harness.thresholds import load_thresholds
 from harness.units import duration, si
 from harness.verdict import fits
@@ -133,6 +134,13 @@ def _where(sub: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a field or knob of the case",
     )
+    sub.add_argument(
+        "--ablate",
+        action="append",
+        default=[],
+        choices=tuple(Ablation),
+        help="also measure the largest rung without this: what it saves is what it costs",
+    )
 
 
 def _emit(parsed: argparse.Namespace, document: Json, lines: Sequence[str]) -> None:
@@ -202,6 +210,10 @@ def _settings(parsed: argparse.Namespace) -> dict[str, Json]:
     return out
 
 
+def _ablations(parsed: argparse.Namespace) -> list[Ablation]:
+    return [Ablation(kind) for kind in dict.fromkeys(parsed.ablate)]
+
+
 def _values(parsed: argparse.Namespace) -> dict[str, Any]:
     return {o.name: getattr(parsed, o.name.replace("-", "_")) for o in options.OPTIONS}
 
@@ -224,9 +236,8 @@ def _measurer(parsed: argparse.Namespace, known: Catalogue, arguments: list[str]
 
 def _plan(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     known = options.catalogue(parsed.path)
-    plans = planning.plans_of(
-        parsed.target, options.site(_values(parsed), known), known, _settings(parsed)
-    )
+    site = options.site(_values(parsed), known)
+    plans = planning.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
     measurer = _measurer(parsed, known, arguments)
     try:
         measurer.describe([a.case for p in plans for a in p.arms])
@@ -295,7 +306,7 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
         plans = list(measurer.plans)
     elif parsed.target:
         site = options.site(_values(parsed), known)
-        plans = planning.plans_of(parsed.target, site, known, _settings(parsed))
+        plans = planning.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
     else:
         raise ScaleproofError(
             "nothing to run",

@@ -342,23 +342,16 @@ class Measurer:
             if not self._in_time(2 * mean_s, self.settings.budget_s):
                 self.progress.note(f"{plan.name}: no timeline, it is over the time budget")
                 return
-            launch = self._launch(
-                plan, arm, Purpose.PROFILE, block=turn // 2, turn=turn, attempt=attempt
-            )
-            if not contrasts.usable(launch):  # what was timed stands all the same
-                why = launch.wrong[0] if launch.wrong else verdict.blame(launch)
-                self.progress.note(f"{arm.case.id}: {why}")
+            place = dict(block=turn // 2, turn=turn, attempt=attempt)
+            if not self._usable(plan, self._launch(plan, arm, Purpose.PROFILE, **place)):
                 break
         self.save(complete=False)
 
     def _confirm(self, plan: Plan) -> None:
         """A fresh set of launches of the arms whose FAIL would be reported."""
         self._profile(plan, attempt=1)
-        failing = {
-            v.contrast
-            for v in verdict.unconfirmed(self._bare(True), plan)
-            if not units.profiled(v.metric)
-        }
+        found = verdict.unconfirmed(self._bare(True), plan)
+        failing = {v.contrast for v in found if not units.profiled(v.metric)}
         if not failing:
             return
         needed = {a.name for a in plan.only([c for c in self._of(plan) if c.name in failing]).arms}
@@ -386,21 +379,26 @@ class Measurer:
         random.Random(f"{plan.protocol.seed}-{attempt}-{block}").shuffle(order)
         for turn, arms_in_turn in ((2 * block, order), (2 * block + 1, order[::-1])):
             for arm in arms_in_turn:
-                launch = self._launch(
-                    plan, arm, Purpose.TIMED, block=block, turn=turn, attempt=attempt
-                )
-                if not self._usable(plan, launch):
+                place = dict(block=block, turn=turn, attempt=attempt)
+                if not self._usable(plan, self._launch(plan, arm, Purpose.TIMED, **place)):
                     return
         self.save(complete=False)
 
     def _usable(self, plan: Plan, launch: LaunchRecord) -> bool:
-        """Whether a launch counts; one that does not ends its plan: nothing is tried again."""
+        """Whether the plan goes on: a launch that failed ends it, and nothing is tried again.
+
+        What is measured for an explanation only, a profile or an ablation, ends alone.
+        """
         if contrasts.usable(launch):
             return True
         problem = launch.wrong[0] if launch.wrong else verdict.blame(launch)
-        self.progress.note(f"{plan.arm(launch.arm).case.id}: {problem}")
-        self._arms[plan.hash] = []
-        return False
+        arm = plan.arm(launch.arm)
+        self.progress.note(f"{arm.case.id}: {problem}")
+        if launch.purpose is Purpose.PROFILE:
+            return False
+        alone = arm.role is Role.ABLATION
+        self._arms[plan.hash] = [a for a in self._arms[plan.hash] if alone and a is not arm]
+        return alone
 
     def _of(self, plan: Plan) -> tuple[Contrast, ...]:
         return contrasts.of(plan, self.thresholds, self.machine.hardware_class)

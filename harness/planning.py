@@ -16,14 +16,14 @@ from harness.errors import SpecError
 from harness.recipes import PACED, REAL, Recipe, ladder, metrics_of, strong_worlds
 from harness.record import Described
 from harness.site import Site
-from harness.spec import CaseSpec, Mode, Plan
+from harness.spec import Ablation, CaseSpec, Mode, Plan
 from harness.suite import MARK
 from harness.thresholds import Threshold
 
 #: Fields of a case that ``--set`` may change; the others follow from its name and the site.
 SETTABLE = (
     "micro_batch", "global_batch", "seq_len", "precision", "optimizer", "accumulate",
-    "checkpoint", "seed",
+    "checkpoint", "data", "seed",
 )  # fmt: skip
 
 #: Seconds that a launch costs beside its steps, and a step when nothing better is known.
@@ -41,25 +41,34 @@ class Outlook:
 
 
 def plans_of(
-    target: str, site: Site, catalogue: Catalogue, settings: dict[str, Json]
+    target: str,
+    site: Site,
+    catalogue: Catalogue,
+    settings: dict[str, Json],
+    ablations: Sequence[Ablation] = (),
 ) -> list[Plan]:
     """The plans that a target names: a case, a file, a folder of suites, or file.py::function.
 
     ``settings`` replace fields of a case (``precision``, ``global_batch``) or set knobs
-    (``ddp.bucket_cap_mb``); they apply to cases only.
+    (``ddp.bucket_cap_mb``); they and ``ablations`` apply to cases only.
     """
     path, _, function = target.partition("::")
     if Path(path).exists():
-        if settings:
-            raise SpecError("--set applies to a single case", where=target, fix="edit the recipe")
+        if settings or ablations:
+            option = "--set" if settings else "--ablate"
+            raise SpecError(
+                f"{option} applies to a single case", where=target, fix="edit the recipe"
+            )
         raw = [plan for f in _files(Path(path)) for plan in _recipes(f, site, function or None)]
     else:
-        raw = [case_plan(target, site, settings)]
+        raw = [case_plan(target, site, settings, ablations)]
     unique = {p.hash: p for p in (options.normalise(plan, catalogue) for plan in raw)}
     return list(unique.values())
 
 
-def case_plan(name: str, site: Site, settings: dict[str, Json]) -> Plan:
+def case_plan(
+    name: str, site: Site, settings: dict[str, Json], ablations: Sequence[Ablation] = ()
+) -> Plan:
     """A ladder of one case, ``ddp/decoder-tiny/weak``, over the site's worlds."""
     head, _, tail = name.rpartition("/")
     mode = Mode.WEAK
@@ -103,6 +112,7 @@ def case_plan(name: str, site: Site, settings: dict[str, Json]) -> Plan:
         metrics=metrics_of(case.strategy),
         protocol=protocol,
         shape=site.shape,
+        ablations=ablations,
     )
 
 

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from harness import units
 from harness.errors import SpecError
 from harness.site import Site
-from harness.spec import BASELINES, Arm, CaseSpec, Contrast, Mode, Plan, Protocol, Role
+from harness.spec import (
+    BASELINES,
+    Ablation,
+    Arm,
+    CaseSpec,
+    Contrast,
+    Data,
+    Mode,
+    Plan,
+    Protocol,
+    Role,
+)
 
 #: What a suite hands to ``@scaling``: the site in, plans out.
 Recipe = Callable[[Site], Sequence[Plan]]
@@ -35,6 +47,7 @@ def ladder(
     metrics: Sequence[str] = ("efficiency",),
     protocol: Protocol = REAL,
     shape: Callable[[int], tuple[int, ...]] | None = None,
+    ablations: Sequence[Ablation] = (),
 ) -> Plan:
     """The case at each world size, against each kind of baseline.
 
@@ -45,6 +58,7 @@ def ladder(
             the agent has said what fits), sum_of_devices (each device alone, added up).
         metrics: each judged at each rung against each baseline.
         shape: ranks per node of a world; one node without it.
+        ablations: what the largest rung is also measured without, in the same blocks.
     """
     nodes = shape or (lambda n: (n,))
     arms = {
@@ -111,6 +125,10 @@ def ladder(
                             ideal=n / ranks if per_rank else 1.0,
                         )
                     )
+    for kind_ in ablations:
+        arm, contrast = ablated(arms[f"@{max(worlds)}"], kind_)
+        arms[arm.name] = arm
+        contrasts.append(contrast)
     # Baselines first, so that every pass starts from what the rungs are compared with.
     order = sorted(arms.values(), key=lambda a: (a.role is Role.SUBJECT, a.case.world_size))
     return Plan(
@@ -119,6 +137,26 @@ def ladder(
         contrasts=tuple(contrasts),
         protocol=protocol,
     )
+
+
+def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
+    """A rung without its communication, or with its data at hand: what that saves is its cost."""
+    if kind is Ablation.DATA and rung.case.data is not Data.LOADED:
+        raise SpecError(
+            "its data lies on the device already: nothing to ablate",
+            where=rung.case.id,
+            expected="data=loaded",
+            fix="--set data=loaded",
+        )
+    without: dict[str, Any] = (
+        {"communicate": False} if kind is Ablation.COMMUNICATION else {"data": Data.RESIDENT}
+    )
+    arm = Arm(name=f"{rung.name}-{kind}", case=replace(rung.case, **without), role=Role.ABLATION)
+    contrast = Contrast(
+        name=f"{kind}_cost{rung.name}", metric=f"{kind}_cost", subject=arm.name,
+        baseline=(rung.name,), against="rung",
+    )  # fmt: skip
+    return arm, contrast
 
 
 def versus(a: CaseSpec, b: CaseSpec, metrics: Sequence[str], *, protocol: Protocol = REAL) -> Plan:

@@ -16,9 +16,11 @@ from functools import cached_property
 from harness.codec import Json, to_doc
 
 #: Steps that a profiled launch traces.
-PROFILED = 5
+PROFILED = 8
 #: Kinds of baseline that a ratio can refer to.
-BASELINES = ("plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "other")
+BASELINES = (
+    "plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "rung", "other",
+)  # fmt: skip
 
 
 class Mode(StrEnum):
@@ -63,6 +65,13 @@ class StandIn(StrEnum):
     PACED = "paced"
     EMULATED = "emulated"
     SHARED_GPU = "shared_gpu"
+
+
+class Ablation(StrEnum):
+    """What an ablated arm goes without, to see what it costs."""
+
+    COMMUNICATION = "communication"
+    DATA = "data"
 
 
 class Role(StrEnum):

@@ -392,7 +392,8 @@ def _control(gate: LaunchRecord | None) -> Obstacle:
 def _norms(plan: Plan, contrast: Contrast, checked: Mapping[str, LaunchRecord]) -> str | None:
     """Strong ladder: the first step's gradient norm must not depend on the world size."""
     subject = plan.arm(contrast.subject).case
-    if subject.mode is not Mode.STRONG or subject.compressor:
+    ablation = plan.arm(contrast.subject).role is Role.ABLATION
+    if subject.mode is not Mode.STRONG or subject.compressor or ablation:
         return None
     norm = checked[subject.hash].ranks[0].grad_norm
     for name in contrast.baseline:

@@ -109,6 +109,8 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             )  # fmt: skip
         for line in _advice(run, r):
             out += wrap(f" try      {r.arm.case.id}: {line}", width, 10)
+    for r in trusted:
+        out += _both(run, r, width)
     refused = [r for r in found if r.perturbation > PERTURBED]
     if refused:
         worst = max(refused, key=lambda r: r.perturbation)
@@ -127,6 +129,23 @@ def _advice(run: RunRecord, r: Rung) -> Iterator[str]:
     assert described is not None
     micro = described.global_batch // r.arm.case.world_size
     return advice(r.arm.case, r.losses, r.budget, micro)
+
+
+def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:
+    """What communication costs by the trace and by ablation, and whether they agree."""
+    for v in run.verdicts:
+        plain = v.plan == r.plan.hash and v.metric == "communication_cost"
+        if not plain or v.low is None or v.high is None or v.value is None:
+            continue
+        seen, slack = r.budget.exposed_share, (r.budget.clock_ns or 0) / r.budget.step_ns
+        agree = v.low - slack <= seen <= v.high + slack
+        yield from wrap(
+            f" both     {r.arm.case.id}: exposed communication is {seen:.1%} of the step by its"
+            f" trace, {v.value:.1%} [{v.low:.1%}, {v.high:.1%}] by ablation:"
+            + (" they agree" if agree else " they disagree (the ablation also frees what"
+               " communication slows down)"),
+            width, 10,
+        )  # fmt: skip
 
 
 def _table(found: Sequence[Rung], width: int) -> list[str]:

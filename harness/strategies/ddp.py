@@ -47,7 +47,7 @@ def build(
     )
 
     def synchronise(last: bool) -> None:
-        ddp.require_backward_grad_sync = last  # what ``no_sync`` sets
+        ddp.require_backward_grad_sync = last and ctx.case.communicate  # what ``no_sync`` sets
 
     return LocalTrainer(
         ddp,

@@ -56,6 +56,8 @@ def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: Mode
         raise ValueError(f"pipeline.schedule {schedule!r} is none of {', '.join(SCHEDULES)}")
     if case.precision is Precision.AUTOCAST:
         raise ValueError("a pipeline's boundaries have no known dtype under autocast: use bf16")
+    if not case.communicate:
+        raise ValueError("a stage has nothing to compute without its neighbours: no such ablation")
     if case.accumulate != 1:
         raise ValueError("a pipeline accumulates over its micro-batches: use pipeline.microbatches")
     if batching.global_batch % micro:

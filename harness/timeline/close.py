@@ -50,7 +50,8 @@ def close(
     by_rank: dict[int, list[_Known]] = {r.rank: [] for r in common}
     for m in matched.meetings:
         for rank, op in m.ops.items():
-            by_rank[rank].append((op, m.last_start, m.shortest, m.p2p))
+            shortest = m.shortest if m.symmetric else op.end - op.start
+            by_rank[rank].append((op, m.last_start, shortest, m.p2p))
     divided = not matched.refused
     tracks = {r.rank: _tracks(r, steps, by_rank[r.rank], divided) for r in common}
     closed = tuple(_rank(r, steps, by_rank[r.rank], tracks[r.rank], divided) for r in common)
@@ -69,7 +70,8 @@ def close(
     )
 
 
-#: What is known of a rank's operation: when the last rank came, the shortest duration, p2p.
+#: What is known of a rank's operation: when the last rank came, its duration where nobody waited
+#: (its own, where ranks need not meet in it), and whether it is a send or recv.
 _Known: TypeAlias = tuple[Op, int, int, bool]
 
 
@@ -160,7 +162,7 @@ def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
     for r in ranks:
         if r.wait_free_ns is None:
             continue
-        by_clock, free = r.mean_ns(Term.WAIT, Term.BUBBLE), sum(r.wait_free_ns) / len(r.step_ns)
+        by_clock, free = r.mean_ns(Term.WAIT), sum(r.wait_free_ns) / len(r.step_ns)
         step_ns = sum(r.step_ns) / len(r.step_ns)
         if abs(by_clock - free) > clock_ns + 0.05 * step_ns:
             out.append(

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable
+import time
 
 import torch.distributed as dist
 
 
-def meeting(store: dist.Store, world_size: int, communicate: bool) -> Callable[[], None]:
+class Meeting:
     """A barrier: the process group's, or over the store for a world that does not communicate."""
-    if world_size == 1:
-        return lambda: None
-    if communicate:
 
-        def barrier() -> None:
+    def __init__(self, store: dist.Store, rank: int, world_size: int, communicate: bool) -> None:
+        self._store, self._rank, self._others = store, rank, world_size - 1
+        self._communicate = communicate
+        self._count = itertools.count()
+
+    def __call__(self) -> None:
+        """Wait until every rank is here."""
+        if not self._others:
+            return
+        if self._communicate:
             dist.barrier()
+            return
+        key = f"meeting{next(self._count)}"
+        if self._store.add(key, 1) > self._others:
+            self._store.set(f"{key}/all", "here")
+        self._store.wait([f"{key}/all"])
 
-        return barrier
-    count = itertools.count()
-
-    def meet() -> None:
-        key = f"meeting{next(count)}"
-        if store.add(key, 1) == world_size:
-            store.set(f"{key}/all", "here")
-        store.wait([f"{key}/all"])
-
-    return meet
+    def part(self) -> None:
+        """The last meeting: rank 0 hosts the store, so nobody may lose it early."""
+        if self._communicate or not self._others:
+            self()
+        elif self._rank:
+            with contextlib.suppress(dist.DistNetworkError):  # rank 0 may be gone before it answers
+                self._store.add("parted", 1)
+        else:
+            while self._store.add("parted", 0) < self._others:
+                time.sleep(0.001)

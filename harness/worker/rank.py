@@ -37,7 +37,7 @@ from harness.worker import gate
 from harness.worker.context import Loaded, RankContext, Trainer, build_model, load
 from harness.worker.describe import case_batching
 from harness.worker.feed import make_feed
-from harness.worker.meeting import meeting
+from harness.worker.meeting import Meeting
 from harness.worker.window import Timed, measure
 
 #: Texts by which a rank only reports that another one is gone.
@@ -149,7 +149,7 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     lap("process group")
     if place.world_size > 1:
         dist.all_reduce(torch.zeros(1, device=device))
-    meet = meeting(store, place.world_size, case.communicate)
+    meet = Meeting(store, place.rank, place.world_size, case.communicate)
     lap("first collective")
     tune = spec.tune_loop_thread and case.backend == "gloo"
     tuned = threads.tune_loop_thread(earlier) if tune else 0
@@ -216,7 +216,7 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
         **result,
     )
     write_text(out / f"rank{place.rank}.json", json.dumps(to_doc(record)))
-    meet()  # rank 0 hosts the store: nobody may lose it early
+    meet.part()
     beats.write(place.rank, Phase.DONE)
 
 

@@ -52,7 +52,6 @@ def test_windows_count_what_lies_in_them(a: list[tuple[int, int]], cuts: list[in
     edges = np.array(sorted(cuts), dtype=np.int64)
     found = per_window(made(a), edges).tolist()
     want = [
-        len({t for t in instants(a) if low <= t < high})
-        for low, high in itertools.pairwise(edges)
+        len({t for t in instants(a) if low <= t < high}) for low, high in itertools.pairwise(edges)
     ]
     assert found == want

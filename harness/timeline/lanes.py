@@ -29,6 +29,8 @@ _DEVICE_COMM = re.compile(
 )
 _ACROSS = re.compile(r"Memcpy (HtoD|DtoH|PtoP)")
 _P2P = ("send", "recv")
+#: The group of a communication that says nothing of other ranks: our own spans.
+ALONE = "alone"
 _SETS = ("compute", "move", "data", "launch", "queued")
 
 
@@ -209,7 +211,7 @@ def _host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -
         )
     for row in np.flatnonzero(spans).tolist():
         name = trace.names[trace.name[row]]
-        yield Op(start=int(trace.start[row]), end=int(trace.end[row]), kind=name, group="span")
+        yield Op(start=int(trace.start[row]), end=int(trace.end[row]), kind=name, group=ALONE)
 
 
 def _peer(args: Args | None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.timeline.lanes import Lanes, Op
+from harness.timeline.lanes import ALONE, Lanes, Op
 
 #: Some ranks may leave these before the others have come.
 _ONE_WAY = frozenset({"broadcast", "gather", "scatter", "reduce"})
@@ -66,6 +66,8 @@ def match(ranks: Sequence[Lanes]) -> Matched:
     found: dict[tuple[object, ...], dict[int, list[Op]]] = {}
     for lane in ranks:
         for op in lane.ops:
+            if op.group == ALONE:
+                continue
             found.setdefault(_key(lane.rank, op), {}).setdefault(lane.rank, []).append(op)
     meetings = []
     for key, by_rank in found.items():

@@ -1,0 +1,36 @@
+"""DDP over a link that takes ``link_ms`` longer: a sleep in the communication."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.capture.spans import span
+from harness.ranges import Category
+from harness.strategies import ddp
+from harness.strategies.ddp import expect  # noqa: F401
+from harness.strategies.local import LocalTrainer
+from harness.worker.context import RankContext
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+KNOBS = dict(link_ms=0.0)
+
+
+def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
+    """One bucket, so that the sleep is paid once a step."""
+    trainer = ddp.build(model, ctx, bucket_cap_mb=1024.0)
+    slow_s = ctx.case.knob("linked.link_ms", KNOBS["link_ms"]) / 1e3
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        flat = bucket.buffer().div_(ctx.world_size)
+        with span("link", Category.COMMUNICATION):
+            time.sleep(slow_s)
+        work = dist.all_reduce(flat, async_op=True)
+        return work.get_future().then(lambda f: f.value()[0])
+
+    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    trainer.module.register_comm_hook(None, hook)
+    return trainer

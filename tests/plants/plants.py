@@ -1,0 +1,68 @@
+"""The paced stand-in with causes planted in it, each known to the millisecond.
+
+``late_ms``: the last rank computes longer. ``stall_ms``: the host does something that no range
+names. ``slow_ms``: everybody computes longer, once there is more than one rank. ``uneven_ms``: the
+first block computes longer, which makes a pipeline's first stage the slow one. ``data_ms``: making
+a batch takes that long. All per step, but for the last: per batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.codec import Json
+from harness.models import paced
+from harness.models.paced import Wait, flops, loss  # noqa: F401
+from harness.spec import CaseSpec
+
+SIZES = {"small": dict(width=64, layers=8, layer_kb=128, batch=8)}
+KNOBS = dict(step_ms=40.0, late_ms=0.0, stall_ms=0.0, slow_ms=0.0, uneven_ms=0.0, data_ms=0.0)
+STAND_IN = "paced"
+
+
+class Planted(nn.Module):
+    """A paced layer that also computes, or idles, for ``more_s`` a sample."""
+
+    def __init__(self, layer: nn.Module, compute_s: float, idle_s: float) -> None:
+        super().__init__()
+        self.layer, self.compute_s, self.idle_s = layer, compute_s, idle_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "meta":
+            time.sleep(self.idle_s * len(x))
+            x = Wait.apply(x, self.compute_s * len(x), 0.0)  # also for 0 s: the operator costs too
+        return self.layer(x)
+
+
+def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+    """The paced blocks, the first one with what is planted in compute."""
+    knob = {k: case.knob(f"plants.{k}", v) / 1e3 for k, v in KNOBS.items()}
+    model = paced.build(
+        {**size, "step_ms": 0}, _like_paced(case, case.knob("plants.step_ms", KNOBS["step_ms"]))
+    )
+    world = case.world_size if case.strategy != "single" else 1
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    compute = knob["uneven_ms"] + knob["slow_ms"] * (world > 1)
+    if world > 1 and rank == world - 1:
+        compute += knob["late_ms"]
+    samples = size["batch"] * (world if case.strategy == "pipeline" else 1)  # of a rank's step
+    first = Planted(model[0], compute / samples, knob["stall_ms"] / samples)
+    return nn.Sequential(OrderedDict([("layer0", first), *list(model.named_children())[1:]]))
+
+
+def _like_paced(case: CaseSpec, step_ms: Json) -> CaseSpec:
+    from dataclasses import replace
+
+    return replace(case, knobs={"paced.step_ms": step_ms})
+
+
+def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+    """The paced batch, which takes ``data_ms`` to make."""
+    if ids.device.type != "meta":
+        time.sleep(case.knob("plants.data_ms", KNOBS["data_ms"]) / 1e3)
+    return paced.batch(ids, size, case)

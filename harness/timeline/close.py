@@ -44,6 +44,8 @@ def close(
     matched = match(common)
     if matched.refused:
         unsure.append(f"communication is not divided into wait and transfer: {matched.refused}")
+    if matched.lone:
+        unsure.append(f"{matched.lone} collectives are missing in some ranks' traces: not divided")
     steps = min(len(r.edges) for r in common)
     if any(len(r.edges) != steps for r in common):
         unsure.append("ranks recorded different numbers of steps: the common first ones count")

@@ -38,13 +38,15 @@ _SETS = ("compute", "move", "data", "launch", "queued")
 class Op:
     """One communication of one rank; ns on its own clock, ``payload`` its input in elements.
 
-    ``peer`` is the other end of a send or recv. -1 where the trace does not say.
+    ``size`` is the group's number of ranks, ``seq`` its number within the group, ``peer`` the other
+    end of a send or recv. -1 where the trace does not say.
     """
 
     start: int
     end: int
     kind: str
     group: str
+    size: int = -1
     seq: int = -1
     payload: int = -1
     peer: int = -1
@@ -339,6 +341,7 @@ def _device_ops(trace: Trace, talk: NDArray[np.bool_]) -> Iterator[Op]:
             end=int(trace.end[row]),
             kind=kind,
             group=f"{args.group} {args.ranks}" if args else "",
+            size=args.size if args else -1,
             seq=args.seq if args else -1,
             payload=args.nelems if args else -1,
             peer=(args.target if kind == "send" else args.source) if args else -1,

@@ -49,10 +49,11 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """All meetings, or why there are none."""
+    """All meetings, or why there are none; ``lone`` counts those that some of their ranks miss."""
 
     meetings: tuple[Meeting, ...] = ()
     refused: str = ""
+    lone: int = 0
 
 
 def match(ranks: Sequence[Lanes]) -> Matched:
@@ -69,9 +70,12 @@ def match(ranks: Sequence[Lanes]) -> Matched:
             if op.group == ALONE:
                 continue
             found.setdefault(_key(lane.rank, op), {}).setdefault(lane.rank, []).append(op)
-    meetings = []
+    meetings, lone = [], 0
     for key, by_rank in found.items():
-        kind = str(key[1])
+        kind, first = str(key[1]), next(iter(by_rank.values()))[0]
+        if key[0] == "collective" and first.seq >= 0 and len(by_rank) < first.size:
+            lone += 1  # at the edge of a capture
+            continue
         if key[0] == "p2p" and len(by_rank) != 2:
             return Matched(refused=f"a {kind} has no other end in these traces")
         counts = {r: len(ops) for r, ops in by_rank.items()}
@@ -84,7 +88,7 @@ def match(ranks: Sequence[Lanes]) -> Matched:
             if len(sizes) > 1 and key[0] == "collective":
                 return Matched(refused=f"{kind}: ranks disagree on its size, {sorted(sizes)}")
             meetings.append(Meeting(ops=dict(zip(by_rank, together, strict=True))))
-    return Matched(meetings=tuple(meetings))
+    return Matched(meetings=tuple(meetings), lone=lone)
 
 
 def _key(rank: int, op: Op) -> tuple[object, ...]:

@@ -34,7 +34,8 @@ _INT64 = (1 << 63) - 1
 class Args(msgspec.Struct, gc=False, rename={
     "correlation": "correlation", "stream": "stream", "external": "External id",
     "collective": "Collective name", "nelems": "In msg nelems", "dtype": "dtype",
-    "group": "Process Group Name", "ranks": "Process Group Ranks", "seq": "Seq",
+    "group": "Process Group Name", "ranks": "Process Group Ranks", "size": "Group size",
+    "seq": "Seq",
     "source": "Src Rank", "target": "Dst Rank", "dims": "Input Dims", "types": "Input type",
     "inputs": "Concrete Inputs", "allocated": "Total Allocated",
 }):  # fmt: skip
@@ -48,6 +49,7 @@ class Args(msgspec.Struct, gc=False, rename={
     dtype: str = ""
     group: str = ""
     ranks: str = ""
+    size: int = -1
     seq: int = -1
     source: int = -1
     target: int = -1
@@ -140,9 +142,7 @@ class _Columns:
             return
         args = [e.args for e in kept]
         for i, a in enumerate(args):
-            if a is not None and (a.collective or a.dims):
-                if not a.collective and not kept[i].name.startswith(("c10d::", "gloo:", "nccl:")):
-                    continue
+            if a is not None and (a.collective or kept[i].name.startswith(("c10d::", "gloo:"))):
                 self.extra[self.rows + i] = a
         threads, names, cats = self.threads, self.names, self.cats
         self.blocks.append(

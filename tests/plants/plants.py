@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from harness.codec import Json
 from harness.models import paced
-from harness.models.paced import Wait, flops, loss  # noqa: F401
+from harness.models.paced import flops, loss  # noqa: F401
 from harness.spec import CaseSpec
 
 SIZES = {"small": dict(width=64, layers=8, layer_kb=128, batch=8)}
@@ -25,22 +25,21 @@ KNOBS = dict(step_ms=40.0, late_ms=0.0, stall_ms=0.0, slow_ms=0.0, uneven_ms=0.0
 STAND_IN = "paced"
 
 
-class Planted(nn.Module):
-    """A paced layer that also computes, or idles, for ``more_s`` a sample."""
+class Stalled(nn.Module):
+    """A layer before which the host idles for ``idle_s`` a sample."""
 
-    def __init__(self, layer: nn.Module, compute_s: float, idle_s: float) -> None:
+    def __init__(self, layer: nn.Module, idle_s: float) -> None:
         super().__init__()
-        self.layer, self.compute_s, self.idle_s = layer, compute_s, idle_s
+        self.layer, self.idle_s = layer, idle_s
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "meta":
             time.sleep(self.idle_s * len(x))
-            x = Wait.apply(x, self.compute_s * len(x), 0.0)  # also for 0 s: the operator costs too
         return self.layer(x)
 
 
 def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
-    """The paced blocks, the first one with what is planted in compute."""
+    """The paced blocks, the first one with what is planted."""
     knob = {k: case.knob(f"plants.{k}", v) / 1e3 for k, v in KNOBS.items()}
     model = paced.build(
         {**size, "step_ms": 0}, _like_paced(case, case.knob("plants.step_ms", KNOBS["step_ms"]))
@@ -51,7 +50,8 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     if world > 1 and rank == world - 1:
         compute += knob["late_ms"]
     samples = size["batch"] * (world if case.strategy == "pipeline" else 1)  # of a rank's step
-    first = Planted(model[0], compute / samples, knob["stall_ms"] / samples)
+    model[0].sample_s += compute / samples  # a longer wait, not one more: waking up costs, too
+    first = Stalled(model[0], knob["stall_ms"] / samples)
     return nn.Sequential(OrderedDict([("layer0", first), *list(model.named_children())[1:]]))
 
 

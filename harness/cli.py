@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness import admission, baseline, compare, doctor, options, planning, timelines
+from harness import admission, baseline, compare, doctor, nsys, options, planning, timelines
 from harness.codec import Json, to_doc
 from harness.discover import KINDS, Catalogue
 from harness.errors import Exit, ScaleproofError, exit_status
@@ -97,6 +97,7 @@ def _parser() -> Parser:
     )
     sub.add_argument("--resume", metavar="RUN", help="go on with an interrupted run")
     sub.add_argument("--inconclusive", choices=("fail", "warn"), default="fail")
+    sub.add_argument("--nsys", action="store_true", help="run it all under Nsight Systems")
     _where(sub)
     sub = verb("report", "the tables of a run, and its HTML page")
     sub.add_argument("run", type=Path)
@@ -295,6 +296,8 @@ def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[s
 
 
 def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
+    if parsed.nsys:
+        nsys.become(arguments, Path(parsed.results or "results"))
     known = options.catalogue(parsed.path)
     if parsed.resume:
         folder = Path(parsed.resume)

@@ -29,11 +29,13 @@ from harness.record import (
     Purpose,
     RankRecord,
     load_samples,
+    write_text,
 )
 from harness.spec import Arm, CaseSpec, Device, Plan, Window
 from harness.timeline.launch import budget_of
 
-POLL_GPUS_S = 1.0
+#: Seconds between readings of the devices, of a timed and of a profiled launch.
+POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1
 #: FLOP/s of a slow CPU core, for deadlines only.
 SLOW_FLOPS = 5e9
 
@@ -120,7 +122,8 @@ class Launcher:
     def _tick(self, spec: LaunchSpec, on_step: Callable[[int], None]) -> None:
         """Poll the devices now and then; say which step the slowest rank is at."""
         now = time.monotonic()
-        if self.poll_gpus and now - self._last_poll > POLL_GPUS_S:
+        every_s = POLL_PROFILED_S if spec.profiled else POLL_GPUS_S
+        if self.poll_gpus and now - self._last_poll > every_s:
             self._polls.append(nvml.poll())
             self._last_poll = now
         step = 0
@@ -173,6 +176,8 @@ class Launcher:
         launch = dataclasses.replace(launch, **vars(figures))
         if order.purpose is not Purpose.PROFILE:
             return launch
+        if self._polls:
+            write_text(out / "gpus.json", json.dumps([r for poll in self._polls for r in poll]))
         try:
             budget = budget_of(folder, spec.launch, ranks)
         except ScaleproofError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,10 @@ THROTTLE = {
     0x40: "hw_thermal",
     0x80: "hw_power_brake",
 }
+
+
+#: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: payload over all links, in KiB.
+_NVLINK_TX, _NVLINK_RX = 138, 139
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,7 @@ class GpuWindow:
     temp_c: tuple[int, ...] | None
     throttle: tuple[str, ...]
     lost: bool = False
+    utilization_pct: tuple[int, ...] | None = None
 
 
 @contextlib.contextmanager
@@ -168,7 +174,11 @@ def driver() -> str | None:
 
 
 def poll() -> list[dict[str, Json]]:
-    """One reading of every visible device: clock, power, temperature, throttle mask."""
+    """One reading of every visible device.
+
+    Clock, power, temperature, throttle mask, utilisation in percent, PCIe traffic in kB/s, NVLink
+    traffic in kB since the driver was loaded; ``time_ns`` on the clock of the ranks' traces.
+    """
     with _nvml() as nvml:
         if nvml is None:
             return []
@@ -177,8 +187,10 @@ def poll() -> list[dict[str, Json]]:
             power = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
             reasons = _ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
             name = _ask(nvml, "nvmlDeviceGetName", handle)
+            used = _ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
             readings.append(
                 {
+                    "time_ns": time.time_ns(),
                     "index": index,
                     "name": None if name is None else _text(name),
                     "sm_clock_mhz": _ask(
@@ -189,9 +201,22 @@ def poll() -> list[dict[str, Json]]:
                         nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
                     ),
                     "throttle": reasons,
+                    "utilization_pct": None if used is None else int(used.gpu),
+                    "pcie_tx_kb_s": _ask(nvml, "nvmlDeviceGetPcieThroughput", handle, 0),
+                    "pcie_rx_kb_s": _ask(nvml, "nvmlDeviceGetPcieThroughput", handle, 1),
+                    "nvlink_tx_kb": _field(nvml, handle, _NVLINK_TX),
+                    "nvlink_rx_kb": _field(nvml, handle, _NVLINK_RX),
                 }
             )
         return readings
+
+
+def _field(nvml: Any, handle: Any, field: int) -> int | None:
+    """One field value of a device; None where it is not supported."""
+    found = _ask(nvml, "nvmlDeviceGetFieldValues", handle, [field])
+    if not found or found[0].nvmlReturn != 0:
+        return None
+    return int(found[0].value.ullVal)
 
 
 def summarise(polls: Sequence[Sequence[dict[str, Json]]]) -> tuple[GpuWindow, ...]:
@@ -210,6 +235,7 @@ def summarise(polls: Sequence[Sequence[dict[str, Json]]]) -> tuple[GpuWindow, ..
                 power_w=_spread(rows, "power_w"),
                 temp_c=_spread(rows, "temp_c"),
                 throttle=tuple(sorted(reasons)),
+                utilization_pct=_spread(rows, "utilization_pct"),
                 lost=rows[-1]["name"] is None or all(r["index"] != index for r in polls[-1]),
             )
         )
@@ -217,5 +243,5 @@ def summarise(polls: Sequence[Sequence[dict[str, Json]]]) -> tuple[GpuWindow, ..
 
 
 def _spread(rows: Sequence[dict[str, Json]], key: str) -> tuple[Any, ...] | None:
-    values = [r[key] for r in rows if r[key] is not None]
+    values = [r[key] for r in rows if r.get(key) is not None]
     return (min(values), max(values)) if values else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from harness.timeline import merge
 from harness.timeline.close import Closed, close
 from harness.timeline.lanes import Lanes, lanes
 from harness.timeline.launch import close_launch
-from harness.timeline.reader import Trace, read
+from harness.timeline.reader import Trace, read, split
 from harness.timeline.tallies import operators, ranges
 
 
@@ -29,6 +30,7 @@ class Window:
     traces: Sequence[Trace]
     lanes: Sequence[Lanes]
     closed: Closed
+    readings: Sequence[Json] = ()
 
     @property
     def budget(self) -> Budget:
@@ -66,7 +68,7 @@ def act(parsed: argparse.Namespace, width: int) -> tuple[Json, list[str]]:
             lines += ["", *pages.range_lines(found, width)]
         if parsed.merge is not None:
             path = parsed.merge / f"{window.name}.trace.json.gz"
-            merge.write(path, window.traces, window.lanes, window.closed)
+            merge.write(path, window.traces, window.lanes, window.closed, window.readings)
             lines.append(f" merged   {path}: open it in https://ui.perfetto.dev")
         documents.append(document)
         lines.append("")
@@ -77,7 +79,7 @@ def _windows(paths: Sequence[Path]) -> Iterator[Window]:
     if len(paths) == 1 and (paths[0].is_dir() or paths[0].name == "record.json"):
         yield from _of_run(paths[0])
         return
-    traces = [read(p) for p in paths]
+    traces = [part for p in paths for part in split(read(p))]
     stated = [t.rank for t in traces]
     known = len(set(stated)) == len(stated) and min(stated) >= 0
     if not known and len(traces) > 1 and max(stated) >= 0:
@@ -117,4 +119,10 @@ def _of_run(path: Path) -> Iterator[Window]:
             traces=traces,
             lanes=found,
             closed=closed,
+            readings=_readings(folder / "launches" / launch.launch / "gpus.json"),
         )
+
+
+def _readings(path: Path) -> list[Json]:
+    """Of the devices, where there are any."""
+    return list(json.loads(path.read_text())) if path.is_file() else []

@@ -19,7 +19,8 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
         return []
     timed = {x.case for x in run.launches if x.purpose is Purpose.TIMED and contrasts.usable(x)}
     cases = [c for h, c in every.items() if h in timed]
-    out = [f" covered  {len(cases)} of {len(every)} cases timed"]
+    profiled = {x.case for x in run.launches if x.purpose is Purpose.PROFILE and x.budget}
+    out = [f" covered  {len(cases)} of {len(every)} cases timed, {len(profiled)} profiled"]
     out += wrap(f" worlds   {_worlds(cases)}", width, 10)
     for kind, text in _names(run, cases):
         out += wrap(f" {kind:<8} {text}", width, 10)

@@ -11,11 +11,12 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup  # jinja2's own dependency
 
 from harness import contrasts, findings, units, verdict
+from harness.budget import Term
 from harness.codec import to_doc
 from harness.machine import PEAK_TFLOPS
 from harness.outcome import SEVERITY, Reason, ScalingPoint, Verdict
 from harness.record import Expected, RunRecord
-from harness.report import svg
+from harness.report import svg, timeline
 from harness.report.coverage import coverage
 from harness.report.svg import Series
 from harness.spec import Plan
@@ -42,6 +43,8 @@ def render(run: RunRecord) -> str:
             _verdict(run, v) for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
         ],
         together=verdict.together(run.verdicts),
+        timelines=_timelines(run),
+        explained=[line.strip() for line in timeline.remarks(run, WIDE)],
         cases=_cases(run),
         coverage=[line.split(maxsplit=1) for line in coverage(run, WIDE)],
         facts=_facts(run),
@@ -98,6 +101,51 @@ def _series(name: str, xs: list[float], points: list[ScalingPoint], field: str) 
         return [getattr(p, field + suffix) for p in points]
 
     return Series(name=name, x=xs, y=column(""), low=column("_low"), high=column("_high"))
+
+
+#: Okabe and Ito again, and grey for what nobody does.
+_TERM_COLORS = {
+    Term.COMPUTE: "#0072B2",
+    Term.MOVE: "#56B4E9",
+    Term.TRANSFER: "#D55E00",
+    Term.WAIT: "#CC79A7",
+    Term.BUBBLE: "#E69F00",
+    Term.UNDIVIDED: "#D55E00",
+    Term.DATA: "#009E73",
+    Term.LAUNCH: "#F0E442",
+    Term.IDLE: "#9aa0a6",
+    Term.OTHER: "#5f6368",
+}
+
+
+def _timelines(run: RunRecord) -> list[dict[str, Any]]:
+    """A bar for every rank of each profiled rung; dashed is what the baseline's step allows."""
+    names = timeline.TERMS
+    colors = {names[t]: color for t, color in _TERM_COLORS.items()}
+    out = []
+    for rung in timeline.rungs(run):
+        bars = [
+            svg.Bar(
+                name=f"rank {r.rank}",
+                parts=[(names[t], r.mean_ns(t) / 1e6) for t in _TERM_COLORS],
+            )
+            for r in rung.budget.ranks
+        ]
+        ideal = float(rung.losses.ideal_ns) / 1e6
+        out.append(
+            {
+                "title": rung.arm.case.id,
+                "against": rung.against,
+                "svg": Markup(svg.stacked(bars, colors, unit="ms", mark=ideal)),
+                "perturbation": f"{rung.perturbation:.2f}",
+                "refused": rung.refused,
+                "operators": [
+                    (o.name, o.count, f"{o.self_ns / 1e6:.3f}") for o in rung.budget.operators
+                ],
+                "unsure": rung.budget.unsure,
+            }
+        )
+    return out
 
 
 def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -144,3 +144,58 @@ def strip(
             f'<circle class="dot" cx="{px(v):.1f}" cy="11" r="2.5"><title>{v:.4g}</title></circle>'
         )
     return "".join([*out, "</svg>"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One stacked bar: (name, value) parts from the left, all bars of a chart on one scale."""
+
+    name: str
+    parts: Sequence[tuple[str, float]]
+
+
+def stacked(
+    bars: Sequence[Bar], colors: Mapping[str, str], *, unit: str, mark: float | None = None
+) -> str:
+    """Horizontal bars over one axis, with a legend of what occurs; ``mark`` is a dashed line."""
+    most = max([*(sum(v for _, v in b.parts) for b in bars), mark or 0.0]) * 1.02 or 1.0
+    left, row = 64, 24
+    bottom = 8 + row * len(bars)
+    used = [n for n in colors if any(n == name and v > 0 for b in bars for name, v in b.parts)]
+    legend_rows = -(-len(used) // 4)
+
+    def px(value: float) -> float:
+        return left + value / most * (WIDTH - left - RIGHT)
+
+    out = [
+        f'<svg viewBox="0 0 {WIDTH} {bottom + 30 + 20 * legend_rows}" role="img"'
+        f' aria-label="parts in {escape(unit)}">'
+    ]
+    for tick in _ticks(most):
+        out.append(
+            f'<line class="grid" x1="{px(tick):.1f}" x2="{px(tick):.1f}" y1="4" y2="{bottom}"/>'
+            f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 15}" text-anchor="middle">{tick:g}</text>'
+        )
+    for i, bar in enumerate(bars):
+        y, at = 8 + row * i, 0.0
+        out.append(
+            f'<text class="tick" x="{left - 6}" y="{y + 13}" text-anchor="end">{escape(bar.name)}</text>'
+        )
+        for name, value in bar.parts:
+            if value <= 0:
+                continue
+            title = f"<title>{escape(name)}: {value:.2f} {escape(unit)}</title>"
+            out.append(
+                f'<rect x="{px(at):.1f}" y="{y}" width="{px(at + value) - px(at):.2f}" height="{row - 6}"'
+                f' fill="{colors[name]}">{title}</rect>'
+            )
+            at += value
+    if mark is not None:
+        out.append(
+            f'<line class="mark" x1="{px(mark):.1f}" x2="{px(mark):.1f}" y1="2" y2="{bottom}"/>'
+        )
+    for i, name in enumerate(used):
+        lx, ly = left + (i % 4) * 122, bottom + 36 + 20 * (i // 4)
+        out.append(f'<rect x="{lx}" y="{ly - 10}" width="10" height="10" fill="{colors[name]}"/>')
+        out.append(f'<text class="legend" x="{lx + 14}" y="{ly}">{escape(name)}</text>')
+    return "\n".join([*out, "</svg>"])

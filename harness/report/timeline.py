@@ -17,7 +17,8 @@ from harness.timeline.advice import advice
 from harness.timeline.losses import Losses, losses
 from harness.timeline.tallies import Range
 
-_TERMS = {
+#: The terms in the words of a column.
+TERMS = {
     Term.COMPUTE: "compute",
     Term.MOVE: "copies",
     Term.TRANSFER: "transfer",
@@ -44,6 +45,11 @@ class Rung:
     budget: Budget
     losses: Losses
     perturbation: float
+
+    @property
+    def refused(self) -> bool:
+        """Whether the profiler changed too much to attribute anything."""
+        return self.perturbation > PERTURBED
 
 
 def rungs(run: RunRecord) -> list[Rung]:
@@ -88,7 +94,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     found = rungs(run)
     if not found:
         return []
-    trusted = [r for r in found if r.perturbation <= PERTURBED]
+    trusted = [r for r in found if not r.refused]
     out = [rule("where the efficiency went, ms per step", width)]
     if trusted:
         out += _table(trusted, width)
@@ -97,6 +103,13 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             " against the baseline (* not hidden behind compute)"
         )
         out += wrap(note, width, 1)
+    return [*out, *remarks(run, width), ""]
+
+
+def remarks(run: RunRecord, width: int) -> list[str]:
+    """What is worth a sentence: bubbles, both estimates of communication, advice, refusals."""
+    found, out = rungs(run), list[str]()
+    trusted = [r for r in found if not r.refused]
     for r in trusted:
         expected = run.described[r.arm.case.hash].expected
         share = expected.ideal_efficiency if expected else 1.0
@@ -111,7 +124,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             out += wrap(f" try      {r.arm.case.id}: {line}", width, 10)
     for r in trusted:
         out += _both(run, r, width)
-    refused = [r for r in found if r.perturbation > PERTURBED]
+    refused = [r for r in found if r.refused]
     if refused:
         worst = max(refused, key=lambda r: r.perturbation)
         names = ", ".join(r.arm.case.id for r in refused)
@@ -121,7 +134,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             f" steps (--set micro_batch=..., a larger size), or --ablate communication",
             width, 10,
         )  # fmt: skip
-    return [*out, ""]
+    return out
 
 
 def _advice(run: RunRecord, r: Rung) -> Iterator[str]:
@@ -149,14 +162,14 @@ def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:
 
 
 def _table(found: Sequence[Rung], width: int) -> list[str]:
-    shown = [t for t in _TERMS if any(_ms(r, t) for r in found)]
+    shown = [t for t in TERMS if any(_ms(r, t) for r in found)]
     columns = [
         Column(header="case", keep=100, left=True),
         Column(header="ranks", keep=99),
         Column(header="ideal", keep=90),
         Column(header="step", keep=98),
         Column(header="lost", keep=97),
-        *(Column(header=_TERMS[t] + ("*" if t in _EXPOSED else ""), keep=80) for t in shown),
+        *(Column(header=TERMS[t] + ("*" if t in _EXPOSED else ""), keep=80) for t in shown),
         Column(header="of N", keep=60),
         Column(header="profiled", keep=50),
     ]
@@ -185,7 +198,7 @@ def _ms(r: Rung, term: Term) -> float:
 
 def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     """One profiled window: every rank's mean step, and what can be said of it."""
-    shown = [t for t in _TERMS if budget.total_ns(t)]
+    shown = [t for t in TERMS if budget.total_ns(t)]
     steps = f"{budget.steps} step{'s' if budget.steps > 1 else ''}"
     clocks = "" if not budget.clock_ns else f", clocks within {budget.clock_ns / 1e6:.2f} ms"
     num = len(budget.ranks)
@@ -194,7 +207,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     columns = [
         Column(header="rank", keep=100),
         Column(header="ms/step", keep=99),
-        *(Column(header=_TERMS[t] + ("*" if t in _EXPOSED else ""), keep=80) for t in shown),
+        *(Column(header=TERMS[t] + ("*" if t in _EXPOSED else ""), keep=80) for t in shown),
         Column(header="all comm", keep=70),
     ]
     rows = [

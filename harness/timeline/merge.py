@@ -30,8 +30,17 @@ _COLORS = {
 }
 
 
-def write(path: Path, traces: Sequence[Trace], ranks: Sequence[Lanes], closed: Closed) -> None:
-    """Write the merged trace, gzipped; ``ranks`` are the lanes of ``traces``, in their order."""
+def write(
+    path: Path,
+    traces: Sequence[Trace],
+    ranks: Sequence[Lanes],
+    closed: Closed,
+    readings: Sequence[Json] = (),
+) -> None:
+    """Write the merged trace, gzipped; ``ranks`` are the lanes of ``traces``, in their order.
+
+    ``readings`` are those of the devices while it was made (``harness.nvml.poll``).
+    """
     starts = [
         int(t.start[0]) + closed.offsets_ns.get(r.rank, 0)
         for t, r in zip(traces, ranks, strict=True)
@@ -47,8 +56,21 @@ def write(path: Path, traces: Sequence[Trace], ranks: Sequence[Lanes], closed: C
             for event in _events(trace, lane, closed, base):
                 out.write(("" if first else ",\n") + json.dumps(event, separators=(",", ":")))
                 first = False
+        for event in _counters(readings, base):
+            out.write(",\n" + json.dumps(event, separators=(",", ":")))
         out.write("\n]}\n")
     temporary.replace(path)
+
+
+def _counters(readings: Sequence[Json], base: int) -> Iterator[Json]:
+    """Clock, power and the like of each device, as counters beside the ranks."""
+    for reading in readings:
+        for name, value in reading.items():
+            if name not in ("time_ns", "index", "name") and value is not None:
+                yield {
+                    "ph": "C", "pid": "devices", "tid": 0, "name": f"GPU {reading['index']} {name}",
+                    "ts": (reading["time_ns"] - base) / 1e3, "args": {name: value},
+                }  # fmt: skip
 
 
 def _events(trace: Trace, lane: Lanes, closed: Closed, base: int) -> Iterator[Json]:

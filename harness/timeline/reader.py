@@ -13,7 +13,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +29,7 @@ DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "
 _START = re.compile(rb'"traceEvents"\s*:\s*\[\s*')
 _NEXT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|args|dur|id)"\s*:)')
 _INT64 = (1 << 63) - 1
+_COLUMNS = ("start", "end", "name", "cat", "thread", "correlation", "stream")
 
 
 class Args(msgspec.Struct, gc=False, rename={
@@ -111,6 +112,36 @@ class Trace:
         return np.isin(self.name, wanted)
 
 
+def split(trace: Trace) -> list[Trace]:
+    """One trace for each process that makes steps: a file may hold all ranks of a world."""
+    steps = trace.named(re.compile(r"ProfilerStep#\d+$")) & trace.of_cat("user_annotation")
+    process = np.array([t.partition("/")[0] for t in trace.threads])[trace.thread]
+    ids = sorted(set(process[steps].tolist()), key=lambda p: (len(p), p))
+    if len(ids) < 2:
+        return [trace]
+    if not np.isin(process[trace.of_cat("kernel")], ids).all():
+        raise ScaleproofError(
+            f"{len(ids)} processes and their devices are in one file",
+            where=trace.path,
+            expected="one trace for each rank",
+            fix="scaleproof timeline rank*.json.gz",
+        )
+    parts = []
+    for rank, one in enumerate(ids):
+        rows = np.flatnonzero(process == one)
+        place = {int(row): i for i, row in enumerate(rows)}
+        parts.append(
+            replace(
+                trace,
+                rank=rank,
+                world_size=len(ids),
+                **{n: getattr(trace, n)[rows] for n in _COLUMNS},
+                extra={place[r]: a for r, a in trace.extra.items() if r in place},
+            )
+        )
+    return parts
+
+
 class _Ids(dict[Any, int]):
     """Values numbered in the order they are first seen."""
 
@@ -120,7 +151,7 @@ class _Ids(dict[Any, int]):
 
 
 @dataclass
-class _Columns:
+class _Growing:
     """Grows block by block."""
 
     names: _Ids = field(default_factory=_Ids)
@@ -161,7 +192,7 @@ class _Columns:
 
 def read(path: Path) -> Trace:
     """Read one trace, plain or gzipped; ScaleproofError if it is none."""
-    columns, skipped = _Columns(), 0
+    columns, skipped = _Growing(), 0
     decode = msgspec.json.Decoder(list[Event]).decode
     stream = _Stream(path)
     enabled = gc.isenabled()
@@ -191,7 +222,7 @@ def read(path: Path) -> Trace:
     return _trace(path, columns, stream.meta, "; ".join(broken))
 
 
-def _trace(path: Path, columns: _Columns, meta: dict[str, Any], partial: str) -> Trace:
+def _trace(path: Path, columns: _Growing, meta: dict[str, Any], partial: str) -> Trace:
     ts, dur, name, cat, thread, correlation, stream = (
         np.concatenate([b[i] for b in columns.blocks]) for i in range(7)
     )

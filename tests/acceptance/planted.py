@@ -78,7 +78,7 @@ def plan_of(
     knobs = {
         "paced.mode": "schedule",
         "paced.plant": f"{world}:{efficiency}",
-        "paced.step_ms": {"ddp": 80.0, "pipeline": 40.0 * (world - 1) + 60.0}[strategy],
+        "paced.step_ms": {"ddp": 80.0, "pipeline": 45.0 * (world - 1) + 85.0}[strategy],
     }
     site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
     case = site.case(f"{strategy}/paced-small", knobs=knobs)

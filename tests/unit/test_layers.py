@@ -22,7 +22,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(["derive", "contrasts", "judge", "fingerprint", "references", "pilots", "findings", "verdict", "verify", "resume",
          "compare", "history", "timeline", "profiles"], 4),
     **dict.fromkeys(["measure", "launcher", "progress", "report", "frames"], 5),
-    **dict.fromkeys(["options", "planning", "cli", "baseline", "timelines", "pytest_plugin", "benchmark_bridge", "__main__", "schema"], 6),
+    **dict.fromkeys(["options", "planning", "cli", "baseline", "timelines", "nsys", "pytest_plugin", "benchmark_bridge", "__main__", "schema"], 6),
 }  # fmt: skip
 
 

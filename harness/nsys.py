@@ -1,0 +1,31 @@
+"""``run --nsys``: the same command under NVIDIA Nsight Systems, ranks and their spans included."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from harness.errors import ScaleproofError
+
+
+def become(arguments: Sequence[str], results: Path) -> NoReturn:
+    """Replace this process by nsys running it; the report lies in ``results``."""
+    found = shutil.which("nsys")
+    if found is None:
+        raise ScaleproofError(
+            "--nsys: there is no nsys on the PATH",
+            expected="NVIDIA Nsight Systems",
+            fix="run without --nsys: the timeline is captured all the same",
+        )
+    results.mkdir(parents=True, exist_ok=True)
+    rest = [a for a in arguments if a != "--nsys"]
+    command = [
+        found, "profile", "--trace=nvtx,cuda,osrt", "--trace-fork-before-exec=true",
+        f"--output={results / 'scaleproof-%p'}", sys.executable, "-m", "harness", *rest,
+    ]  # fmt: skip
+    sys.stdout.flush()
+    os.execv(found, command)

@@ -1,0 +1,85 @@
+"""The verb ``timeline``, on a run and on traces that others recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "tests" / "timeline" / "recorded"
+SAMPLE = ROOT / "results" / "samples" / "ddp-nano"
+
+
+def test_a_run_shows_every_rank_of_its_rungs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["timeline", str(SAMPLE)]) == 0
+    out = capsys.readouterr().out
+    assert "ddp/decoder-nano/weak@2cpu: 2 ranks, 8 steps of" in out
+    assert "clocks within" in out and "load balance" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_traces_of_others_merge_and_list_their_ranges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Given in any order; the document holds what is printed."""
+    paths = [str(RECORDED / f"fsdp-rank{r}.json.gz") for r in (1, 0)]
+    assert main(["timeline", *paths, "--merge", str(tmp_path), "--ranges"]) == 0
+    out = capsys.readouterr().out
+    assert "FSDP::all_gather" in out and "https://ui.perfetto.dev" in out
+    (merged,) = tmp_path.iterdir()
+    assert main(["timeline", *paths, "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    assert [r["rank"] for r in document["budget"]["ranks"]] == [0, 1]
+    assert main(["timeline", str(merged)]) == 0, "its own output is a trace, too"
+    assert "2 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("make", "says", "fix"),
+    [
+        (lambda d: [str(d / "no.json")], "No such file", "scaleproof timeline"),
+        (lambda d: [str(d)], "no record.json", "ls results"),
+        (lambda d: [str(ROOT / "tests/golden/record-v1")], "no profiled launch", "scaleproof run"),
+        (
+            lambda d: [str(RECORDED / "ddp-rank0.json.gz")] * 2,
+            "ranks [0, 0]",
+            "scaleproof timeline",
+        ),
+    ],
+)
+def test_what_is_no_timeline_is_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: object, says: str, fix: str
+) -> None:
+    assert main(["timeline", *make(tmp_path)]) == 4  # type: ignore[operator]
+    error = capsys.readouterr().err
+    assert says in error and fix in error and "Traceback" not in error
+
+
+def test_nsys_wraps_the_command_and_its_absence_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["run", "ddp/decoder-nano/weak", "--nsys"]) == 4
+    assert "there is no nsys on the PATH" in capsys.readouterr().err
+    fake = tmp_path / "nsys"
+    fake.write_text("#!/bin/sh\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    calls: list[list[str]] = []
+
+    def execv(path: str, command: list[str]) -> None:
+        calls.append([path, *command])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "execv", execv)
+    results = tmp_path / "results"
+    main(["run", "ddp/decoder-nano/weak", "--cpus", "2", "--nsys", "--results", str(results)])
+    (call,) = calls
+    assert call[0] == shutil.which("nsys") and "--trace-fork-before-exec=true" in call
+    assert call[-6:] == ["run", "ddp/decoder-nano/weak", "--cpus", "2", "--results", str(results)]

@@ -1,0 +1,98 @@
+"""Recorded traces of every strategy family: two gloo ranks, torch 2.13."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.budget import Term
+from harness.timeline import merge
+from harness.timeline.close import Closed, close
+from harness.timeline.lanes import lanes
+from harness.timeline.reader import Trace, read
+from harness.timeline.tallies import operators, ranges
+
+HERE = Path(__file__).parent / "recorded"
+FAMILIES = ("ddp", "fsdp", "gpipe", "1f1b", "compressed")
+
+
+def traces_of(family: str) -> list[Trace]:
+    return [read(HERE / f"{family}-rank{r}.json.gz") for r in (0, 1)]
+
+
+def closed_of(traces: list[Trace]) -> Closed:
+    return close([lanes(t) for t in traces])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_budget_closes_and_nothing_is_undetermined(family: str) -> None:
+    closed = closed_of(traces_of(family))
+    budget = closed.budget
+    assert budget.steps == 3 and [r.rank for r in budget.ranks] == [0, 1]
+    for rank in budget.ranks:
+        for k, whole in enumerate(rank.step_ns):
+            assert sum(v[k] for v in rank.terms.values()) == whole
+    assert not [u for u in budget.unsure if "divided" in u or "read" in u]
+    assert budget.total_ns(Term.UNDIVIDED) == 0
+    # 20 ms of a step are waited for in operators; all else is the step's own overhead.
+    assert 20e6 < budget.mean_ns(Term.COMPUTE) < budget.step_ns
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_shows_what_it_is(family: str) -> None:
+    traces = traces_of(family)
+    budget = closed_of(traces).budget
+    pipeline = family in ("gpipe", "1f1b")
+    assert (budget.total_ns(Term.BUBBLE) > 0) == pipeline
+    assert (budget.total_ns(Term.WAIT) > 0) == (not pipeline)
+    assert 0 < budget.exposed_share <= budget.comm_share < 1
+    named = {r.name for r in ranges(traces)}
+    wanted = {"batch", "optimizer", "forward", "backward", "step"}
+    assert named >= wanted | ({"bucket"} if family == "compressed" else set())
+    assert operators(traces, budget.steps)[0].name in ("WaitBackward", "Wait")
+
+
+def test_micro_batches_are_spans_of_every_stage() -> None:
+    """1F1B itself says nothing of them."""
+    for family in ("gpipe", "1f1b"):
+        found = {r.name: r.count for r in ranges(traces_of(family))}
+        assert found["forward"] == found["backward"] == 2 * 3 * 4  # ranks, steps, micro-batches
+
+
+def test_fsdp_waits_in_annotations_and_issues_much() -> None:
+    """Synchronous collectives over gloo: an annotation taken for compute would hide all of it."""
+    budget = closed_of(traces_of("fsdp")).budget
+    assert budget.exposed_share > 0.1
+    assert budget.mean_ns(Term.LAUNCH) > closed_of(traces_of("ddp")).budget.mean_ns(Term.LAUNCH)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_single_ranks_trace_is_told_apart_but_not_divided(family: str) -> None:
+    budget = close([lanes(traces_of(family)[1])]).budget
+    assert "1 of 2 ranks' traces" in budget.unsure[0]
+    assert budget.total_ns(Term.UNDIVIDED) > 0 and Term.WAIT not in budget.ranks[0].terms
+
+
+def test_the_merged_trace_has_every_rank_and_the_budget_as_tracks(tmp_path: Path) -> None:
+    traces = traces_of("gpipe")
+    found = [lanes(t) for t in traces]
+    closed = close(found, {1: -5_000_000}, 0)  # rank 1's clock is taken to be 5 ms ahead
+    path = tmp_path / "merged.json.gz"
+    reading = {"time_ns": int(traces[0].start[0]), "index": 0, "name": "H200", "power_w": 512.5}
+    merge.write(path, traces, found, closed, [reading])
+    doc = json.loads(gzip.decompress(path.read_bytes()))
+    base = doc["baseTimeNanoseconds"]
+    for trace, lane in zip(traces, found, strict=True):
+        own = [e for e in doc["traceEvents"] if e["ph"] == "X" and e["pid"] == lane.rank]
+        terms = [e for e in own if e["cat"] == "budget"]
+        assert len(own) - len(terms) == len(trace.start)
+        total = sum(round(e["dur"] * 1000) for e in terms)
+        (rank,) = [r for r in closed.budget.ranks if r.rank == lane.rank]
+        assert total == sum(rank.step_ns)
+        first = min(round(e["ts"] * 1000) + base for e in own if e["cat"] != "budget")
+        assert first == int(trace.start[0]) - (5_000_000 if lane.rank else 0)
+    (counter,) = [e for e in doc["traceEvents"] if e["ph"] == "C"]
+    assert counter["args"] == {"power_w": 512.5} and counter["name"] == "GPU 0 power_w"

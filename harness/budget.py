@@ -59,8 +59,9 @@ class RankBudget:
 class Blame:
     """Whom the others waited for, and what it was at.
 
-    ``waited_ns`` is per step, over all that waited, ``share`` its part of all waiting. ``term`` is
-    where that rank's step exceeds the median of the others' most, by ``excess_ns``.
+    ``waited_ns`` is what others waited for it per step, less what it waited itself: a rank that is
+    late because it waited passes the blame on. ``share`` is its part of all that is left so.
+    ``term`` is where its step exceeds the median of the others' most, by ``excess_ns``.
     """
 
     rank: int

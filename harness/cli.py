@@ -367,6 +367,11 @@ def _verify(parsed: argparse.Namespace, _: list[str]) -> Exit:
         f" {found.num_launches} launches from {found.num_samples} ranks' samples,"
         f" {found.num_verdicts} verdicts recomputed",
         f" recorded with {run.software.get('scaleproof', 'n/a')}, read with schema {run.schema}",
+        *(
+            [f" {found.num_traceless} budgets are taken as recorded: their traces are not here"]
+            if found.num_traceless
+            else []
+        ),
         *(f" DIFFERS  {d}" for d in found.differences),
         " everything agrees" if not found.differences else f" {len(found.differences)} differences",
     ]

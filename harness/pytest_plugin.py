@@ -141,6 +141,8 @@ def option(config: pytest.Config, name: str) -> Any:
         return default
     if known.kwargs.get("action") == "append":
         return [from_env]
+    if known.kwargs.get("action") == "store_true":
+        return from_env.lower() not in ("", "0", "no", "false")
     try:
         return known.kwargs.get("type", str)(from_env)
     except ValueError:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.budget import Budget
 from harness.codec import Json, to_doc
 from harness.errors import ScaleproofError
-from harness.record import Purpose, load
+from harness.record import LaunchRecord, Purpose, load
 from harness.report import timeline as pages
 from harness.timeline import merge
 from harness.timeline.close import Closed, close
@@ -22,21 +22,23 @@ from harness.timeline.tallies import operators, ranges
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
-    """One profiled window: its traces and what they come to."""
+class Opened:
+    """The traces of one window, their lanes and what these come to."""
 
-    title: str
-    name: str
     traces: Sequence[Trace]
     lanes: Sequence[Lanes]
     closed: Closed
     readings: Sequence[Json] = ()
 
-    @property
-    def budget(self) -> Budget:
-        """With the operators that took longest."""
-        found = self.closed.budget
-        return replace(found, operators=operators(self.traces, found.steps))
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """One profiled window: its budget, and its traces where more is asked of them."""
+
+    title: str
+    name: str
+    budget: Budget
+    open: Callable[[], Opened]
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -59,16 +61,15 @@ def act(parsed: argparse.Namespace, width: int) -> tuple[Json, list[str]]:
     documents: list[Json] = []
     lines: list[str] = []
     for window in _windows(parsed.paths):
-        budget = window.budget
-        document = {"title": window.title, "budget": to_doc(budget)}
-        lines += pages.window_lines(window.title, budget, width)
+        document = {"title": window.title, "budget": to_doc(window.budget)}
+        lines += pages.window_lines(window.title, window.budget, width)
         if parsed.ranges:
-            found = ranges(window.traces)
+            found = ranges(window.open().traces)
             document["ranges"] = to_doc(tuple(found))
             lines += ["", *pages.range_lines(found, width)]
         if parsed.merge is not None:
-            path = parsed.merge / f"{window.name}.trace.json.gz"
-            merge.write(path, window.traces, window.lanes, window.closed, window.readings)
+            path, w = parsed.merge / f"{window.name}.trace.json.gz", window.open()
+            merge.write(path, w.traces, w.lanes, w.closed, w.readings)
             lines.append(f" merged   {path}: open it in https://ui.perfetto.dev")
         documents.append(document)
         lines.append("")
@@ -78,11 +79,15 @@ def act(parsed: argparse.Namespace, width: int) -> tuple[Json, list[str]]:
 def _windows(paths: Sequence[Path]) -> Iterator[Window]:
     if len(paths) == 1 and (paths[0].is_dir() or paths[0].name == "record.json"):
         yield from _of_run(paths[0])
-        return
+    else:
+        yield _of_traces(paths)
+
+
+def _of_traces(paths: Sequence[Path]) -> Window:
+    """Traces of one window, in any order; ranks are numbered by their order if they do not say."""
     traces = [part for p in paths for part in split(read(p))]
     stated = [t.rank for t in traces]
-    known = len(set(stated)) == len(stated) and min(stated) >= 0
-    if not known and len(traces) > 1 and max(stated) >= 0:
+    if len(set(stated)) < len(stated) and max(stated) >= 0:
         raise ScaleproofError(
             f"these traces are of ranks {stated}",
             expected="one trace of each rank, of one window",
@@ -91,16 +96,21 @@ def _windows(paths: Sequence[Path]) -> Iterator[Window]:
     found = [lanes(t, i) for i, t in enumerate(traces)]
     order = sorted(range(len(found)), key=lambda i: found[i].rank)
     found, traces = [found[i] for i in order], [traces[i] for i in order]
-    title = paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more"
-    name = paths[0].name.split(".")[0]
-    yield Window(
-        title=title, name=f"merged-{name}", traces=traces, lanes=found, closed=close(found)
+    closed = close(found)
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return Window(
+        title=f"{paths[0].name}{more}",
+        name=f"merged-{paths[0].name.split('.')[0]}",
+        budget=replace(closed.budget, operators=operators(traces, closed.budget.steps)),
+        open=lambda: Opened(traces=traces, lanes=found, closed=closed),
     )
 
 
 def _of_run(path: Path) -> Iterator[Window]:
+    """The profiled launches of a run, as its record holds them."""
     run = load(path)
     folder = path if path.is_dir() else path.parent
+    plans = {p.hash: p for p in run.plans}
     own = [x for x in run.launches if x.purpose is Purpose.PROFILE and x.budget is not None]
     if not own:
         raise ScaleproofError(
@@ -109,20 +119,18 @@ def _of_run(path: Path) -> Iterator[Window]:
             expected="a run without --no-timeline",
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
-    plans = {p.hash: p for p in run.plans}
     for launch in own:
-        traces, closed = close_launch(folder, launch.launch, launch.ranks)
-        found = [lanes(t, r.rank) for t, r in zip(traces, launch.ranks, strict=True)]
+        assert launch.budget is not None
+
+        def opened(launch: LaunchRecord = launch) -> Opened:
+            traces, found, closed = close_launch(folder, launch.launch, launch.ranks)
+            devices = folder / "launches" / launch.launch / "gpus.json"
+            readings = json.loads(devices.read_text()) if devices.is_file() else ()
+            return Opened(traces=traces, lanes=found, closed=closed, readings=readings)
+
         yield Window(
             title=plans[launch.plan].arm(launch.arm).case.id,
             name=launch.launch,
-            traces=traces,
-            lanes=found,
-            closed=closed,
-            readings=_readings(folder / "launches" / launch.launch / "gpus.json"),
+            budget=launch.budget,
+            open=opened,
         )
-
-
-def _readings(path: Path) -> list[Json]:
-    """Of the devices, where there are any."""
-    return list(json.loads(path.read_text())) if path.is_file() else []

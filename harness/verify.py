@@ -32,18 +32,20 @@ class Verification:
     """What was recomputed, and every difference found.
 
     Verdicts of an older schema were judged by the rules of its day and are not recomputed.
+    ``num_traceless`` profiled launches had no traces left: their budgets were taken as recorded.
     """
 
     num_launches: int
     num_samples: int
     num_verdicts: int
     differences: tuple[str, ...]
+    num_traceless: int = 0
 
 
 def verify(run: RunRecord, folder: Path) -> Verification:
     """Recompute launches from samples and verdicts from launches; list what differs."""
     differences: list[str] = []
-    launches = samples_read = 0
+    launches = samples_read = traceless = 0
     plans = {p.hash: p for p in run.plans}
     for launch in run.launches:
         if launch.purpose is Purpose.GATE or launch.status is not LaunchStatus.OK:
@@ -68,7 +70,11 @@ def verify(run: RunRecord, folder: Path) -> Verification:
             if not same(to_doc(value), to_doc(recorded)):
                 differences.append(f"{launch.launch}: {name} is {recorded}, samples say {value}")
         if launch.purpose is Purpose.PROFILE:
-            differences += _budget(launch, folder)
+            paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
+            if all(p.is_file() for p in paths):
+                differences += _budget(launch, folder)
+            else:
+                traceless += 1
             if not same(derive.perturbation(samples, plan.profile), launch.perturbation):
                 differences.append(f"{launch.launch}: perturbation differs")
         for rank, own in zip(launch.ranks, samples, strict=True):
@@ -99,6 +105,7 @@ def verify(run: RunRecord, folder: Path) -> Verification:
         num_samples=samples_read,
         num_verdicts=len(again_verdicts),
         differences=tuple(differences),
+        num_traceless=traceless,
     )
 
 
@@ -118,11 +125,7 @@ def same(a: Json, b: Json) -> bool:
 def _budget(launch: LaunchRecord, folder: Path) -> list[str]:
     """Whether the traces are those that were recorded, and say the same again."""
     for rank in launch.ranks:
-        path = trace_path(folder, launch.launch, rank.rank)
-        try:
-            raw = path.read_bytes()
-        except OSError:
-            return [f"{launch.launch}: the trace of rank {rank.rank} is missing ({path})"]
+        raw = trace_path(folder, launch.launch, rank.rank).read_bytes()
         if hashlib.sha256(raw).hexdigest() != rank.trace_sha256:
             return [f"{launch.launch}: the trace of rank {rank.rank} was changed after its writing"]
     again = budget_of(folder, launch.launch, launch.ranks)

@@ -24,6 +24,14 @@ MUTANTS = Path(__file__).parent / "mutants"
 pytest_plugins = ["pytester"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def without_timelines() -> Iterator[None]:
+    """Suites under test profile nothing unless they are there to do so: it takes seconds each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCALEPROOF_NO_TIMELINE", "1")
+        yield
+
+
 @pytest.fixture(scope="session")
 def catalogue() -> Catalogue:
     """The package's files and the mutants."""

@@ -141,11 +141,11 @@ def main() -> int:
         for name, code, python in readers:
             empty_s, empty_mb = cost(python, code)
             cpu_s, peak_mb = cost(python, code, str(trace))
-            rates[name] = size / (cpu_s - empty_s), (peak_mb - empty_mb) / size
+            cpu_s, peak_mb = cpu_s - empty_s, peak_mb - empty_mb
+            rates[name] = size / cpu_s, peak_mb / size
+            speed, memory = rates[name]
             print(
-                f"| {name} | {cpu_s - empty_s:.1f} | {rates[name][0]:.0f} | {peak_mb - empty_mb:.0f} |"
-                f" {rates[name][1]:.2f} |",
-                flush=True,
+                f"| {name} | {cpu_s:.1f} | {speed:.0f} | {peak_mb:.0f} | {memory:.2f} |", flush=True
             )
     speed, memory = rates["read"]
     met = speed >= 100 and memory <= 0.5

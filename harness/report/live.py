@@ -72,6 +72,8 @@ def line(m: Moment) -> str:
         return f"  [gate] {m.arm}  checking that it trains correctly  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.PILOT:
         return f"  [pilot] {m.arm}  settling warm-up and steps  {duration(m.elapsed_s)}"
+    if m.purpose is Purpose.PROFILE:
+        return f"  [profile] {m.arm}  seeing where its steps go  {duration(m.elapsed_s)}"
     eta = "" if m.left_s is None else f"  ETA {duration(m.left_s)}"
     width = len(str(m.num_launches))
     return (

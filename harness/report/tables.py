@@ -207,13 +207,15 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     if not timed:
         return [" cost     nothing was timed"]
     pilots = [x for x in run.launches if x.purpose is Purpose.PILOT]
+    profiles = [x for x in run.launches if x.purpose is Purpose.PROFILE]
     gates = [x for x in run.launches if x.purpose is Purpose.GATE]
     wall = sum(x.wall_s for x in timed)
     launch = (wall - _stepping_s(timed)) / len(timed)
-    training = _stepping_s([*timed, *pilots]) + sum(x.wall_s for x in gates)
+    training = _stepping_s([*timed, *pilots, *profiles]) + sum(x.wall_s for x in gates)
     text = (
         f" cost     {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
-        f" to start and end), {len(pilots)} pilots, {len(gates)} gates;"
+        f" to start and end), {len(pilots)} pilots, {len(gates)} gates,"
+        f" {len(profiles)} profiles;"
         f" {1 - training / run.elapsed_s:.0%} of {duration(run.elapsed_s)} is the harness"
     )
     return wrap(text, width, 10)

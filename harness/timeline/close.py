@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from harness.budget import Blame, Budget, RankBudget, Term
-from harness.timeline.intervals import Intervals, intersect, merge, per_window, subtract, union
+from harness.timeline import intervals
+from harness.timeline.intervals import (
+    Intervals,
+    intersect,
+    merge,
+    per_window,
+    subtract,
+    total,
+)
 from harness.timeline.lanes import Lanes, Op
 from harness.timeline.match import Matched, clock_bounds, match
 
@@ -49,11 +57,11 @@ def close(
     steps = min(len(r.edges) for r in common)
     if any(len(r.edges) != steps for r in common):
         unsure.append("ranks recorded different numbers of steps: the common first ones count")
-    by_rank: dict[int, list[_Known]] = {r.rank: [] for r in common}
+    by_rank: dict[int, list[_Seen]] = {r.rank: [] for r in common}
     for m in matched.meetings:
         for rank, op in m.ops.items():
             shortest = m.shortest if m.symmetric else op.end - op.start
-            by_rank[rank].append((op, m.last_start, shortest, m.p2p))
+            by_rank[rank].append(_Seen(op, m.last_start, shortest))
     divided = not matched.refused
     tracks = {r.rank: _tracks(r, steps, by_rank[r.rank], divided) for r in common}
     closed = tuple(_rank(r, steps, by_rank[r.rank], tracks[r.rank], divided) for r in common)
@@ -72,19 +80,25 @@ def close(
     )
 
 
-#: What is known of a rank's operation: when the last rank came, its duration where nobody waited
-#: (its own, where ranks need not meet in it), and whether it is a send or recv.
-_Known: TypeAlias = tuple[Op, int, int, bool]
+class _Seen(NamedTuple):
+    """A rank's operation, when the last rank came, and how long it takes if nobody waits in it.
+
+    The latter is its own duration where ranks need not meet in it.
+    """
+
+    op: Op
+    last_start: int
+    shortest: int
 
 
 def _tracks(
-    lane: Lanes, num_edges: int, own: Sequence[_Known], divided: bool
+    lane: Lanes, num_edges: int, own: Sequence[_Seen], divided: bool
 ) -> dict[Term, Intervals]:
     """When each term has the step: each takes what those before it left."""
     left = np.array([[lane.edges[0], lane.edges[num_edges - 1]]], dtype=np.int64)
-    exposed = subtract(lane.communication, merge(lane.compute, lane.move))
-    late = _clipped([(o.start, min(o.end, last)) for o, last, _, p2p in own if not p2p])
-    alone = _clipped([(o.start, min(o.end, last)) for o, last, _, p2p in own if p2p])
+    exposed = subtract(lane.awaited, merge(lane.compute, lane.move))
+    late = intervals.of((o.start, min(o.end, last)) for o, last, _ in own if not o.p2p)
+    alone = intervals.of((o.start, min(o.end, last)) for o, last, _ in own if o.p2p)
     claims = {Term.COMPUTE: lane.compute, Term.MOVE: lane.move}
     if divided:
         claims |= {
@@ -105,7 +119,7 @@ def _tracks(
 def _rank(
     lane: Lanes,
     num_edges: int,
-    own: Sequence[_Known],
+    own: Sequence[_Seen],
     tracks: Mapping[Term, Intervals],
     divided: bool,
 ) -> RankBudget:
@@ -120,8 +134,8 @@ def _rank(
     free = None
     if divided and own:
         busy = merge(lane.compute, lane.move)
-        exposed = per_window(subtract(lane.communication, busy), edges)
-        short = _clipped([(o.end - shortest, o.end) for o, _, shortest, _ in own])
+        exposed = per_window(subtract(lane.awaited, busy), edges)
+        short = intervals.of((max(o.end - least, o.waited), o.end) for o, _, least in own)
         free = tuple((exposed - per_window(subtract(short, busy), edges)).tolist())
     return RankBudget(
         rank=lane.rank,
@@ -130,11 +144,6 @@ def _rank(
         comm_ns=tuple(per_window(lane.communication, edges).tolist()),
         wait_free_ns=free,
     )
-
-
-def _clipped(pairs: list[tuple[int, int]]) -> Intervals:
-    every = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return union(every[:, 0], every[:, 1])
 
 
 def _offsets(
@@ -187,13 +196,16 @@ def _blame(
     for m in matched.meetings:
         for rank, op in m.ops.items():
             low, high = windows[rank]
-            start, end = max(op.start, low), min(op.end, m.last_start, high)
+            start, end = max(op.start, op.waited, low), min(op.end, m.last_start, high)
             if rank != m.last and end > start:
                 spans.setdefault((m.last, rank), []).append((start, end))
     for (late, rank), pairs in spans.items():
-        exposed = subtract(_clipped(pairs), busy[rank])
-        waits[late] = waits.get(late, 0) + int((exposed[:, 1] - exposed[:, 0]).sum())
-    if not waits or not sum(waits.values()):
+        exposed = subtract(intervals.of(pairs), busy[rank])
+        waits[late] = waits.get(late, 0) + total(exposed)
+        waits[rank] = waits.get(rank, 0) - total(exposed)
+    # A rank that is late because it waited itself passes the blame on.
+    guilt = sum(w for w in waits.values() if w > 0)
+    if not guilt:
         return None
     rank = max(waits, key=lambda r: (waits[r], r))
     steps = len(closed[0].step_ns)
@@ -206,7 +218,7 @@ def _blame(
     return Blame(
         rank=rank,
         waited_ns=waits[rank] // steps,
-        share=waits[rank] / sum(waits.values()),
+        share=waits[rank] / guilt,
         term=term if excess[term] > 0 else None,
         excess_ns=int(max(excess[term], 0)),
     )

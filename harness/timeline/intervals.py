@@ -5,6 +5,7 @@ Exact integer arithmetic throughout, so that what is cut out of a step adds up t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -27,6 +28,12 @@ def union(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
     first = np.concatenate(([True], starts[1:] > ends[:-1]))
     last = np.concatenate((first[1:], [True]))
     return np.stack([starts[first], ends[last]], axis=1)
+
+
+def of(pairs: Iterable[tuple[int, int]]) -> Intervals:
+    """The union of (start, end) pairs; those that end before they start are empty."""
+    every = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
+    return union(every[:, 0], every[:, 1])
 
 
 def merge(*sets: Intervals) -> Intervals:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.ranges import Category, category_of
+from harness.timeline import intervals
 from harness.timeline.intervals import EMPTY, Intervals, merge, subtract, union
 from harness.timeline.reader import Args, Trace
 
@@ -39,13 +40,15 @@ class Op:
     """One communication of one rank; ns on its own clock, ``payload`` its input in elements.
 
     ``size`` is the group's number of ranks, ``seq`` its number within the group, ``peer`` the other
-    end of a send or recv. -1 where the trace does not say.
+    end of a send or recv. -1 where the trace does not say. ``waited`` is when the rank had nothing
+    left to do but to wait for it; before that it cannot have been in anyone's way.
     """
 
     start: int
     end: int
     kind: str
     group: str
+    waited: int = 0
     size: int = -1
     seq: int = -1
     payload: int = -1
@@ -80,14 +83,24 @@ class Lanes:
     @property
     def communication(self) -> Intervals:
         """When any communication was under way."""
-        return _set([(o.start, o.end) for o in self.ops])
+        return intervals.of((o.start, o.end) for o in self.ops)
+
+    @property
+    def awaited(self) -> Intervals:
+        """When any communication could keep the rank from going on."""
+        return intervals.of((max(o.start, o.waited), o.end) for o in self.ops)
 
     def shifted(self, offset_ns: int) -> Lanes:
         """The same on another clock."""
         if not offset_ns:
             return self
         moved = {n: getattr(self, n) + offset_ns for n in ("edges", *_SETS)}
-        ops = (replace(o, start=o.start + offset_ns, end=o.end + offset_ns) for o in self.ops)
+        ops = (
+            replace(
+                o, start=o.start + offset_ns, end=o.end + offset_ns, waited=o.waited + offset_ns
+            )
+            for o in self.ops
+        )
         return replace(self, ops=tuple(ops), **moved)
 
 
@@ -100,11 +113,6 @@ def lanes(trace: Trace, rank: int | None = None) -> Lanes:
         found = _host_lanes(trace, known)
     unsure = found.unsure + ((trace.partial,) if trace.partial else ())
     return replace(found, unsure=unsure)
-
-
-def _set(pairs: list[tuple[int, int]]) -> Intervals:
-    every = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return union(every[:, 0], every[:, 1])
 
 
 def _rows(trace: Trace, mask: NDArray[np.bool_]) -> Intervals:
@@ -159,6 +167,9 @@ def _host_lanes(trace: Trace, rank: int) -> Lanes:
         compute = merge(compute, _innermost(trace, here, operators))
         issued = merge(issued, _innermost(trace, here, issue))
     loading = _rows(trace, data)
+    ops = list(_host_ops(trace, gloo, spans))
+    busy = merge(compute, issued, loading)
+    ops = [_from_its_wait(o, busy) if o.p2p else o for o in ops]
     return Lanes(
         rank=rank,
         world_size=trace.world_size,
@@ -166,7 +177,7 @@ def _host_lanes(trace: Trace, rank: int) -> Lanes:
         edges=edges,
         compute=subtract(compute, loading),
         move=EMPTY,
-        ops=tuple(sorted(_host_ops(trace, gloo, spans), key=lambda o: (o.start, o.end))),
+        ops=tuple(sorted(ops, key=lambda o: (o.start, o.end))),
         data=loading,
         launch=issued,
         queued=EMPTY,
@@ -214,6 +225,12 @@ def _host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -
     for row in np.flatnonzero(spans).tolist():
         name = trace.names[trace.name[row]]
         yield Op(start=int(trace.start[row]), end=int(trace.end[row]), kind=name, group=ALONE)
+
+
+def _from_its_wait(op: Op, busy: Intervals) -> Op:
+    """A send or recv of gloo's is under way until it is waited for: only the wait ends with it."""
+    before = int(np.searchsorted(busy[:, 0], op.end, side="left"))
+    return replace(op, waited=int(busy[before - 1, 1]) if before else op.start)
 
 
 def _peer(args: Args | None) -> int:

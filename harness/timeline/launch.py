@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.budget import Budget
 from harness.record import RankRecord
 from harness.timeline.close import Closed, close
-from harness.timeline.lanes import lanes
+from harness.timeline.lanes import Lanes, lanes
 from harness.timeline.reader import Trace, read
 from harness.timeline.tallies import operators
 
@@ -21,16 +21,16 @@ def trace_path(folder: Path, launch: str, rank: int) -> Path:
 
 def close_launch(
     folder: Path, launch: str, ranks: Sequence[RankRecord]
-) -> tuple[list[Trace], Closed]:
+) -> tuple[list[Trace], list[Lanes], Closed]:
     """Read every rank's trace and close the budget, on rank 0's clock."""
     traces = [read(trace_path(folder, launch, r.rank)) for r in ranks]
     found = [lanes(t, r.rank) for t, r in zip(traces, ranks, strict=True)]
     offsets = {r.rank: -r.clock_offset_ns for r in ranks}
     halves = [r.clock_half_ns for r in ranks if r.clock_half_ns is not None]
-    return traces, close(found, offsets, max(halves, default=0))
+    return traces, found, close(found, offsets, max(halves, default=0))
 
 
 def budget_of(folder: Path, launch: str, ranks: Sequence[RankRecord]) -> Budget:
     """The budget of a launch with the operators that took longest."""
-    traces, closed = close_launch(folder, launch, ranks)
+    traces, _, closed = close_launch(folder, launch, ranks)
     return replace(closed.budget, operators=operators(traces, closed.budget.steps))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
         cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "SCALEPROOF_NO_TIMELINE"},
         capture_output=True,
         text=True,
         check=False,
@@ -44,6 +46,10 @@ def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     statuses = [v["status"] for v in run["verdicts"]]
     assert run["complete"] and "ERROR" not in statuses
     assert sum(s in ("PASS", "FAIL", "INCONCLUSIVE") for s in statuses) >= least
+    profiled = [x for x in run["launches"] if x["purpose"] == "profile"]
+    timed = {x["case"] for x in run["launches"] if x["purpose"] == "timed"}
+    assert {x["case"] for x in profiled} == timed and all(x["budget"] for x in profiled)
+    assert "where the efficiency went" in done.stdout
     strategies = {a["case"]["strategy"] for p in run["plans"] for a in p["arms"]}
     every = {"single", "ddp", "fsdp", "pipeline", "compressed"}
     assert strategies == ({"single", "fsdp", "compressed"} if chosen else every)

@@ -20,7 +20,7 @@ from harness.models import paced
 from harness.models.paced import flops, loss  # noqa: F401
 from harness.spec import CaseSpec
 
-SIZES = {"small": dict(width=64, layers=8, layer_kb=128, batch=8)}
+SIZES = {"small": dict(width=64, layers=4, layer_kb=256, batch=8)}
 KNOBS = dict(step_ms=40.0, late_ms=0.0, stall_ms=0.0, slow_ms=0.0, uneven_ms=0.0, data_ms=0.0)
 STAND_IN = "paced"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -120,6 +121,35 @@ def test_lost_speedup_is_the_sum_of_its_terms(
     assert sum(found.excess_ns.values()) == found.step_ns - found.ideal_ns
 
 
+def chain(rank: int, busy_ns: int) -> Lanes:
+    """A pipeline's forward: each stage receives from the one before and sends to the next."""
+    start = 100 * rank + 300 * (rank > 0)  # stage 0 takes 400, every other one 100
+    ops = []
+    if rank:
+        ops.append(Op(start=0, end=start, kind="recv", group="", peer=rank - 1))
+    if rank < 2:
+        done = start + busy_ns
+        ops.append(Op(start=done, end=done + 1, kind="send", group="", peer=rank + 1))
+    return replace(
+        rank_of(rank, 0), world_size=3, ops=tuple(ops), compute=made([(start, start + busy_ns)])
+    )
+
+
+def test_a_stage_that_is_late_because_it_waited_passes_the_blame_on() -> None:
+    """Stage 2 waits for stage 1, which waits for stage 0."""
+    blame = close([chain(0, 400), chain(1, 100), chain(2, 100)], {}, 0).budget.blame
+    assert blame is not None and (blame.rank, blame.term) == (0, Term.COMPUTE)
+    assert blame.excess_ns == 300
+
+
+def test_a_send_under_way_is_in_nobodys_way_until_it_is_waited_for() -> None:
+    """The host idles at 200 while a send is under way that it waits for at 600 only."""
+    ops = (Op(start=100, end=700, kind="send", group="", peer=1, waited=600),)
+    lane = replace(rank_of(0, 0), world_size=1, ops=ops, compute=made([(0, 200), (400, 600)]))
+    (rank,) = close([lane], {}, 0).budget.ranks
+    assert rank.terms[Term.IDLE] == (600,) and rank.comm_ns == (600,)
+
+
 # --- what is told of waits and clocks ----------------------------------------------------------
 
 
@@ -171,8 +201,6 @@ def test_clocks_that_cannot_be_right_are_corrected_by_the_collectives() -> None:
     ],
 )
 def test_what_does_not_match_is_not_divided(second: tuple[Op, ...], why: str) -> None:
-    from dataclasses import replace
-
     budget = close([rank_of(0, 0), replace(rank_of(1, 0), ops=second)], {}, 0).budget
     assert why in budget.unsure[0]
     assert Term.WAIT not in budget.ranks[0].terms and budget.total_ns(Term.UNDIVIDED) > 0

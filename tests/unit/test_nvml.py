@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,6 +69,14 @@ class Fake:
                 return SimpleNamespace(total=device["total"], used=device["used"])
             if name == "nvmlDeviceGetComputeRunningProcesses":
                 return [SimpleNamespace(pid=p) for p in self.devices[handle]["pids"]]
+            if name == "nvmlDeviceGetUtilizationRates":
+                return SimpleNamespace(gpu=97, memory=40)
+            if name == "nvmlDeviceGetPcieThroughput":
+                return 1_000 + _[0]
+            if name == "nvmlDeviceGetFieldValues":
+                ((field_id,),) = _
+                value = SimpleNamespace(ullVal=5_000)
+                return [SimpleNamespace(nvmlReturn=3 * (field_id == 139), value=value)]
             return self.devices[handle][field or ""]
 
         return answer
@@ -100,6 +109,15 @@ def test_window_keeps_extremes_and_names_throttling(fake: Fake) -> None:
     assert (a.sm_clock_mhz, a.throttle, a.lost) == ((1980, 1980), (), False)
     assert b.sm_clock_mhz == (1410, 1980) and b.temp_c == (61, 88)
     assert b.throttle == ("hw_thermal", "sw_power_cap")
+
+
+def test_a_reading_has_the_counters_of_the_links_and_the_ranks_clock(fake: Fake) -> None:
+    before = time.time_ns()
+    first = nvml.poll()[0]
+    assert before <= first["time_ns"] <= time.time_ns()
+    assert (first["pcie_tx_kb_s"], first["pcie_rx_kb_s"]) == (1_000, 1_001)
+    assert (first["nvlink_tx_kb"], first["nvlink_rx_kb"]) == (5_000, None), "None: not supported"
+    assert nvml.summarise([[first]])[0].utilization_pct == (97, 97)
 
 
 def test_missing_calls_are_none_not_zero(fake: Fake) -> None:

@@ -70,7 +70,8 @@ def test_load_is_the_inverse_of_save(sample_run: RunRecord, tmp_path: Path) -> N
 def test_verify_reproduces_every_sample_and_verdict(sample: Path, sample_run: RunRecord) -> None:
     found = verify(sample_run, sample)
     assert found.differences == ()
-    assert (found.num_launches, found.num_samples, found.num_verdicts) == (28, 37, 3)
+    assert (found.num_launches, found.num_samples, found.num_verdicts) == (31, 41, 3)
+    assert found.num_traceless == 3, "the samples are kept without their traces"
 
 
 def test_an_edited_record_is_refused(copy: Path) -> None:
@@ -308,12 +309,18 @@ def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
 
 def test_frames(sample: Path, sample_run: RunRecord) -> None:
     launches = frames.launches([sample])
-    assert len(launches) == 31 and set(launches.purpose) == {"gate", "pilot", "timed"}
+    assert len(launches) == 34
+    assert set(launches.purpose) == {"gate", "pilot", "timed", "profile"}
     steps = frames.steps([sample])
     kept = sum(x.steps.count * len(x.ranks) for x in sample_run.launches if x.steps)
     assert steps.kept.sum() == kept and len(steps) >= kept + 37 * 6
     assert list(frames.points([sample]).world_size) == [1, 2, 2]
     assert set(frames.verdicts([sample]).status) == {"PASS", "RECORDED"}
+    budgets = frames.budgets([sample])
+    whole = budgets.groupby(["launch", "rank", "step"]).ns.sum()
+    assert len(whole) == 4 * 8 and sorted(whole) == sorted(
+        ns for x in sample_run.launches if x.budget for r in x.budget.ranks for ns in r.step_ns
+    )
 
 
 def test_gradient_norms_of_a_strong_ladder_must_agree(sample_run: RunRecord) -> None:

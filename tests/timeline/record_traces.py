@@ -1,0 +1,57 @@
+"""Records the traces of ``recorded/``: two gloo ranks of every strategy family, three steps each.
+
+    python tests/timeline/record_traces.py
+
+Only needed when what ranks leave behind changes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from harness.discover import Catalogue
+from harness.launcher import Launcher, Order
+from harness.record import Purpose
+from harness.site import Site
+from harness.spec import Arm, Device, Plan, Protocol, Role, Window
+
+HERE = Path(__file__).parent / "recorded"
+CASES = {
+    "ddp": ("ddp/paced-small", {}),
+    "fsdp": ("fsdp/paced-small", {}),
+    "gpipe": ("pipeline/paced-small", {"pipeline.microbatches": 4}),
+    "1f1b": ("pipeline/paced-small", {"pipeline.microbatches": 4, "pipeline.schedule": "1f1b"}),
+    "compressed": ("compressed:topk/paced-small", {}),
+}
+
+
+def main() -> None:
+    """One launch a case."""
+    known = Catalogue()
+    launcher = Launcher(known, "local", tune_loop_thread=True, poll_gpus=False)
+    site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+    HERE.mkdir(exist_ok=True)
+    try:
+        for name, (head, knobs) in CASES.items():
+            case = known.normalise(site.case(head, knobs={"paced.step_ms": 20.0, **knobs}))
+            arm = Arm(name="@2", case=case, role=Role.SUBJECT)
+            protocol = Protocol(steps=4, cut=2)
+            plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=protocol)
+            window = Window(steps=8, cut=2, profiled=3)
+            order = Order(plan=plan, arm=arm, purpose=Purpose.PROFILE, window=window, turn=0)
+            (described,) = launcher.describe([case])
+            with tempfile.TemporaryDirectory() as folder:
+                launch = launcher.launch(order, Path(folder), described, lambda step: None)
+                assert launch.budget is not None, launch.wrong or launch.cause
+                left = Path(folder) / "launches" / launch.launch
+                for rank in range(2):
+                    trace = left / f"rank{rank}.trace.json.gz"
+                    shutil.copy(trace, HERE / f"{name}-rank{rank}.json.gz")
+    finally:
+        launcher.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Rules on shares of the step: judged on profiled launches, and only on those."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from editing import even, judged
+
+from harness.outcome import Reason, Status
+from harness.record import RunRecord, load
+
+SAMPLE = Path(__file__).parents[2] / "results" / "samples" / "ddp-nano"
+RULE = {
+    "name": "exposed", "case": "ddp/*", "metric": "exposed_comm_share", "at_least": None,
+    "at_most": 0.25, "unit": "1", "source": "requirement", "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run() -> RunRecord:
+    return load(SAMPLE)
+
+
+def bounded(doc: Any, share: float, launches: int = 8, perturbation: float = 1.01) -> None:
+    """A rule, and profiled launches of the world of two whose exposed transfer is this share."""
+    even(doc)
+    doc["thresholds"].append(RULE)
+    own = [x for x in doc["launches"] if x["purpose"] == "profile"]
+    (model,) = [x for x in own if x["arm"] == "@2"]
+    doc["launches"] = [x for x in doc["launches"] if x["purpose"] != "profile"]
+    for turn in range(launches):
+        ranks = []
+        for rank in model["budget"]["ranks"]:
+            steps = rank["step_ns"]
+            transfer = [round(s * (share + 0.001 * (-1) ** turn)) for s in steps]
+            idle = [s - t for s, t in zip(steps, transfer, strict=True)]
+            ranks.append({**rank, "terms": {"exposed_transfer": transfer, "host_idle": idle}})
+        doc["launches"].append(
+            {
+                **model,
+                "launch": f"p{turn}",
+                "turn": turn,
+                "block": turn // 2,
+                "perturbation": perturbation,
+                "budget": {**model["budget"], "ranks": ranks},
+            }  # fmt: skip
+        )
+
+
+@pytest.mark.parametrize(
+    ("share", "status"),
+    [(0.20, Status.PASS), (0.249, Status.INCONCLUSIVE), (0.30, Status.INCONCLUSIVE)],
+)
+def test_a_share_is_judged_like_any_other_metric(
+    run: RunRecord, share: float, status: Status
+) -> None:
+    """The last would FAIL, had a fresh set of profiled launches confirmed it."""
+    found = judged(run, lambda doc: bounded(doc, share))["exposed_comm_share@2"]
+    assert found.status is status and found.value == pytest.approx(share, abs=0.001)
+    assert found.n == 8 and set(found.launches) == {f"p{i}" for i in range(8)}
+    if share == 0.30:
+        assert found.reason is Reason.UNCONFIRMED
+
+
+def test_a_share_that_the_profiler_changed_is_not_judged(run: RunRecord) -> None:
+    found = judged(run, lambda doc: bounded(doc, 0.2, perturbation=1.2))["exposed_comm_share@2"]
+    assert found.status is Status.INCONCLUSIVE and found.reason is Reason.PERTURBED
+    assert "1.20x" in found.detail and "larger model" in found.detail
+
+
+def test_one_profiled_launch_is_too_few_and_none_is_never_green(run: RunRecord) -> None:
+    one = judged(run, lambda doc: bounded(doc, 0.2, launches=1))["exposed_comm_share@2"]
+    assert one.status is Status.RECORDED and one.reason is Reason.TOO_FEW_PAIRS
+    none = judged(run, lambda doc: bounded(doc, 0.2, launches=0))["exposed_comm_share@2"]
+    assert none.status is Status.INCONCLUSIVE and "no profiled launch" in none.detail
+
+
+def test_timed_verdicts_do_not_mind_profiled_launches(run: RunRecord) -> None:
+    with_them = judged(run, lambda doc: bounded(doc, 0.2))["efficiency@2/plain"]
+    without = judged(run, lambda doc: bounded(doc, 0.2, launches=0))["efficiency@2/plain"]
+    assert with_them == without

@@ -147,6 +147,7 @@ def test_strict_rules_judge_the_worst_pair(sample_run: RunRecord) -> None:
 
 def test_a_ratio_of_two_metrics_is_judged_with_its_unit(sample_run: RunRecord) -> None:
     def rate(doc: Any) -> None:
+        even(doc)
         rule = next(t for t in doc["thresholds"] if t["name"] == "cpu_ddp_weak")
         rule.update(metric="sent_bytes/step_s", unit="B/s", baseline=None, at_least=1.0)
 

@@ -18,6 +18,7 @@ import torch
 from harness.beat import Beats, Phase
 from harness.capture.memory import Memory
 from harness.stats import median, t_interval
+from harness.worker.data import Batch
 from harness.worker.window import StepLog
 
 
@@ -53,13 +54,14 @@ def main() -> None:
             period_s=None,
             cuda=False,
         )
+        batch = Batch(ids=torch.zeros(1), inputs=torch.zeros(1), targets=torch.zeros(1))
         log.start()
         added = []
         for i in range(n):
             began = time.perf_counter()
-            log.run(i, None, Phase.STEADY)  # type: ignore[arg-type]
+            log.run(i, lambda step: batch, Phase.STEADY)
             middle = time.perf_counter()
-            trainer.step(None)
+            trainer.step(batch)
             added.append((middle - began) - (time.perf_counter() - middle))
     found = t_interval(added, 0.1)
     assert found.high is not None

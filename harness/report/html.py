@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from harness.budget import Term
 from harness.codec import to_doc
 from harness.machine import PEAK_TFLOPS
 from harness.outcome import SEVERITY, Reason, ScalingPoint, Verdict
-from harness.record import Expected, RunRecord
+from harness.record import Expected, LaunchRecord, RunRecord
 from harness.report import svg, timeline
 from harness.report.coverage import coverage
 from harness.report.svg import Series
@@ -211,6 +212,7 @@ def _cases(run: RunRecord) -> list[dict[str, Any]]:
                     else "",
                     "formula": _formula(expected) if expected and arm.case.world_size > 1 else "",
                     "peak": si(max(peaks), "B") if peaks else "n/a",
+                    "busy": _busy(own),
                     "ran": " ".join(
                         filter(None, (ran.module, ran.schedule, ran.compressor, ran.compute_dtype))
                     )
@@ -221,6 +223,22 @@ def _cases(run: RunRecord) -> list[dict[str, Any]]:
                 }
             )
     return out
+
+
+def _busy(launches: Sequence[LaunchRecord]) -> str:
+    """What host and devices were used, shown and never judged: CPUs a rank, and the allocator."""
+    ranks = [r for x in launches for r in x.ranks if r.window_s]
+    if not ranks:
+        return "n/a"
+    out = [f"{sum(r.cpu_s / r.window_s for r in ranks) / len(ranks):.2f} CPU"]
+    used = [u for x in launches for g in x.gpus if g.utilization_pct for u in g.utilization_pct]
+    if used:
+        out.append(f"device {min(used)} to {max(used)}%")
+    if kept := [r.allocator for r in ranks if r.allocator]:
+        held = max(a.reserved_bytes - a.allocated_bytes for a in kept)
+        retries = sum(a.num_retries for a in kept)
+        out.append(f"{si(float(held), 'B')} reserved but free, {retries} allocation retries")
+    return ", ".join(out)
 
 
 def _formula(expected: Expected) -> str:

@@ -120,6 +120,15 @@ def remarks(run: RunRecord, width: int) -> list[str]:
                 f" schedule; stage imbalance {r.budget.imbalance:.2f} (max / mean compute)",
                 width, 10,
             )  # fmt: skip
+        scaling, b = r.losses.compute_scaling, r.budget
+        if scaling is not None and len(b.ranks) > 1:
+            product = b.load_balance * b.communication_efficiency * scaling
+            out += wrap(
+                f" pop      {r.arm.case.id}: load balance {b.load_balance:.3f} x communication"
+                f" efficiency {b.communication_efficiency:.3f} x computation scaling {scaling:.3f}"
+                f" = {product:.3f}",
+                width, 10,
+            )  # fmt: skip
         for line in _advice(run, r):
             out += wrap(f" try      {r.arm.case.id}: {line}", width, 10)
     for r in trusted:

@@ -37,12 +37,14 @@ class Losses:
 
     ``step_ns`` and ``ideal_ns`` are the measured mean step and w T_1; ``excess_ns`` maps every term
     to its share of their difference. ``speedup`` and ``lost`` add up to ``ranks``.
+    ``compute_scaling`` is POP's: the baseline's compute for as much work over the rung's.
     """
 
     ranks: int
     step_ns: Fraction
     ideal_ns: Fraction
     excess_ns: Mapping[Term, Fraction]
+    compute_scaling: float | None = None
 
     @property
     def speedup(self) -> Fraction:
@@ -71,11 +73,13 @@ def losses(base: Budget, rung: Budget, *, ranks: int, work: Fraction) -> Losses:
     divided = not any(b.total_ns(Term.UNDIVIDED) for b in (base, rung))
     if not divided:  # one of them could not be divided: then neither is
         known = [t for t in known if t not in EXPOSED] + [Term.UNDIVIDED]
+    busy = _term(rung, Term.COMPUTE, divided)
     found = Losses(
         ranks=ranks,
         step_ns=_mean(rung),
         ideal_ns=work * _mean(base),
         excess_ns={t: _term(rung, t, divided) - work * _term(base, t, divided) for t in known},
+        compute_scaling=float(work * _term(base, Term.COMPUTE, divided) / busy) if busy else None,
     )
     assert sum(found.lost.values(), Fraction(0)) == ranks - found.speedup
     return found

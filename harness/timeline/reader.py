@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -150,14 +151,21 @@ class _Ids(dict[Any, int]):
         return found
 
 
+_get = {n: attrgetter(n) for n in ("ts", "dur", "name", "cat", "pid", "tid", "args")}
+
+
 @dataclass
 class _Growing:
-    """Grows block by block."""
+    """Grows block by block: one list of pieces for each column, in the order of ``_COLUMNS``.
+
+    Times are ns since the trace's own base; a thread is its process's number and its own.
+    """
 
     names: _Ids = field(default_factory=_Ids)
     cats: _Ids = field(default_factory=_Ids)
+    processes: _Ids = field(default_factory=_Ids)
     threads: _Ids = field(default_factory=_Ids)
-    blocks: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
+    pieces: list[list[NDArray[Any]]] = field(default_factory=lambda: [[] for _ in _COLUMNS])
     extra: dict[int, Args] = field(default_factory=dict)
     allocated: list[tuple[float, int]] = field(default_factory=list)
     rows: int = 0
@@ -165,29 +173,57 @@ class _Growing:
     def add(self, events: list[Event]) -> None:
         """One block's complete events."""
         kept = [e for e in events if e.ph == "X" and e.cat not in DROPPED]
-        for e in events:
-            if e.ph == "i" and e.args is not None and e.args.allocated >= 0:
-                self.allocated.append((e.ts, e.args.allocated))
         n = len(kept)
+        if n < len(events):
+            self.allocated += [
+                (e.ts, e.args.allocated)
+                for e in events
+                if e.ph == "i" and e.args is not None and e.args.allocated >= 0
+            ]
         if not n:
             return
-        args = [e.args for e in kept]
-        for i, a in enumerate(args):
-            if a is not None and (a.collective or kept[i].name.startswith(("c10d::", "gloo:"))):
-                self.extra[self.rows + i] = a
-        threads, names, cats = self.threads, self.names, self.cats
-        self.blocks.append(
-            (
-                np.array([e.ts for e in kept]),
-                np.array([e.dur for e in kept]),
-                np.array([names[e.name] for e in kept], dtype=np.int32),
-                np.array([cats[e.cat] for e in kept], dtype=np.int16),
-                np.array([threads[e.pid, e.tid] for e in kept], dtype=np.int32),
-                np.array([-1 if a is None else min(a.correlation, _INT64) for a in args], np.int64),
-                np.array([-1 if a is None else a.stream for a in args], dtype=np.int32),
-            )
+        args = list(map(_get["args"], kept))
+        names = np.fromiter(map(self.names.__getitem__, map(_get["name"], kept)), np.int32, n)
+        talking = [i for i, name in enumerate(self.names) if name.startswith(("c10d::", "gloo:"))]
+        rows = np.flatnonzero(np.isin(names, talking)).tolist() if talking else []
+        rows += [i for i, a in enumerate(args) if a is not None and a.collective]
+        for i in rows:
+            if (found := args[i]) is not None:
+                self.extra[self.rows + i] = found
+        ts = np.fromiter(map(_get["ts"], kept), np.float64, n)
+        ends = ts + np.fromiter(map(_get["dur"], kept), np.float64, n)
+        processes = np.fromiter(
+            map(self.processes.__getitem__, map(_get["pid"], kept)), np.int32, n
         )
+        threads = np.fromiter(map(self.threads.__getitem__, map(_get["tid"], kept)), np.int32, n)
+        columns: tuple[NDArray[Any], ...] = (
+            np.round(ts * 1000).astype(np.int64),
+            np.round(ends * 1000).astype(np.int64),
+            names,
+            np.fromiter(map(self.cats.__getitem__, map(_get["cat"], kept)), np.int16, n),
+            (processes << 16) + threads,
+            _correlations(args),
+            np.array([-1 if a is None else a.stream for a in args], dtype=np.int32),
+        )
+        for pieces, column in zip(self.pieces, columns, strict=True):
+            pieces.append(column)
         self.rows += n
+
+    def whole(self, column: str) -> NDArray[Any]:
+        """A column, its pieces freed: a large trace is never held twice."""
+        pieces = self.pieces[_COLUMNS.index(column)]
+        found = np.concatenate(pieces)
+        pieces.clear()
+        return found
+
+
+def _correlations(args: list[Args | None]) -> NDArray[np.int64]:
+    """What ties a kernel to its launch; -1 for none. Some write unsigned ones."""
+    found = [-1 if a is None else a.correlation for a in args]
+    try:
+        return np.array(found, dtype=np.int64)
+    except OverflowError:
+        return np.array([min(c, _INT64) for c in found], dtype=np.int64)
 
 
 def read(path: Path) -> Trace:
@@ -223,16 +259,18 @@ def read(path: Path) -> Trace:
 
 
 def _trace(path: Path, columns: _Growing, meta: dict[str, Any], partial: str) -> Trace:
-    ts, dur, name, cat, thread, correlation, stream = (
-        np.concatenate([b[i] for b in columns.blocks]) for i in range(7)
-    )
-    columns.blocks.clear()
     base = int(meta.get("baseTimeNanoseconds", 0))
-    start = np.round(ts * 1000).astype(np.int64) + base
-    end = np.round((ts + dur) * 1000).astype(np.int64) + base
+    start, end = columns.whole("start"), columns.whole("end")
     order = np.lexsort((-end, start))  # of two that start together, the one around comes first
-    moved = np.empty(len(order), dtype=np.int64)
-    moved[order] = np.arange(len(order))
+    start, end = start[order] + base, end[order] + base
+    moved = {}
+    if columns.extra:
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        moved = {int(place[row]): a for row, a in columns.extra.items()}
+    thread = columns.whole("thread")[order]
+    ids = np.unique(thread)
+    processes, threads = tuple(columns.processes), tuple(columns.threads)
     info = meta.get("distributedInfo") or {}
     allocated = [(round(t * 1000) + base, b) for t, b in columns.allocated]
     return Trace(
@@ -240,17 +278,17 @@ def _trace(path: Path, columns: _Growing, meta: dict[str, Any], partial: str) ->
         meta=meta,
         rank=int(info.get("rank", -1)),
         world_size=int(info.get("world_size", -1)),
-        start=start[order],
-        end=end[order],
-        name=name[order],
-        cat=cat[order],
-        thread=thread[order],
-        correlation=correlation[order],
-        stream=stream[order],
+        start=start,
+        end=end,
+        name=columns.whole("name")[order],
+        cat=columns.whole("cat")[order],
+        thread=np.searchsorted(ids, thread).astype(np.int32),
+        correlation=columns.whole("correlation")[order],
+        stream=columns.whole("stream")[order],
         names=tuple(columns.names),
         cats=tuple(columns.cats),
-        threads=tuple(f"{pid}/{tid}" for pid, tid in columns.threads),
-        extra={int(moved[row]): a for row, a in columns.extra.items()},
+        threads=tuple(f"{processes[i >> 16]}/{threads[i & 0xFFFF]}" for i in ids.tolist()),
+        extra=moved,
         allocated=np.array(sorted(allocated), dtype=np.int64).reshape(-1, 2),
         partial=partial,
     )

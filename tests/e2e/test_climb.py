@@ -29,7 +29,7 @@ def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
     measurer: Measurer, catalogue: Catalogue
 ) -> None:
     site = Site(device=Device.CPU, backend="gloo", nodes=(4,))
-    case = site.case("mutant/mlp-nano", knobs={"mutant.bug": "no_all_reduce"})
+    case = site.case("mutant/paced-small", knobs={"mutant.bug": "no_all_reduce"})
     fast = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)
     plan = normalise(ladder(case, (1, 2, 4), baselines=("plain",), protocol=fast), catalogue)
     measurer.measure([plan])
@@ -38,7 +38,7 @@ def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
     assert found["efficiency@2/plain"].reason is Reason.INCORRECT
     above = found["efficiency@4/plain"]
     assert (above.status, above.reason) == (Status.SKIP, Reason.CLIMB_STOPPED)
-    assert "the climb stopped at mutant/mlp-nano/weak@2cpu" in above.detail
+    assert "the climb stopped at mutant/paced-small/weak@2cpu" in above.detail
     arms = {(x.purpose, x.arm) for x in measurer.launches}
     assert (Purpose.TIMED, "@1") in arms
     assert not {(p, a) for p, a in arms if a == "@4" or (a == "@2" and p is not Purpose.GATE)}

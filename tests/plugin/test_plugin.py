@@ -276,3 +276,24 @@ def test_a_strategy_that_breaks_when_described_is_an_error(pytester: pytest.Pyte
     assert "NameError: name 'undefined_name' is not defined" in " ".join(
         result.stdout.str().split()
     )
+
+
+def test_rungs_are_profiled_and_a_rule_on_a_share_gets_launches_of_its_own(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other suites here are run without timelines, by the environment."""
+    monkeypatch.setenv("SCALEPROOF_NO_TIMELINE", "0")
+    paced = SUITE.replace("ddp/mlp-nano", "ddp/paced-small").split("@scaling(other)")[0]
+    pytester.makepyfile(test_suite=paced)
+    rule = RULE.replace("ddp/mlp-nano", "ddp/paced-small").replace("sent_bytes", "comm_share")
+    (pytester.path / "thresholds.toml").write_text(
+        rule.replace('unit = "B"', 'unit = "1"').format(bound="at_most = 0.9")
+    )
+    result = run(pytester)
+    result.stdout.fnmatch_lines(["*where the efficiency went*", "*3 of 3 cases timed, 3 profiled*"])
+    found = record(pytester)
+    own = [x for x in found["launches"] if x["purpose"] == "profile"]  # type: ignore[attr-defined]
+    assert sorted(x["arm"] for x in own) == ["@1", *["@2"] * 8, "plain"]
+    (share,) = [v for v in found["verdicts"] if v["rule"] == "two"]  # type: ignore[attr-defined]
+    assert share["metric"] == "comm_share" and share["n"] == 8 and 0 < share["value"] < 0.9
+    assert share["status"] in ("PASS", "INCONCLUSIVE"), "INCONCLUSIVE where the profiler disturbs"

@@ -1,0 +1,66 @@
+"""Ablations on real ranks: timed beside the rung they explain, never checked, never spoiling it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.discover import Catalogue
+from harness.errors import SpecError
+from harness.measure import Measurer, Settings
+from harness.options import normalise
+from harness.outcome import Reason, Status
+from harness.progress import Quiet
+from harness.recipes import ladder
+from harness.record import Purpose
+from harness.site import Site
+from harness.spec import Ablation, Data, Device, Plan, Protocol
+
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+FAST = Protocol(steps=6, cut=2, min_blocks=2, max_blocks=2)
+
+
+def plan_of(catalogue: Catalogue, name: str, *ablations: Ablation, data: str = "resident") -> Plan:
+    case = replace(SITE.case(name), data=Data(data))
+    found = ladder(case, (2,), baselines=("plain",), protocol=FAST, ablations=ablations)
+    return normalise(found, catalogue)
+
+
+def test_what_an_ablation_saves_is_recorded_and_its_arm_is_never_checked(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
+    measurer = Measurer(catalogue, Settings(results=tmp_path, timeline=False), (), Quiet())
+    both = (Ablation.COMMUNICATION, Ablation.DATA)
+    plans = [
+        plan_of(catalogue, "ddp/mlp-nano", *both, data="loaded"),
+        plan_of(catalogue, "fsdp/mlp-nano", Ablation.COMMUNICATION),
+        plan_of(catalogue, "pipeline/decoder-nano", Ablation.COMMUNICATION),
+    ]
+    try:
+        measurer.measure(plans)
+        ddp, fsdp, pipeline = ({v.contrast: v for v in measurer.verdicts(p)} for p in plans)
+    finally:
+        measurer.close()
+    for found in (ddp, fsdp):
+        cost = found["communication_cost@2"]
+        assert cost.status is Status.RECORDED and cost.n == 4 and cost.value is not None
+        assert cost.value < 1, "a share of the step"
+        assert found["efficiency@2/plain"].value is not None
+    assert ddp["data_cost@2"].status is Status.RECORDED
+    skipped = pipeline["communication_cost@2"]
+    assert (skipped.status, skipped.reason) == (Status.SKIP, Reason.UNSUPPORTED)
+    assert "nothing to compute without its neighbours" in skipped.detail
+    assert pipeline["efficiency@2/plain"].value is not None
+    apart = [x for x in measurer.launches if x.arm.startswith("@2-")]
+    assert {x.purpose for x in apart} == {Purpose.PILOT, Purpose.TIMED}
+    silent = [x for x in apart if x.arm == "@2-communication"]
+    assert {r.backend for x in silent for r in x.ranks} == {"fake"}
+    assert {r.sent_bytes for x in silent for r in x.ranks} == {None}, "there was nothing to count"
+
+
+def test_data_that_lies_on_the_device_cannot_be_ablated(catalogue: Catalogue) -> None:
+    with pytest.raises(SpecError, match="nothing to ablate") as error:
+        plan_of(catalogue, "ddp/mlp-nano", Ablation.DATA)
+    assert "--set data=loaded" in str(error.value)

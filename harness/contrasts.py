@@ -87,10 +87,13 @@ def quantity(
     return None
 
 
-def share(budget: Budget, name: str) -> float:
-    """A quantity of a budget: shares of a mean step over all ranks, or max over mean compute."""
+def share(budget: Budget, name: str) -> float | None:
+    """A quantity of a budget: shares of a mean step over all ranks, or max over mean compute.
+
+    None where it was not measured: waits of communication that could not be divided are not 0.
+    """
     if name == "stage_imbalance":
-        return budget.imbalance
+        return budget.imbalance if budget.total_ns(Term.COMPUTE) else None
     if name == "comm_share":
         return budget.comm_share
     terms = {
@@ -100,6 +103,8 @@ def share(budget: Budget, name: str) -> float:
         "data_share": (Term.DATA,),
         "host_idle_share": (Term.IDLE,),
     }[name]
+    if terms is not EXPOSED and any(t not in r.terms for r in budget.ranks for t in terms):
+        return None
     return budget.mean_ns(*terms) / budget.step_ns
 
 

@@ -32,7 +32,7 @@ from harness.record import (
     write_text,
 )
 from harness.spec import Arm, CaseSpec, Device, Plan, Window
-from harness.timeline.launch import budget_of
+from harness.timeline.launch import budget_of, talks
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
 POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1
@@ -179,7 +179,8 @@ class Launcher:
         if self._polls:
             write_text(out / "gpus.json", json.dumps([r for poll in self._polls for r in poll]))
         try:
-            budget = budget_of(folder, spec.launch, ranks)
+            talking = talks(order.arm.case, described.expected)
+            budget = budget_of(folder, spec.launch, ranks, spec.profiled, talking)
         except ScaleproofError as error:
             return dataclasses.replace(launch, wrong=(*launch.wrong, f"timeline: {error.what}"))
         perturbed = derive.perturbation(samples, order.window)

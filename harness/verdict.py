@@ -135,7 +135,9 @@ def _find(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None
     statistic = rule.statistic if rule else Statistic.MEAN
     first = pairs(run, plan, contrast, statistic)
     if not first.values and units.profiled(contrast.metric):
-        why = "no profiled launch was made (--no-timeline, or over the time budget)"
+        why = "no profiled launch shows it: none was made (--no-timeline, or over the time budget)"
+        if timed(run, plan, purpose=Purpose.PROFILE):
+            why = "the profiled launches do not show it: see scaleproof timeline RUN"
         return _Found(status=Status.INCONCLUSIVE, reason=Reason.OUT_OF_TIME, detail=why)
     if not first.values:
         status, reason = _unmeasured(run, plan)

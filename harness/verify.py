@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness import contrasts, derive, pilots, verdict
 from harness.codec import Json, to_doc
-from harness.errors import RecordError
+from harness.errors import RecordError, ScaleproofError
 from harness.record import (
     SCHEMA,
     LaunchRecord,
@@ -21,7 +21,7 @@ from harness.record import (
     load_samples,
 )
 from harness.thresholds import Threshold
-from harness.timeline.launch import budget_of, trace_path
+from harness.timeline.launch import budget_of, talks, trace_path
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9
@@ -65,14 +65,17 @@ def verify(run: RunRecord, folder: Path) -> Verification:
         again = derive.figures(case, expected, launch.ranks, samples, cut)
         for name, value in vars(again).items():
             recorded = getattr(launch, name)
+            if name == "wrong":  # what the traces lacked does not follow from the samples
+                recorded = tuple(w for w in recorded if not w.startswith("timeline: "))
             if recorded is None and run.schema < SCHEMA:
                 continue  # not measured yet in its day
             if not same(to_doc(value), to_doc(recorded)):
                 differences.append(f"{launch.launch}: {name} is {recorded}, samples say {value}")
-        if launch.purpose is Purpose.PROFILE:
+        if launch.purpose is Purpose.PROFILE and launch.budget is not None:
             paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
             if all(p.is_file() for p in paths):
-                differences += _budget(launch, folder)
+                talking = talks(case, expected)
+                differences += _budget(launch, folder, plan.profile.profiled, talking)
             else:
                 traceless += 1
             if not same(derive.perturbation(samples, plan.profile), launch.perturbation):
@@ -122,13 +125,16 @@ def same(a: Json, b: Json) -> bool:
     return bool(a == b)
 
 
-def _budget(launch: LaunchRecord, folder: Path) -> list[str]:
+def _budget(launch: LaunchRecord, folder: Path, steps: int, talking: bool) -> list[str]:
     """Whether the traces are those that were recorded, and say the same again."""
     for rank in launch.ranks:
         raw = trace_path(folder, launch.launch, rank.rank).read_bytes()
         if hashlib.sha256(raw).hexdigest() != rank.trace_sha256:
             return [f"{launch.launch}: the trace of rank {rank.rank} was changed after its writing"]
-    again = budget_of(folder, launch.launch, launch.ranks)
+    try:
+        again = budget_of(folder, launch.launch, launch.ranks, steps, talking)
+    except ScaleproofError as error:
+        return [f"{launch.launch}: {error.what}"]
     return (
         [] if same(to_doc(again), to_doc(launch.budget)) else [f"{launch.launch}: budget differs"]
     )

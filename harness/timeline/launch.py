@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.budget import Budget
-from harness.record import RankRecord
+from harness.errors import ScaleproofError
+from harness.record import Expected, RankRecord
+from harness.spec import CaseSpec
 from harness.timeline.close import Closed, close
 from harness.timeline.lanes import Lanes, lanes
 from harness.timeline.reader import Trace, read
@@ -30,7 +32,28 @@ def close_launch(
     return traces, found, close(found, offsets, max(halves, default=0))
 
 
-def budget_of(folder: Path, launch: str, ranks: Sequence[RankRecord]) -> Budget:
-    """The budget of a launch with the operators that took longest."""
+def budget_of(
+    folder: Path, launch: str, ranks: Sequence[RankRecord], steps: int, talks: bool
+) -> Budget:
+    """The budget of a launch with the operators that took longest.
+
+    ``steps`` were profiled, and in ``talks`` worlds every rank communicates. ScaleproofError where
+    the traces do not show that: shares of what was not seen would be 0, and pass.
+    """
     traces, _, closed = close_launch(folder, launch, ranks)
-    return replace(closed.budget, operators=operators(traces, closed.budget.steps))
+    budget = closed.budget
+    for trace, rank in zip(traces, budget.ranks, strict=True):
+        seen = len(rank.step_ns) + (budget.device == "cuda")  # a device's first step is the anchor
+        problem = trace.partial
+        if seen != steps:
+            problem = problem or f"{seen} steps are in it, {steps} were profiled"
+        if talks and not sum(rank.comm_ns):
+            problem = problem or "no communication is seen in it"
+        if problem:
+            raise ScaleproofError(f"the trace of rank {rank.rank}: {problem}", where=trace.path)
+    return replace(budget, operators=operators(traces, budget.steps))
+
+
+def talks(case: CaseSpec, expected: Expected) -> bool:
+    """Whether every rank of a case communicates in its steps."""
+    return case.world_size > 1 and case.communicate and bool(expected.payload_bytes)

@@ -1,0 +1,86 @@
+"""What was not seen in a trace is never a share of 0 that passes a bound."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_budget import rank_of
+
+from harness import contrasts
+from harness.errors import ScaleproofError
+from harness.record import RankRecord, load
+from harness.timeline.close import close
+from harness.timeline.launch import budget_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_undivided_communication_has_no_share_of_waiting() -> None:
+    twice = replace(rank_of(1, 0), ops=rank_of(1, 0).ops * 2)
+    budget = close([rank_of(0, 0), twice], {}, 0).budget
+    assert contrasts.share(budget, "wait_share") is None
+    assert contrasts.share(budget, "bubble_share") is None
+    exposed = contrasts.share(budget, "exposed_comm_share")
+    assert exposed is not None and exposed > 0
+
+
+def test_without_compute_there_is_no_balance() -> None:
+    idle = [replace(rank_of(r, 0), compute=rank_of(r, 0).launch) for r in (0, 1)]
+    assert contrasts.share(close(idle, {}, 0).budget, "stage_imbalance") is None
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> tuple[Path, list[RankRecord]]:
+    """A folder with the recorded traces of two ranks as a launch leaves them."""
+    folder = tmp_path / "launches" / "x"
+    folder.mkdir(parents=True)
+    for rank in (0, 1):
+        source = ROOT / "tests" / "timeline" / "recorded" / f"ddp-rank{rank}.json.gz"
+        shutil.copy(source, folder / f"rank{rank}.trace.json.gz")
+    run = load(ROOT / "results" / "samples" / "ddp-nano")
+    ranks = next(x for x in run.launches if x.budget and len(x.ranks) == 2).ranks
+    still = [replace(r, clock_offset_ns=0, clock_half_ns=0) for r in ranks]
+    return tmp_path, still
+
+
+def rewrite(folder: Path, edit: Any) -> None:
+    path = folder / "launches" / "x" / "rank1.trace.json.gz"
+    doc = json.loads(gzip.decompress(path.read_bytes()))
+    doc["traceEvents"] = edit(doc["traceEvents"])
+    path.write_bytes(gzip.compress(json.dumps(doc, indent=1).encode()))
+
+
+def test_whole_traces_are_taken(launch: tuple[Path, list[RankRecord]]) -> None:
+    assert budget_of(launch[0], "x", launch[1], 3, True).steps == 3
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda e: [x for x in e if "gloo:" not in x["name"]], "no communication is seen"),
+        (lambda e: [x for x in e if "ProfilerStep#7" not in x["name"]], "2 steps are in it"),
+        (lambda e: [x for x in e if "ProfilerStep" not in x["name"]], "1 steps are in it"),
+    ],
+)
+def test_a_trace_that_lacks_what_ran_is_refused(
+    launch: tuple[Path, list[RankRecord]], edit: Any, says: str
+) -> None:
+    rewrite(launch[0], edit)
+    with pytest.raises(ScaleproofError, match=says):
+        budget_of(launch[0], "x", launch[1], 3, True)
+
+
+def test_a_truncated_or_missing_trace_is_refused(launch: tuple[Path, list[RankRecord]]) -> None:
+    path = launch[0] / "launches" / "x" / "rank1.trace.json.gz"
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(ScaleproofError, match="cut short"):
+        budget_of(launch[0], "x", launch[1], 3, True)
+    path.unlink()
+    with pytest.raises(ScaleproofError, match="cannot be read"):
+        budget_of(launch[0], "x", launch[1], 3, True)

@@ -34,21 +34,19 @@ _COLUMNS = ("start", "end", "name", "cat", "thread", "correlation", "stream")
 
 
 class Args(msgspec.Struct, gc=False, rename={
-    "correlation": "correlation", "stream": "stream", "external": "External id",
-    "collective": "Collective name", "nelems": "In msg nelems", "dtype": "dtype",
+    "correlation": "correlation", "stream": "stream",
+    "collective": "Collective name", "nelems": "In msg nelems",
     "group": "Process Group Name", "ranks": "Process Group Ranks", "size": "Group size",
     "seq": "Seq",
-    "source": "Src Rank", "target": "Dst Rank", "dims": "Input Dims", "types": "Input type",
+    "source": "Src Rank", "target": "Dst Rank", "dims": "Input Dims",
     "inputs": "Concrete Inputs", "allocated": "Total Allocated",
 }):  # fmt: skip
     """What an event may carry beside its times; everything optional."""
 
     correlation: int = -1
     stream: int = -1
-    external: int = -1
     collective: str = ""
     nelems: int = -1
-    dtype: str = ""
     group: str = ""
     ranks: str = ""
     size: int = -1
@@ -56,7 +54,6 @@ class Args(msgspec.Struct, gc=False, rename={
     source: int = -1
     target: int = -1
     dims: msgspec.Raw = msgspec.Raw()
-    types: msgspec.Raw = msgspec.Raw()
     inputs: msgspec.Raw = msgspec.Raw()
     allocated: int = -1
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import json
+import os
 import shlex
 import sys
 import traceback
@@ -13,14 +14,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness import admission, baseline, compare, doctor, nsys, options, planning, timelines
+from harness import (
+    admission,
+    baseline,
+    compare,
+    doctor,
+    nsys,
+    options,
+    planning,
+    resume,
+    timelines,
+)  # fmt: skip
 from harness.codec import Json, to_doc
 from harness.discover import KINDS, Catalogue
 from harness.errors import Exit, ScaleproofError, exit_status
+from harness.launch import deploy
+from harness.launch.engine import RANK_ENV, Where
 from harness.measure import Measurer, Settings
 from harness.record import RunRecord, load, write_text
 from harness.report import comparison, tables, text
 from harness.report.live import Live
+from harness.site import Site
 from harness.spec import Ablation
 from harness.thresholds import load_thresholds
 from harness.units import duration, si
@@ -97,8 +111,14 @@ def _parser() -> Parser:
     )
     sub.add_argument("--resume", metavar="RUN", help="go on with an interrupted run")
     sub.add_argument("--inconclusive", choices=("fail", "warn"), default="fail")
+    sub.add_argument("--dry-run", action="store_true", help="print what would start the agents")
     sub.add_argument("--nsys", action="store_true", help="run it all under Nsight Systems")
     _where(sub)
+    sub = verb("join", "be a node of a run that waits for its nodes (--engine hosts)")
+    sub.add_argument("address", metavar="HOST:PORT", help="where the run waits")
+    sub.add_argument("--token-file", required=True, metavar="FILE", help="its secret, mode 600")
+    sub.add_argument("--order", type=int, metavar="N", help="this node's place, from 0 on")
+    sub.add_argument("--own-address", metavar="IP", help="where other nodes reach this one")
     sub = verb("report", "the tables of a run, and its HTML page")
     sub.add_argument("run", type=Path)
     sub.add_argument("--every", action="store_true", help="a line for every verdict")
@@ -219,13 +239,18 @@ def _values(parsed: argparse.Namespace) -> dict[str, Any]:
     return {o.name: getattr(parsed, o.name.replace("-", "_")) for o in options.OPTIONS}
 
 
-def _measurer(parsed: argparse.Namespace, known: Catalogue, arguments: list[str]) -> Measurer:
+def _measurer(
+    parsed: argparse.Namespace, known: Catalogue, site: Site, arguments: list[str]
+) -> Measurer:
     target = Path((parsed.target or "").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]
     rules = options.thresholds(parsed.thresholds, beside, parsed.references)
     settings = Settings(
         results=Path(parsed.results or "results"),
-        engine=parsed.engine,
+        engine=site.engine,
+        nodes=site.nodes,
+        device=site.device,
+        cluster=None if parsed.cluster is None else Path(parsed.cluster),
         budget_s=options.seconds(parsed.time_budget),
         strict=parsed.strict,
         timeline=not parsed.no_timeline,
@@ -239,7 +264,7 @@ def _plan(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     known = options.catalogue(parsed.path)
     site = options.site(_values(parsed), known)
     plans = planning.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
-    measurer = _measurer(parsed, known, arguments)
+    measurer = _measurer(parsed, known, site, arguments)
     try:
         measurer.describe([a.case for p in plans for a in p.arms])
         found = [planning.outlook(p, measurer.described, measurer.thresholds) for p in plans]
@@ -301,15 +326,17 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     known = options.catalogue(parsed.path)
     if parsed.resume:
         folder = Path(parsed.resume)
-        parsed.engine = load(folder).settings["engine"]
         parsed.results = str(folder.resolve().parents[2])
-    measurer = _measurer(parsed, known, arguments)
-    if parsed.resume:
-        measurer.resume(Path(parsed.resume))
+        site, parsed.cluster = resume.where(load(folder))
+        measurer = _measurer(parsed, known, site, arguments)
+        measurer.resume(folder)
         plans = list(measurer.plans)
     elif parsed.target:
         site = options.site(_values(parsed), known)
         plans = planning.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
+        if parsed.dry_run:
+            return _dry_run(parsed, known, site)
+        measurer = _measurer(parsed, known, site, arguments)
     else:
         raise ScaleproofError(
             "nothing to run",
@@ -337,6 +364,29 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     for plan in plans:
         measurer.verdicts(plan)  # raises what kept it from being measured
     return _exit(record, parsed.inconclusive == "fail")
+
+
+def _dry_run(parsed: argparse.Namespace, known: Catalogue, site: Site) -> Exit:
+    """What the engine would run to start its agents; nothing is started."""
+    settings = options.engine_settings(_values(parsed), known)
+    where = Where(nodes=site.nodes, device=site.device, settings=settings)
+    found = deploy.commands(known.get("engines", site.engine), where)
+    lines = []
+    for command in found:
+        for name, content in command.files.items():
+            lines += [f"# {name}", *content.splitlines(), ""]
+        lines.append(shlex.join(command.argv))
+    _emit(parsed, [to_doc(c) for c in found], lines)
+    return Exit.PASSED
+
+
+def _join(parsed: argparse.Namespace, _: list[str]) -> Exit:
+    """Become the agent of this node."""
+    rest = ["--join", parsed.address, "--token-file", parsed.token_file]
+    rest += [f"--order={parsed.order}"] if parsed.order is not None else []
+    rest += [f"--address={parsed.own_address}"] if parsed.own_address else []
+    os.environ.update(RANK_ENV)
+    os.execv(sys.executable, [sys.executable, "-m", "harness.worker.agent", *rest])
 
 
 def _exit(run: RunRecord, inconclusive_fails: bool = True) -> Exit:
@@ -423,6 +473,7 @@ _VERBS: dict[str, Callable[[argparse.Namespace, list[str]], Exit]] = {
     "list": _list,
     "plan": _plan,
     "run": _run,
+    "join": _join,
     "report": _report,
     "verify": _verify,
     "timeline": _timeline,

@@ -57,6 +57,13 @@ class Entry:
     head: Mapping[str, Json] = field(default_factory=dict)
 
     @property
+    def module(self) -> str:
+        """What to import: a module of this package by name, a user's file by path."""
+        if not self.path.is_relative_to(HERE):
+            return str(self.path)
+        return ".".join(("harness", *self.path.relative_to(HERE).with_suffix("").parts))
+
+    @property
     def knobs(self) -> Mapping[str, Json]:
         """Knob name -> default; ``version`` is one, so that a new version starts a new series."""
         return {"version": 1, **self.head.get("KNOBS", {})}
@@ -164,11 +171,13 @@ class Catalogue:
         return known[name]
 
     def files(self, case: CaseSpec) -> dict[str, str]:
-        """Kind -> path of the files that a case names."""
+        """Kind -> the files that a case names: modules of this package (a node may have it
+        elsewhere), paths of a user's (every node needs them at the same place).
+        """
         names = {"strategies": case.strategy, "models": case.model}
         if case.compressor:
             names["compressors"] = case.compressor
-        return {kind: str(self.get(kind, name).path) for kind, name in names.items()}
+        return {kind: self.get(kind, name).module for kind, name in names.items()}
 
     def normalise(self, case: CaseSpec) -> CaseSpec:
         """Check names, sizes, modes and knobs; drop default knobs; label stand-ins."""
@@ -241,6 +250,7 @@ class Catalogue:
                 fix=fix,
             )
         knobs = dict(case.knobs)
+        entries += self._network(case)
         defaults = {f"{e.name}.{k}": v for e in entries for k, v in e.knobs.items()}
         for entry in entries:
             if (version := entry.head.get("VERSION", 1)) != 1:
@@ -266,10 +276,20 @@ class Catalogue:
                 )
             if value == defaults[key]:
                 del knobs[key]
+        if len(case.nodes) == 1:  # it uses no link
+            knobs = {
+                k: v for k, v in knobs.items() if k.split(".")[0] not in self.entries["engines"]
+            }
         stand_in = set(case.stand_in)
         if model.head.get("STAND_IN"):
             stand_in.add(StandIn(model.head["STAND_IN"]))
         return replace(case, knobs=dict(sorted(knobs.items())), stand_in=frozenset(stand_in))
+
+    def _network(self, case: CaseSpec) -> list[Entry]:
+        """Engines that make the network that a case runs over: its rates are part of the case."""
+        named = {name.split(".")[0] for name in case.knobs}
+        emulated = StandIn.EMULATED in case.stand_in
+        return [e for name, e in self.entries["engines"].items() if emulated and name in named]
 
     def twin(self, case: CaseSpec) -> CaseSpec:
         """Same strategy, knobs, world, precision; smallest size and its batch: for the gate.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import json
@@ -13,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import derive, nvml
-from harness.beat import Beats
 from harness.codec import Json, from_doc
 from harness.discover import Catalogue
 from harness.errors import ScaleproofError
-from harness.launch import engine as engines
 from harness.launch import failure
-from harness.launch.engine import Ended, Engine
-from harness.launch.local import Local, LocalAgent
-from harness.protocol import Deadlines, LaunchSpec
+from harness.launch.deploy import Worlds, open_worlds
+from harness.launch.engine import Ended, Where
+from harness.protocol import Deadlines, LaunchSpec, Node
 from harness.record import (
     Described,
     LaunchRecord,
@@ -57,28 +54,43 @@ class Launcher:
     """Owns the engine and the agent that describes cases; launches one world at a time."""
 
     def __init__(
-        self, catalogue: Catalogue, engine: str, *, tune_loop_thread: bool, poll_gpus: bool
+        self,
+        catalogue: Catalogue,
+        engine: str,
+        where: Where,
+        *,
+        tune_loop_thread: bool,
+        poll_gpus: bool,
     ) -> None:
         self.catalogue, self.engine_name = catalogue, engine
         self.tune_loop_thread, self.poll_gpus = tune_loop_thread, poll_gpus
-        self._engine: Engine = engines.make(catalogue.get("engines", engine))
-        self._agent = self._engine.agent if isinstance(self._engine, Local) else LocalAgent()
+        self._worlds: Worlds = open_worlds(catalogue.get("engines", engine), where)
         self._polls: list[list[dict[str, Json]]] = []
         self._last_poll = 0.0
         self._count = 0
 
     def warm(self) -> None:
-        """Start the agent now: it imports torch while we go on."""
-        self._agent.start()
+        """Start the agents now: they import torch while we go on."""
+        self._worlds.start()
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The machines that ranks run on; waits for their agents."""
+        return self._worlds.nodes
+
+    @property
+    def notes(self) -> list[str]:
+        """What the engine has to say of itself, for the record."""
+        queued_s = self._worlds.queued_s
+        return [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
 
     def describe(self, cases: Sequence[CaseSpec]) -> list[Described]:
-        """Ask the agent what each case will do."""
-        return self._agent.describe([(c, self.catalogue.files(c)) for c in cases])
+        """Ask an agent what each case will do."""
+        return self._worlds.describe([(c, self.catalogue.files(c)) for c in cases])
 
     def close(self) -> None:
-        """Stop the engine and the agent."""
-        self._engine.close()
-        self._agent.close()
+        """Stop the engine and its agents."""
+        self._worlds.close()
 
     def launch(
         self,
@@ -115,21 +127,17 @@ class Launcher:
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         began = time.monotonic()
         self._polls = []
-        ended = self._engine.launch(spec, lambda: self._tick(spec, on_step))
+        ended = self._worlds.launch(spec, lambda step: self._tick(spec, step, on_step))
         wall_s = time.monotonic() - began
         return self._assemble(order, spec, folder, ended, described, began_at, wall_s)
 
-    def _tick(self, spec: LaunchSpec, on_step: Callable[[int], None]) -> None:
-        """Poll the devices now and then; say which step the slowest rank is at."""
+    def _tick(self, spec: LaunchSpec, step: int, on_step: Callable[[int], None]) -> None:
+        """Poll the devices now and then; pass on which step the slowest rank is at."""
         now = time.monotonic()
         every_s = POLL_PROFILED_S if spec.profiled else POLL_GPUS_S
         if self.poll_gpus and now - self._last_poll > every_s:
             self._polls.append(nvml.poll())
             self._last_poll = now
-        step = 0
-        with contextlib.suppress(FileNotFoundError, ValueError):  # not there yet, or no more
-            reader = Beats(Path(spec.out) / "beats", spec.case.world_size)
-            step = min(reader.read(r)[1] for r in range(spec.case.world_size))
         on_step(step)
 
     def _assemble(
@@ -144,7 +152,7 @@ class Launcher:
     ) -> LaunchRecord:
         """Read what the ranks left and derive the launch's figures."""
         out = Path(spec.out)
-        cause = failure.attribute(ended.ranks)
+        cause = failure.attribute(ended.ranks, ended.unreachable)
         ranks = []
         for end in ended.ranks:
             path = out / f"rank{end.rank}.json"

@@ -20,15 +20,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import admission, contrasts, doctor, machine, pilots, profiles, units, verdict
+from harness import admission, cluster, contrasts, doctor, machine, pilots, profiles, units, verdict
 from harness.discover import Catalogue
 from harness.errors import ScaleproofError
+from harness.launch.engine import Where
 from harness.launcher import Launcher, Order, mean_wall_s
 from harness.outcome import Verdict
 from harness.progress import Progress, moment
 from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord, save
 from harness.resume import unfinished
-from harness.spec import Arm, CaseSpec, Contrast, Plan, Role, Window
+from harness.spec import Arm, CaseSpec, Contrast, Device, Plan, Role, Window
 from harness.thresholds import Statistic, Threshold
 
 
@@ -36,12 +37,17 @@ from harness.thresholds import Statistic, Threshold
 class Settings:
     """How a run is made: never identity, all recorded.
 
-    ``budget_s`` is what the whole run may take; without it every plan gets its first blocks, and
-    what is then undecided gets more while the run is younger than ``more_until_s``.
+    ``nodes`` are the ranks that each node can take; ``cluster`` is the file that the engine's
+    settings come from. ``budget_s`` is what the whole run may take; without it every plan gets its
+    first blocks, and what is then undecided gets more while the run is younger than
+    ``more_until_s``.
     """
 
     results: Path
     engine: str = "local"
+    nodes: tuple[int, ...] = (1,)
+    device: Device = Device.CPU
+    cluster: Path | None = None
     budget_s: float | None = None
     more_until_s: float = 330.0
     strict: bool = False
@@ -74,11 +80,20 @@ class Measurer:
         self.out_of_time: list[str] = []
         self.notes = doctor.notes()
         self.admission: tuple[admission.Finding, ...] = ()
+        self.nodes: tuple[machine.Machine, ...] = ()
         self._examined = False
         self.judge_by(thresholds)
         self._launcher = Launcher(
             catalogue,
             settings.engine,
+            Where(
+                nodes=settings.nodes,
+                device=settings.device,
+                folder=settings.results / "engine" / self.run,
+                settings=cluster.settings(
+                    settings.cluster, settings.engine, catalogue.entries["engines"]
+                ),
+            ),
             tune_loop_thread=settings.tune_loop_thread,
             poll_gpus=self.machine.num_gpus > 0,
         )
@@ -138,6 +153,15 @@ class Measurer:
                 if found.level is not admission.Level.OK:
                     self.progress.note(f"{found.check}: {found.text} ({found.advice})")
         self._launcher.warm()
+        self.meet()
+
+    def meet(self) -> None:
+        """Take the machine from the first node, where the engine reaches others than this one."""
+        head = self.catalogue.get("engines", self.settings.engine).head["ENGINE"]
+        if head.get("remote") and not self.nodes:
+            self.nodes = tuple(node.machine for node in self._launcher.nodes)
+            self.machine = self.nodes[0]
+            self.notes += self._launcher.notes
 
     def describe(self, cases: Sequence[CaseSpec]) -> None:
         """Ask the agent about cases that are new."""
@@ -209,6 +233,7 @@ class Measurer:
             notes=tuple(self.notes),
             elapsed_s=self.elapsed_s,
             windows={plan: dict(found) for plan, found in self.windows.items()},
+            nodes=self.nodes,
             admission=self.admission,
             launch_sd=self.launch_sd,
             out_of_time=tuple(self.out_of_time),

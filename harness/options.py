@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness import machine, references
+from harness import cluster, machine, references
+from harness.codec import Json
 from harness.discover import Catalogue
 from harness.errors import SpecError
 from harness.site import Site, resolve
@@ -29,8 +30,9 @@ class Option:
 OPTIONS = (
     Option(name="gpus", help="GPU ranks: a number or 'auto'", kwargs={"metavar": "N"}),
     Option(name="cpus", help="CPU ranks over gloo", kwargs={"metavar": "N", "type": int}),
-    Option(name="nodes", help="number of nodes", kwargs={"metavar": "N", "type": int, "default": 1}),
-    Option(name="engine", help="who starts the ranks: local, torchrun", kwargs={"metavar": "NAME", "default": "local"}),
+    Option(name="nodes", help="number of nodes, or the ranks on each: 4+8+16, 2x8", kwargs={"metavar": "N", "default": "1"}),
+    Option(name="engine", help="who starts the ranks: `scaleproof list engines`", kwargs={"metavar": "NAME", "default": "local"}),
+    Option(name="cluster", help="cluster file: a table of settings for each engine", kwargs={"metavar": "FILE"}),
     Option(name="shared-gpu", help="let ranks share a GPU over gloo (labelled stand-in)", kwargs={"action": "store_true"}),
     Option(name="results", help="where runs are written (default: results)", kwargs={"metavar": "DIR"}),
     Option(name="thresholds", help="thresholds file (default: thresholds.toml beside the suite)", kwargs={"metavar": "FILE"}),
@@ -71,11 +73,20 @@ def site(values: Mapping[str, Any], known: Catalogue) -> Site:
     return resolve(
         gpus=values.get("gpus"),
         cpus=values.get("cpus"),
-        nodes=values.get("nodes") or 1,
+        nodes=values.get("nodes") or "1",
         engine=values.get("engine") or "local",
         shared_gpu=bool(values.get("shared-gpu")),
+        one_machine=bool(engine_settings(values, known).get("one_machine")),
         known_engines=known.entries["engines"],
     )
+
+
+def engine_settings(values: Mapping[str, Any], known: Catalogue) -> Mapping[str, Json]:
+    """What the cluster file says for the engine that is asked for."""
+    engine, file = values.get("engine") or "local", values.get("cluster")
+    if engine not in known.entries["engines"]:
+        return {}  # ``resolve`` says so
+    return cluster.settings(Path(file) if file else None, engine, known.entries["engines"])
 
 
 def thresholds(

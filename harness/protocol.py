@@ -1,10 +1,16 @@
-"""What crosses the border between a launching program and the agent that starts ranks.
+"""What crosses the border between a launching program and the agents that start ranks.
 
-JSON lines over a socket pair, one request in flight at a time:
+One message a frame (``harness.channel``), one request in flight at a time:
 
-    -> {"describe": [{"case", "files"}]} <- {"described": [Described...]}
-    -> {"launch": LaunchSpec}            <- {"ended": {"launch", "ranks", "agent"}}
-    -> {"kill": true}                    (the launch in flight ends; "ended" follows)
+    <- {"hello": Node}                        once, when torch is imported
+    -> {"describe": [{"case", "files"}]}      <- {"described": [Described...]}
+    -> {"launch": LaunchSpec, "share": Share} <- {"ended": [RankEnd...]}
+       meanwhile <- {"store": Address}         rank 0's agent: where the others meet it
+                 <- {"beats": [[phase, step, silent_s]...]}  five times a second
+                 <- {"failing": true}         once, when a rank has failed or is silent too long
+                 <- {"file": name}, bytes     what ranks left, if no disk is shared
+    -> {"kill": true}                         the launch in flight ends; "ended" follows
+    -> {"reach": [Address...]}                <- {"reached": [bool...]}
 
 Ranks leave ``rank<r>.json`` and ``rank<r>.npz`` in the launch's folder; the parent only reads.
 """
@@ -14,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness.machine import Machine
 from harness.record import Purpose
 from harness.spec import CaseSpec
 
@@ -28,9 +35,49 @@ class Deadlines:
     collective_s: float = 60.0
 
 
+@dataclass(frozen=True)
+class Address:
+    """Where something listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What an agent says of the machine it is on. ``door`` takes connections and never answers.
+
+    ``order`` is where a scheduler put it among the others; -1 = nobody said.
+    """
+
+    agent: str
+    door: Address
+    order: int
+    machine: Machine
+    software: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The ranks of a world that one agent starts: ``count`` of them, from rank ``first`` on.
+
+    ``node_first`` and ``node_count`` are the ranks of its whole node, which several agents may
+    share. ``store`` is where rank 0 serves the rendezvous; None asks this agent to open it.
+    """
+
+    node: int
+    first: int
+    count: int
+    node_first: int
+    node_count: int
+    store: Address | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """One world to start. ``files`` maps kind -> path of the strategy, model and compressor file.
+    """One world to start. ``files`` maps kind -> the strategy, model and compressor: a module of
+    this package by its name, a user's by the path of its file. ``hosts`` are the nodes to use, by
+    their numbers; empty = the first ones.
 
     ``twin`` is the case that the correctness gate runs; ``draw`` seeds the launch's own noise
     (paced schedule).
@@ -46,6 +93,8 @@ class LaunchSpec:
     files: Mapping[str, str]
     draw: int
     profiled: int = 0
+    hosts: tuple[int, ...] = ()
+    detailed: bool = False  # under torch's own check of every collective: slow, for evidence only
     tune_loop_thread: bool = True
     deadlines: Deadlines = Deadlines()
 
@@ -61,8 +110,21 @@ class RankError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One entry of torch's flight recorder: the ``number``-th operation of a process group."""
+
+    group: str
+    number: int
+    operation: str
+    sizes: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """How one rank ended, with the evidence that tells a culprit from its victims."""
+    """How one rank ended, with the evidence that tells a culprit from its victims.
+
+    ``lost``: its whole node is gone, and why; nothing else is then known of the rank.
+    """
 
     rank: int
     pid: int
@@ -74,6 +136,11 @@ class RankEnd:
     step: int
     silent_s: float
     order: int  # 0 = first rank seen to end
+    node: int = 0
+    ended_s: float = 0.0  # since its agent was asked for the launch
     error: RankError | None = None
     state: str = ""
     stack: str = ""
+    flight: tuple[Collective, ...] = ()
+    out_of_memory: bool = False  # the kernel says that it killed a process for memory
+    lost: str = ""

@@ -100,12 +100,17 @@ class Scaling:
             settings = Settings(
                 results=Path(option(self.config, "results") or self.config.rootpath / "results"),
                 engine=self.site.engine,
+                nodes=self.site.nodes,
+                device=self.site.device,
+                cluster=Path(file) if (file := option(self.config, "cluster")) else None,
                 budget_s=options.seconds(option(self.config, "time-budget")),
                 strict=option(self.config, "strict"),
                 timeline=not option(self.config, "no-timeline"),
                 argv=("pytest", *map(str, self.config.invocation_params.args)),
             )
             self.measurer = Measurer(self.catalogue, settings, (), live)
+            if not self.config.option.collectonly:
+                self.measurer.meet()
         return self.measurer
 
     @property

@@ -35,7 +35,9 @@ from harness.spec import Plan, Window, digest
 from harness.steadiness import Steadiness
 from harness.thresholds import Threshold
 
-SCHEMA = 3
+SCHEMA = 4
+#: The first layout whose verdicts were judged by today's rules.
+JUDGED_SINCE = 3
 TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
 
@@ -213,7 +215,10 @@ class RankRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Which rank ended a launch and why. ``sure`` is about the rank, not the reason."""
+    """Which rank ended a launch and why. ``sure`` is about the rank, not the reason.
+
+    ``kind`` is exception, memory, signal, exit, node, collective, hang or peer.
+    """
 
     rank: int | None
     kind: str
@@ -222,6 +227,7 @@ class Cause:
     step: int
     sure: bool
     victims: tuple[int, ...] = ()
+    node: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +305,7 @@ class RunRecord:
     ``windows`` maps plan hash and arm to the steps and cut that its pilots settled. ``admission``
     is what was found of the host before, ``launch_sd`` the deviation between like pilots.
     ``out_of_time`` lists plans that the time budget cut, ``offered`` all that could have been run.
+    ``nodes`` are the machines of an engine that reaches others; ``machine`` is then the first.
     """
 
     schema: int
@@ -321,6 +328,7 @@ class RunRecord:
     launch_sd: float | None = None
     out_of_time: tuple[str, ...] = ()
     offered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    nodes: tuple[Machine, ...] = ()
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""
@@ -391,7 +399,7 @@ def upgrade(doc: Json) -> Json:
     """Bring an older document to this layout; newer ones are refused.
 
     ``schema`` keeps its number: verdicts of an older record were judged by the rules of its day,
-    and ``verify`` says so. 1 -> 2 -> 3: everything new has a default.
+    and ``verify`` says so. 1 -> 2 -> 3 -> 4: everything new has a default.
     """
     schema = doc.get("schema") if isinstance(doc, dict) else None
     if not isinstance(schema, int) or schema < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from harness.contrasts import timed, usable
 from harness.errors import RecordError
 from harness.machine import Machine
 from harness.record import SCHEMA, LaunchRecord, RunRecord, load
+from harness.site import Site
+from harness.spec import Device
 
 
 def unfinished(folder: Path, machine: Machine) -> RunRecord:
@@ -37,6 +40,20 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
     if repeated:
         notes = (*notes, f"resumed: {repeated} launches of an unfinished block repeated")
     return dataclasses.replace(old, launches=tuple(launches), notes=notes)
+
+
+def where(run: RunRecord) -> tuple[Site, str | None]:
+    """The site that a run was begun on, and its cluster file: what is left is measured there."""
+    case = max((a.case for p in run.plans for a in p.arms), key=lambda c: c.world_size)
+    nodes = tuple(int(n) for n in re.findall(r"\d+", run.settings.get("nodes", "")))
+    cluster = run.settings.get("cluster", "None")
+    site = Site(
+        device=Device(run.settings.get("device", case.device)),
+        backend=case.backend,
+        nodes=nodes or case.nodes,
+        engine=run.settings["engine"],
+    )
+    return site, None if cluster == "None" else cluster
 
 
 def carried_over(run: RunRecord) -> tuple[list[LaunchRecord], int]:

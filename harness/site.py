@@ -98,12 +98,17 @@ def resolve(
     *,
     gpus: str | None = None,
     cpus: int | None = None,
-    nodes: int = 1,
+    nodes: str = "1",
     engine: str = "local",
     shared_gpu: bool = False,
+    one_machine: bool = False,
     known_engines: Mapping[str, Any],
 ) -> Site:
-    """The site that the options ask for; without options, whatever the machine has."""
+    """The site that the options ask for; without options, whatever the machine has.
+
+    ``nodes`` is a number, or the ranks on each: ``4+8+16``, ``2x8``. Engines that reach other
+    machines are believed about their devices: their agents are asked before the first launch.
+    """
     if engine not in known_engines:
         raise SpecError(
             f"--engine {engine}: no such engine",
@@ -112,29 +117,38 @@ def resolve(
         )
     if gpus is not None and cpus is not None:
         raise SpecError("--gpus and --cpus exclude each other", fix="--gpus auto")
-    if nodes < 1:
-        raise SpecError(f"--nodes {nodes}", expected="at least 1", fix="--nodes 1")
-    if nodes > 1 and not known_engines[engine].head["ENGINE"].get("multi_node"):
+    head = known_engines[engine].head["ENGINE"]
+    num_nodes, given = parse_nodes(nodes)
+    if num_nodes > 1 and not head.get("multi_node"):
         several = [n for n, e in known_engines.items() if e.head["ENGINE"].get("multi_node")]
         raise SpecError(
             f"--engine {engine} starts one node only, --nodes {nodes} was asked for",
             expected=f"--engine {' or '.join(several)}",
-            fix=f"--engine {several[0]} --nodes {nodes}",
+            fix=f"--engine {several[-1]} --nodes {nodes}",
         )
-    emulated = nodes > 1 and bool(known_engines[engine].head["ENGINE"].get("one_machine"))
+    own = bool(head.get("always_emulated"))
+    emulated = own or (num_nodes > 1 and (one_machine or bool(head.get("one_machine"))))
+    if given and gpus in (None, "auto") and cpus is None:
+        gpus, cpus = (str(sum(given)), None) if gpus else (None, sum(given))
+    if head.get("remote") and cpus is None and (gpus is None or not gpus.isdigit()):
+        raise SpecError(
+            f"--engine {engine} reaches other machines: say what is wanted there",
+            expected="--gpus N or --cpus N",
+            fix=f"--engine {engine} --nodes 2 --gpus 16",
+        )
     found = len(nvml.gpus())
     if cpus is None and gpus is None:
         gpus = str(found) if found else None
     if gpus is None:
-        total = cpus if cpus is not None else max(machine.physical_cores(), nodes)
-        shape = _split(total, nodes, "--cpus")
+        total = cpus if cpus is not None else max(machine.physical_cores(), num_nodes)
+        shape = given or _split(total, num_nodes, "--cpus")
         return Site(
             device=Device.CPU, backend="gloo", nodes=shape, engine=engine, emulated=emulated
         )
     if gpus != "auto" and not gpus.isdigit():
         raise SpecError(f"--gpus {gpus}", expected="a number or 'auto'", fix="--gpus auto")
-    wanted = found - found % nodes if gpus == "auto" else int(gpus)
-    if wanted > found and not (shared_gpu and found):
+    wanted = found - found % num_nodes if gpus == "auto" else int(gpus)
+    if wanted > found and not (shared_gpu and found) and not head.get("remote"):
         raise SpecError(
             f"--gpus {gpus}: only {found} usable GPUs on this node",
             expected=f"at most {found} (CUDA_VISIBLE_DEVICES may hide some)",
@@ -147,11 +161,29 @@ def resolve(
     return Site(
         device=Device.CUDA,
         backend="gloo" if shared_gpu else "nccl",
-        nodes=_split(wanted, nodes, "--gpus"),
+        nodes=given or _split(wanted, num_nodes, "--gpus"),
         engine=engine,
         shared_gpu=shared_gpu,
         emulated=emulated,
     )
+
+
+def parse_nodes(text: str) -> tuple[int, tuple[int, ...]]:
+    """``--nodes``: how many, and the ranks on each if they are given (``4+8+16``, ``2x8``)."""
+    shape: list[int] = []
+    for part in text.split("+"):
+        many, x, ranks = part.partition("x")
+        if not many.isdigit() or (x and not ranks.isdigit()):
+            raise SpecError(
+                f"--nodes {text}", expected="a number, or ranks on each: 4+8+16, 2x8",
+                fix="--nodes 2",
+            )  # fmt: skip
+        shape += [int(ranks)] * int(many) if x else [int(many)]
+    if min(shape, default=0) < 1:
+        raise SpecError(f"--nodes {text}", expected="at least 1", fix="--nodes 1")
+    if "+" in text or "x" in text:
+        return len(shape), tuple(shape)
+    return shape[0], ()
 
 
 def _split(total: int, nodes: int, option: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from harness import contrasts, derive, pilots, verdict
 from harness.codec import Json, to_doc
 from harness.errors import RecordError, ScaleproofError
 from harness.record import (
-    SCHEMA,
+    JUDGED_SINCE,
     LaunchRecord,
     LaunchStatus,
     Purpose,
@@ -67,7 +67,7 @@ def verify(run: RunRecord, folder: Path) -> Verification:
             recorded = getattr(launch, name)
             if name == "wrong":  # what the traces lacked does not follow from the samples
                 recorded = tuple(w for w in recorded if not w.startswith("timeline: "))
-            if recorded is None and run.schema < SCHEMA:
+            if recorded is None and run.schema < JUDGED_SINCE:
                 continue  # not measured yet in its day
             if not same(to_doc(value), to_doc(recorded)):
                 differences.append(f"{launch.launch}: {name} is {recorded}, samples say {value}")
@@ -85,7 +85,7 @@ def verify(run: RunRecord, folder: Path) -> Verification:
                 differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
     if not differences:
         differences += _windows(run, folder)
-    if run.schema < SCHEMA:
+    if run.schema < JUDGED_SINCE:
         return Verification(
             num_launches=launches,
             num_samples=samples_read,

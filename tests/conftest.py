@@ -13,7 +13,9 @@ import pytest
 from harness.codec import from_doc
 from harness.discover import Catalogue
 from harness.launch import failure
-from harness.launch.local import LocalAgent
+from harness.launch.deploy import open_worlds
+from harness.launch.engine import Where
+from harness.launch.fleet import Fleet
 from harness.protocol import Deadlines, LaunchSpec, RankEnd
 from harness.record import Cause, Check, Described, Purpose, RankRecord, load
 from harness.site import Site
@@ -39,9 +41,10 @@ def catalogue() -> Catalogue:
 
 
 @pytest.fixture(scope="session")
-def agent() -> Iterator[LocalAgent]:
+def agent() -> Iterator[Fleet]:
     """One agent for all launches."""
-    found = LocalAgent()
+    found = open_worlds(Catalogue().get("engines", "local"), Where())
+    assert isinstance(found, Fleet)
     yield found
     found.close()
 
@@ -64,7 +67,7 @@ class World:
 
 
 @pytest.fixture
-def launch(agent: LocalAgent, catalogue: Catalogue, tmp_path: Path) -> Any:
+def launch(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Any:
     """``launch("ddp/mlp-nano", 2, purpose, precision=...)`` -> World"""
     count = iter(range(1000))
 
@@ -77,7 +80,7 @@ def launch(agent: LocalAgent, catalogue: Catalogue, tmp_path: Path) -> Any:
         cut: int = 2,
         deadlines: Deadlines | None = None,
         mode: Mode = Mode.WEAK,
-        tick: Any = lambda: None,
+        tick: Any = lambda step: None,
         **fields: Any,
     ) -> World:
         site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
@@ -93,7 +96,14 @@ def launch(agent: LocalAgent, catalogue: Catalogue, tmp_path: Path) -> Any:
         ended = agent.launch(spec, tick)
         files_ = [out / f"rank{r}.json" for r in range(world)]
         ranks = [from_doc(RankRecord, json.loads(f.read_text())) for f in files_ if f.is_file()]
-        return World(ended.ranks, failure.attribute(ended.ranks), ranks, out, described, case)
+        return World(
+            ended.ranks,
+            failure.attribute(ended.ranks, ended.unreachable),
+            ranks,
+            out,
+            described,
+            case,
+        )
 
     return run
 

@@ -19,7 +19,8 @@ from scipy.stats import f as f_distribution
 
 from harness.codec import from_doc
 from harness.discover import Catalogue
-from harness.launch.local import Local
+from harness.launch.deploy import open_worlds
+from harness.launch.engine import Where
 from harness.protocol import LaunchSpec
 from harness.record import Purpose, RankRecord
 from harness.site import Site
@@ -35,9 +36,10 @@ def main() -> None:
     known = Catalogue()
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     case = known.normalise(site.case("ddp/decoder-nano"))
-    engines = [Local() for _ in range(parsed.agents)]
+    local = known.get("engines", "local")
+    engines = [open_worlds(local, Where()) for _ in range(parsed.agents)]
     for engine in engines:
-        engine.agent.ready()
+        engine.describe([])  # waits until its agent is there
     steps_s: list[list[float]] = [[] for _ in engines]
     for i in range(parsed.rounds):
         for found, engine in zip(steps_s, engines, strict=True):
@@ -46,7 +48,7 @@ def main() -> None:
                     launch=f"r{i}", purpose=Purpose.TIMED, case=case, twin=case, steps=28, cut=6,
                     out=folder, files=known.files(case), draw=0,
                 )  # fmt: skip
-                ended = engine.launch(spec, lambda: None)
+                ended = engine.launch(spec, lambda step: None)
                 assert all(e.finished for e in ended.ranks), ended
                 texts = [(Path(folder) / f"rank{r}.json").read_text() for r in range(2)]
                 ranks = [from_doc(RankRecord, json.loads(t)) for t in texts]

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from harness.discover import Catalogue
-from harness.launch.local import Local
-from harness.launch.torchrun import Torchrun
+from harness.launch.deploy import open_worlds
+from harness.launch.engine import Where
 from harness.protocol import LaunchSpec
 from harness.record import Purpose
 from harness.site import Site
@@ -32,9 +32,10 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4, 8])
     parsed = parser.parse_args()
     known = Catalogue()
-    local, torchrun = Local(), Torchrun()
+    local = open_worlds(known.get("engines", "local"), Where())
+    torchrun = open_worlds(known.get("engines", "torchrun"), Where())
     began = time.perf_counter()
-    local.agent.ready()
+    local.describe([])  # waits until its agent is there
     print(f"agent ready after {time.perf_counter() - began:.2f} s, once a run")
     print(f"{'ranks':>5}  {'local':>8}  {'torchrun':>8}  {'ratio':>6}   medians of {parsed.rounds}")
     for world in parsed.worlds:
@@ -52,7 +53,7 @@ def main() -> None:
                         cut=0, out=str(Path(folder)), files=files, draw=0,
                     )  # fmt: skip
                     began = time.perf_counter()
-                    ended = engine.launch(spec, lambda: None)
+                    ended = engine.launch(spec, lambda step: None)
                     seconds[name].append(time.perf_counter() - began)
                     assert all(e.finished for e in ended.ranks), ended
                     if name == "local":

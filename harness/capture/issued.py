@@ -33,24 +33,29 @@ def enable() -> None:
     os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "20000"
 
 
-def _entries(backend: str) -> list[dict[str, Any]]:
-    """NCCL has a recorder of its own; gloo's shares the generic one."""
+def entries(backend: str) -> list[dict[str, Any]]:
+    """The recorder's entries, oldest first. NCCL has one of its own; gloo's is the generic one."""
     dump: Any = torch._C._distributed_c10d
     read = dump._dump_nccl_trace_json if backend == "nccl" else dump._dump_fr_trace_json
     return list(json.loads(read()).get("entries", []))
 
 
+def name_of(entry: dict[str, Any]) -> str:
+    """An entry's operation by its public name, without the backend's."""
+    name = str(entry["profiling_name"]).split(":", 1)[-1].split(" ")[0]
+    return _NAMES.get(name, name)
+
+
 def mark(backend: str) -> int:
     """A position in the recorder to count from."""
-    return len(_entries(backend))
+    return len(entries(backend))
 
 
 def since(position: int, backend: str) -> Mapping[str, Issued]:
     """Collectives issued after ``mark``: operation -> count and input bytes of this rank."""
     totals: dict[str, tuple[int, int]] = {}
-    for entry in _entries(backend)[position:]:
-        name = str(entry["profiling_name"]).split(":", 1)[-1].split(" ")[0]
-        name = _NAMES.get(name, name)
+    for entry in entries(backend)[position:]:
+        name = name_of(entry)
         if name == "recv":
             continue  # the other end's send
         sizes, kinds = entry["input_sizes"], entry["input_dtypes"]

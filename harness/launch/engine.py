@@ -1,35 +1,132 @@
-"""The engine protocol: one launch at a time, until no process of its world is left."""
+"""What an engine is: where it can start agents, with which commands, and how they are doing.
+
+    probe -> is it here?     plan -> commands (pure, printed by --dry-run)     start -> Job
+
+A Job's agents then launch worlds, whoever started them (``fleet``): an engine is argv, scripts,
+manifests and the names of states, never scheduling.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
+from harness.channel import Channel
+from harness.codec import Json
 from harness.discover import Entry
 from harness.protocol import LaunchSpec, RankEnd
+from harness.spec import Device
 
-#: Called a few times a second while a launch runs: draws the live line, polls the devices.
-Tick = Callable[[], None]
+#: Called a few times a second while a launch runs, with the step that the slowest rank is at.
+Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a launch ended, one entry per rank that was asked for."""
+    """How a launch ended, one entry per rank that was asked for; ``agent`` names who ran it.
+
+    ``unreachable`` are nodes that the other nodes could not connect to afterwards.
+    """
 
     ranks: tuple[RankEnd, ...]
     agent: str
+    unreachable: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What an engine can do here; ``reason`` says what is missing when it is not ``available``."""
+
+    available: bool
+    reason: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where a run's ranks are to be started.
+
+    ``nodes``: ranks on each. ``settings``: the engine's table of a cluster file. ``folder``: for
+    scripts, logs and the token, on a disk that all nodes share if the engine needs one.
+    """
+
+    nodes: tuple[int, ...] = (1,)
+    device: Device = Device.CPU
+    folder: Path = Path("results/engine")
+    settings: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What an engine is asked for: an agent on each of these nodes.
+
+    ``nodes`` is the number of ranks on each. Agents join ``join`` (HOST:PORT) with the secret in
+    ``token_file``; ``folder`` is the run's own and may hold scripts and logs. ``settings`` is the
+    engine's table of the cluster file.
+    """
+
+    nodes: tuple[int, ...]
+    device: Device
+    join: str
+    token_file: Path
+    folder: Path
+    python: str
+    settings: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command to be run here: it starts the agents of ``nodes``.
+
+    ``files`` are written first: path -> text. ``by_hand`` is for a person to run on that node.
+    """
+
+    nodes: tuple[int, ...]
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    by_hand: bool = False
+
+
+class State(StrEnum):
+    """How a job is doing, in one vocabulary for all engines."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Job(Protocol):
+    """What ``start`` leaves running."""
+
+    def channels(self) -> Mapping[int, Channel]:
+        """Agents that need not join because they inherited a socket: node -> channel."""
+
+    def prepare(self, spec: LaunchSpec) -> None:
+        """What has to be set up before this launch, as the rates of emulated links."""
+
+    def poll(self) -> tuple[State, str]:
+        """How it is doing, and what the engine itself says of it."""
+
+    def stop(self) -> None:
+        """End it, and wait until nothing of it is left. May be called twice."""
 
 
 class Engine(Protocol):
-    """Starts worlds. ``launch`` blocks until no process of the world is left."""
+    """One file of ``launch/`` builds one."""
 
-    def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
-        """Start one world of fresh processes and wait for its end."""
+    def probe(self) -> Capabilities:
+        """Whether it can be used here, and if not, why."""
 
-    def close(self) -> None:
-        """Leave nothing behind."""
+    def plan(self, deployment: Deployment) -> tuple[Command, ...]:
+        """What ``start`` will run: pure."""
+
+    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Job:
+        """Run the commands of that plan."""
 
 
 def make(entry: Entry) -> Engine:

@@ -4,65 +4,240 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from harness.protocol import RankEnd
+from harness.protocol import Collective, RankEnd
 from harness.record import Cause
 
+#: What an exception for want of memory says, on a device and on the host.
+_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory|MemoryError", re.I)
+#: What torch's detailed debugging says of a rank that broke step, in its two forms.
+_MISMATCH = re.compile(
+    r"Rank (\d+) is running (?:inconsistent )?collective: (.*?)(?:, but Rank|\. Collectives|$)",
+    re.S,
+)
+_ABSENT = re.compile(
+    r"[Rr]ank (\d+) failed to pass monitoredBarrier|Ranks? (\d+)[^.]*failed to pass"
+)
+#: One rank sends to another and only that one knows: such operations are numbered by pairs.
+_PAIRED = ("send", "recv")
 
-def attribute(ends: Sequence[RankEnd]) -> Cause | None:
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A rank, what it did, and whether that is certain."""
+
+    rank: int
+    kind: str
+    message: str
+    sure: bool
+
+
+def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause | None:
     """The cause of a failed launch; None if every rank finished.
 
-    In this order: a rank's own exception; a signal that we did not send; an exit without a
-    result; in a hang the rank that is stopped, or that does not wait inside torch as its victims
-    do, or was silent longest. A rank that reports a lost
-    connection or a time-out is a victim; the one that said nothing is the suspect.
+    In this order: a node that is gone; a rank's own exception; a signal that we did not send; an
+    exit without a result; a node that the others cannot reach; in a hang the rank that is stopped,
+    or that is not inside torch where its victims wait; the one whose collectives differ; whoever
+    was silent longest. A rank that reports a lost connection or a time-out is a victim; the one
+    that said nothing is the suspect. ``unreachable`` are numbers of nodes.
     """
     failed = [e for e in ends if not (e.finished and e.exit_code == 0)]
     if not failed:
         return None
     by_order = sorted(failed, key=lambda e: e.order)
-    own = [e for e in by_order if e.error is not None and not e.error.peer]
-    signalled = [e for e in by_order if e.signal is not None and not e.killed]
-    left = [e for e in by_order if not e.killed and e.signal is None and e.error is None]
-    silent = sorted(
-        (e for e in failed if e.killed),
-        key=lambda e: (e.state not in ("T", "D"), waits_in_torch(e.stack), e.step, -e.silent_s),
-    )
-    if own:
-        found, kind, sure = own[0], "exception", True
-        assert found.error is not None
-        message = f"{found.error.type}: {found.error.message.splitlines()[0]}"
-    elif signalled:
-        found, kind, sure = signalled[0], "signal", True
-        assert found.signal is not None
-        message = (
-            f"signal {found.signal} ({signal.Signals(found.signal).name}), no Python error written"
-        )
-    elif left:
-        found, kind, sure = left[0], "exit", True
-        message = f"left with status {found.exit_code} and no result"
-    elif silent:
-        found, kind = silent[0], "hang"
-        stopped = found.state in ("T", "D")
-        sure = stopped or len(silent) == 1
-        what = "stopped" if found.state == "T" else "silent"
-        message = f"{what} for {found.silent_s:.0f} s"
-        if frame := innermost(found.stack):
-            message += f" in {frame[0]}, line {frame[1]}"
+    for find in (_lost, _raised, _signalled, _left):
+        if (suspect := find(by_order)) is not None:
+            break
     else:
-        found, kind, sure = by_order[0], "peer", False
-        assert found.error is not None
-        message = f"{found.error.type}: {found.error.message.splitlines()[0]}"
+        suspect = (
+            _cut_off(by_order, unreachable)
+            or _stopped(by_order)
+            or _asleep(by_order)
+            or _out_of_step(by_order)
+            or _silent(by_order)
+            or _noticed(by_order)
+        )
+    found = next(e for e in ends if e.rank == suspect.rank)
     return Cause(
         rank=found.rank,
-        kind=kind,
-        message=message,
+        kind=suspect.kind,
+        message=suspect.message,
         phase=found.phase,
         step=found.step,
-        sure=sure,
+        sure=suspect.sure,
         victims=tuple(e.rank for e in failed if e.rank != found.rank),
+        node=found.node,
     )
+
+
+def _lost(failed: Sequence[RankEnd]) -> Suspect | None:
+    lost = [e for e in failed if e.lost]
+    if not lost:
+        return None
+    sure = len({e.node for e in lost}) == 1
+    return Suspect(rank=min(e.rank for e in lost), kind="node", message=lost[0].lost, sure=sure)
+
+
+def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
+    for e in failed:
+        if e.error is not None and not e.error.peer:
+            said = f"{e.error.type}: {e.error.message.splitlines()[0]}"
+            memory = bool(_MEMORY.search(said))
+            kind = "memory" if memory else "exception"
+            return Suspect(rank=e.rank, kind=kind, message=said, sure=True)
+    return None
+
+
+def _signalled(failed: Sequence[RankEnd]) -> Suspect | None:
+    """A rank that gloo aborts only got what it did not expect: that is no cause."""
+    for e in failed:
+        if e.signal is None or e.killed or e.signal == signal.SIGABRT:
+            continue
+        name = f"signal {e.signal} ({signal.Signals(e.signal).name})"
+        if e.out_of_memory:
+            text = f"{name}: the kernel ended a process for want of memory"
+            return Suspect(rank=e.rank, kind="memory", message=text, sure=True)
+        text = f"{name}, no Python error written"
+        return Suspect(rank=e.rank, kind="signal", message=text, sure=True)
+    return None
+
+
+def _left(failed: Sequence[RankEnd]) -> Suspect | None:
+    for e in failed:
+        if not e.killed and e.signal is None and e.error is None:
+            text = f"left with status {e.exit_code} and no result"
+            return Suspect(rank=e.rank, kind="exit", message=text, sure=True)
+    return None
+
+
+def _cut_off(failed: Sequence[RankEnd], unreachable: Sequence[int]) -> Suspect | None:
+    there = [e for e in failed if e.node in unreachable]
+    if not there:
+        return None
+    text = f"node {there[0].node} cannot be reached by the others"
+    rank = min(e.rank for e in there if e.node == there[0].node)
+    return Suspect(rank=rank, kind="node", message=text, sure=len(unreachable) == 1)
+
+
+def _stopped(failed: Sequence[RankEnd]) -> Suspect | None:
+    for e in failed:
+        if e.state in ("T", "D"):
+            what = "stopped" if e.state == "T" else "inside the kernel"
+            return Suspect(
+                rank=e.rank, kind="hang", message=f"{what} for {e.silent_s:.0f} s", sure=True
+            )
+    return None
+
+
+def _asleep(failed: Sequence[RankEnd]) -> Suspect | None:
+    """The one rank that is elsewhere while all others wait, or have waited, inside torch."""
+    silent = [e for e in failed if e.killed and e.error is None and e.stack]
+    elsewhere = [e for e in silent if not waits_in_torch(e.stack)]
+    if len(elsewhere) != 1 or len(failed) < 2:
+        return None
+    found = _silent(elsewhere)
+    return found and replace(found, sure=True)
+
+
+def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
+    """The rank that torch itself names, or whose collectives are not those of the others."""
+    return _told_by_torch(failed) or _diverged({e.rank: e.flight for e in failed if e.flight})
+
+
+def _told_by_torch(failed: Sequence[RankEnd]) -> Suspect | None:
+    """What torch's detailed debugging found: the rank that most reports differ from."""
+    absent: Counter[int] = Counter()
+    running: dict[int, str] = {}
+    for e in failed:
+        said = e.error.message if e.error is not None else ""
+        absent.update(int(rank) for rank in _ABSENT.findall(said))
+        running |= {int(rank): what.strip() for rank, what in _MISMATCH.findall(said)}
+    if absent:
+        rank = absent.most_common(1)[0][0]
+        text = "did not come to a collective that the others wait in"
+        return Suspect(rank=rank, kind="collective", message=text, sure=len(absent) == 1)
+    shapes = Counter(_shape(what) for what in running.values())
+    if len(running) < 3 or len(shapes) != 2 or shapes.most_common()[-1][1] != 1:
+        return None
+    odd = shapes.most_common()[-1][0]
+    rank = next(r for r, what in running.items() if _shape(what) == odd)
+    return Suspect(
+        rank=rank, kind="collective", message=f"runs {running[rank]}, the others do not", sure=True
+    )
+
+
+def _shape(what: str) -> str:
+    """A collective as torch describes it, without its number."""
+    return re.sub(r"SequenceNumber=\d+, ", "", what)
+
+
+def _diverged(flights: dict[int, tuple[Collective, ...]]) -> Suspect | None:
+    """The rank whose collectives differ first from those of most others.
+
+    Process groups number their collectives, so a rank that skipped one is one behind at the end,
+    or runs another operation under the same number.
+    """
+    if len(flights) < 2:
+        return None
+    logs: dict[str, dict[int, dict[int, str]]] = {}
+    for rank, entries in flights.items():
+        for c in entries:
+            if c.operation not in _PAIRED:
+                what = f"{c.operation} of {c.sizes}"
+                logs.setdefault(c.group, {}).setdefault(rank, {})[c.number] = what
+    for flying in logs.values():
+        if len(flying) < 2:
+            continue
+        first = max(min(log) for log in flying.values())
+        last = max(max(log) for log in flying.values())
+        for number in range(first, last + 1):
+            at = {rank: log.get(number, "") for rank, log in flying.items()}
+            if len(set(at.values())) > 1:
+                return _odd_one_out(number, at)
+    return None
+
+
+def _odd_one_out(number: int, at: dict[int, str]) -> Suspect:
+    """Who is not where the others are; one of two cannot be told from the other."""
+    counts = Counter(at.values())
+    absent = [rank for rank, what in at.items() if not what]
+    if absent and len(counts) == 2:
+        usual = next(what for what in counts if what)
+        odd, does = absent, f"did not come to collective {number}, {usual}"
+    else:
+        usual = counts.most_common(1)[0][0]
+        odd = [rank for rank, what in at.items() if what != usual]
+        does = f"runs {at[odd[0]] or 'nothing'} as collective {number}, the others {usual}"
+    alone = len(odd) == 1 and len(at) > 2
+    return Suspect(rank=min(odd), kind="collective", message=does, sure=alone)
+
+
+def _silent(failed: Sequence[RankEnd]) -> Suspect | None:
+    silent = sorted(
+        (e for e in failed if e.killed and e.error is None),
+        key=lambda e: (waits_in_torch(e.stack), e.step, -e.silent_s),
+    )
+    if not silent:
+        return None
+    found = silent[0]
+    message = f"silent for {found.silent_s:.0f} s"
+    if frame := innermost(found.stack):
+        message += f" in {frame[0]}, line {frame[1]}"
+    return Suspect(rank=found.rank, kind="hang", message=message, sure=len(silent) == 1)
+
+
+def _noticed(failed: Sequence[RankEnd]) -> Suspect:
+    """Nothing but ranks that only noticed: the first of them, and no certainty."""
+    found = failed[0]
+    said = "ended without a word"
+    if found.error is not None:
+        said = f"{found.error.type}: {found.error.message.splitlines()[0]}"
+    elif found.signal is not None:
+        said = f"signal {found.signal} ({signal.Signals(found.signal).name})"
+    return Suspect(rank=found.rank, kind="peer", message=said, sure=False)
 
 
 def innermost(stack: str) -> tuple[str, int] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -10,44 +9,43 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.beat import Beats, Phase
 from harness.codec import from_doc, to_doc
-from harness.launch.engine import RANK_ENV, Ended, Tick
-from harness.protocol import LaunchSpec, RankEnd, RankError
+from harness.launch.engine import RANK_ENV, Capabilities, Command, Deployment, Ended, Tick, Where
+from harness.launch.fleet import Fleet
+from harness.launch.inherit import InheritingJob, agent_command, die_with_parent
+from harness.protocol import LaunchSpec, Node, RankEnd, RankError
+from harness.record import Described
 from harness.spec import CaseSpec, Device, StandIn
 
 ENGINE = dict(multi_node=True, one_machine=True)
 TICK_S = 0.2
 
 
-def commands(spec: LaunchSpec, port: int) -> list[list[str]]:
+def commands(nodes: Sequence[int], name: str, port: int | str, spec: str) -> list[list[str]]:
     """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine."""
     out = []
-    for node, ranks in enumerate(spec.case.nodes):
+    for node, ranks in enumerate(nodes):
         conf = f"is_host={int(node == 0)},join_timeout=60,last_call_timeout=1,read_timeout=20"
         out.append(
             [
                 *(sys.executable, "-m", "torch.distributed.run"),
-                f"--nnodes={len(spec.case.nodes)}",
+                f"--nnodes={len(nodes)}",
                 f"--nproc-per-node={ranks}",
                 "--rdzv-backend=c10d",
                 f"--rdzv-endpoint=127.0.0.1:{port}",
-                f"--rdzv-id={spec.launch}",
+                f"--rdzv-id={name}",
                 f"--rdzv-conf={conf}",
                 "--local-addr=127.0.0.1",
                 "--max-restarts=0",
                 *("-m", "harness.worker.torchrun_rank"),
-                f"{spec.out}/launch.json",
+                spec,
             ]
         )
     return out
-
-
-def die_with_parent() -> None:
-    """In the forked child: SIGKILL when we are gone, however we went; exec keeps it."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def environment() -> dict[str, str]:
@@ -72,7 +70,47 @@ def device_shares(case: CaseSpec) -> list[dict[str, str]]:
 
 
 class Torchrun:
-    """One torchrun agent per node, all on this machine, rendezvous on a free port."""
+    """One torchrun agent per node, all on this machine, rendezvous on a free port.
+
+    Cases are described by an agent of ours: torchrun only ever starts whole worlds.
+    """
+
+    def __init__(self) -> None:
+        self._agent = Fleet(self._begin, Where())
+
+    def _begin(self) -> tuple[InheritingJob, None]:
+        return InheritingJob([agent_command(sys.executable, 0, {})]), None
+
+    def probe(self) -> Capabilities:
+        """It comes with torch."""
+        return Capabilities(available=True)
+
+    def worlds(self) -> Torchrun:
+        """It launches its worlds itself."""
+        return self
+
+    def plan(self, deployment: Deployment) -> tuple[Command, ...]:
+        """What each launch will run, on each node."""
+        found = commands(deployment.nodes, "ID", "PORT", f"{deployment.folder}/launch.json")
+        return tuple(Command(nodes=(i,), argv=tuple(argv)) for i, argv in enumerate(found))
+
+    @property
+    def queued_s(self) -> float:
+        """Nobody is waited for."""
+        return 0.0
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """This machine."""
+        return self._agent.nodes
+
+    def start(self) -> None:
+        """Start the agent that describes."""
+        self._agent.start()
+
+    def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
+        """Ask what each case will do; nothing is launched."""
+        return self._agent.describe(requests)
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start every node's torchrun and wait for all of them."""
@@ -86,7 +124,9 @@ class Torchrun:
         nodes: list[subprocess.Popen[bytes]] = []
         doomed = False
         try:
-            for i, command in enumerate(commands(spec, port)):
+            for i, command in enumerate(
+                commands(spec.case.nodes, spec.launch, port, f"{spec.out}/launch.json")
+            ):
                 with (out / f"node{i}.log").open("w") as log:
                     nodes.append(
                         subprocess.Popen(
@@ -100,7 +140,7 @@ class Torchrun:
                         )
                     )
             while any(n.poll() is None for n in nodes):
-                tick()
+                tick(min(beats.read(r)[1] for r in range(spec.case.world_size)))
                 time.sleep(TICK_S)  # torchrun has no handle to wait on together with a deadline
                 if not doomed and (self._silent(spec, beats) or any(n.returncode for n in nodes)):
                     doomed = True
@@ -111,7 +151,8 @@ class Torchrun:
         return Ended(ranks=ranks, agent=f"torchrun-{'-'.join(str(n.pid) for n in nodes)}")
 
     def close(self) -> None:
-        """Nothing outlives a launch."""
+        """Nothing outlives a launch, but the agent that describes."""
+        self._agent.close()
 
     @staticmethod
     def _silent(spec: LaunchSpec, beats: Beats) -> bool:

@@ -1,29 +1,36 @@
 """The node agent: has torch in memory, starts no thread, touches no device, forks fresh ranks.
 
-Started by exec as ``python -m harness.worker.agent FD`` from the parent's main thread, in a
-session of its own so that Ctrl-C reaches only the parent. It answers ``describe`` and ``launch``
-(see ``harness.protocol``) and dies with the parent, and every rank with it.
+Started by exec in a session of its own, so that Ctrl-C reaches only whoever started it:
+
+    python -m harness.worker.agent --fd N                              the parent's socket pair
+    python -m harness.worker.agent --join HOST:PORT --token-file FILE  over the network
+
+It answers ``describe`` and ``launch`` (see ``harness.protocol``). When the other end is gone it
+leaves, and every process that its ranks have started goes with it.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 import torch._dynamo
-import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor
@@ -36,175 +43,24 @@ import harness.strategies.compressed
 import harness.strategies.fsdp
 import harness.strategies.pipeline
 import harness.strategies.single  # noqa: F401
-from harness.beat import Beats, Phase
+from harness import machine
 from harness.capture import threads
+from harness.channel import Channel, ChannelError, dial, read_token
 from harness.codec import Json, from_doc, to_doc
-from harness.protocol import LaunchSpec, RankEnd, RankError
+from harness.errors import ScaleproofError
+from harness.protocol import Address, LaunchSpec, Node, Share
 from harness.record import Described
 from harness.spec import CaseSpec
 from harness.worker.context import load
 from harness.worker.describe import describe
-from harness.worker.rank import Place, leave, run_rank
+from harness.worker.interface import choose_interface
+from harness.worker.world import World
 
-GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
 POLL_S = 0.1
-CONFIRM_S = 0.5  # a rank counts as silent when it still is after this
+BEAT_S = 0.2
 DESCRIBE_S = 60.0  # importing a user's files and building a model on meta tensors
-
-
-class World:
-    """The ranks of one launch, from fork to the last end."""
-
-    def __init__(self, spec: LaunchSpec) -> None:
-        self.spec = spec
-        self.size = spec.case.world_size
-        self.out = Path(spec.out)
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.beats = Beats(self.out / "beats", self.size, create=True)
-        self.ends: dict[int, RankEnd] = {}
-        self.doomed: set[int] = set()
-        self.states: dict[int, str] = {}
-        self.first_failure: float | None = None
-        self.overdue_at: float | None = None
-        self.pids: dict[int, int] = {}
-        self.fds: dict[int, int] = {}
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(self.size + 8)
-        port = listener.getsockname()[1]
-        agent = os.getpid()
-        for rank in range(self.size):
-            pid = os.fork()
-            if pid == 0:
-                self._become(rank, listener, port, agent)
-            self.pids[rank] = pid
-            self.fds[rank] = os.pidfd_open(pid)
-        listener.close()
-
-    def _become(self, rank: int, listener: socket.socket, port: int, agent: int) -> None:
-        """In the forked rank: never returns."""
-        code = 1
-        try:
-            os.setpgid(0, 0)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if rank:
-                listener.close()
-            place = Place(
-                rank=rank,
-                world_size=self.size,
-                local_rank=rank,
-                local_world_size=self.size,
-                node=0,
-                parent=agent,
-                store=lambda: self._store(rank, listener, port),
-            )
-            code = run_rank(self.spec, place, self.beats)
-        finally:
-            leave(code)
-
-    def _store(self, rank: int, listener: socket.socket, port: int) -> dist.Store:
-        """Rank 0 serves on the socket that the agent bound: no port is ever raced for."""
-        timeout = timedelta(seconds=self.spec.deadlines.start_s)
-        if rank:
-            return dist.TCPStore("127.0.0.1", port, self.size, False, timeout)
-        return dist.TCPStore(
-            "127.0.0.1", port, self.size, True, timeout,
-            wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True,
-        )  # fmt: skip
-
-    @property
-    def over(self) -> bool:
-        """Whether every rank has ended."""
-        return len(self.ends) == self.size
-
-    def reap(self, rank: int) -> None:
-        """Note how a rank ended."""
-        pid, status = os.waitpid(self.pids[rank], 0)
-        os.close(self.fds.pop(rank))
-        phase, step, silent = self.beats.read(rank)
-        error_file = self.out / f"rank{rank}.error.json"
-        error = None
-        if error_file.is_file():
-            error = from_doc(RankError, json.loads(error_file.read_text()))
-        stack_file = self.out / f"rank{rank}.stack"
-        stack = stack_file.read_text() if stack_file.is_file() else ""
-        finished = (self.out / f"rank{rank}.json").is_file() and phase is Phase.DONE
-        signaled = os.WIFSIGNALED(status)
-        end = RankEnd(
-            rank=rank,
-            pid=pid,
-            exit_code=None if signaled else os.WEXITSTATUS(status),
-            signal=os.WTERMSIG(status) if signaled else None,
-            killed=rank in self.doomed,
-            finished=finished,
-            phase=phase.name.lower(),
-            step=step,
-            silent_s=silent,
-            order=len(self.ends),
-            error=error,
-            state=self.states.get(rank, ""),
-            stack=stack,
-        )
-        self.ends[rank] = end
-        if (not finished or end.exit_code != 0) and self.first_failure is None:
-            self.first_failure = time.monotonic()
-
-    def watch(self) -> None:
-        """End the world when a rank failed a grace ago, or has been silent past its deadline."""
-        now = time.monotonic()
-        if self.first_failure is not None:  # also: examined and killed already, not yet reaped
-            if now - self.first_failure > GRACE_S:
-                self.kill()
-            return
-        if not self.overdue():
-            self.overdue_at = None
-        elif self.overdue_at is None:
-            self.overdue_at = now  # ended only if it is still overdue a little later
-        elif now - self.overdue_at > CONFIRM_S:
-            self.examine()
-            self.kill()
-            self.first_failure = now
-
-    def overdue(self) -> bool:
-        """Whether a rank has been silent for longer than its phase allows."""
-        limits = self.spec.deadlines
-        for rank in self.fds:
-            phase, step, silent = self.beats.read(rank)
-            first = phase in (Phase.BUILD, Phase.GATE) or (phase is Phase.WARMUP and step == 0)
-            limit = limits.first_step_s if first else limits.step_s
-            if silent > (limits.start_s if phase <= Phase.GROUP else limit):
-                return True
-        return False
-
-    def examine(self) -> None:
-        """Before a hung world is ended: every rank's process state and stacks."""
-        self.states = {}
-        for rank in self.fds:
-            try:
-                status = Path(f"/proc/{self.pids[rank]}/status").read_text()
-            except OSError:
-                continue
-            self.states[rank] = next(
-                (line.split()[1] for line in status.splitlines() if line.startswith("State")), ""
-            )
-            os.kill(self.pids[rank], signal.SIGUSR1)
-        deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline and not all(
-            (self.out / f"rank{r}.stack").stat().st_size
-            for r in self.fds
-            if self.states.get(r) != "T"
-        ):
-            time.sleep(0.02)
-
-    def kill(self) -> None:
-        """SIGKILL every rank that is left, and whatever it started."""
-        for rank in self.fds:
-            self.doomed.add(rank)
-            for target in (os.killpg, os.kill):
-                try:
-                    target(self.pids[rank], signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+JOIN_S = 600.0  # a node may be up long before the program that waits for it
+REACH_S = 1.0
 
 
 def in_child(function: Callable[[], Json]) -> Json:
@@ -265,60 +121,109 @@ def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
     return answers
 
 
+def reaches(address: Address) -> bool:
+    """Whether a connection to another node's door can be made."""
+    try:
+        socket.create_connection((address.host, address.port), timeout=REACH_S).close()
+    except OSError:
+        return False
+    return True
+
+
 class Agent:
-    """Serves one parent over one socket."""
+    """Serves one program over one channel. ``scratch`` is where ranks write, if not on its disk."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self.control = control
-        self.buffer = b""
-        self.identity = f"{os.getpid()}-{int(time.time())}"
+    def __init__(self, channel: Channel, address: str, order: int, scratch: Path | None) -> None:
+        self.channel, self.address, self.order, self.scratch = channel, address, order, scratch
+        self.door = socket.create_server((address, 0), backlog=64)
+        self.door.setblocking(False)
+        self.world: World | None = None
 
-    def send(self, message: Json) -> None:
-        """One line of JSON."""
-        self.control.sendall(json.dumps(message).encode() + b"\n")
-
-    def lines(self) -> list[Json] | None:
-        """Whole messages that have arrived; None when the parent is gone."""
-        data = self.control.recv(1 << 20)
-        if not data:
-            return None
-        *whole, self.buffer = (self.buffer + data).split(b"\n")
-        return [json.loads(line) for line in whole]
+    def hello(self) -> None:
+        """Say what machine this is."""
+        node = Node(
+            agent=f"{os.getpid()}-{int(time.time())}",
+            door=Address(self.address, self.door.getsockname()[1]),
+            order=self.order,
+            machine=machine.detect(),
+            software=machine.software(),
+        )
+        self.channel.send({"hello": to_doc(node)})
 
     def serve(self) -> None:
-        """Answer until the parent is gone."""
-        while (messages := self.lines()) is not None:
-            for message in messages:
-                if "describe" in message:
-                    self.send({"described": describe_all(message["describe"])})
-                elif "launch" in message:
-                    self.launch(from_doc(LaunchSpec, message["launch"]))
+        """Answer until the other end is gone; leave no process behind."""
+        try:
+            while (messages := self.channel.receive()) is not None:
+                for message, _ in messages:
+                    if "describe" in message:
+                        self.channel.send({"described": describe_all(message["describe"])})
+                    elif "launch" in message:
+                        spec = from_doc(LaunchSpec, message["launch"])
+                        self.launch(spec, from_doc(Share, message["share"]))
+                    elif "reach" in message:
+                        self.empty_door()
+                        doors = [from_doc(Address, a) for a in message["reach"]]
+                        self.channel.send({"reached": [reaches(door) for door in doors]})
+        finally:
+            if self.world is not None:
+                self.world.kill()
+            threads.end_orphans()
 
-    def launch(self, spec: LaunchSpec) -> None:
-        """Fork a world and stay with it until it is over."""
+    def launch(self, spec: LaunchSpec, share: Share) -> None:
+        """Fork this node's ranks and stay with them until the last one is over."""
         num_threads = len(os.listdir("/proc/self/task"))
         fresh = num_threads == 1 and not torch.cuda.is_initialized()
         assert fresh, f"the agent has {num_threads} threads or a CUDA context: it may not fork"
-        world = World(spec)
+        if self.scratch is not None:
+            spec = replace(spec, out=str(self.scratch / spec.launch))
+        self.world = world = World(spec, share, self.address)
+        if share.store is None:
+            self.channel.send({"store": to_doc(world.store)})
+        said, beaten = False, 0.0
         with selectors.DefaultSelector() as selector:
-            selector.register(self.control, selectors.EVENT_READ, None)
+            selector.register(self.channel, selectors.EVENT_READ, None)
             for rank, fd in world.fds.items():
                 selector.register(fd, selectors.EVENT_READ, rank)
             while not world.over:
                 for key, _ in selector.select(POLL_S):
                     if key.data is None:
-                        messages = self.lines()
-                        if messages is None or any("kill" in m for m in messages):
-                            world.kill()
-                        if messages is None:
-                            selector.unregister(self.control)
+                        self.obey(world)
                     else:
                         selector.unregister(key.fd)
                         world.reap(key.data)
                 world.watch()
-        (world.out / "beats").unlink()
-        ranks = [to_doc(world.ends[r]) for r in sorted(world.ends)]
-        self.send({"ended": {"launch": spec.launch, "ranks": ranks, "agent": self.identity}})
+                if world.failing and not said:
+                    said = True
+                    self.channel.send({"failing": True})
+                if (now := time.monotonic()) - beaten > BEAT_S:
+                    beaten = now
+                    self.channel.send({"beats": world.seen()})
+        threads.end_orphans()
+        world.beats_file.unlink()
+        if self.scratch is not None:
+            self.ship(Path(spec.out))
+        self.channel.send({"ended": [to_doc(world.ends[r]) for r in sorted(world.ends)]})
+        self.world = None
+
+    def obey(self, world: World) -> None:
+        """What may be asked for while a launch runs: that it ends."""
+        messages = self.channel.receive()
+        if messages is None:
+            raise SystemExit(0)  # nobody is left to tell; ``serve`` leaves nothing behind
+        if any("kill" in message for message, _ in messages):
+            world.end()
+
+    def empty_door(self) -> None:
+        """Close connections that others have tried, or the queue would be full one day."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.door.accept()[0].close()
+
+    def ship(self, folder: Path) -> None:
+        """Send what the ranks left, and forget it."""
+        for path in sorted(folder.iterdir()):
+            self.channel.send({"file": path.name}, path.read_bytes())
+        shutil.rmtree(folder)
 
 
 def preload() -> None:
@@ -331,17 +236,59 @@ def preload() -> None:
             importlib.import_module(name)
 
 
-def main(argv: list[str]) -> None:
-    """``python -m harness.worker.agent FD PARENT_PID``"""
-    fd, parent = int(argv[1]), int(argv[2])
-    threads.die_with_parent(parent)
+def scheduled_order() -> int:
+    """Where Slurm or Kubernetes put this agent among the others; -1 elsewhere."""
+    for name in ("SLURM_PROCID", "JOB_COMPLETION_INDEX"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return -1
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def main(argv: list[str]) -> int:
+    """See the top of this file; the exit status."""
+    parser = argparse.ArgumentParser(prog="scaleproof join", description=__doc__)
+    parser.add_argument("--fd", type=int, help="an inherited socket")
+    parser.add_argument("--parent", type=int, help="whoever started this; it dies with it")
+    parser.add_argument("--join", metavar="HOST:PORT")
+    parser.add_argument("--token-file", type=Path, metavar="FILE")
+    parser.add_argument("--address", help="where other nodes reach this one")
+    parser.add_argument(
+        "--order", type=int, default=scheduled_order(), help="its place among the nodes"
+    )
+    asked = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    preload()
-    control = socket.socket(fileno=fd)
-    agent = Agent(control)
-    agent.send({"ready": {"agent": agent.identity, "torch": torch.__version__}})
-    agent.serve()
+    if asked.parent:
+        threads.die_with_parent(asked.parent, signal.SIGTERM)
+    threads.adopt_orphans()
+    with contextlib.ExitStack() as stack:
+        try:
+            if asked.fd is not None:
+                channel = Channel(socket.socket(fileno=asked.fd), dialed=True)
+                scratch = None
+            else:
+                channel = dial(asked.join, read_token(asked.token_file), JOIN_S)
+                scratch = Path(
+                    stack.enter_context(tempfile.TemporaryDirectory(prefix="scaleproof-"))
+                )
+            address = asked.address or channel.address() or "127.0.0.1"
+            choose_interface(address)
+            preload()
+            agent = Agent(channel, address, asked.order, scratch)
+            agent.hello()
+            agent.serve()
+        except ScaleproofError as error:
+            sys.stderr.write(f"ERROR: {error}\n")
+            return int(error.exit)
+        except (OSError, ChannelError) as error:
+            sys.stderr.write(f"ERROR: the program that this node belongs to is gone: {error}\n")
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    raise SystemExit(main(sys.argv[1:]))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.codec import Json
-from harness.discover import HERE, read_head
+from harness.discover import read_head
 from harness.record import WhatRan
 from harness.spec import Batching, CaseSpec, Optimizer, Precision
 from harness.worker.data import Batch
@@ -77,17 +77,17 @@ class Loaded:
 
 
 def load(files: Mapping[str, str]) -> Loaded:
-    """Import the files of a case: package files by name, a user's by path."""
-    found = {kind: _module(Path(path)) for kind, path in files.items()}
+    """Import the files of a case: the package's by module name, a user's by path."""
+    found = {kind: _module(name) for kind, name in files.items()}
     return Loaded(
         strategy=found["strategies"], model=found["models"], compressor=found.get("compressors")
     )
 
 
-def _module(path: Path) -> ModuleType:
-    if path.is_relative_to(HERE):
-        name = ".".join(("harness", *path.relative_to(HERE).with_suffix("").parts))
-        return importlib.import_module(name)
+def _module(file: str) -> ModuleType:
+    path = Path(file)
+    if path.suffix != ".py":
+        return importlib.import_module(file)
     name = f"scaleproof_user_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]

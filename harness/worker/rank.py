@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from harness.beat import Beats, Phase
-from harness.capture import issued, threads
+from harness.capture import flight, issued, threads
 from harness.capture.clock import Clock
 from harness.capture.memory import Memory
 from harness.capture.profiler import Profiler
@@ -51,18 +51,24 @@ PEER_ERRORS = (
     "recvValue failed",
     "remote process exited",
     "Connection was closed",
+    "Application timeout caused pair closure",
+    "Read timeout",
+    "wait timeout after",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a rank is. ``store`` makes the rendezvous store after the process was set up."""
+    """Where a rank is. ``device`` is its number among the devices that its agent sees; ``store``
+    makes the rendezvous store after the process was set up.
+    """
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
     node: int
+    device: int
     parent: int
     store: Callable[[], dist.Store]
 
@@ -95,8 +101,10 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
     os.dup2(log, 2)
     faulthandler.enable()
     stack_file, log_file = out / f"rank{place.rank}.stack", out / f"rank{place.rank}.log"
+    flight_file, backend = out / f"rank{place.rank}.flight.json", spec.case.backend
     with stack_file.open("w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+        flight.dump_on_signal(flight_file, backend)
         try:
             _work(spec, place, beats, out)
         except BaseException as error:
@@ -107,6 +115,7 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
                 type=type(error).__name__, message=message, traceback=text, peer=peer
             )
             write_text(out / f"rank{place.rank}.error.json", json.dumps(to_doc(failure)))
+            flight.dump(flight_file, backend)
             sys.stderr.write(text)
             return 1
         finally:
@@ -224,7 +233,7 @@ def _device(case: CaseSpec, place: Place) -> torch.device:
     """One device per rank, but for a GPU shared on purpose."""
     if case.device is Device.CPU:
         return torch.device("cpu")
-    index = case.first_device + place.local_rank
+    index = case.first_device + place.device
     device = torch.device(
         "cuda", index % torch.cuda.device_count() if "shared_gpu" in case.stand_in else index
     )

@@ -35,6 +35,7 @@ def main() -> None:
         local_rank=int(env["LOCAL_RANK"]),
         local_world_size=int(env["LOCAL_WORLD_SIZE"]),
         node=int(env["GROUP_RANK"]),
+        device=int(env["LOCAL_RANK"]),
         parent=os.getppid(),
         store=env_store,
     )

@@ -35,8 +35,8 @@ class Fault:
     def __init__(self, tmp_path: Path, rank: int, number: int) -> None:
         self.tmp_path, self.rank, self.number, self.sent_at = tmp_path, rank, number, 0.0
 
-    def __call__(self) -> None:
-        beats = self.tmp_path / "launch0" / "beats"
+    def __call__(self, step: int) -> None:
+        beats = self.tmp_path / "launch0" / "beats0"
         if self.sent_at or not beats.is_file():
             return
         phase, _, _ = Beats(beats, 3).read(self.rank)

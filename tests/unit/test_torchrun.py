@@ -27,7 +27,7 @@ def test_one_command_per_node_and_unequal_nodes_are_fine() -> None:
         files={},
         draw=0,
     )
-    first, second = commands(spec, 1234)
+    first, second = commands(spec.case.nodes, spec.launch, 1234, "x")
     assert (
         "--nnodes=2" in first and "--nproc-per-node=2" in first and "--nproc-per-node=4" in second
     )
@@ -52,7 +52,7 @@ def test_nodes_on_one_machine_do_not_share_devices(
 
 def test_several_nodes_on_one_machine_are_a_labelled_stand_in() -> None:
     engines = Catalogue().entries["engines"]
-    two = resolve(cpus=2, nodes=2, engine="torchrun", known_engines=engines)
+    two = resolve(cpus=2, nodes="2", engine="torchrun", known_engines=engines)
     one = resolve(cpus=2, engine="torchrun", known_engines=engines)
     assert two.case("ddp/mlp-nano").stand_in == {StandIn.EMULATED}
     assert one.case("ddp/mlp-nano").stand_in == frozenset()

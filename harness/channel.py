@@ -1,0 +1,313 @@
+"""Messages between a launching program and its agents: framed, authenticated, never pickled.
+
+A message is a JSON document and the bytes behind it (a file, or none). A socket that an agent
+inherits is nobody else's, so its key is empty. Over the network both ends first prove to each other
+that they hold the same token, and every frame carries a MAC over its direction, its number and its
+content: what is sent can be read by whoever listens on the wire, but not changed, repeated or made
+up. Until a peer has proven itself, 64 bytes of it are read and none is interpreted.
+
+    listener -> dialer   GREETING, nonce
+    dialer -> listener   nonce, HMAC(token, "dialer" + both nonces)
+    listener -> dialer   HMAC(token, "listener" + both nonces)
+    either way           length, HMAC(key, direction + number + body), body
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import selectors
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.codec import Json
+from harness.errors import LaunchError
+
+GREETING = b"scaleproof 1\n"
+NONCE, MAC = 32, 32
+#: Longest body of one frame; what does not fit is a fault or an attack.
+LARGEST = 1 << 30
+#: Seconds that a peer has to prove itself, and that one send may stand still.
+PROOF_S, STALL_S = 5.0, 20.0
+#: Peers that may be proving themselves at one time; the oldest of more is dropped.
+PENDING = 64
+_HEAD = struct.Struct(">I")
+_BODY = struct.Struct(">I")
+
+
+class ChannelError(Exception):
+    """The other end sent what no honest peer sends; the connection is of no more use."""
+
+
+def _mac(key: bytes, *parts: bytes) -> bytes:
+    return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
+
+
+class Channel:
+    """One end of an authenticated connection. ``dialed`` tells the two directions apart."""
+
+    def __init__(self, sock: socket.socket, key: bytes = b"", *, dialed: bool) -> None:
+        sock.settimeout(STALL_S)
+        self._sock, self._key = sock, key
+        self._ours, self._theirs = (b"d", b"l") if dialed else (b"l", b"d")
+        self._num_sent = self._num_received = 0
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        """For select."""
+        return self._sock.fileno()
+
+    def address(self) -> str:
+        """The address of this end; empty on an inherited socket."""
+        return self._sock.getsockname()[0] if self._sock.family != socket.AF_UNIX else ""
+
+    def send(self, message: Json, blob: bytes = b"") -> None:
+        """One message; OSError when the other end is gone or does not read."""
+        text = json.dumps(message).encode()
+        body = b"".join((_BODY.pack(len(text)), text, blob))
+        mac = _mac(self._key, self._ours, _count(self._num_sent), body)
+        self._num_sent += 1
+        self._sock.sendall(b"".join((_HEAD.pack(len(body)), mac, body)))
+
+    def receive(self) -> list[tuple[dict[str, Json], bytes]] | None:
+        """Messages that are whole after one read; None when the other end is gone."""
+        try:
+            data = self._sock.recv(1 << 20)
+        except ConnectionError:
+            return None
+        if not data:
+            return None
+        self._buffer += data
+        return list(self._whole())
+
+    def _whole(self) -> Iterator[tuple[dict[str, Json], bytes]]:
+        while len(self._buffer) >= _HEAD.size + MAC:
+            (length,) = _HEAD.unpack_from(self._buffer)
+            if not _BODY.size <= length <= LARGEST:
+                raise ChannelError(f"a frame of {length} bytes")
+            end = _HEAD.size + MAC + length
+            if len(self._buffer) < end:
+                return
+            mac, body = (
+                bytes(self._buffer[_HEAD.size : _HEAD.size + MAC]),
+                bytes(self._buffer[_HEAD.size + MAC : end]),
+            )
+            del self._buffer[:end]
+            expected = _mac(self._key, self._theirs, _count(self._num_received), body)
+            if not hmac.compare_digest(mac, expected):
+                raise ChannelError("a frame that its sender cannot have made")
+            self._num_received += 1
+            (size,) = _BODY.unpack_from(body)
+            message = json.loads(body[_BODY.size : _BODY.size + size])
+            if not isinstance(message, dict):
+                raise ChannelError("a message that is no object")
+            yield message, body[_BODY.size + size :]
+
+    def close(self) -> None:
+        """The other end sees it."""
+        self._sock.close()
+
+
+def _count(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def make_token(path: Path) -> None:
+    """A new secret in a file that only its owner can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as handle:
+        handle.write(secrets.token_hex(32) + "\n")
+
+
+def read_token(path: Path) -> bytes:
+    """The secret; LaunchError if the file is not there, empty, or readable by others."""
+    fix = f"(umask 077; head -c 32 /dev/urandom | xxd -p -c 64 > {path})"
+    try:
+        mode, text = path.stat().st_mode, path.read_text().strip()
+    except OSError as error:
+        raise LaunchError(f"token file: {error.strerror}", where=str(path), fix=fix) from None
+    if stat.S_ISREG(mode) and mode & 0o077:
+        raise LaunchError(
+            "others can read the token",
+            where=str(path),
+            expected="mode 600",
+            fix=f"chmod 600 {path}",
+        )
+    if len(text) < 32:
+        raise LaunchError(
+            "no token in it", where=str(path), expected="at least 32 characters", fix=fix
+        )
+    return text.encode()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``HOST:PORT``; an IPv6 host in brackets."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise LaunchError(
+            f"{text!r} is no address", expected="HOST:PORT", fix="scaleproof join --help"
+        )
+    return host.strip("[]"), int(port)
+
+
+def dial(address: str, token: bytes, timeout_s: float) -> Channel:
+    """Connect to a listener and prove each other; LaunchError if it cannot be reached or lies.
+
+    Tries again until ``timeout_s``: a node may be up before the program that waits for it.
+    """
+    host, port = parse_address(address)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            sock = socket.create_connection((host, port), timeout=PROOF_S)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"cannot be reached: {error.strerror or error}",
+                    where=address,
+                    expected="a program that waits for its nodes there",
+                    fix=f"nc -vz {host} {port}",
+                ) from None
+            time.sleep(0.2)
+    lied = LaunchError(
+        "holds another token, or is no scaleproof",
+        where=address,
+        expected="the token file of the run that this node is to join",
+        fix="sha256sum TOKEN_FILE on both machines",
+    )
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        greeting = _exactly(sock, len(GREETING) + NONCE)
+        if greeting[: len(GREETING)] != GREETING:
+            raise lied
+        theirs, ours = greeting[len(GREETING) :], secrets.token_bytes(NONCE)
+        sock.sendall(ours + _mac(token, b"dialer", theirs, ours))
+        if not hmac.compare_digest(_exactly(sock, MAC), _mac(token, b"listener", theirs, ours)):
+            raise lied
+    except OSError:
+        sock.close()
+        raise lied from None
+    _notice_loss(sock)
+    return Channel(sock, _mac(token, b"session", theirs, ours), dialed=True)
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    """``size`` bytes; ConnectionError when the other end leaves before."""
+    out = b""
+    while len(out) < size:
+        data = sock.recv(size - len(out))
+        if not data:
+            raise ConnectionError("closed")
+        out += data
+    return out
+
+
+def _notice_loss(sock: socket.socket) -> None:
+    """Ask the kernel to break the connection when the other end has not answered for 10 s."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
+
+
+class Listener:
+    """Waits for agents that hold the token; whoever else knocks is dropped and counted.
+
+    ``forget``: the token's file was made for this listener, and goes with it.
+    """
+
+    def __init__(
+        self, token_file: Path, host: str = "", port: int = 0, *, forget: bool = False
+    ) -> None:
+        self._token, self._forget = read_token(token_file), token_file if forget else None
+        self._sock = socket.create_server((host, port), backlog=PENDING)
+        self._sock.setblocking(False)
+        self._pending: dict[socket.socket, tuple[float, bytes, bytearray]] = {}
+        self.num_refused = 0
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._sock.getsockname()[1])
+
+    def accept(self, timeout_s: float) -> list[Channel]:
+        """Agents that have proven themselves within ``timeout_s``; never waits for one peer."""
+        proven = []
+        with selectors.DefaultSelector() as selector:
+            for sock in (self._sock, *self._pending):
+                selector.register(sock, selectors.EVENT_READ)
+            for key, _ in selector.select(timeout_s):
+                if key.fileobj is self._sock:
+                    self._welcome()
+                elif (channel := self._examine(key.fileobj)) is not None:  # type: ignore[arg-type]
+                    proven.append(channel)
+        now = time.monotonic()
+        for sock, (since, _, _) in list(self._pending.items()):
+            if now - since > PROOF_S:
+                self._refuse(sock)
+        return proven
+
+    def _welcome(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return
+        if len(self._pending) >= PENDING:
+            self._refuse(next(iter(self._pending)))
+        sock.setblocking(False)
+        nonce = secrets.token_bytes(NONCE)
+        self._pending[sock] = (time.monotonic(), nonce, bytearray())
+        try:
+            sock.send(GREETING + nonce)
+        except OSError:
+            self._refuse(sock)
+
+    def _examine(self, sock: socket.socket) -> Channel | None:
+        """Take what has arrived of a peer's proof; a Channel when it is whole and right."""
+        _, ours, got = self._pending[sock]
+        try:
+            data = sock.recv(NONCE + MAC - len(got))
+        except OSError:
+            data = b""
+        got += data
+        if len(got) < NONCE + MAC:
+            if not data:
+                self._refuse(sock)
+            return None
+        theirs, proof = bytes(got[:NONCE]), bytes(got[NONCE:])
+        if not hmac.compare_digest(proof, _mac(self._token, b"dialer", ours, theirs)):
+            self._refuse(sock)
+            return None
+        del self._pending[sock]
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _notice_loss(sock)
+        channel = Channel(sock, _mac(self._token, b"session", ours, theirs), dialed=False)
+        try:
+            sock.sendall(_mac(self._token, b"listener", ours, theirs))
+        except OSError:
+            channel.close()
+            return None
+        return channel
+
+    def _refuse(self, sock: socket.socket) -> None:
+        del self._pending[sock]
+        sock.close()
+        self.num_refused += 1
+
+    def close(self) -> None:
+        """Nobody can knock any more."""
+        for sock in list(self._pending):
+            sock.close()
+        self._pending.clear()
+        self._sock.close()
+        if self._forget is not None:
+            self._forget.unlink(missing_ok=True)

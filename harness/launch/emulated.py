@@ -1,0 +1,229 @@
+"""Several nodes on this machine: namespaces joined by a bridge, every link shaped to a stated rate.
+
+    bridge namespace   br0 -- v0, v1, ..  each: tbf at the rate of its link
+    node namespaces    eth0 10.77.0.1, 10.77.0.2, ..  each: tbf at the rate of its link
+
+The namespaces belong to processes that die with us, so none is ever left. As root, or in a user
+namespace of an ordinary user. What is measured over it is labelled wherever it is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.channel import Channel
+from harness.errors import LaunchError
+from harness.launch.engine import Capabilities, Command, Deployment, State
+from harness.launch.inherit import InheritingJob, agent_command
+from harness.protocol import LaunchSpec
+from harness.spec import CaseSpec
+
+ENGINE = dict(multi_node=True, one_machine=True, always_emulated=True)
+KNOBS = dict(rate_mbit=1000.0, delay_ms=0.0, slow_links="")
+SETTINGS = dict(latency=False)
+
+#: Payload of a full frame over its bytes on the wire (MTU 1500, TCP with time stamps).
+PAYLOAD_SHARE = 0.956
+#: Rates from which a token bucket and TCP's own buffers need no help, in Mbit/s.
+SLOW_MBIT = 200.0
+TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "sysctl")
+START_S = 10.0
+
+
+def address(node: int) -> str:
+    """Where a node is on the emulated network."""
+    return f"10.77.0.{node + 1}"
+
+
+def rates_mbit(case: CaseSpec) -> tuple[float, ...]:
+    """The rate of each node's link, in Mbit/s; ``slow_links`` is ``node:rate,node:rate``."""
+    usual = float(case.knob("emulated.rate_mbit", KNOBS["rate_mbit"]))
+    given = str(case.knob("emulated.slow_links", KNOBS["slow_links"]))
+    slow = dict(part.split(":") for part in given.split(",") if part)
+    return tuple(float(slow.get(str(node), usual)) for node in range(len(case.nodes)))
+
+
+def shape(device: str, rate_mbit: float) -> str:
+    """A tc command: a token bucket that holds 8 ms, below which bursts pass unshaped."""
+    burst = max(int(rate_mbit * 1e6 / 8 * 8e-3), 16_000)
+    return f"qdisc replace dev {device} root tbf rate {rate_mbit:g}mbit burst {burst} latency 200ms"
+
+
+def buffers(rate_mbit: float) -> list[str]:
+    """Sysctl's arguments: on slow links megabytes would queue ahead of gloo's own messages."""
+    wide = "4096 65536 262144" if rate_mbit <= SLOW_MBIT else "4096 131072 6291456"
+    return [f"net.ipv4.tcp_wmem={wide}", f"net.ipv4.tcp_rmem={wide}"]
+
+
+def enter(pid: str, *, net: bool = True) -> tuple[str, ...]:
+    """To run something in the namespaces of a process."""
+    user = () if os.geteuid() == 0 else ("--user", "--preserve-credentials")
+    return ("nsenter", f"--target={pid}", *user, *(("--net",) if net else ()))
+
+
+class Emulated:
+    """The engine. Placeholders ``{bridge}`` and ``{node0}`` stand for pids until it is started."""
+
+    def probe(self) -> Capabilities:
+        """Needs iproute2, util-linux, and the right to make a network namespace."""
+        missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+        if missing:
+            return Capabilities(available=False, reason=f"{missing[0]} is not installed")
+        own = ["unshare", *_user(), "--net", "true"]
+        if subprocess.run(own, capture_output=True).returncode:
+            return Capabilities(
+                available=False,
+                reason="network namespaces are not allowed (not root, and no user namespaces)",
+            )
+        return Capabilities(available=True)
+
+    def plan(self, deployment: Deployment) -> tuple[Command, ...]:
+        """A bridge, a namespace for each node, the links, and an agent in each."""
+        hold = ("setpriv", "--pdeathsig=KILL", "sleep", "infinity")
+        nodes = range(len(deployment.nodes))
+        out = [Command(nodes=(), argv=("unshare", *_user(), "--net", *hold))]
+        inside = enter("{bridge}", net=False)
+        prefix = inside if len(inside) > 2 else ()
+        out += [Command(nodes=(), argv=(*prefix, "unshare", "--net", *hold)) for _ in nodes]
+        lines = ["link add br0 type bridge stp_state 0", "link set br0 up", "link set lo up"]
+        for i in nodes:
+            lines += [
+                f"link add v{i} type veth peer name eth0 netns {{node{i}}}",
+                f"link set v{i} master br0 up",
+            ]
+        out.append(_batch("{bridge}", "ip", lines))
+        for i in nodes:
+            mine = [f"addr add {address(i)}/24 dev eth0", "link set lo up", "link set eth0 up"]
+            out.append(_batch(f"{{node{i}}}", "ip", mine))
+        env = {"GLOO_SOCKET_IFNAME": "eth0"}
+        for i in nodes:
+            where = enter(f"{{node{i}}}")
+            command = agent_command(deployment.python, i, env, where, f"--address={address(i)}")
+            out.append(command)
+        return tuple(out)
+
+    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> EmulatedJob:
+        """Make the network, then start the agents."""
+        return EmulatedJob(commands)
+
+
+def _user() -> tuple[str, ...]:
+    return () if os.geteuid() == 0 else ("--user", "--map-root-user")
+
+
+def _batch(pid: str, tool: str, lines: Sequence[str]) -> Command:
+    """``ip`` or ``tc`` inside a namespace; its lines come on stdin."""
+    return Command(nodes=(), argv=(*enter(pid), tool, "-batch", "-"), files={"-": "\n".join(lines)})
+
+
+class EmulatedJob:
+    """The namespaces' holders and the agents in them."""
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        self._holders: list[subprocess.Popen[bytes]] = []
+        self._pids: dict[str, str] = {}
+        self._agents: InheritingJob | None = None
+        self._rates: tuple[float, ...] = ()
+        try:
+            for command in commands:
+                if "sleep" in command.argv:
+                    self._hold(command)
+                elif not command.nodes:
+                    self._run(command)
+            agents = [c for c in commands if c.nodes]
+            self._agents = InheritingJob([replace(c, argv=self._filled(c.argv)) for c in agents])
+        except BaseException:
+            self.stop()
+            raise
+
+    def _filled(self, argv: Sequence[str]) -> tuple[str, ...]:
+        out = []
+        for word in argv:
+            for name, pid in self._pids.items():
+                word = word.replace(f"{{{name}}}", pid)
+            out.append(word)
+        return tuple(out)
+
+    def _hold(self, command: Command) -> None:
+        """Start a holder, and wait until it is in its own namespace."""
+        ours = Path("/proc/self/ns/net").readlink()
+        process = subprocess.Popen(
+            self._filled(command.argv), stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        self._holders.append(process)
+        deadline = time.monotonic() + START_S
+        while (
+            Path(f"/proc/{process.pid}/ns/net").readlink() == ours
+            or Path(f"/proc/{process.pid}/comm").read_text().strip() != "sleep"
+        ):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise LaunchError(
+                    "a network namespace could not be made", where="emulated engine",
+                    expected="root, or user namespaces", fix="unshare --user --net true",
+                )  # fmt: skip
+            time.sleep(0.002)
+        name = f"node{len(self._holders) - 2}" if len(self._holders) > 1 else "bridge"
+        self._pids[name] = str(process.pid)
+
+    def _run(self, command: Command) -> None:
+        text = self._filled(tuple(command.files.values()))[0] if command.files else ""
+        done = subprocess.run(
+            self._filled(command.argv), input=text.encode(), capture_output=True, check=False
+        )
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            raise LaunchError(
+                f"{' '.join(command.argv[-3:])}: {said[-1] if said else done.returncode}",
+                where="emulated engine",
+                expected="iproute2, and a kernel with veth, bridge and tbf",
+                fix="modprobe sch_tbf veth bridge",
+            )
+
+    def prepare(self, spec: LaunchSpec) -> None:
+        """Shape the links to the rates of this case."""
+        if spec.case.knob("emulated.delay_ms", 0.0):
+            raise LaunchError(
+                "emulated.delay_ms needs the userspace switch", where=spec.case.id,
+                expected="latency = true under [emulated] in a cluster file", fix="--cluster FILE",
+            )  # fmt: skip
+        rates = rates_mbit(spec.case)
+        if rates == self._rates[: len(rates)] or len(rates) < 2:
+            return
+        hosts = spec.hosts or range(len(rates))
+        lines = [shape(f"v{node}", rate) for node, rate in zip(hosts, rates, strict=True)]
+        self._run(_batch("{bridge}", "tc", lines))
+        for node, rate in zip(hosts, rates, strict=True):
+            self._run(_batch(f"{{node{node}}}", "tc", [shape("eth0", rate)]))
+            argv = (*enter(f"{{node{node}}}"), "sysctl", "-q", "-w", *buffers(rate))
+            self._run(Command(nodes=(), argv=argv))
+        self._rates = rates if not spec.hosts else ()
+
+    def channels(self) -> Mapping[int, Channel]:
+        """The agents'."""
+        assert self._agents is not None
+        return self._agents.channels()
+
+    def poll(self) -> tuple[State, str]:
+        """As its agents do."""
+        assert self._agents is not None
+        return self._agents.poll()
+
+    def stop(self) -> None:
+        """The agents leave, then their namespaces."""
+        if self._agents is not None:
+            self._agents.stop()
+        for holder in self._holders:
+            holder.kill()
+            holder.wait()
+        self._holders = []
+
+
+def build() -> Emulated:
+    """The engine."""
+    return Emulated()

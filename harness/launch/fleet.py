@@ -1,0 +1,421 @@
+"""The fleet: one agent on each node, and worlds launched over all of them as if they were one.
+
+engine.start -> agents join -> every launch: shares to the agents, the place of the store from
+rank 0's agent to the others, beats back; the first failure anywhere ends the world everywhere
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.channel import Channel, ChannelError, Listener
+from harness.codec import Json, from_doc, to_doc
+from harness.errors import LaunchError
+from harness.launch.engine import Ended, Job, State, Tick, Where
+from harness.protocol import Address, LaunchSpec, Node, RankEnd, Share
+from harness.record import Described
+from harness.spec import CaseSpec, Device
+
+TICK_S, POLL_S = 0.2, 1.0
+#: Seconds for agents to join once their job runs: they import torch, maybe from a slow disk.
+JOIN_S = 300.0
+#: Seconds without a beat after which an agent counts as lost, and for which ranks of other nodes
+#: may write down what they saw.
+LOST_S, GRACE_S = 10.0, 1.0
+#: Seconds after which a world that was told to end is given up.
+END_S = 10.0
+
+Message = dict[str, Json]
+
+
+@dataclass
+class Link:
+    """One agent and what it has said."""
+
+    node: int
+    channel: Channel | None
+    about: Node | None = None
+    heard_at: float = field(default_factory=time.monotonic)
+    lost: str = ""
+
+    @property
+    def name(self) -> str:
+        """How people know it."""
+        return f"node {self.node}" + (f" ({self.about.machine.host})" if self.about else "")
+
+    def send(self, message: Message) -> None:
+        """One message; a link that does not take it is lost."""
+        if self.channel is None:
+            return
+        try:
+            self.channel.send(message)
+        except OSError as error:
+            self.lose(f"its agent does not answer: {error.strerror or error}")
+
+    def receive(self) -> list[tuple[Message, bytes]]:
+        """What has arrived; none of a link that is lost by it."""
+        assert self.channel is not None
+        try:
+            messages = self.channel.receive()
+        except (OSError, ChannelError, ValueError) as error:
+            self.lose(f"what its agent sends makes no sense: {error}")
+            return []
+        if messages is None:
+            self.lose("its agent is gone")
+            return []
+        self.heard_at = time.monotonic()
+        return messages
+
+    def lose(self, why: str) -> None:
+        """Nothing more is expected of it."""
+        self.lost = self.lost or why
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+
+class Fleet:
+    """The agents of one run. They start with ``start`` and are waited for by what needs them."""
+
+    def __init__(self, begin: Callable[[], tuple[Job, Listener | None]], where: Where) -> None:
+        self._begin, self._where = begin, where
+        per_rank = where.settings.get("tasks") == "rank"
+        self.num_agents = sum(where.nodes) if per_rank else len(where.nodes)
+        self.queued_s = 0.0
+        self._said, self._polled_at = (State.PENDING, ""), 0.0
+        self._job: Job | None = None
+        self._listener: Listener | None = None
+        self._links: list[Link] = []
+
+    def start(self) -> None:
+        """Start the agents; returns at once, while they import torch."""
+        if self._job is None:
+            self._job, self._listener = self._begin()
+            found = self._job.channels()
+            self._links = [Link(node=node, channel=found[node]) for node in sorted(found)]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """What every agent said of its machine; waits for them."""
+        self.ready()
+        return tuple(link.about for link in self._links if link.about is not None)
+
+    def ready(self, tick: Tick = lambda step: None) -> None:
+        """Wait until every node's agent has imported torch; LaunchError names those that did not.
+
+        Time in a scheduler's queue is no part of ``JOIN_S``.
+        """
+        self.start()
+        since = time.monotonic()
+        while len(self._links) < self.num_agents or any(x.about is None for x in self._links):
+            self._take_joined()
+            for link, message, _ in self._receive():
+                if "hello" in message:
+                    link.about = from_doc(Node, message["hello"])
+            state, says = self._poll()
+            if state is State.PENDING:
+                self.queued_s += time.monotonic() - since
+                since = time.monotonic()
+            lost = [link for link in self._links if link.lost]
+            if lost or state is State.ENDED or time.monotonic() - since > JOIN_S:
+                self._give_up(lost, says or f"{JOIN_S:.0f} s have passed")
+            tick(0)
+        if self._listener is not None:  # nobody else is wanted
+            self._listener.close()
+            self._listener = None
+            self._agree()
+
+    def _poll(self) -> tuple[State, str]:
+        """How the job is doing; a scheduler is asked once a second at most."""
+        assert self._job is not None
+        if time.monotonic() - self._polled_at > POLL_S:
+            self._said, self._polled_at = self._job.poll(), time.monotonic()
+        return self._said
+
+    def _take_joined(self) -> None:
+        if self._listener is not None:
+            for channel in self._listener.accept(TICK_S):
+                self._links.append(Link(node=len(self._links), channel=channel))
+
+    def _give_up(self, lost: Sequence[Link], says: str) -> None:
+        """Some agent never came: leave nothing behind and say which."""
+        here = sum(link.about is not None for link in self._links)
+        self.close()
+        raise LaunchError(
+            f"{here} of {self.num_agents} agents are ready: "
+            + "; ".join([f"{link.name}: {link.lost}" for link in lost] or [says]),
+            where="engine",
+            expected="python -c 'import torch, harness' to work on every node",
+            fix="scaleproof doctor",
+        )
+
+    def _agree(self) -> None:
+        """Number the agents, so that ranks lie alike in every run; refuse nodes that are unlike."""
+        self._links.sort(key=_place)
+        for number, link in enumerate(self._links):
+            link.node = number
+        try:
+            for link in self._links:
+                self._examine(link)
+        except LaunchError:
+            self.close()
+            raise
+
+    def _examine(self, link: Link) -> None:
+        """LaunchError if this agent does not fit the others, or what was asked for."""
+        first, own = self._links[0].about, link.about
+        assert first is not None and own is not None
+        for name in ("scaleproof", "torch"):
+            here, there = first.software.get(name), own.software.get(name)
+            if here != there:
+                raise LaunchError(
+                    f"{link.name} has {name} {there}, node 0 has {here}",
+                    expected="the same on every node",
+                    fix=f"pip install {name}=={here}   # there",
+                )
+        wanted = self._where.nodes[link.node] if self.num_agents == len(self._where.nodes) else 1
+        if self._where.device is Device.CUDA and own.machine.num_gpus < wanted:
+            raise LaunchError(
+                f"{link.name} has {own.machine.num_gpus} GPUs, {wanted} are wanted",
+                expected="CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes",
+                fix="nvidia-smi -L   # there",
+            )
+        same = [x for x in self._links[: link.node] if x.about and x.about.machine == own.machine]
+        if same and self.num_agents == len(self._where.nodes):
+            if not self._where.settings.get("one_machine"):
+                raise LaunchError(
+                    f"{same[0].name} and {link.name} are one machine",
+                    expected="a machine for each node, or one_machine = true in the cluster file:"
+                    " then all of it is labelled emulated",
+                    fix="edit the cluster file",
+                )
+
+    def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
+        """Ask node 0 what each case will do; nothing is launched."""
+        self.ready()
+        self._links[0].send(
+            {"describe": [{"case": to_doc(c), "files": dict(f)} for c, f in requests]}
+        )
+        while True:
+            for _, message, _ in self._receive():
+                if "described" in message:
+                    return [from_doc(Described, d) for d in message["described"]]
+            self._check_alive()
+
+    def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
+        """Start a world and wait until it is over; KeyboardInterrupt ends it first.
+
+        After a node was lost the engine is asked for its agents anew.
+        """
+        if any(link.lost for link in self._links):
+            self.close()
+        self.ready()
+        assert self._job is not None
+        self._job.prepare(spec)
+        running = Running(spec, self._shares(spec))
+        try:
+            while not running.over:
+                for link, message, blob in self._receive():
+                    running.hear(link, message, blob)
+                running.watch()
+                tick(running.step)
+        except BaseException:  # also a tick that broke: no answer may be left for the next launch
+            running.end()
+            while not running.over:
+                for link, message, blob in self._receive():
+                    running.hear(link, message, blob)
+                running.watch()
+            raise
+        agents = "+".join(x.about.agent for x in running.links if x.about is not None)
+        ended = Ended(ranks=running.ends(), agent=agents)
+        if running.failing and len(running.links) > 1:
+            ended = dataclasses.replace(ended, unreachable=self._unreachable(running.links))
+        return ended
+
+    def _shares(self, spec: LaunchSpec) -> list[tuple[Link, Share]]:
+        """Which agent starts which ranks; with an agent for each rank, every one of them one."""
+        sizes = spec.case.nodes
+        chosen = spec.hosts or tuple(range(len(sizes)))
+        alone = self.num_agents == len(self._where.nodes)
+        starts = [sum(self._where.nodes[:n]) for n in range(len(self._where.nodes))]
+        out, first = [], 0
+        for node, count in zip(chosen, sizes, strict=True):
+            place = Share(node=node, first=first, count=count, node_first=first, node_count=count)
+            if alone:
+                out.append((self._links[node], place))
+            else:
+                for i in range(count):
+                    share = dataclasses.replace(place, first=first + i, count=1)
+                    out.append((self._links[starts[node] + i], share))
+            first += count
+        return out
+
+    def _unreachable(self, links: Sequence[Link]) -> tuple[int, ...]:
+        """Nodes that fewer than half of the others can connect to."""
+        alive = [x for x in links if x.channel is not None and x.about is not None]
+        doors = [to_doc(x.about.door) for x in alive if x.about is not None]
+        for link in alive:
+            link.send({"reach": doors})
+        answers: dict[int, list[bool]] = {}
+        deadline = time.monotonic() + LOST_S
+        while len(answers) < sum(x.channel is not None for x in alive):
+            if time.monotonic() > deadline:
+                break
+            for link, message, _ in self._receive():
+                if "reached" in message:
+                    answers[link.node] = message["reached"]
+        found = []
+        for i, link in enumerate(alive):
+            seen = [a[i] for node, a in answers.items() if node != link.node]
+            if seen and 2 * sum(seen) < len(seen) + (len(seen) == 1):
+                found.append(link.node)
+        return tuple(found)
+
+    def _receive(self) -> list[tuple[Link, Message, bytes]]:
+        """What arrives within a tick."""
+        with selectors.DefaultSelector() as selector:
+            for link in self._links:
+                if link.channel is not None:
+                    selector.register(link.channel, selectors.EVENT_READ, link)
+            ready = selector.select(TICK_S if selector.get_map() else 0)
+            return [(key.data, *pair) for key, _ in ready for pair in key.data.receive()]
+
+    def _check_alive(self) -> None:
+        """LaunchError if a node is lost, with what the engine says of it."""
+        if lost := [link for link in self._links if link.lost]:
+            says = self._job.poll()[1] if self._job is not None else ""
+            why = "; ".join(f"{x.name}: {x.lost}" for x in lost) + (f" ({says})" if says else "")
+            self.close()
+            raise LaunchError(
+                why,
+                where="engine",
+                expected="python -c 'import torch' to work on every node",
+                fix="scaleproof doctor",
+            )
+
+    def close(self) -> None:
+        """Let the agents go, and end the job that started them."""
+        for link in self._links:
+            if link.channel is not None:
+                link.channel.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._job is not None:
+            self._job.stop()
+        self._job, self._listener, self._links = None, None, []
+
+
+class Running:
+    """One launch over some agents, from the first share to the last end."""
+
+    def __init__(self, spec: LaunchSpec, shares: Sequence[tuple[Link, Share]]) -> None:
+        self.spec, self.links = spec, [link for link, _ in shares]
+        self.failing = False
+        self._failed_at = 0.0
+        self._told = False
+        self._beats: dict[int, Sequence[Sequence[float]]] = {}
+        self._ended: dict[int, list[RankEnd]] = {}
+        self._shares = {link.node: share for link, share in shares}
+        for link in self.links:
+            link.heard_at = time.monotonic()
+        self._send_share(self.links[0])
+
+    def _send_share(self, link: Link, store: Address | None = None) -> None:
+        share = dataclasses.replace(self._shares[link.node], store=store)
+        link.send({"launch": to_doc(self.spec), "share": to_doc(share)})
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to come."""
+        return all(x.node in self._ended for x in self.links)
+
+    @property
+    def step(self) -> int:
+        """The step that the slowest rank is at; 0 until all have said."""
+        if len(self._beats) < len(self.links):
+            return 0
+        return int(min(beat[1] for beats in self._beats.values() for beat in beats))
+
+    def hear(self, link: Link, message: Message, blob: bytes) -> None:
+        """Take one message of an agent."""
+        if link.node not in self._shares:
+            return
+        if "store" in message:
+            for other in self.links[1:]:
+                self._send_share(other, from_doc(Address, message["store"]))
+        elif "beats" in message:
+            self._beats[link.node] = message["beats"]
+        elif "failing" in message:
+            self.fail()
+        elif "file" in message:
+            name = Path(message["file"]).name
+            Path(self.spec.out).mkdir(parents=True, exist_ok=True)
+            (Path(self.spec.out) / name).write_bytes(blob)
+        elif "ended" in message:
+            self._ended[link.node] = [from_doc(RankEnd, r) for r in message["ended"]]
+
+    def fail(self) -> None:
+        """Note that the world is broken somewhere."""
+        if not self.failing:
+            self.failing, self._failed_at = True, time.monotonic()
+
+    def watch(self) -> None:
+        """Give up lost nodes; end the others a grace after the first failure."""
+        now = time.monotonic()
+        for link in self.links:
+            if link.node in self._ended:
+                continue
+            if not link.lost and now - link.heard_at > LOST_S:
+                link.lose(f"nothing was heard of its agent for {LOST_S:.0f} s")
+            if link.lost:
+                self._ended[link.node] = self._lost(link)
+                self.fail()
+        if self.failing and not self._told and now - self._failed_at > GRACE_S:
+            self.end()
+        if self._told and now - self._failed_at > GRACE_S + END_S:
+            for link in self.links:
+                if link.node not in self._ended:
+                    link.lose("its agent does not end its ranks")
+
+    def end(self) -> None:
+        """Tell every agent to end its ranks."""
+        self.fail()
+        self._told = True
+        for link in self.links:
+            if link.node not in self._ended:
+                link.send({"kill": True})
+
+    def _lost(self, link: Link) -> list[RankEnd]:
+        share, beats = self._shares[link.node], self._beats.get(link.node, [])
+        out = []
+        for i in range(share.count):
+            step = int(beats[i][1]) if i < len(beats) else 0
+            out.append(
+                RankEnd(
+                    rank=share.first + i, pid=0, exit_code=None, signal=None, killed=False,
+                    finished=False, phase="", step=step, silent_s=time.monotonic() - link.heard_at,
+                    order=0, node=link.node, lost=f"{link.name}: {link.lost}",
+                )
+            )  # fmt: skip
+        return out
+
+    def ends(self) -> tuple[RankEnd, ...]:
+        """Every rank's end, by rank; ``order`` over all nodes."""
+        found = [end for node in self._ended.values() for end in node]
+        by_time = {e.rank: i for i, e in enumerate(sorted(found, key=lambda e: e.ended_s))}
+        ordered = (dataclasses.replace(e, order=by_time[e.rank]) for e in found)
+        return tuple(sorted(ordered, key=lambda e: e.rank))
+
+
+def _place(link: Link) -> tuple[object, ...]:
+    assert link.about is not None
+    host = link.about.door.host
+    with contextlib.suppress(ValueError):
+        return (0, *(int(part) for part in host.split(".")), link.about.machine.host)
+    return (1, host, link.about.machine.host)

@@ -1,0 +1,74 @@
+"""Nodes without a scheduler: a list of hosts, reached over ssh or by one line to run on each."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+from harness.channel import read_token
+from harness.errors import SpecError
+from harness.launch.engine import Capabilities, Command, Deployment
+from harness.launch.joining import Processes, agent, exported, shell
+
+ENGINE = dict(multi_node=True, joins=True, remote=True)
+SETTINGS = dict(
+    nodes=[], ssh=True, listen="", port=0, token_file="", python="", one_machine=False,
+)  # fmt: skip
+
+
+def parse(line: str) -> tuple[str, tuple[int, ...]]:
+    """``gpu01 0,1,4-7``: an address, and the devices to use there (none = all)."""
+    match = re.fullmatch(r"\s*(\S+)(?:\s+([\d,-]+))?\s*", line)
+    if match is None:
+        raise SpecError(
+            f"{line!r} is no host", where="[hosts] nodes", expected="'gpu01' or 'gpu01 0,1,4-7'",
+            fix="edit the cluster file",
+        )  # fmt: skip
+    devices: list[int] = []
+    for part in filter(None, (match[2] or "").split(",")):
+        first, _, last = part.partition("-")
+        devices += range(int(first), int(last or first) + 1)
+    return match[1], tuple(devices)
+
+
+class Hosts:
+    """The engine."""
+
+    def probe(self) -> Capabilities:
+        """Needs ssh only if it is to be used."""
+        return Capabilities(available=True, version="ssh" if shutil.which("ssh") else "by hand")
+
+    def plan(self, deployment: Deployment) -> tuple[Command, ...]:
+        """One command for each node; over ssh the token goes through stdin."""
+        hosts = [parse(line) for line in deployment.settings["nodes"]]
+        if len(hosts) < len(deployment.nodes):
+            raise SpecError(
+                f"{len(deployment.nodes)} nodes are wanted, {len(hosts)} are listed",
+                where="[hosts] nodes",
+                expected="a line for each",
+                fix=f"--nodes {len(hosts)}",
+            )
+        out = []
+        for i, (host, devices) in enumerate(hosts[: len(deployment.nodes)]):
+            env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}
+            argv: tuple[str, ...]
+            if deployment.settings["ssh"]:
+                remote = agent(deployment, f"--order={i}", token="/dev/stdin")
+                argv = ("ssh", "-oBatchMode=yes", host, shell(remote, {**exported(), **env}))
+            else:
+                argv = (
+                    *(("env", *(f"{k}={v}" for k, v in env.items())) if env else ()),
+                    *("scaleproof", "join", deployment.join),
+                    *("--token-file", str(deployment.token_file), f"--order={i}"),
+                )
+            out.append(Command(nodes=(i,), argv=argv, by_hand=not deployment.settings["ssh"]))
+        return tuple(out)
+
+    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Processes:
+        """Run ssh, or say what to run."""
+        return Processes(commands, deployment.folder, read_token(deployment.token_file))
+
+
+def build() -> Hosts:
+    """The engine."""
+    return Hosts()

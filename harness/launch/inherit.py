@@ -1,0 +1,90 @@
+"""Agents on this machine: started by us, each on a socket that it inherits, so nothing listens."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from harness.channel import Channel
+from harness.launch.engine import RANK_ENV, Command, State
+from harness.protocol import LaunchSpec
+
+#: Seconds that an agent has to leave once nobody talks to it.
+LEAVE_S = 5.0
+
+
+def die_with_parent() -> None:
+    """In the forked child: SIGKILL when we are gone, however we went; exec keeps it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+def agent_command(
+    python: str, node: int, env: Mapping[str, str], prefix: Sequence[str] = (), *options: str
+) -> Command:
+    """An agent of this package, behind ``prefix`` (a namespace to enter, for example)."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+    return Command(
+        nodes=(node,),
+        argv=(*prefix, python, "-m", "harness.worker.agent", *options),
+        env={**RANK_ENV, **env, "PYTHONPATH": path},
+    )
+
+
+class InheritingJob:
+    """The agents' processes."""
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._said: list[IO[bytes]] = []
+        self._channels: dict[int, Channel] = {}
+        for command in commands:
+            ours, theirs = socket.socketpair()
+            said = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
+            process = subprocess.Popen(
+                [*command.argv, f"--fd={theirs.fileno()}", f"--parent={os.getpid()}"],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **command.env},
+                stdin=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+            )
+            theirs.close()
+            self._processes.append(process)
+            self._said.append(said)
+            self._channels[command.nodes[0]] = Channel(ours, dialed=False)
+
+    def prepare(self, spec: LaunchSpec) -> None:
+        """Nothing to do before a launch."""
+
+    def channels(self) -> Mapping[int, Channel]:
+        """Our ends."""
+        return self._channels
+
+    def poll(self) -> tuple[State, str]:
+        """Ended as soon as one agent has; with the last thing that it wrote."""
+        for process, said in zip(self._processes, self._said, strict=True):
+            if (status := process.poll()) is not None:
+                said.seek(0)
+                lines = said.read().decode(errors="replace").strip().splitlines()
+                last = lines[-1] if lines else "it said nothing"
+                return State.ENDED, f"the agent ended (status {status}): {last}"
+        return State.RUNNING, ""
+
+    def stop(self) -> None:
+        """Wait for the agents to leave; end those that do not."""
+        for process, said in zip(self._processes, self._said, strict=True):
+            try:
+                process.wait(timeout=LEAVE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            said.close()
+        self._processes, self._said = [], []

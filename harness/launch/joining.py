@@ -1,0 +1,95 @@
+"""Agents that dial in: the command that starts one, and a job made of processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.channel import Channel
+from harness.launch.engine import RANK_ENV, Command, Deployment, State
+from harness.launch.inherit import LEAVE_S, die_with_parent
+from harness.protocol import LaunchSpec
+
+
+def agent(deployment: Deployment, *options: str, token: str = "") -> list[str]:
+    """The command of an agent on some node; the token is named by its file, or comes on stdin."""
+    return [
+        *(deployment.python, "-m", "harness.worker.agent"),
+        *("--join", deployment.join, "--token-file", token or str(deployment.token_file)),
+        *options,
+    ]
+
+
+def exported() -> dict[str, str]:
+    """What an agent needs in its environment on any node."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+    return {**RANK_ENV, "PYTHONPATH": path}
+
+
+def shell(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """One line for another machine's shell."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+    return " ".join(["exec env", *words, shlex.join(argv)])
+
+
+class Processes:
+    """Commands that run on this machine for as long as their agents live: srun, ssh, or none."""
+
+    def __init__(self, commands: Sequence[Command], folder: Path, token: bytes = b"") -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._logs: list[Path] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, command in enumerate(commands):
+            for name, text in command.files.items():
+                Path(name).write_text(text)
+            if command.by_hand:
+                sys.stderr.write(f"on node {i} run:  {shlex.join(command.argv)}\n")
+                continue
+            log = folder / f"agent{i}.log"
+            with log.open("wb") as out:
+                process = subprocess.Popen(
+                    command.argv,
+                    env={**os.environ, **command.env},
+                    stdin=subprocess.PIPE,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+            assert process.stdin is not None
+            process.stdin.write(token)
+            process.stdin.close()
+            self._processes.append(process)
+            self._logs.append(log)
+
+    def prepare(self, spec: LaunchSpec) -> None:
+        """Nothing to do before a launch."""
+
+    def channels(self) -> Mapping[int, Channel]:
+        """They all dial in."""
+        return {}
+
+    def poll(self) -> tuple[State, str]:
+        """Ended as soon as one command has."""
+        for process, log in zip(self._processes, self._logs, strict=True):
+            if (status := process.poll()) is not None:
+                lines = log.read_text(errors="replace").strip().splitlines()
+                said = lines[-1] if lines else "it said nothing"
+                return State.ENDED, f"status {status}: {said} (log {log})"
+        return State.RUNNING, ""
+
+    def stop(self) -> None:
+        """The agents leave by themselves once nobody talks to them; end what stays."""
+        for process in self._processes:
+            try:
+                process.wait(timeout=LEAVE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._processes, self._logs = [], []

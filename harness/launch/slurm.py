@@ -1,0 +1,193 @@
+"""Slurm: agents through srun inside an allocation, through a batch job outside of one.
+
+Time in the queue is noted and never measured. The batch script is written here rather than by a
+library, so that ``--dry-run`` can print it and nodes of unequal size get a component each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.channel import Channel
+from harness.codec import Json
+from harness.errors import LaunchError
+from harness.launch.engine import Capabilities, Command, Deployment, State
+from harness.launch.joining import Processes, agent, exported
+from harness.protocol import LaunchSpec
+from harness.spec import Device
+
+ENGINE = dict(multi_node=True, joins=True, remote=True)
+SETTINGS = dict(
+    partition="", account="", gres="", mem="", time="", modules=[], lines=[], tasks="node",
+    listen="", port=0, token_file="", python="", one_machine=False,
+)  # fmt: skip
+
+#: What squeue says, in this program's words; whatever else it says is an end.
+STATES = {
+    "PENDING": State.PENDING, "CONFIGURING": State.PENDING, "REQUEUED": State.PENDING,
+    "SUSPENDED": State.PENDING, "RUNNING": State.RUNNING, "COMPLETING": State.RUNNING,
+}  # fmt: skip
+STOP_S = 30.0
+
+
+def groups(nodes: Sequence[int]) -> list[tuple[int, int]]:
+    """(nodes, ranks on each) of neighbours of equal size: (4, 4, 8) -> [(2, 4), (1, 8)]."""
+    return [(len(list(same)), ranks) for ranks, same in itertools.groupby(nodes)]
+
+
+def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
+    """Sbatch's options for nodes of one size."""
+    asked = deployment.settings
+    out = [f"--nodes={num_nodes}", f"--ntasks-per-node={_tasks(ranks, asked)}"]
+    if asked["gres"]:
+        out.append(f"--gres={asked['gres']}")
+    elif deployment.device is Device.CUDA:
+        out.append(f"--gpus-per-node={ranks}")
+    else:
+        out.append(f"--cpus-per-task={max(1, ranks // _tasks(ranks, asked))}")
+    for key in ("partition", "account", "mem", "time"):
+        if asked[key]:
+            out.append(f"--{key}={asked[key]}")
+    return out
+
+
+def _tasks(ranks: int, asked: Mapping[str, Json]) -> int:
+    return ranks if asked["tasks"] == "rank" else 1
+
+
+def script(deployment: Deployment, command: Sequence[str]) -> str:
+    """A batch script that runs ``command`` on every node of the job."""
+    parts = [component(n, ranks, deployment) for n, ranks in groups(deployment.nodes)]
+    lines = ["#!/bin/bash", "#SBATCH --job-name=scaleproof"]
+    lines += [f"#SBATCH --output={deployment.folder}/slurm.log"]
+    for i, options in enumerate(parts):
+        lines += ["#SBATCH hetjob"] if i else []
+        lines += [f"#SBATCH {option}" for option in options]
+    lines += [f"#SBATCH {line}" for line in deployment.settings["lines"]]
+    lines += [f"module load {shlex.quote(name)}" for name in deployment.settings["modules"]]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in exported().items()]
+    het = [f"--het-group=0-{len(parts) - 1}"] if len(parts) > 1 else []
+    lines.append("exec " + shlex.join(["srun", *het, "--kill-on-bad-exit=1", *command]))
+    return "\n".join(lines) + "\n"
+
+
+class Slurm:
+    """The engine."""
+
+    def probe(self) -> Capabilities:
+        """Needs Slurm's own commands."""
+        if shutil.which("srun") is None:
+            return Capabilities(available=False, reason="srun is not installed")
+        said = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False)
+        try:
+            subprocess.run(["sinfo", "-h"], capture_output=True, check=True, timeout=10)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            return Capabilities(available=False, reason="slurmctld does not answer")
+        return Capabilities(available=True, version=said.stdout.strip())
+
+    def plan(self, deployment: Deployment) -> tuple[Command, ...]:
+        """Srun inside an allocation, else a batch script that holds it."""
+        command = agent(deployment)
+        nodes = tuple(range(len(deployment.nodes)))
+        if "SLURM_JOB_ID" in os.environ:
+            parts = groups(deployment.nodes)
+            argv = ["srun", "--overlap", "--kill-on-bad-exit=1"]
+            if len(parts) > 1:
+                argv.append(f"--het-group=0-{len(parts) - 1}")
+            else:
+                argv += component(*parts[0], deployment)[:2]
+            return (Command(nodes=nodes, argv=(*argv, *command), env=exported()),)
+        path = deployment.folder / "job.sbatch"
+        return (
+            Command(
+                nodes=nodes,
+                argv=("sbatch", "--parsable", str(path)),
+                files={str(path): script(deployment, command)},
+            ),
+        )
+
+    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Processes | Batch:
+        """Start the step, or submit the job."""
+        if commands[0].argv[0] == "srun":
+            return Processes(commands, deployment.folder)
+        return Batch(commands[0], deployment.folder)
+
+
+class Batch:
+    """A job in the queue, then on its nodes."""
+
+    def __init__(self, command: Command, folder: Path) -> None:
+        self.log = folder / "slurm.log"
+        self.job = submit(command)
+
+    def prepare(self, spec: LaunchSpec) -> None:
+        """Nothing to do before a launch."""
+
+    def channels(self) -> Mapping[int, Channel]:
+        """They all dial in."""
+        return {}
+
+    def poll(self) -> tuple[State, str]:
+        """As squeue has it."""
+        word, why = state_of(self.job)
+        if (state := STATES.get(word)) is not None:
+            return state, f"job {self.job} {word.lower()}" + (f": {why}" if why != "None" else "")
+        lines = []
+        if self.log.is_file():
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+        said = lines[-1] if lines else word.lower() or "gone"
+        return State.ENDED, f"job {self.job}: {said} (log {self.log})"
+
+    def stop(self) -> None:
+        """Cancel it, and wait until it has left the queue."""
+        cancel(self.job)
+
+
+def submit(command: Command) -> str:
+    """The id of a new batch job."""
+    for name, text in command.files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    done = subprocess.run(command.argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LaunchError(
+            done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "sbatch failed",
+            where="slurm engine",
+            expected="a job that the cluster accepts",
+            fix=shlex.join(command.argv),
+        )
+    return done.stdout.strip().split(";")[0]
+
+
+def state_of(job: str) -> tuple[str, str]:
+    """Squeue's state of a job and its reason; empty when it is not in the queue."""
+    done = subprocess.run(
+        ["squeue", "-h", "-j", job, "-o", "%T|%r"], capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.strip().splitlines()
+    word, _, why = (lines[0] if lines else "").partition("|")
+    return word, why
+
+
+def cancel(job: str) -> None:
+    """Cancel a job, and wait until it has left the queue; LaunchError if it stays."""
+    subprocess.run(["scancel", job], capture_output=True, check=False)
+    deadline = time.monotonic() + STOP_S
+    while state_of(job)[0]:
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"job {job} does not end", where="slurm engine", fix=f"scancel --signal=KILL {job}"
+            )
+        time.sleep(0.1)
+
+
+def build() -> Slurm:
+    """The engine."""
+    return Slurm()

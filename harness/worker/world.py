@@ -1,0 +1,221 @@
+"""The ranks of one launch on this node, from fork to the last end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from harness.beat import Beats, Phase
+from harness.codec import from_doc
+from harness.errors import ScaleproofError
+from harness.protocol import Address, Collective, LaunchSpec, RankEnd, RankError, Share
+from harness.worker.rank import Place, leave, run_rank
+
+GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
+CONFIRM_S = 0.5  # a rank counts as silent when it still is after this
+EXAMINE_S = 0.5  # time for hung ranks to write down their stacks
+
+
+class World:
+    """This node's share of a world. ``address`` is where rank 0 can be met by other nodes."""
+
+    def __init__(self, spec: LaunchSpec, share: Share, address: str) -> None:
+        self.spec, self.share = spec, share
+        self.began = time.monotonic()
+        self.out = Path(spec.out)
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.beats_file = self.out / f"beats{share.first}"
+        self.beats = Beats(self.beats_file, spec.case.world_size, create=True)
+        self.ranks = range(share.first, share.first + share.count)
+        self.ends: dict[int, RankEnd] = {}
+        self.failing = False
+        self._doomed: set[int] = set()
+        self._states: dict[int, str] = {}
+        self._kills_before = memory_kills()
+        self._failed_at: float | None = None
+        self._overdue_at: float | None = None
+        self.pids: dict[int, int] = {}
+        self.fds: dict[int, int] = {}
+        listener: socket.socket | None = None
+        if share.store is not None:
+            self.store = share.store
+        else:
+            listener = socket.create_server((address, 0), backlog=spec.case.world_size + 8)
+            self.store = Address(address, listener.getsockname()[1])
+        agent = os.getpid()
+        for rank in self.ranks:
+            pid = os.fork()
+            if pid == 0:
+                self._become(rank, listener, agent)
+            self.pids[rank] = pid
+            self.fds[rank] = os.pidfd_open(pid)
+        if listener is not None:
+            listener.close()
+
+    def _become(self, rank: int, listener: socket.socket | None, agent: int) -> None:
+        """In the forked rank: never returns."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if listener is not None and rank:
+                listener.close()
+            place = Place(
+                rank=rank,
+                world_size=self.spec.case.world_size,
+                local_rank=rank - self.share.node_first,
+                local_world_size=self.share.node_count,
+                device=rank - self.share.first,
+                node=self.share.node,
+                parent=agent,
+                store=lambda: self._meet(rank, listener),
+            )
+            code = run_rank(self.spec, place, self.beats)
+        finally:
+            leave(code)
+
+    def _meet(self, rank: int, listener: socket.socket | None) -> dist.Store:
+        """Rank 0 serves on the socket that the agent bound: no port is ever raced for."""
+        timeout = timedelta(seconds=self.spec.deadlines.start_s)
+        size, host, port = self.spec.case.world_size, self.store.host, self.store.port
+        if rank or listener is None:
+            return dist.TCPStore(host, port, size, False, timeout)
+        return dist.TCPStore(
+            host, port, size, True, timeout,
+            wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True,
+        )  # fmt: skip
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank has ended."""
+        return len(self.ends) == self.share.count
+
+    def seen(self) -> list[tuple[int, int, float]]:
+        """Phase, step and seconds of silence of every rank."""
+        found = (self.beats.read(rank) for rank in self.ranks)
+        return [(int(phase), step, silent) for phase, step, silent in found]
+
+    def reap(self, rank: int) -> None:
+        """Note how a rank ended."""
+        pid, status = os.waitpid(self.pids[rank], 0)
+        os.close(self.fds.pop(rank))
+        phase, step, silent = self.beats.read(rank)
+        stack_file = self.out / f"rank{rank}.stack"
+        finished = (self.out / f"rank{rank}.json").is_file() and phase is Phase.DONE
+        signaled = os.WIFSIGNALED(status)
+        killed = signaled and os.WTERMSIG(status) == signal.SIGKILL and rank not in self._doomed
+        end = RankEnd(
+            rank=rank,
+            pid=pid,
+            exit_code=None if signaled else os.WEXITSTATUS(status),
+            signal=os.WTERMSIG(status) if signaled else None,
+            killed=rank in self._doomed,
+            finished=finished,
+            phase=phase.name.lower(),
+            step=step,
+            silent_s=silent,
+            order=len(self.ends),
+            node=self.share.node,
+            ended_s=time.monotonic() - self.began,
+            error=self._written(rank, "error", RankError),
+            state=self._states.get(rank, ""),
+            stack=stack_file.read_text() if stack_file.is_file() else "",
+            flight=self._written(rank, "flight", tuple[Collective, ...]) or (),
+            out_of_memory=killed and memory_kills() > self._kills_before,
+        )
+        self.ends[rank] = end
+        if not (finished and end.exit_code == 0) and self._failed_at is None:
+            self._failed_at, self.failing = time.monotonic(), True
+
+    def _written(self, rank: int, what: str, kind: Any) -> Any:
+        """A document that a rank wrote before it ended; None if there is none that is whole."""
+        path = self.out / f"rank{rank}.{what}.json"
+        try:
+            return from_doc(kind, json.loads(path.read_text()))
+        except (OSError, ValueError, ScaleproofError):
+            return None
+
+    def watch(self) -> None:
+        """End the world when a rank failed a grace ago, or has been silent past its deadline."""
+        now = time.monotonic()
+        if self._failed_at is not None:
+            if now - self._failed_at > GRACE_S:
+                self.end()
+            return
+        if not self._overdue():
+            self._overdue_at = None
+        elif self._overdue_at is None:
+            self._overdue_at = now  # ended only if it is still overdue a little later
+        elif now - self._overdue_at > CONFIRM_S:
+            self.end()
+
+    def end(self) -> None:
+        """End what is left of the world, and know first what every rank was doing."""
+        if set(self.fds) - self._doomed:
+            self._examine()
+            self.kill()
+        self.failing = True
+        self._failed_at = self._failed_at or time.monotonic()
+
+    def _overdue(self) -> bool:
+        """Whether a rank has been silent for longer than its phase allows."""
+        limits = self.spec.deadlines
+        for rank in self.fds:
+            phase, step, silent = self.beats.read(rank)
+            first = phase in (Phase.BUILD, Phase.GATE) or (phase is Phase.WARMUP and step == 0)
+            limit = limits.first_step_s if first else limits.step_s
+            if silent > (limits.start_s if phase <= Phase.GROUP else limit):
+                return True
+        return False
+
+    def _examine(self) -> None:
+        """Every rank's process state, stacks and collectives."""
+        self._states = {}
+        for rank in self.fds:
+            try:
+                status = Path(f"/proc/{self.pids[rank]}/status").read_text()
+            except OSError:
+                continue
+            self._states[rank] = next(
+                (line.split()[1] for line in status.splitlines() if line.startswith("State")), ""
+            )
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(self.pids[rank], number)
+        deadline = time.monotonic() + EXAMINE_S
+        while time.monotonic() < deadline and not all(
+            self._has(r, "stack") and self._has(r, "flight.json")
+            for r in self.fds
+            if self._states.get(r) != "T"
+        ):
+            time.sleep(0.02)
+
+    def _has(self, rank: int, what: str) -> bool:
+        path = self.out / f"rank{rank}.{what}"
+        return path.is_file() and path.stat().st_size > 0
+
+    def kill(self) -> None:
+        """SIGKILL every rank that is left, and whatever it started."""
+        for rank in self.fds:
+            self._doomed.add(rank)
+            for target in (os.killpg, os.kill):
+                try:
+                    target(self.pids[rank], signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+
+def memory_kills() -> int:
+    """How often the kernel has killed a process for memory since boot; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

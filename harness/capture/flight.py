@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import json
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 from harness.capture import issued
 from harness.codec import to_doc
 from harness.protocol import Collective
 from harness.record import write_text
+
+#: A C function: Python's own handlers would run in the main thread, after the end.
+_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_HANDLERS: list[Any] = []  # they must outlive the signal
 
 #: Entries that are kept, the last ones: ranks that stand still differ by a few.
 KEPT = 200
@@ -33,10 +40,12 @@ def dump(path: Path, backend: str) -> None:
     write_text(path, json.dumps(to_doc(tuple(found[-KEPT:]))))
 
 
-def dump_on_signal(path: Path, backend: str) -> None:
+def dump_when_asked(path: Path, backend: str) -> None:
     """On SIGUSR2, also while the main thread waits inside a collective: a thread listens for it.
 
-    To be called before any other thread exists: they all inherit that the signal is blocked.
+    And on SIGABRT, by which gloo ends a rank that got another message than it expected: maybe
+    another rank's fault. To be called before any other thread exists: they all inherit that
+    SIGUSR2 is blocked.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 
@@ -45,3 +54,12 @@ def dump_on_signal(path: Path, backend: str) -> None:
             dump(path, backend)
 
     threading.Thread(target=listen, name="flight", daemon=True).start()
+    libc = ctypes.CDLL(None)
+
+    def aborting(number: int) -> None:
+        libc.signal(number, signal.SIG_DFL)
+        dump(path, backend)
+        faulthandler.dump_traceback(all_threads=True)
+
+    _HANDLERS.append(_Handler(aborting))
+    libc.signal(int(signal.SIGABRT), _HANDLERS[-1])

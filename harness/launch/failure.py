@@ -201,18 +201,17 @@ def _diverged(flights: dict[int, tuple[Collective, ...]]) -> Suspect | None:
 
 
 def _odd_one_out(number: int, at: dict[int, str]) -> Suspect:
-    """Who is not where the others are; one of two cannot be told from the other."""
+    """Who is not where most others are; of two, whoever is missing, and that is not certain."""
     counts = Counter(at.values())
-    absent = [rank for rank, what in at.items() if not what]
-    if absent and len(counts) == 2:
-        usual = next(what for what in counts if what)
-        odd, does = absent, f"did not come to collective {number}, {usual}"
+    usual, most = max(counts.items(), key=lambda item: (item[1], bool(item[0])))
+    odd = [rank for rank, what in at.items() if what != usual]
+    if not usual:
+        does = f"is alone in collective {number}, {at[odd[0]]}"
+    elif not at[odd[0]]:
+        does = f"did not come to collective {number}, {usual}"
     else:
-        usual = counts.most_common(1)[0][0]
-        odd = [rank for rank, what in at.items() if what != usual]
-        does = f"runs {at[odd[0]] or 'nothing'} as collective {number}, the others {usual}"
-    alone = len(odd) == 1 and len(at) > 2
-    return Suspect(rank=min(odd), kind="collective", message=does, sure=alone)
+        does = f"runs {at[odd[0]]} as collective {number}, the others {usual}"
+    return Suspect(rank=min(odd), kind="collective", message=does, sure=len(odd) == 1 and most > 1)
 
 
 def _silent(failed: Sequence[RankEnd]) -> Suspect | None:

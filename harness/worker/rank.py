@@ -104,7 +104,7 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
     flight_file, backend = out / f"rank{place.rank}.flight.json", spec.case.backend
     with stack_file.open("w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-        flight.dump_on_signal(flight_file, backend)
+        flight.dump_when_asked(flight_file, backend)
         try:
             _work(spec, place, beats, out)
         except BaseException as error:

@@ -1,0 +1,180 @@
+"""Ray: a placement group with one bundle for each node, and in each an actor that starts the agent.
+
+Needs the extra ``scaleproof[ray]`` and a cluster that runs; Ray Train is not used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from harness.channel import Channel, read_token
+from harness.codec import Json
+from harness.errors import LaunchError
+from harness.launch.engine import Capabilities, Command, Deployment, State
+from harness.launch.inherit import die_with_parent
+from harness.launch.joining import agent, exported
+from harness.protocol import LaunchSpec
+from harness.spec import Device
+
+ENGINE = dict(multi_node=True, joins=True, remote=True)
+SETTINGS = dict(
+    address="auto", resource="", wait_s=60, strategy="STRICT_SPREAD",
+    listen="", port=0, token_file="", python="", one_machine=False,
+)  # fmt: skip
+
+
+def bundles(deployment: Deployment) -> list[dict[str, float]]:
+    """What is reserved on each node: a core or a GPU for each rank, or the site's own resource."""
+    own = str(deployment.settings["resource"])
+    kind = own or ("GPU" if deployment.device is Device.CUDA else "CPU")
+    return [{"CPU": 1.0, kind: float(ranks)} for ranks in deployment.nodes]
+
+
+class Ray:
+    """The engine."""
+
+    def probe(self) -> Capabilities:
+        """Needs the package; whether a cluster answers is seen when it is started."""
+        if importlib.util.find_spec("ray") is None:
+            return Capabilities(
+                available=False, reason="ray is not installed (pip install 'scaleproof[ray]')"
+            )
+        return Capabilities(available=True, version=metadata.version("ray"))
+
+    def plan(self, deployment: Deployment) -> tuple[Command, ...]:
+        """What each actor runs; its token comes through Ray's own channel and a pipe."""
+        return tuple(
+            Command(
+                nodes=(i,),
+                argv=tuple(agent(deployment, f"--order={i}", token="/dev/stdin")),
+                env=exported(),
+            )
+            for i in range(len(deployment.nodes))
+        )
+
+    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Actors:
+        """Reserve the nodes and start the agents."""
+        return Actors(commands, deployment)
+
+
+class Host:
+    """The actor: holds one agent's process, which dies with it."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], token: bytes) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            list(argv),
+            env={**os.environ, **env},
+            stdin=subprocess.PIPE,
+            stdout=self._said,
+            stderr=self._said,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(token)
+        self._process.stdin.close()
+
+    def poll(self) -> str:
+        """Empty while it runs, else the last thing that it wrote."""
+        if (status := self._process.poll()) is None:
+            return ""
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return f"status {status}: {lines[-1] if lines else 'it said nothing'}"
+
+    def stop(self) -> None:
+        """End it, if it has not left by itself."""
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Actors:
+    """A placement group and its actors. ray is imported here only: it takes a second."""
+
+    def __init__(self, commands: Sequence[Command], deployment: Deployment) -> None:
+        import ray
+        from ray.util.placement_group import placement_group, remove_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._ray: Any = ray
+        self._remove = remove_placement_group
+        asked = deployment.settings
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if not ray.is_initialized():
+            try:
+                ray.init(address=asked["address"], log_to_driver=False, configure_logging=False)
+            except (ConnectionError, RuntimeError) as error:
+                raise _failed(f"no cluster answers: {error}", "ray status") from None
+        self._group = placement_group(bundles(deployment), strategy=str(asked["strategy"]))
+        self._hosts: list[Any] = []
+        if not self._group.wait(float(asked["wait_s"])):
+            self.stop()
+            raise _failed(
+                f"{bundles(deployment)} cannot be reserved within {asked['wait_s']} s", "ray status"
+            )
+        token = read_token(deployment.token_file)
+        remote: Any = ray.remote(Host)
+        for i, (command, bundle) in enumerate(zip(commands, bundles(deployment), strict=True)):
+            place = PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=i
+            )
+            options = _options(bundle)
+            actor = remote.options(scheduling_strategy=place, **options)
+            self._hosts.append(actor.remote(command.argv, dict(command.env), token))
+
+    def prepare(self, spec: LaunchSpec) -> None:
+        """Nothing to do before a launch."""
+
+    def channels(self) -> Mapping[int, Channel]:
+        """They all dial in."""
+        return {}
+
+    def poll(self) -> tuple[State, str]:
+        """Ended as soon as one agent, or the actor that holds it, has."""
+        for i, host in enumerate(self._hosts):
+            try:
+                said = self._ray.get(host.poll.remote(), timeout=10)
+            except self._ray.exceptions.RayError as error:
+                said = type(error).__name__
+            if said:
+                return State.ENDED, f"actor {i}: {said}"
+        return State.RUNNING, ""
+
+    def stop(self) -> None:
+        """The agents, the actors, the reservation; the cluster stays."""
+        for host in self._hosts:
+            try:
+                self._ray.get(host.stop.remote(), timeout=10)
+            except self._ray.exceptions.RayError:
+                pass
+            self._ray.kill(host)
+        self._hosts = []
+        if self._group is not None:
+            self._remove(self._group)
+            self._group = None
+        self._ray.shutdown()
+
+
+def _options(bundle: Mapping[str, float]) -> dict[str, Json]:
+    """A bundle as an actor's own requirements."""
+    own = {k: v for k, v in bundle.items() if k not in ("CPU", "GPU")}
+    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": own}
+
+
+def _failed(what: str, fix: str) -> LaunchError:
+    return LaunchError(what, where="ray engine", expected="a Ray cluster with free nodes", fix=fix)
+
+
+def build() -> Ray:
+    """The engine."""
+    return Ray()

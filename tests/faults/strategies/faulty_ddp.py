@@ -1,0 +1,9 @@
+"""ddp, with one fault on one rank."""
+
+from planting import plant
+
+from harness.strategies import ddp
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+KNOBS = dict(kind="none", rank=1)
+expect, build = plant(ddp, "faulty_ddp")

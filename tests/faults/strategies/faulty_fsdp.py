@@ -1,0 +1,9 @@
+"""fsdp, with one fault on one rank."""
+
+from planting import plant
+
+from harness.strategies import fsdp
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="same_seed")
+KNOBS = dict(kind="none", rank=1)
+expect, build = plant(fsdp, "faulty_fsdp")

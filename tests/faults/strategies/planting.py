@@ -1,0 +1,100 @@
+"""What can go wrong on one rank in one step, planted on purpose around any strategy.
+
+Every step of every rank first issues three collectives of its own, so that one of them can be
+skipped, reordered, or given another shape or dtype by a single rank.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+#: The step at which the fault strikes.
+STEP = 4
+
+KNOBS = dict(kind="none", rank=1)
+
+
+class Planted:
+    """A trainer that goes wrong on one rank."""
+
+    def __init__(self, inner: Any, model: Any, ctx: Any, kind: str, rank: int) -> None:
+        self.inner, self.model, self.ctx, self.kind = inner, model, ctx, kind
+        self.here = ctx.rank == rank
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def step(self, batch: Any) -> Any:
+        self.count += 1
+        strikes = self.here and self.count == STEP
+        if strikes and self.kind in AT_ONCE:
+            AT_ONCE[self.kind]()
+        self.chat(self.kind if strikes else "none")
+        if strikes and self.kind == "hang_in_collective":
+            dist.all_reduce(torch.zeros(7))  # nobody else comes
+        if strikes and self.kind == "no_data":
+            return torch.zeros(())  # the well-known dummy loss: no backward, no communication
+        if strikes and self.kind == "lone_checkpoint":
+            options = StateDictOptions(full_state_dict=True)
+            get_model_state_dict(self.model, options=options)
+        if self.here and self.kind == "slow":
+            time.sleep(0.05)
+        return self.inner.step(batch)
+
+    def chat(self, kind: str) -> None:
+        """Three collectives that differ in size."""
+        sizes = [16, 32, 48]
+        if kind == "skip":
+            sizes = sizes[1:]
+        elif kind == "reorder":
+            sizes = [32, 16, 48]
+        elif kind == "shape":
+            sizes = [24, 32, 48]
+        for size in sizes:
+            odd = kind == "dtype" and size == 16
+            dist.all_reduce(torch.ones(size, dtype=torch.float64 if odd else torch.float32))
+
+
+def raise_() -> None:
+    raise ValueError("planted")
+
+
+def host_oom() -> None:
+    torch.empty(1 << 60)
+
+
+AT_ONCE: dict[str, Callable[[], Any]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "raise": raise_,
+    "exit": lambda: os._exit(0),
+    "exit3": lambda: os._exit(3),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "hang": lambda: time.sleep(3600),
+    "oom": host_oom,
+}
+
+
+def plant(base: ModuleType, name: str) -> tuple[Any, Any]:
+    """``expect`` and ``build`` of a strategy that is ``base`` with faults."""
+
+    def expect(case: Any, *args: Any) -> Any:
+        return base.expect(case, *args)
+
+    def build(model: Any, ctx: Any) -> Planted:
+        knob = ctx.case.knob
+        inner = base.build(model, ctx)
+        trained = getattr(inner, "module", getattr(inner, "model", model))
+        kind, rank = knob(f"{name}.kind", "none"), knob(f"{name}.rank", 1)
+        return Planted(inner, trained, ctx, kind, rank)
+
+    return expect, build

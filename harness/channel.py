@@ -196,6 +196,9 @@ def dial(address: str, token: bytes, timeout_s: float) -> Channel:
     except OSError:
         sock.close()
         raise lied from None
+    except LaunchError:
+        sock.close()
+        raise
     _notice_loss(sock)
     return Channel(sock, _mac(token, b"session", theirs, ours), dialed=True)
 

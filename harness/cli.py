@@ -30,15 +30,14 @@ from harness.discover import KINDS, Catalogue
 from harness.errors import Exit, ScaleproofError, exit_status
 from harness.launch import deploy
 from harness.launch.engine import RANK_ENV, Where
-from harness.measure import Measurer, Settings
+from harness.measure import Measurer
 from harness.record import RunRecord, load, write_text
 from harness.report import comparison, tables, text
 from harness.report.live import Live
+from harness.settings import Settings
 from harness.site import Site
 from harness.spec import Ablation
 from harness.thresholds import load_thresholds
-from harness.units import duration, si
-from harness.verdict import fits
 from harness.verify import rejudge, verify
 
 
@@ -270,54 +269,8 @@ def _plan(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
         found = [planning.outlook(p, measurer.described, measurer.thresholds) for p in plans]
     finally:
         measurer.close()
-    _emit(parsed, [to_doc(f) for f in found], _plan_lines(found, measurer))
+    _emit(parsed, [to_doc(f) for f in found], planning.lines(found, measurer.machine))
     return Exit.PASSED
-
-
-def _plan_lines(found: Sequence[planning.Outlook], measurer: Measurer) -> list[str]:
-    columns = [
-        text.Column(header="case", keep=9, left=True),
-        text.Column(header="ranks", keep=9),
-        text.Column(header="params", keep=4),
-        text.Column(header="batch", keep=5),
-        text.Column(header="GFLOP/step", keep=3),
-        text.Column(header="memory", keep=6),
-        text.Column(header="sends/step", keep=7),
-        text.Column(header="rules", keep=8, left=True),
-    ]
-    rows = []
-    for f in found:
-        for arm in f.plan.arms:
-            d = f.described[arm.case.hash]
-            if d.facts is None or d.expected is None:
-                skipped = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
-                rows.append([arm.case.family, arm.case.world, "", "", "", "", "", skipped])
-                continue
-            flops = d.facts.flops_per_sample * d.expected.global_batch / arm.case.world_size
-            rows.append(
-                [
-                    arm.case.family,
-                    arm.case.world,
-                    si(float(d.facts.num_params)),
-                    str(d.expected.global_batch),
-                    f"{flops / 1e9:.3g}",
-                    si(float(d.expected.memory_bytes), "B"),
-                    si(max(d.expected.sent_bytes), "B"),
-                    ", ".join(f.rules[arm.name])
-                    if fits(d, arm.case, measurer.machine)
-                    else "SKIP: does not fit",
-                ]
-            )
-        extras = f.plan.arms[-1].case.extras.split("+")[1:] if f.plan.arms else []
-        rows += [[f"  +{extra}", *[""] * (len(columns) - 1)] for extra in extras]
-    launches = sum(f.num_launches for f in found)
-    seconds = sum(planning.estimate_s(f) for f in found)
-    return [
-        *(text.table(columns, rows, text.columns()) if rows else [" nothing to launch here"]),
-        "",
-        f" {len(found)} plans, at least {launches} timed launches, about {duration(seconds)};"
-        f" memory and bytes are per rank, in closed form",
-    ]
 
 
 def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:

@@ -79,9 +79,14 @@ class Launcher:
         return self._worlds.nodes
 
     @property
+    def queued_s(self) -> float:
+        """Seconds that the agents waited in a queue."""
+        return self._worlds.queued_s
+
+    @property
     def notes(self) -> list[str]:
         """What the engine has to say of itself, for the record."""
-        queued_s = self._worlds.queued_s
+        queued_s = self.queued_s
         return [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
 
     def describe(self, cases: Sequence[CaseSpec]) -> list[Described]:
@@ -99,7 +104,29 @@ class Launcher:
         described: Described,
         on_step: Callable[[int], None],
     ) -> LaunchRecord:
-        """One world, from its start to its record. ``folder`` is the run's."""
+        """One world, from its start to its record. ``folder`` is the run's.
+
+        Where the cause of a failure is not sure it is launched once more, under torch's own check
+        of every collective; that launch counts for nothing else.
+        """
+        found = self._launch(order, folder, described, on_step, detailed=False)
+        if found.cause is None or found.cause.sure or found.cause.kind == "node":
+            return found
+        again = self._launch(order, folder, described, on_step, detailed=True).cause
+        if again is None or not again.sure:
+            return found
+        message = f"{again.message} (seen when launched again with detailed debugging)"
+        return dataclasses.replace(found, cause=dataclasses.replace(again, message=message))
+
+    def _launch(
+        self,
+        order: Order,
+        folder: Path,
+        described: Described,
+        on_step: Callable[[int], None],
+        *,
+        detailed: bool,
+    ) -> LaunchRecord:
         self._count += 1
         plan, arm, case = order.plan, order.arm, order.arm.case
         label = str(order.purpose)
@@ -121,6 +148,7 @@ class Launcher:
             out=str(out.resolve()),
             files=self.catalogue.files(case),
             draw=random.Random(draw).randrange(2**31),
+            detailed=detailed,
             tune_loop_thread=self.tune_loop_thread,
             deadlines=_deadlines(case, described),
         )

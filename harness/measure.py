@@ -17,43 +17,19 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from harness import admission, cluster, contrasts, doctor, machine, pilots, profiles, units, verdict
+from harness import admission, contrasts, doctor, machine, pilots, profiles, units, verdict
 from harness.discover import Catalogue
 from harness.errors import ScaleproofError
-from harness.launch.engine import Where
 from harness.launcher import Launcher, Order, mean_wall_s
 from harness.outcome import Verdict
 from harness.progress import Progress, moment
 from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord, save
 from harness.resume import unfinished
-from harness.spec import Arm, CaseSpec, Contrast, Device, Plan, Role, Window
+from harness.settings import Settings
+from harness.spec import Arm, CaseSpec, Contrast, Plan, Role, Window
 from harness.thresholds import Statistic, Threshold
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a run is made: never identity, all recorded.
-
-    ``nodes`` are the ranks that each node can take; ``cluster`` is the file that the engine's
-    settings come from. ``budget_s`` is what the whole run may take; without it every plan gets its
-    first blocks, and what is then undecided gets more while the run is younger than
-    ``more_until_s``.
-    """
-
-    results: Path
-    engine: str = "local"
-    nodes: tuple[int, ...] = (1,)
-    device: Device = Device.CPU
-    cluster: Path | None = None
-    budget_s: float | None = None
-    more_until_s: float = 330.0
-    strict: bool = False
-    timeline: bool = True
-    tune_loop_thread: bool = True
-    argv: tuple[str, ...] = ()
 
 
 class Measurer:
@@ -86,14 +62,7 @@ class Measurer:
         self._launcher = Launcher(
             catalogue,
             settings.engine,
-            Where(
-                nodes=settings.nodes,
-                device=settings.device,
-                folder=settings.results / "engine" / self.run,
-                settings=cluster.settings(
-                    settings.cluster, settings.engine, catalogue.entries["engines"]
-                ),
-            ),
+            settings.where(self.run, catalogue.entries["engines"]),
             tune_loop_thread=settings.tune_loop_thread,
             poll_gpus=self.machine.num_gpus > 0,
         )
@@ -109,8 +78,8 @@ class Measurer:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds spent on this run, over all its sittings."""
-        return self.before_s + time.monotonic() - self.began
+        """Seconds spent on this run, over all its sittings; a queue's time is none of them."""
+        return self.before_s + time.monotonic() - self.began - self._launcher.queued_s
 
     def judge_by(self, thresholds: Sequence[Threshold]) -> None:
         """The rules of this run; strict ones judge the worst pair."""
@@ -220,11 +189,7 @@ class Measurer:
             complete=complete,
             machine=self.machine,
             software=self.software,
-            settings={
-                name: " ".join(value) if name == "argv" else str(value)
-                for name, value in vars(self.settings).items()
-                if name != "results"
-            },
+            settings=self.settings.texts,
             environment=machine.environment(),
             plans=tuple(self.plans),
             described=dict(self.described),

@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from harness import contrasts, machine, options, verdict
+from harness import contrasts, options, verdict
+from harness import machine as machines
 from harness.codec import Json, from_doc, to_doc
 from harness.discover import Catalogue
 from harness.errors import SpecError
+from harness.machine import Machine
 from harness.recipes import PACED, REAL, Recipe, ladder, metrics_of, strong_worlds
 from harness.record import Described
+from harness.report import text
 from harness.site import Site
 from harness.spec import Ablation, CaseSpec, Mode, Plan
 from harness.suite import MARK
 from harness.thresholds import Threshold
+from harness.units import duration, si
 
 #: Fields of a case that ``--set`` may change; the others follow from its name and the site.
 SETTABLE = (
@@ -162,7 +166,7 @@ def outlook(
     plan: Plan, described: dict[str, Described], thresholds: Sequence[Threshold]
 ) -> Outlook:
     """What a plan will do, with the rules that will judge it."""
-    hardware = machine.detect().hardware_class
+    hardware = machines.detect().hardware_class
     judged = contrasts.of(plan, thresholds, hardware)
     rules: dict[str, list[str]] = {a.name: [] for a in plan.arms}
     for c in judged:
@@ -194,3 +198,50 @@ def estimate_s(found: Outlook) -> float:
             step_s = float(arm.case.knob("paced.step_ms", 40.0)) / 1e3 * 1.2
         total += 2 * protocol.min_blocks * (LAUNCH_S + protocol.steps * max(step_s, 2e-3)) + GATE_S
     return total
+
+
+def lines(found: Sequence[Outlook], machine: Machine) -> list[str]:
+    """The table of ``plan``."""
+    columns = [
+        text.Column(header="case", keep=9, left=True),
+        text.Column(header="ranks", keep=9),
+        text.Column(header="params", keep=4),
+        text.Column(header="batch", keep=5),
+        text.Column(header="GFLOP/step", keep=3),
+        text.Column(header="memory", keep=6),
+        text.Column(header="sends/step", keep=7),
+        text.Column(header="rules", keep=8, left=True),
+    ]
+    rows = []
+    for f in found:
+        for arm in f.plan.arms:
+            d = f.described[arm.case.hash]
+            if d.facts is None or d.expected is None:
+                skipped = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
+                rows.append([arm.case.family, arm.case.world, "", "", "", "", "", skipped])
+                continue
+            flops = d.facts.flops_per_sample * d.expected.global_batch / arm.case.world_size
+            rows.append(
+                [
+                    arm.case.family,
+                    arm.case.world,
+                    si(float(d.facts.num_params)),
+                    str(d.expected.global_batch),
+                    f"{flops / 1e9:.3g}",
+                    si(float(d.expected.memory_bytes), "B"),
+                    si(max(d.expected.sent_bytes), "B"),
+                    ", ".join(f.rules[arm.name])
+                    if verdict.fits(d, arm.case, machine)
+                    else "SKIP: does not fit",
+                ]
+            )
+        extras = f.plan.arms[-1].case.extras.split("+")[1:] if f.plan.arms else []
+        rows += [[f"  +{extra}", *[""] * (len(columns) - 1)] for extra in extras]
+    launches = sum(f.num_launches for f in found)
+    seconds = sum(estimate_s(f) for f in found)
+    return [
+        *(text.table(columns, rows, text.columns()) if rows else [" nothing to launch here"]),
+        "",
+        f" {len(found)} plans, at least {launches} timed launches, about {duration(seconds)};"
+        f" memory and bytes are per rank, in closed form",
+    ]

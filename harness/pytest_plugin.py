@@ -19,11 +19,12 @@ import pytest
 from harness import benchmark_bridge, contrasts, options, verdict
 from harness.discover import Catalogue
 from harness.errors import Exit, ScaleproofError, SpecError, exit_status
-from harness.measure import Measurer, Settings
+from harness.measure import Measurer
 from harness.outcome import Status, Verdict
 from harness.record import RunRecord
 from harness.report import tables, text
 from harness.report.live import Live
+from harness.settings import Settings
 from harness.site import Site
 from harness.spec import Contrast, Plan
 from harness.suite import MARK

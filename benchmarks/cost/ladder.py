@@ -15,12 +15,13 @@ from pathlib import Path
 
 from harness.discover import Catalogue
 from harness.launch.torchrun import Torchrun
-from harness.measure import Measurer, Settings
+from harness.measure import Measurer
 from harness.options import normalise
 from harness.progress import Quiet
 from harness.protocol import LaunchSpec
 from harness.recipes import REAL, ladder
 from harness.record import Purpose
+from harness.settings import Settings
 from harness.site import Site, rungs
 from harness.spec import Device
 

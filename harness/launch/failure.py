@@ -77,8 +77,10 @@ def _lost(failed: Sequence[RankEnd]) -> Suspect | None:
     lost = [e for e in failed if e.lost]
     if not lost:
         return None
-    sure = len({e.node for e in lost}) == 1
-    return Suspect(rank=min(e.rank for e in lost), kind="node", message=lost[0].lost, sure=sure)
+    first = lost[0]
+    rank = min(e.rank for e in lost if e.lost == first.lost)
+    sure = len({e.lost for e in lost}) == 1
+    return Suspect(rank=rank, kind="node", message=first.lost, sure=sure)
 
 
 def _raised(failed: Sequence[RankEnd]) -> Suspect | None:

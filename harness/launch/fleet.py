@@ -317,6 +317,7 @@ class Running:
     def __init__(self, spec: LaunchSpec, shares: Sequence[tuple[Link, Share]]) -> None:
         self.spec, self.links = spec, [link for link, _ in shares]
         self.failing = False
+        self._began = time.monotonic()
         self._failed_at = 0.0
         self._told = False
         self._beats: dict[int, Sequence[Sequence[float]]] = {}
@@ -400,7 +401,8 @@ class Running:
                 RankEnd(
                     rank=share.first + i, pid=0, exit_code=None, signal=None, killed=False,
                     finished=False, phase="", step=step, silent_s=time.monotonic() - link.heard_at,
-                    order=0, node=link.node, lost=f"{link.name}: {link.lost}",
+                    order=0, node=share.node,
+                    ended_s=time.monotonic() - self._began, lost=f"{link.name}: {link.lost}",
                 )
             )  # fmt: skip
         return out

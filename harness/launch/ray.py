@@ -5,6 +5,7 @@ Needs the extra ``scaleproof[ray]`` and a cluster that runs; Ray Train is not us
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -153,10 +154,8 @@ class Actors:
     def stop(self) -> None:
         """The agents, the actors, the reservation; the cluster stays."""
         for host in self._hosts:
-            try:
+            with contextlib.suppress(self._ray.exceptions.RayError):
                 self._ray.get(host.stop.remote(), timeout=10)
-            except self._ray.exceptions.RayError:
-                pass
             self._ray.kill(host)
         self._hosts = []
         if self._group is not None:

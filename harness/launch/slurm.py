@@ -74,7 +74,7 @@ def script(deployment: Deployment, command: Sequence[str]) -> str:
     lines += [f"module load {shlex.quote(name)}" for name in deployment.settings["modules"]]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in exported().items()]
     het = [f"--het-group=0-{len(parts) - 1}"] if len(parts) > 1 else []
-    lines.append("exec " + shlex.join(["srun", *het, "--kill-on-bad-exit=1", *command]))
+    lines.append("exec " + shlex.join(["srun", *het, "--kill-on-bad-exit=0", *command]))
     return "\n".join(lines) + "\n"
 
 
@@ -98,7 +98,7 @@ class Slurm:
         nodes = tuple(range(len(deployment.nodes)))
         if "SLURM_JOB_ID" in os.environ:
             parts = groups(deployment.nodes)
-            argv = ["srun", "--overlap", "--kill-on-bad-exit=1"]
+            argv = ["srun", "--overlap", "--kill-on-bad-exit=0"]
             if len(parts) > 1:
                 argv.append(f"--het-group=0-{len(parts) - 1}")
             else:

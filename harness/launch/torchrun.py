@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,16 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.beat import Beats, Phase
-from harness.codec import from_doc, to_doc
+from harness.codec import to_doc
+from harness.evidence import examine, lives, rank_end
 from harness.launch.engine import RANK_ENV, Capabilities, Command, Deployment, Ended, Tick, Where
 from harness.launch.fleet import Fleet
 from harness.launch.inherit import InheritingJob, agent_command, die_with_parent
-from harness.protocol import LaunchSpec, Node, RankEnd, RankError
+from harness.protocol import LaunchSpec, Node, RankEnd
 from harness.record import Described
 from harness.spec import CaseSpec, Device, StandIn
 
 ENGINE = dict(multi_node=True, one_machine=True)
-TICK_S = 0.2
+TICK_S, GRACE_S, GONE_S = 0.2, 1.0, 5.0
 
 
 def commands(nodes: Sequence[int], name: str, port: int | str, spec: str) -> list[list[str]]:
@@ -121,14 +126,13 @@ class Torchrun:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         shares = device_shares(spec.case)
-        nodes: list[subprocess.Popen[bytes]] = []
-        doomed = False
+        watched = Watched(spec, out, beats)
         try:
             for i, command in enumerate(
                 commands(spec.case.nodes, spec.launch, port, f"{spec.out}/launch.json")
             ):
                 with (out / f"node{i}.log").open("w") as log:
-                    nodes.append(
+                    watched.nodes.append(
                         subprocess.Popen(
                             command,
                             env={**environment(), **shares[i]},
@@ -139,64 +143,127 @@ class Torchrun:
                             preexec_fn=die_with_parent,
                         )
                     )
-            while any(n.poll() is None for n in nodes):
+            while watched.alive:
                 tick(min(beats.read(r)[1] for r in range(spec.case.world_size)))
                 time.sleep(TICK_S)  # torchrun has no handle to wait on together with a deadline
-                if not doomed and (self._silent(spec, beats) or any(n.returncode for n in nodes)):
-                    doomed = True
-                    self._kill(nodes)
+                watched.look()
         finally:
-            self._kill(nodes)
-        ranks = tuple(self._end(out, beats, r, doomed) for r in range(spec.case.world_size))
-        return Ended(ranks=ranks, agent=f"torchrun-{'-'.join(str(n.pid) for n in nodes)}")
+            watched.kill()
+        agent = f"torchrun-{'-'.join(str(n.pid) for n in watched.nodes)}"
+        return Ended(ranks=watched.ends(), agent=agent)
 
     def close(self) -> None:
         """Nothing outlives a launch, but the agent that describes."""
         self._agent.close()
 
-    @staticmethod
-    def _silent(spec: LaunchSpec, beats: Beats) -> bool:
-        """Whether any rank has been silent past its deadline."""
-        limits = spec.deadlines
-        for rank in range(spec.case.world_size):
-            phase, step, silent = beats.read(rank)
-            first = phase < Phase.STEADY and step == 0
-            if phase is not Phase.DONE and silent > (
-                limits.first_step_s if first else limits.step_s
-            ):
-                return True
-        return False
 
-    @staticmethod
-    def _kill(nodes: list[subprocess.Popen[bytes]]) -> None:
-        """SIGKILL the torchruns; their ranks asked the kernel to die with them."""
-        for node in nodes:
+class Watched:
+    """A world under torchrun. Its ranks are not our children: they are seen through /proc, and
+    how they ended stands in torchrun's own report, which only names those that it saw fail.
+    """
+
+    def __init__(self, spec: LaunchSpec, out: Path, beats: Beats) -> None:
+        self.spec, self.out, self.beats = spec, out, beats
+        self.nodes: list[subprocess.Popen[bytes]] = []
+        self.began = time.monotonic()
+        self._gone: dict[int, float] = {}
+        self._states: dict[int, str] = {}
+        self._failed_at: float | None = None
+        self._doomed: set[int] = set()
+
+    @property
+    def alive(self) -> bool:
+        """Whether any node's torchrun still runs."""
+        return any(n.poll() is None for n in self.nodes)
+
+    def look(self) -> None:
+        """Note which ranks are gone; end the world when one failed a grace ago, or is silent."""
+        now = time.monotonic()
+        for rank, pid in self._pids().items():
+            if rank not in self._gone and not lives(pid):
+                self._gone[rank] = now - self.began
+        failed = any(n.returncode for n in self.nodes) or any(not self._done(r) for r in self._gone)
+        if self._failed_at is None and (failed or self._silent()):
+            self._failed_at = now if failed else now - GRACE_S
+        if self._failed_at is not None and now - self._failed_at >= GRACE_S:
+            self.end()
+
+    def end(self) -> None:
+        """Examine what is left, then end it."""
+        left = {r: pid for r, pid in self._pids().items() if r not in self._gone}
+        self._states |= examine(self.out, left)
+        for rank, pid in left.items():
+            self._doomed.add(rank)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL the torchruns, and wait for their ranks, which die with them."""
+        for node in self.nodes:
             if node.poll() is None:
                 os.killpg(node.pid, signal.SIGKILL)
             node.wait()
+        deadline = time.monotonic() + GONE_S
+        while any(map(lives, self._pids().values())) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
-    @staticmethod
-    def _end(out: Path, beats: Beats, rank: int, doomed: bool) -> RankEnd:
-        """What a rank left behind; torchrun's own exit status says nothing about ranks."""
-        phase, step, silent = beats.read(rank)
-        error_file = out / f"rank{rank}.error.json"
-        error = None
-        if error_file.is_file():
-            error = from_doc(RankError, json.loads(error_file.read_text()))
-        finished = (out / f"rank{rank}.json").is_file() and phase is Phase.DONE
-        return RankEnd(
-            rank=rank,
-            pid=0,
-            exit_code=0 if finished else 1 if error else None,
-            signal=None,
-            killed=doomed and not finished and error is None,
-            finished=finished,
-            phase=phase.name.lower(),
-            step=step,
-            silent_s=silent,
-            order=rank,
-            error=error,
-        )
+    def _pids(self) -> dict[int, int]:
+        found = {}
+        for rank in range(self.spec.case.world_size):
+            path = self.out / f"rank{rank}.pid"
+            if path.is_file() and (text := path.read_text()):
+                found[rank] = int(text)
+        return found
+
+    def _done(self, rank: int) -> bool:
+        return self.beats.read(rank)[0] is Phase.DONE
+
+    def _silent(self) -> bool:
+        """Whether any rank has been silent past its deadline."""
+        limits = self.spec.deadlines
+        for rank in range(self.spec.case.world_size):
+            phase, step, silent = self.beats.read(rank)
+            first = phase < Phase.STEADY and step == 0
+            limit = limits.first_step_s if first else limits.step_s
+            if phase is not Phase.DONE and silent > limit:
+                return True
+        return False
+
+    def ends(self) -> tuple[RankEnd, ...]:
+        """How every rank ended: by torchrun's report, else by when it was gone."""
+        statuses, out = self._reported(), []
+        order = sorted(self._gone, key=lambda r: self._gone[r])
+        starts = list(itertools.accumulate(self.spec.case.nodes))
+        pids = self._pids()
+        for rank in range(self.spec.case.world_size):
+            status = statuses.get(rank, 0)
+            doomed = rank in self._doomed or status == -signal.SIGTERM
+            out.append(
+                rank_end(
+                    self.out,
+                    self.beats,
+                    rank,
+                    pid=pids.get(rank, 0),
+                    exit_code=None if status < 0 or doomed else status,
+                    number=-status if status < 0 else None,
+                    killed=doomed,
+                    order=order.index(rank) if rank in order else len(order) + rank,
+                    node=bisect.bisect_right(starts, rank),
+                    ended_s=self._gone.get(rank, time.monotonic() - self.began),
+                    state=self._states.get(rank, ""),
+                )
+            )
+        return tuple(out)
+
+    def _reported(self) -> dict[int, int]:
+        """Rank -> exit status, of the ranks that torchrun saw fail (its signals negative)."""
+        found = {}
+        for i in range(len(self.nodes)):
+            text = (self.out / f"node{i}.log").read_text(errors="replace")
+            for rank, status in re.findall(r"rank\s*: (\d+) \(.*?exitcode\s*: (-?\d+)", text, re.S):
+                found[int(rank)] = int(status)
+        return found
 
 
 def build() -> Torchrun:

@@ -146,6 +146,9 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     lap("files")
     beats.write(place.rank, Phase.GROUP)
     seconds = spec.deadlines.collective_s
+    if spec.detailed:
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+        dist.set_debug_level_from_env()
     store, earlier = place.store(), threads.running()
     dist.init_process_group(
         case.backend if case.communicate else "fake",

@@ -39,6 +39,7 @@ def main() -> None:
         parent=os.getppid(),
         store=env_store,
     )
+    (Path(spec.out) / f"rank{place.rank}.pid").write_text(str(os.getpid()))
     leave(run_rank(spec, place, Beats(Path(spec.out) / "beats", place.world_size)))
 
 

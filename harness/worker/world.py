@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
 from harness.beat import Beats, Phase
-from harness.codec import from_doc
-from harness.errors import ScaleproofError
-from harness.protocol import Address, Collective, LaunchSpec, RankEnd, RankError, Share
+from harness.evidence import examine, memory_kills, rank_end
+from harness.protocol import Address, LaunchSpec, RankEnd, Share
 from harness.worker.rank import Place, leave, run_rank
 
 GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
 CONFIRM_S = 0.5  # a rank counts as silent when it still is after this
-EXAMINE_S = 0.5  # time for hung ranks to write down their stacks
 
 
 class World:
@@ -107,41 +103,27 @@ class World:
         """Note how a rank ended."""
         pid, status = os.waitpid(self.pids[rank], 0)
         os.close(self.fds.pop(rank))
-        phase, step, silent = self.beats.read(rank)
-        stack_file = self.out / f"rank{rank}.stack"
-        finished = (self.out / f"rank{rank}.json").is_file() and phase is Phase.DONE
-        signaled = os.WIFSIGNALED(status)
-        killed = signaled and os.WTERMSIG(status) == signal.SIGKILL and rank not in self._doomed
-        end = RankEnd(
-            rank=rank,
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        killed = rank in self._doomed
+        end = rank_end(
+            self.out,
+            self.beats,
+            rank,
             pid=pid,
-            exit_code=None if signaled else os.WEXITSTATUS(status),
-            signal=os.WTERMSIG(status) if signaled else None,
-            killed=rank in self._doomed,
-            finished=finished,
-            phase=phase.name.lower(),
-            step=step,
-            silent_s=silent,
+            exit_code=None if number is not None else os.WEXITSTATUS(status),
+            number=number,
+            killed=killed,
             order=len(self.ends),
             node=self.share.node,
             ended_s=time.monotonic() - self.began,
-            error=self._written(rank, "error", RankError),
             state=self._states.get(rank, ""),
-            stack=stack_file.read_text() if stack_file.is_file() else "",
-            flight=self._written(rank, "flight", tuple[Collective, ...]) or (),
-            out_of_memory=killed and memory_kills() > self._kills_before,
+            out_of_memory=number == signal.SIGKILL
+            and not killed
+            and memory_kills() > self._kills_before,
         )
         self.ends[rank] = end
-        if not (finished and end.exit_code == 0) and self._failed_at is None:
+        if not (end.finished and end.exit_code == 0) and self._failed_at is None:
             self._failed_at, self.failing = time.monotonic(), True
-
-    def _written(self, rank: int, what: str, kind: Any) -> Any:
-        """A document that a rank wrote before it ended; None if there is none that is whole."""
-        path = self.out / f"rank{rank}.{what}.json"
-        try:
-            return from_doc(kind, json.loads(path.read_text()))
-        except (OSError, ValueError, ScaleproofError):
-            return None
 
     def watch(self) -> None:
         """End the world when a rank failed a grace ago, or has been silent past its deadline."""
@@ -160,7 +142,7 @@ class World:
     def end(self) -> None:
         """End what is left of the world, and know first what every rank was doing."""
         if set(self.fds) - self._doomed:
-            self._examine()
+            self._states = examine(self.out, {rank: self.pids[rank] for rank in self.fds})
             self.kill()
         self.failing = True
         self._failed_at = self._failed_at or time.monotonic()
@@ -176,31 +158,6 @@ class World:
                 return True
         return False
 
-    def _examine(self) -> None:
-        """Every rank's process state, stacks and collectives."""
-        self._states = {}
-        for rank in self.fds:
-            try:
-                status = Path(f"/proc/{self.pids[rank]}/status").read_text()
-            except OSError:
-                continue
-            self._states[rank] = next(
-                (line.split()[1] for line in status.splitlines() if line.startswith("State")), ""
-            )
-            for number in (signal.SIGUSR1, signal.SIGUSR2):
-                os.kill(self.pids[rank], number)
-        deadline = time.monotonic() + EXAMINE_S
-        while time.monotonic() < deadline and not all(
-            self._has(r, "stack") and self._has(r, "flight.json")
-            for r in self.fds
-            if self._states.get(r) != "T"
-        ):
-            time.sleep(0.02)
-
-    def _has(self, rank: int, what: str) -> bool:
-        path = self.out / f"rank{rank}.{what}"
-        return path.is_file() and path.stat().st_size > 0
-
     def kill(self) -> None:
         """SIGKILL every rank that is left, and whatever it started."""
         for rank in self.fds:
@@ -210,12 +167,3 @@ class World:
                     target(self.pids[rank], signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-
-
-def memory_kills() -> int:
-    """How often the kernel has killed a process for memory since boot; 0 where it does not say."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

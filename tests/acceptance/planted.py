@@ -24,12 +24,13 @@ from harness import contrasts
 from harness.codec import from_doc, to_doc
 from harness.discover import Catalogue
 from harness.judge import estimate, judge
-from harness.measure import Measurer, Settings
+from harness.measure import Measurer
 from harness.options import normalise
 from harness.outcome import Status
 from harness.progress import Quiet
 from harness.recipes import ladder
 from harness.record import LaunchRecord
+from harness.settings import Settings
 from harness.site import Site
 from harness.spec import Device, Plan, Protocol
 from harness.stats import median

@@ -48,11 +48,12 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     """A/A on real launches: of 20 comparisons at most 4 decide anything (nominal: 2 of 20)."""
     from harness import contrasts
     from harness.discover import Catalogue
-    from harness.measure import Measurer, Settings
+    from harness.measure import Measurer
     from harness.options import normalise
     from harness.outcome import Status
     from harness.progress import Quiet
     from harness.recipes import like
+    from harness.settings import Settings
     from harness.site import Site
     from harness.spec import Device, Protocol
 

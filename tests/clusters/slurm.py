@@ -34,6 +34,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SwitchType=switch/none
+SchedulerParameters=bf_interval=1
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core

@@ -9,12 +9,13 @@ import pytest
 
 from harness.discover import Catalogue
 from harness.errors import SpecError
-from harness.measure import Measurer, Settings
+from harness.measure import Measurer
 from harness.options import normalise
 from harness.outcome import Reason, Status
 from harness.progress import Quiet
 from harness.recipes import ladder
 from harness.record import Purpose
+from harness.settings import Settings
 from harness.site import Site
 from harness.spec import Ablation, Data, Device, Plan, Protocol
 

@@ -1,0 +1,108 @@
+"""What a rank leaves behind, and what can be seen of it from outside while it still lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.beat import Beats, Phase
+from harness.codec import from_doc
+from harness.errors import ScaleproofError
+from harness.protocol import Collective, RankEnd, RankError
+
+#: Seconds that hung ranks get to write down their stacks and collectives.
+EXAMINE_S = 0.5
+
+
+def examine(out: Path, pids: Mapping[int, int]) -> dict[int, str]:
+    """Process state of these ranks (``T`` stopped, ``D`` in the kernel); what else they were at,
+    they write down themselves: a stopped one cannot.
+    """
+    states: dict[int, str] = {}
+    for rank, pid in pids.items():
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            states[rank] = status.partition("State:")[2].split()[0]
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(pid, number)
+    deadline = time.monotonic() + EXAMINE_S
+    while time.monotonic() < deadline and not all(
+        _said(out, rank) for rank, state in states.items() if state != "T"
+    ):
+        time.sleep(0.02)
+    return states
+
+
+def _said(out: Path, rank: int) -> bool:
+    stack, flight = out / f"rank{rank}.stack", out / f"rank{rank}.flight.json"
+    return stack.is_file() and stack.stat().st_size > 0 and flight.is_file()
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def rank_end(
+    out: Path,
+    beats: Beats,
+    rank: int,
+    *,
+    pid: int,
+    exit_code: int | None,
+    number: int | None,
+    killed: bool,
+    order: int,
+    node: int,
+    ended_s: float,
+    state: str,
+    out_of_memory: bool = False,
+) -> RankEnd:
+    """How a rank ended, by its status (``number`` is a signal's) and by all that it wrote."""
+    phase, step, silent = beats.read(rank)
+    stack = out / f"rank{rank}.stack"
+    return RankEnd(
+        rank=rank,
+        pid=pid,
+        exit_code=exit_code,
+        signal=number,
+        killed=killed,
+        finished=(out / f"rank{rank}.json").is_file() and phase is Phase.DONE,
+        phase=phase.name.lower(),
+        step=step,
+        silent_s=silent,
+        order=order,
+        node=node,
+        ended_s=ended_s,
+        error=_written(out / f"rank{rank}.error.json", RankError),
+        state=state,
+        stack=stack.read_text() if stack.is_file() else "",
+        flight=_written(out / f"rank{rank}.flight.json", tuple[Collective, ...]) or (),
+        out_of_memory=out_of_memory,
+    )
+
+
+def _written(path: Path, kind: Any) -> Any:
+    """A document that a rank wrote before it ended; None if there is none that is whole."""
+    try:
+        return from_doc(kind, json.loads(path.read_text()))
+    except (OSError, ValueError, ScaleproofError):
+        return None
+
+
+def memory_kills() -> int:
+    """How often the kernel has killed a process for memory since boot; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

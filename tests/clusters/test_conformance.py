@@ -1,0 +1,209 @@
+"""One worker contract, whoever starts the agents: the same launches on every engine that is here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness.codec import from_doc
+from harness.discover import Catalogue
+from harness.evidence import lives
+from harness.launch import failure
+from harness.launch.deploy import Worlds, open_worlds
+from harness.launch.engine import Ended, Where
+from harness.launch.fleet import Fleet
+from harness.protocol import Deadlines, LaunchSpec
+from harness.record import Cause, Purpose, RankRecord
+from harness.site import Site
+from harness.spec import Device
+
+from . import ray_cluster, slurm
+
+FAULTS = Path(__file__).parents[1] / "faults" / "strategies"
+QUICK = Deadlines(start_s=60, first_step_s=30, step_s=8, collective_s=5)
+ENGINES = (
+    "local",
+    "torchrun",
+    "hosts",
+    "emulated",
+    "slurm",
+    pytest.param("slurm-rank", marks=pytest.mark.full),
+    "ray",
+)
+SSH = """#!/bin/bash
+# Stands in for ssh: the last argument is the line for the other machine's shell.
+exec bash -c "${@: -1}"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """One engine with its nodes, and what was launched on it."""
+
+    name: str
+    worlds: Worlds
+    nodes: tuple[int, ...]
+    known: Catalogue
+    folder: Path
+
+    def launch(self, case_name: str, **knobs: object) -> tuple[Ended, Cause | None, Path]:
+        """One world over all nodes."""
+        site = Site(
+            device=Device.CPU, backend="gloo", nodes=self.nodes, emulated=len(self.nodes) > 1
+        )
+        case = self.known.normalise(site.case(case_name, knobs=knobs))
+        out = self.folder / f"launch{time.monotonic_ns()}"
+        out.mkdir(parents=True)
+        spec = LaunchSpec(
+            launch=out.name, purpose=Purpose.TIMED, case=case, twin=case, steps=8, cut=2,
+            out=str(out), files=self.known.files(case), draw=0, deadlines=QUICK,
+        )  # fmt: skip
+        ended = self.worlds.launch(spec, lambda step: None)
+        return ended, failure.attribute(ended.ranks, ended.unreachable), out
+
+
+@contextlib.contextmanager
+def component(name: str, folder: Path) -> Iterator[dict[str, object]]:
+    """What an engine needs to be there; its settings. Skips where it cannot be had."""
+    if name == "hosts":
+        (folder / "ssh").write_text(SSH)
+        (folder / "ssh").chmod(stat.S_IRWXU)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+            yield {"nodes": ["127.0.0.1", "localhost"]}
+    elif name.startswith("slurm"):
+        if why := slurm.missing():
+            pytest.skip(why)
+        with pytest.MonkeyPatch.context() as patch, slurm.cluster() as env:
+            for key, value in env.items():
+                patch.setenv(key, value)
+            yield {"tasks": "rank" if name == "slurm-rank" else "node"}
+    elif name == "ray":
+        pytest.importorskip("ray", reason="ray is not installed (pip install 'scaleproof[ray]')")
+        with ray_cluster.cluster() as address:
+            yield {"address": address}
+    else:
+        yield {}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def bench(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    name = str(request.param)
+    folder = tmp_path_factory.mktemp(name)
+    known = Catalogue([FAULTS])
+    entry = known.get("engines", name.split("-")[0])
+    nodes = (1, 2) if entry.head["ENGINE"]["multi_node"] else (3,)
+    with component(name, folder) as found:
+        settings = dict(entry.head.get("SETTINGS", {}))
+        settings |= {"one_machine": True, "listen": "127.0.0.1"} | found
+        where = Where(nodes=nodes, folder=folder / "engine", settings=settings)
+        if not (
+            here := __import__(f"harness.launch.{entry.name}", fromlist="x").build().probe()
+        ).available:
+            pytest.skip(here.reason)
+        worlds = open_worlds(entry, where)
+        yield Bench(name=name, worlds=worlds, nodes=nodes, known=known, folder=folder)
+        worlds.close()
+        left = agents()
+        assert not left, f"agents are left: {left}"
+
+
+def agents() -> list[int]:
+    """Agents that this process, or what it started, has left; the session's own one aside."""
+    found = []
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_bytes().split(b"\0") if path.name.isdigit() else []
+            if b"harness.worker.agent" in words and b"--join" in words:
+                found.append(int(path.name))
+    return found
+
+
+def test_a_world_over_all_nodes(bench: Bench) -> None:
+    ended, cause, out = bench.launch("ddp/mlp-nano")
+    assert cause is None, cause
+    ranks = [
+        from_doc(RankRecord, json.loads((out / f"rank{r}.json").read_text())) for r in range(3)
+    ]
+    per_node = [(node, i) for node, count in enumerate(bench.nodes) for i in range(count)]
+    assert [(r.node, r.local_rank) for r in ranks] == per_node
+    assert len({r.pid for r in ranks}) == 3
+    assert all((out / f"rank{r}.npz").stat().st_size for r in range(3))
+    assert len({e.order for e in ended.ranks}) == 3
+
+
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "rank"),
+    [
+        ("kill", "signal", 2),
+        ("stop", "hang", 0),
+        pytest.param("kill", "signal", 0, marks=FULL),
+        pytest.param("stop", "hang", 2, marks=FULL),
+        *(
+            pytest.param(kind, said, rank, marks=FULL)
+            for kind, said in (("raise", "exception"), ("exit", "exit"), ("skip", "collective"))
+            for rank in (0, 2)
+        ),
+    ],
+)
+def test_the_rank_that_broke_is_named_and_its_world_is_gone(
+    bench: Bench, kind: str, said: str, rank: int
+) -> None:
+    began = time.monotonic()
+    knobs = {"faulty_ddp.kind": kind, "faulty_ddp.rank": rank}
+    ended, cause, out = bench.launch("faulty_ddp/mlp-nano", **knobs)
+    assert cause is not None
+    assert (cause.rank, cause.kind, cause.sure) == (rank, said, True), cause
+    assert cause.node == (0 if rank == 0 or len(bench.nodes) == 1 else 1)
+    assert time.monotonic() - began < 25
+    assert not any(lives(e.pid) for e in ended.ranks if e.pid)
+    assert (out / f"rank{rank}.log").is_file() or kind in ("kill", "exit", "stop")
+
+
+def test_the_next_world_is_well(bench: Bench) -> None:
+    assert bench.launch("ddp/mlp-nano")[1] is None
+
+
+def test_a_node_whose_agent_dies_is_named_and_the_next_world_gets_a_new_one(bench: Bench) -> None:
+    worlds = bench.worlds
+    if not isinstance(worlds, Fleet):
+        pytest.skip("no agents: torchrun starts every world by itself")
+    last = worlds.nodes[-1]
+    pid = int(last.agent.split("-")[0])
+    site = Site(device=Device.CPU, backend="gloo", nodes=bench.nodes)
+    knobs = {"paced.step_ms": 200.0}
+    case = bench.known.normalise(site.case("ddp/paced-small", knobs=knobs))
+    out = bench.folder / "killed"
+    out.mkdir()
+    spec = LaunchSpec(
+        launch="killed", purpose=Purpose.TIMED, case=case, twin=case, steps=40, cut=2,
+        out=str(out), files=bench.known.files(case), draw=0, deadlines=QUICK,
+    )  # fmt: skip
+    killed: list[float] = []
+
+    def kill(step: int) -> None:
+        if step > 2 and not killed:
+            killed.append(time.monotonic())
+            os.kill(pid, signal.SIGKILL)
+
+    ended = worlds.launch(spec, kill)
+    assert time.monotonic() - killed[0] < 5, "the world is gone within 5 s"
+    cause = failure.attribute(ended.ranks, ended.unreachable)
+    assert cause is not None and (cause.kind, cause.sure) == ("node", True)
+    assert cause.node == len(bench.nodes) - 1
+    assert "agent is gone" in cause.message
+    assert bench.launch("ddp/mlp-nano")[1] is None

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import difflib
 import json
-import os
 import shlex
 import sys
 import traceback
@@ -19,6 +18,8 @@ from harness import (
     baseline,
     compare,
     doctor,
+    network,
+    nodes,
     nsys,
     options,
     planning,
@@ -28,8 +29,6 @@ from harness import (
 from harness.codec import Json, to_doc
 from harness.discover import KINDS, Catalogue
 from harness.errors import Exit, ScaleproofError, exit_status
-from harness.launch import deploy
-from harness.launch.engine import RANK_ENV, Where
 from harness.measure import Measurer
 from harness.record import RunRecord, load, write_text
 from harness.report import comparison, tables, text
@@ -113,11 +112,11 @@ def _parser() -> Parser:
     sub.add_argument("--dry-run", action="store_true", help="print what would start the agents")
     sub.add_argument("--nsys", action="store_true", help="run it all under Nsight Systems")
     _where(sub)
-    sub = verb("join", "be a node of a run that waits for its nodes (--engine hosts)")
-    sub.add_argument("address", metavar="HOST:PORT", help="where the run waits")
-    sub.add_argument("--token-file", required=True, metavar="FILE", help="its secret, mode 600")
-    sub.add_argument("--order", type=int, metavar="N", help="this node's place, from 0 on")
-    sub.add_argument("--own-address", metavar="IP", help="where other nodes reach this one")
+    network.add_to(
+        verb("fabric", "how fast ranks exchange data: every collective, checked, timed and judged"),
+        verb("pairs", "which node or link is slower than the others: pairs of nodes in rounds"),
+    )
+    nodes.add_to(verb("join", "be a node of a run that waits for its nodes (--engine hosts)"))
     sub = verb("report", "the tables of a run, and its HTML page")
     sub.add_argument("run", type=Path)
     sub.add_argument("--every", action="store_true", help="a line for every verdict")
@@ -241,7 +240,7 @@ def _values(parsed: argparse.Namespace) -> dict[str, Any]:
 def _measurer(
     parsed: argparse.Namespace, known: Catalogue, site: Site, arguments: list[str]
 ) -> Measurer:
-    target = Path((parsed.target or "").partition("::")[0])
+    target = Path((getattr(parsed, "target", None) or "suites").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]
     rules = options.thresholds(parsed.thresholds, beside, parsed.references)
     settings = Settings(
@@ -253,6 +252,7 @@ def _measurer(
         budget_s=options.seconds(parsed.time_budget),
         strict=parsed.strict,
         timeline=not parsed.no_timeline,
+        fabric=not parsed.no_fabric,
         argv=("scaleproof", *arguments),
     )
     stream = sys.stderr if parsed.json else sys.stdout
@@ -288,7 +288,9 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
         site = options.site(_values(parsed), known)
         plans = planning.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
         if parsed.dry_run:
-            return _dry_run(parsed, known, site)
+            settings = options.engine_settings(_values(parsed), known)
+            _emit(parsed, *nodes.dry_run(known.get("engines", site.engine), site, settings))
+            return Exit.PASSED
         measurer = _measurer(parsed, known, site, arguments)
     else:
         raise ScaleproofError(
@@ -319,27 +321,19 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     return _exit(record, parsed.inconclusive == "fail")
 
 
-def _dry_run(parsed: argparse.Namespace, known: Catalogue, site: Site) -> Exit:
-    """What the engine would run to start its agents; nothing is started."""
-    settings = options.engine_settings(_values(parsed), known)
-    where = Where(nodes=site.nodes, device=site.device, settings=settings)
-    found = deploy.commands(known.get("engines", site.engine), where)
-    lines = []
-    for command in found:
-        for name, content in command.files.items():
-            lines += [f"# {name}", *content.splitlines(), ""]
-        lines.append(shlex.join(command.argv))
-    _emit(parsed, [to_doc(c) for c in found], lines)
-    return Exit.PASSED
-
-
-def _join(parsed: argparse.Namespace, _: list[str]) -> Exit:
-    """Become the agent of this node."""
-    rest = ["--join", parsed.address, "--token-file", parsed.token_file]
-    rest += [f"--order={parsed.order}"] if parsed.order is not None else []
-    rest += [f"--address={parsed.own_address}"] if parsed.own_address else []
-    os.environ.update(RANK_ENV)
-    os.execv(sys.executable, [sys.executable, "-m", "harness.worker.agent", *rest])
+def _network(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
+    known = options.catalogue(parsed.path)
+    site = options.site(_values(parsed), known)
+    measurer = _measurer(parsed, known, site, arguments)
+    if parsed.verb == "pairs":
+        exit_, document, lines = network.pairs(measurer, site, _settings(parsed), parsed.exclude)
+    else:
+        rerun = shlex.join(["scaleproof", *arguments])
+        exit_, document, lines = network.fabric(
+            measurer, site, _settings(parsed), parsed.sweeps, rerun
+        )
+    _emit(parsed, document, lines)
+    return exit_
 
 
 def _exit(run: RunRecord, inconclusive_fails: bool = True) -> Exit:
@@ -426,7 +420,9 @@ _VERBS: dict[str, Callable[[argparse.Namespace, list[str]], Exit]] = {
     "list": _list,
     "plan": _plan,
     "run": _run,
-    "join": _join,
+    "fabric": _network,
+    "pairs": _network,
+    "join": lambda parsed, _: nodes.join(parsed),
     "report": _report,
     "verify": _verify,
     "timeline": _timeline,

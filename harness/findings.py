@@ -33,7 +33,22 @@ def findings(run: RunRecord) -> list[str]:
                 name = f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"
                 gpus[name] = gpus.get(name, 0) + 1
     out += [f"{name} in {count} launches" for name, count in gpus.items()]
+    out += switched_off(run)
     return list(dict.fromkeys(out))
+
+
+def switched_off(run: RunRecord) -> list[str]:
+    """Ways between devices that the environment forbids although the hardware has them."""
+    there = {
+        "NCCL_IB_DISABLE": (run.machine.infiniband, "InfiniBand"),
+        "NCCL_P2P_DISABLE": (run.machine.num_gpus > 1, "direct transfers between GPUs"),
+        "NCCL_SHM_DISABLE": (run.machine.num_gpus > 1, "shared memory between ranks"),
+    }
+    return [
+        f"{what} is switched off by {name}={run.environment[name]}, and this hardware has it"
+        for name, (has, what) in there.items()
+        if has and run.environment.get(name, "0") != "0"
+    ]
 
 
 def reproducible(run: RunRecord) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import derive, nvml
+from harness import derive, fabric, nvml
 from harness.codec import Json, from_doc
 from harness.discover import Catalogue
-from harness.errors import ScaleproofError
+from harness.errors import LaunchError, ScaleproofError
+from harness.fabric import Row
 from harness.launch import failure
 from harness.launch.deploy import Worlds, open_worlds
 from harness.launch.engine import Ended, Where
@@ -117,6 +118,31 @@ class Launcher:
             return found
         message = f"{again.message} (seen when launched again with detailed debugging)"
         return dataclasses.replace(found, cause=dataclasses.replace(again, message=message))
+
+    def sweep(
+        self, case: CaseSpec, folder: Path, hosts: tuple[int, ...] = (), only: str = ""
+    ) -> list[Row]:
+        """Sweep the collectives of a world once; LaunchError with the cause if it breaks."""
+        self._count += 1
+        name = f"fabric-{case.world.replace('+', '-')}-{self._count:04}"
+        out = folder / "launches" / name
+        out.mkdir(parents=True, exist_ok=True)
+        spec = LaunchSpec(
+            launch=name, purpose=Purpose.FABRIC, case=case, twin=case, steps=0, cut=0,
+            out=str(out.resolve()), files={}, draw=0, hosts=hosts, only=only,
+            tune_loop_thread=self.tune_loop_thread,
+        )  # fmt: skip
+        ended = self._worlds.launch(spec, lambda step: None)
+        cause = failure.attribute(ended.ranks, ended.unreachable)
+        if cause is not None:
+            raise LaunchError(
+                f"the fabric sweep broke: rank {cause.rank}: {cause.message}", where=case.world,
+                expected="collectives that work", fix=f"less {out}/rank{cause.rank}.log",
+            )  # fmt: skip
+        rows = json.loads((out / "rank0.json").read_text())
+        label = fabric.label(case.network)
+        found = (from_doc(Row, r) for r in rows)
+        return [dataclasses.replace(r, launch=self._count, network=label) for r in found]
 
     def _launch(
         self,

@@ -28,6 +28,8 @@ PEAK_TFLOPS: Mapping[str, Mapping[str, float]] = {
 
 #: Environment that can change speed and is worth recording; never the whole environment.
 _ENVIRONMENT = re.compile(r"^(NCCL|GLOO|TORCH|PYTORCH|CUDA|OMP|MKL|SCALEPROOF)_")
+#: Of those, what only says how long to wait, whom to meet and what to tell.
+_NO_SPEED = re.compile(r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_FILE$|_VERSION$")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.I)
 
 
@@ -46,6 +48,7 @@ class Machine:
     driver: str | None
     mig: bool = False
     power_limit_w: int | None = None
+    infiniband: bool = False
 
     @cached_property
     def hardware_class(self) -> str:
@@ -116,8 +119,14 @@ def detect() -> Machine:
         kernel=platform.release(),
         driver=nvml.driver(),
         mig=any(g.mig for g in gpus),
+        infiniband=_infiniband(),
         power_limit_w=min((g.power_limit_w for g in gpus if g.power_limit_w), default=None),
     )
+
+
+def _infiniband() -> bool:
+    folder = Path("/sys/class/infiniband")
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _cpu_model() -> str:
@@ -144,6 +153,16 @@ def environment() -> dict[str, str]:
         k: v
         for k, v in sorted(os.environ.items())
         if _ENVIRONMENT.match(k) and not _SECRET.search(k)
+    }
+
+
+def backend_environment(backend: str) -> dict[str, str]:
+    """The variables of NCCL or gloo that can change speed: they are part of what is measured."""
+    prefix = f"{backend.upper()}_"
+    return {
+        k: v
+        for k, v in sorted(os.environ.items())
+        if k.startswith(prefix) and not _NO_SPEED.search(k)
     }
 
 

@@ -19,7 +19,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness import admission, contrasts, doctor, machine, pilots, profiles, units, verdict
+from harness import (
+    admission,
+    contrasts,
+    doctor,
+    machine,
+    pilots,
+    profiles,
+    sweeps,
+    units,
+    verdict,
+)  # fmt: skip
 from harness.discover import Catalogue
 from harness.errors import ScaleproofError
 from harness.launcher import Launcher, Order, mean_wall_s
@@ -29,6 +39,7 @@ from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord, 
 from harness.resume import unfinished
 from harness.settings import Settings
 from harness.spec import Arm, CaseSpec, Contrast, Plan, Role, Window
+from harness.sweeper import Sweeper
 from harness.thresholds import Statistic, Threshold
 
 
@@ -49,15 +60,13 @@ class Measurer:
         now = datetime.datetime.now(datetime.UTC)
         self.started_at = now.isoformat(timespec="seconds")
         self.run = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-        self.plans: list[Plan] = []
-        self.described: dict[str, Described] = {}
+        self.plans, self.described = list[Plan](), dict[str, Described]()
         self.launches: list[LaunchRecord] = []
         self.windows: dict[str, dict[str, Window]] = {}
         self.out_of_time: list[str] = []
         self.notes = doctor.notes()
         self.admission: tuple[admission.Finding, ...] = ()
-        self.nodes: tuple[machine.Machine, ...] = ()
-        self._examined = False
+        self.nodes, self._examined = tuple[machine.Machine, ...](), False
         self.judge_by(thresholds)
         self._launcher = Launcher(
             catalogue,
@@ -66,8 +75,9 @@ class Measurer:
             tune_loop_thread=settings.tune_loop_thread,
             poll_gpus=self.machine.num_gpus > 0,
         )
+        self.sweeper = Sweeper(self._launcher, progress)
         self.launch_sd: float | None = None
-        self._arms: dict[str, list[Arm]] = {}  # what is worth timing of each plan
+        self._arms: dict[str, list[Arm]] = {}  # what is worth timing
         self._broken: dict[str, ScaleproofError] = {}
         self._done: dict[str, tuple[Verdict, ...]] = {}
 
@@ -78,7 +88,7 @@ class Measurer:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds spent on this run, over all its sittings; a queue's time is none of them."""
+        """Seconds spent on this run, over all its sittings, without any queue."""
         return self.before_s + time.monotonic() - self.began - self._launcher.queued_s
 
     def judge_by(self, thresholds: Sequence[Threshold]) -> None:
@@ -96,7 +106,7 @@ class Measurer:
         self.plans, self.thresholds = list(old.plans), old.thresholds
         self.windows = {plan: dict(found) for plan, found in old.windows.items()}
         self.admission, self.launch_sd = old.admission, old.launch_sd
-        self.launches = list(old.launches)
+        self.launches, self.sweeper.rows = list(old.launches), list(old.fabric)
 
     def announce(self, plans: Sequence[Plan]) -> None:
         """Enter plans in the record before they are measured, so that none is lost."""
@@ -151,6 +161,8 @@ class Measurer:
         self.announce(new)
         self._arms.update({p.hash: [] for p in new})
         try:
+            if self.settings.fabric:
+                self.sweeper.first(new, self.settings, self.folder)
             for stage in (self._climb, self._pilot):
                 for plan in new:
                     self._attempt(plan, stage)
@@ -179,7 +191,7 @@ class Measurer:
     def record(self, *, complete: bool) -> RunRecord:
         """The run so far."""
         bare = self._bare(complete)
-        return dataclasses.replace(bare, verdicts=verdict.verdicts(bare))
+        return dataclasses.replace(bare, verdicts=sweeps.all_verdicts(bare))
 
     def _bare(self, complete: bool) -> RunRecord:
         return RunRecord(
@@ -199,6 +211,7 @@ class Measurer:
             elapsed_s=self.elapsed_s,
             windows={plan: dict(found) for plan, found in self.windows.items()},
             nodes=self.nodes,
+            fabric=tuple(self.sweeper.rows),
             admission=self.admission,
             launch_sd=self.launch_sd,
             out_of_time=tuple(self.out_of_time),

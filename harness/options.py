@@ -40,6 +40,7 @@ OPTIONS = (
     Option(name="path", help="folder with your own strategies, models, compressors", kwargs={"metavar": "DIR", "action": "append", "default": []}),
     Option(name="time-budget", help="fit all blocks into this time: 330, 5m, 1h (default: four blocks each, more for what is undecided while the run is younger than 330 s)", kwargs={"metavar": "TIME"}),
     Option(name="no-timeline", help="no profiled launches: where the time went stays unknown", kwargs={"action": "store_true", "default": False}),
+    Option(name="no-fabric", help="no sweep of the collectives before anything is trained", kwargs={"action": "store_true", "default": False}),
     Option(name="strict", help="judge the worst pair of launches instead of the mean", kwargs={"action": "store_true", "default": False}),
 )  # fmt: skip
 

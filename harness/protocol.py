@@ -93,6 +93,7 @@ class LaunchSpec:
     files: Mapping[str, str]
     draw: int
     profiled: int = 0
+    only: str = ""  # of a fabric sweep: this operation at the largest payload
     hosts: tuple[int, ...] = ()
     detailed: bool = False  # under torch's own check of every collective: slow, for evidence only
     tune_loop_thread: bool = True

@@ -107,6 +107,7 @@ class Scaling:
                 budget_s=options.seconds(option(self.config, "time-budget")),
                 strict=option(self.config, "strict"),
                 timeline=not option(self.config, "no-timeline"),
+                fabric=not option(self.config, "no-fabric"),
                 argv=("pytest", *map(str, self.config.invocation_params.args)),
             )
             self.measurer = Measurer(self.catalogue, settings, (), live)

@@ -27,6 +27,7 @@ from harness.admission import Finding
 from harness.budget import Budget
 from harness.codec import Json, from_doc, to_doc
 from harness.errors import RecordError
+from harness.fabric import Row
 from harness.machine import Machine
 from harness.nvml import GpuWindow
 from harness.outcome import Verdict
@@ -55,6 +56,7 @@ class Purpose(StrEnum):
     PILOT = "pilot"
     TIMED = "timed"
     PROFILE = "profile"
+    FABRIC = "fabric"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +308,7 @@ class RunRecord:
     is what was found of the host before, ``launch_sd`` the deviation between like pilots.
     ``out_of_time`` lists plans that the time budget cut, ``offered`` all that could have been run.
     ``nodes`` are the machines of an engine that reaches others; ``machine`` is then the first.
+    ``fabric`` is how fast the ranks exchange data, before anything is trained.
     """
 
     schema: int
@@ -329,6 +332,7 @@ class RunRecord:
     out_of_time: tuple[str, ...] = ()
     offered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     nodes: tuple[Machine, ...] = ()
+    fabric: tuple[Row, ...] = ()
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""

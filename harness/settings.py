@@ -31,6 +31,7 @@ class Settings:
     more_until_s: float = 330.0
     strict: bool = False
     timeline: bool = True
+    fabric: bool = True
     tune_loop_thread: bool = True
     argv: tuple[str, ...] = ()
 

@@ -64,8 +64,14 @@ class Site:
             device=self.device,
             backend=self.backend,
             stand_in=frozenset(stand_in),
+            environment=machine.backend_environment(self.backend) or None,
         )
         return replace(base, **fields)
+
+    def fabric(self, nodes: tuple[int, ...], knobs: Mapping[str, Any]) -> CaseSpec:
+        """What a sweep of collectives is launched as: a world and a network, nothing to train."""
+        case = self.case("fabric/collectives-sweep", knobs=dict(knobs))
+        return case.at(sum(nodes), nodes)
 
     def cpu(self, world_size: int) -> Site:
         """A CPU site of that many ranks on one node: where stand-ins run, whatever the machine."""

@@ -92,7 +92,8 @@ class CaseSpec:
     ``global_batch`` is required in strong mode and derived in weak mode.
     ``first_device`` is the device (or core) of local rank 0, for unequal devices.
     ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
-    ``knobs`` maps "file.knob" to a value that differs from the file's default.
+    ``knobs`` maps "file.knob" to a value that differs from the file's default; ``environment``
+    holds the variables of its backend that can change speed (not time-outs, not logs).
     """
 
     strategy: str
@@ -117,6 +118,7 @@ class CaseSpec:
     communicate: bool = True
     seed: int = 0
     knobs: Mapping[str, Json] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
 
     @cached_property
     def series(self) -> Mapping[str, str]:
@@ -125,8 +127,9 @@ class CaseSpec:
         required = ("strategy", "model", "size", "mode", "world_size", "nodes", "device", "backend")
         out = {key: _text(doc[key]) for key in required}
         for f in fields(self)[len(required) :]:
-            if f.name == "knobs":
-                out.update({k: _text(v) for k, v in sorted(self.knobs.items())})
+            if f.name in ("knobs", "environment"):
+                own: Mapping[str, Json] = getattr(self, f.name) or {}
+                out.update({k: _text(v) for k, v in sorted(own.items())})
             elif getattr(self, f.name) != f.default:
                 out[f.name] = _text(doc[f.name])
         return out
@@ -160,6 +163,13 @@ class CaseSpec:
         out = [f"+{k}={v}" for k, v in self.series.items() if k not in named]
         usual = "nccl" if self.device is Device.CUDA else "gloo"
         return ("" if self.backend == usual else f"+backend={self.backend}") + "".join(out)
+
+    @cached_property
+    def network(self) -> tuple[tuple[str, Json], ...]:
+        """What the engine's network is set to for this case: names and values of its knobs."""
+        if StandIn.EMULATED not in self.stand_in:
+            return ()
+        return tuple((k, v) for k, v in self.knobs.items() if k.startswith("emulated."))
 
     @cached_property
     def id(self) -> str:

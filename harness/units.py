@@ -46,6 +46,8 @@ METRICS: dict[str, Metric] = {
     "stage_imbalance": Metric(quantity="stage_imbalance", form=Form.ABSOLUTE, unit="1"),
     "communication_cost": Metric(quantity="step_s", form=Form.SAVED, unit="1"),
     "data_cost": Metric(quantity="step_s", form=Form.SAVED, unit="1"),
+    "bus_bandwidth": Metric(quantity="bus_bandwidth", form=Form.ABSOLUTE, unit="B/s"),
+    "collective_latency": Metric(quantity="collective_latency", form=Form.ABSOLUTE, unit="s"),
     "recovery_s": Metric(quantity="recovery_s", form=Form.ABSOLUTE, unit="s"),
     "caught": Metric(quantity="gate", form=Form.GATE, unit="1"),
 }

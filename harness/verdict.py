@@ -158,7 +158,7 @@ def _find(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None
             detail = f"{detail}, but {why}"
         elif status is Status.FAIL:
             second = judge(again.values, rule, form) if again.values else None
-            status, reason, more = _confirmed(run, judged, second)
+            status, reason, more = confirmed(run, judged, second)
             detail = f"{detail}; {more}"
     return _Found(
         status=status, reason=reason, detail=detail, judged=judged, values=first.values,
@@ -166,7 +166,7 @@ def _find(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None
     )  # fmt: skip
 
 
-def _confirmed(run: RunRecord, first: Judged, second: Judged | None) -> tuple[Status, Reason, str]:
+def confirmed(run: RunRecord, first: Judged, second: Judged | None) -> tuple[Status, Reason, str]:
     """What is left of a FAIL after a fresh set: a FAIL, or no decision; never a PASS."""
     if second is None:
         if not run.complete:

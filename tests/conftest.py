@@ -31,6 +31,7 @@ def without_timelines() -> Iterator[None]:
     """Suites under test profile nothing unless they are there to do so: it takes seconds each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALEPROOF_NO_TIMELINE", "1")
+        patch.setenv("SCALEPROOF_NO_FABRIC", "1")
         yield
 
 

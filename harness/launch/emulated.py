@@ -10,11 +10,12 @@ namespace of an ordinary user. What is measured over it is labelled wherever it 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.channel import Channel
@@ -41,18 +42,55 @@ def address(node: int) -> str:
     return f"10.77.0.{node + 1}"
 
 
-def rates_mbit(case: CaseSpec) -> tuple[float, ...]:
-    """The rate of each node's link, in Mbit/s; ``slow_links`` is ``node:rate,node:rate``."""
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """Rates in Mbit/s: of each node's own link, and between two nodes where that is less."""
+
+    own: tuple[float, ...]
+    between: Mapping[tuple[int, int], float]
+
+
+def links_of(case: CaseSpec, num_nodes: int) -> Links:
+    """``rate_mbit`` for every link; ``slow_links`` is ``1:100`` for a node's, ``1-2:100`` for the
+    way between two, several with commas.
+    """
     usual = float(case.knob("emulated.rate_mbit", KNOBS["rate_mbit"]))
-    given = str(case.knob("emulated.slow_links", KNOBS["slow_links"]))
-    slow = dict(part.split(":") for part in given.split(",") if part)
-    return tuple(float(slow.get(str(node), usual)) for node in range(len(case.nodes)))
+    own, between = [usual] * num_nodes, {}
+    for part in filter(None, str(case.knob("emulated.slow_links", "")).split(",")):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?:([\d.]+)", part)
+        if match is None:
+            raise LaunchError(
+                f"emulated.slow_links: {part!r}", where=case.id,
+                expected="1:100 (node 1's link) or 1-2:100 (between nodes 1 and 2), in Mbit/s",
+                fix="--set emulated.slow_links=1:100",
+            )  # fmt: skip
+        node, other, rate = int(match[1]), match[2], float(match[3])
+        if other is not None:
+            between[node, int(other)] = between[int(other), node] = rate
+        elif node < len(own):
+            own[node] = rate
+    return Links(own=tuple(own), between=between)
 
 
-def shape(device: str, rate_mbit: float) -> str:
-    """A tc command: a token bucket that holds 8 ms, below which bursts pass unshaped."""
-    burst = max(int(rate_mbit * 1e6 / 8 * 8e-3), 16_000)
-    return f"qdisc replace dev {device} root tbf rate {rate_mbit:g}mbit burst {burst} latency 200ms"
+def burst(rate_mbit: float) -> int:
+    """8 ms of a rate, in bytes: less chokes it, and bursts below it pass unshaped."""
+    return max(int(rate_mbit * 1e6 / 8 * 8e-3), 16_000)
+
+
+def shape(device: str, rate_mbit: float, slower: Mapping[str, float] | None = None) -> list[str]:
+    """Tc's commands: a token bucket; with ways that are ``slower``, a class for each address."""
+    if not slower:
+        bucket = f"rate {rate_mbit:g}mbit burst {burst(rate_mbit)} latency 200ms"
+        return [f"qdisc replace dev {device} root handle 1: tbf {bucket}"]
+    lines = [f"qdisc replace dev {device} root pfifo"]  # htb cannot replace another htb
+    lines.append(f"qdisc replace dev {device} root handle 2: htb default 1")
+    for i, (to, rate) in enumerate([("", rate_mbit), *slower.items()], 1):
+        bucket = f"rate {rate:g}mbit burst {burst(rate)} cburst {burst(rate)}"
+        lines.append(f"class replace dev {device} parent 2: classid 2:{i} htb {bucket}")
+        if to:
+            match = f"u32 match ip dst {to}/32"
+            lines.append(f"filter add dev {device} parent 2: protocol ip {match} flowid 2:{i}")
+    return lines
 
 
 def buffers(rate_mbit: float) -> list[str]:
@@ -129,7 +167,7 @@ class EmulatedJob:
         self._holders: list[subprocess.Popen[bytes]] = []
         self._pids: dict[str, str] = {}
         self._agents: InheritingJob | None = None
-        self._rates: tuple[float, ...] = ()
+        self._shaped: tuple[Links, tuple[int, ...]] | None = None
         try:
             for command in commands:
                 if "sleep" in command.argv:
@@ -179,7 +217,7 @@ class EmulatedJob:
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines()
             raise LaunchError(
-                f"{' '.join(command.argv[-3:])}: {said[-1] if said else done.returncode}",
+                f"{' '.join(command.argv[-3:])}: {said[0] if said else done.returncode}",
                 where="emulated engine",
                 expected="iproute2, and a kernel with veth, bridge and tbf",
                 fix="modprobe sch_tbf veth bridge",
@@ -192,17 +230,20 @@ class EmulatedJob:
                 "emulated.delay_ms needs the userspace switch", where=spec.case.id,
                 expected="latency = true under [emulated] in a cluster file", fix="--cluster FILE",
             )  # fmt: skip
-        rates = rates_mbit(spec.case)
-        if rates == self._rates[: len(rates)] or len(rates) < 2:
+        if len(spec.case.nodes) < 2:
             return
-        hosts = spec.hosts or range(len(rates))
-        lines = [shape(f"v{node}", rate) for node, rate in zip(hosts, rates, strict=True)]
-        self._run(_batch("{bridge}", "tc", lines))
-        for node, rate in zip(hosts, rates, strict=True):
-            self._run(_batch(f"{{node{node}}}", "tc", [shape("eth0", rate)]))
+        hosts = spec.hosts or tuple(range(len(spec.case.nodes)))
+        links = links_of(spec.case, max(hosts) + 1)
+        if (links, hosts) == self._shaped:
+            return
+        for node in hosts:
+            rate = links.own[node]
+            slower = {address(b): r for (a, b), r in links.between.items() if a == node}
+            self._run(_batch("{bridge}", "tc", shape(f"v{node}", rate)))
+            self._run(_batch(f"{{node{node}}}", "tc", shape("eth0", rate, slower)))
             argv = (*enter(f"{{node{node}}}"), "sysctl", "-q", "-w", *buffers(rate))
             self._run(Command(nodes=(), argv=argv))
-        self._rates = rates if not spec.hosts else ()
+        self._shaped = (links, hosts)
 
     def channels(self) -> Mapping[int, Channel]:
         """The agents'."""

@@ -74,6 +74,10 @@ def line(m: Moment) -> str:
         return f"  [pilot] {m.arm}  settling warm-up and steps  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.PROFILE:
         return f"  [profile] {m.arm}  seeing where its steps go  {duration(m.elapsed_s)}"
+    if m.purpose is Purpose.FABRIC:
+        return (
+            f"  [fabric {m.launch}/{m.num_launches}] {m.plan}  every collective, checked and timed"
+        )
     eta = "" if m.left_s is None else f"  ETA {duration(m.left_s)}"
     width = len(str(m.num_launches))
     return (

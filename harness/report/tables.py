@@ -9,7 +9,7 @@ from pathlib import Path
 from harness import contrasts, findings, units, verdict
 from harness.outcome import SEVERITY, Reason, ScalingPoint, Status, Verdict
 from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.report import timeline
+from harness.report import fabric, timeline
 from harness.report.coverage import coverage
 from harness.report.text import Column, rule, table, wrap
 from harness.spec import Plan
@@ -152,8 +152,8 @@ def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> l
     for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status)):
         quiet = v.status in (Status.PASS, Status.RECORDED, Status.SKIP)
         quiet = quiet and v.reason is not Reason.CAUGHT
-        plan = next(p for p in run.plans if p.hash == v.plan)
-        shown = _in_table(v, contrasts.reference(plan))
+        plan = next((p for p in run.plans if p.hash == v.plan), None)
+        shown = plan is not None and _in_table(v, contrasts.reference(plan))
         if quiet and not every and (shown or v.status is not Status.PASS):
             continue
         out += verdict_line(v, width)
@@ -238,7 +238,7 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
         out += ["", *table_, *wrap(note, width, 14)]
         if any(" *  " in line for line in table_):
             out.append(" * judged on another figure than the one shown: it stands below")
-    out += ["", *timeline.lines(run, width)]
+    out += ["", *fabric.lines(run, width), *timeline.lines(run, width)]
     out += [rule("verdicts", width), *verdict_lines(run, width)]
     out += [*counts(run), ""]
     for finding in [*findings.findings(run), *run.notes]:

@@ -38,6 +38,7 @@ from harness.worker.context import Loaded, RankContext, Trainer, build_model, lo
 from harness.worker.describe import case_batching
 from harness.worker.feed import make_feed
 from harness.worker.meeting import Meeting
+from harness.worker.sweep import sweep
 from harness.worker.window import Timed, measure
 
 #: Texts by which a rank only reports that another one is gone.
@@ -142,7 +143,8 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     issued.enable()
     if is_gate and device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
-    loaded = load(spec.files)
+    sweeping = spec.purpose is Purpose.FABRIC
+    loaded = None if sweeping else load(spec.files)
     lap("files")
     beats.write(place.rank, Phase.GROUP)
     seconds = spec.deadlines.collective_s
@@ -166,6 +168,13 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     tune = spec.tune_loop_thread and case.backend == "gloo"
     tuned = threads.tune_loop_thread(earlier) if tune else 0
     beats.write(place.rank, Phase.BUILD)
+    if loaded is None:
+        alive = lambda: beats.write(place.rank, Phase.GATE)  # noqa: E731
+        rows = sweep(case, place.rank, device, spec.only, alive)
+        write_text(out / f"rank{place.rank}.json", json.dumps(to_doc(tuple(rows))))
+        meet.part()
+        beats.write(place.rank, Phase.DONE)
+        return
     memory = Memory(device)
 
     def context(of: CaseSpec) -> RankContext:

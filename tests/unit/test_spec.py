@@ -121,3 +121,16 @@ def test_names_that_are_no_cases_are_refused() -> None:
     for bad in ("ddp", "ddp/", "/decoder-tiny", "ddp/decoder", ""):
         with pytest.raises(SpecError):
             parse_name(bad)
+
+
+def test_environment_that_changes_speed_is_identity_and_timeouts_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = SITE.case("ddp/decoder-tiny")
+    for name in ("GLOO_TIMEOUT_SECONDS", "GLOO_LOG_LEVEL", "NCCL_P2P_DISABLE"):
+        monkeypatch.setenv(name, "1")
+    assert SITE.case("ddp/decoder-tiny").hash == plain.hash, "nothing of it is gloo's speed"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
+    other = SITE.case("ddp/decoder-tiny")
+    assert other.hash != plain.hash
+    assert "+GLOO_SOCKET_IFNAME=eth1" in other.id

@@ -1,0 +1,95 @@
+"""The verbs about what lies between ranks: ``fabric`` sweeps it, ``pairs`` finds what is slow."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness import options, pairing
+from harness.codec import Json, to_doc
+from harness.errors import Exit, SpecError, exit_status
+from harness.measure import Measurer
+from harness.outcome import Reason
+from harness.report import tables, text
+from harness.site import Site
+from harness.sweeps import FIRST
+from harness.units import si
+
+
+def add_to(fabric: argparse.ArgumentParser, pairs: argparse.ArgumentParser) -> None:
+    """The options of both verbs."""
+    for sub in (fabric, pairs):
+        options.add_to(sub)
+        sub.add_argument(
+            "--set", action="append", default=[], metavar="NAME=VALUE", help="a knob of the engine"
+        )
+    fabric.add_argument(
+        "--sweeps", type=int, default=FIRST, metavar="N", help=f"launches (default: {FIRST})"
+    )
+    pairs.add_argument(
+        "--exclude", type=Path, metavar="FILE", help="write the nodes to leave out here"
+    )
+
+
+def fabric(
+    measurer: Measurer, site: Site, knobs: Mapping[str, Json], num_sweeps: int, rerun: str
+) -> tuple[Exit, Json, list[str]]:
+    """Sweep every world of the site, judge it, and once more where a FAIL has to be confirmed."""
+    _needs_two(site)
+    measurer.warm()
+    try:
+        measurer.sweeper.sweep(site, knobs, num_sweeps, measurer.folder)
+        if any(v.reason is Reason.UNCONFIRMED for v in measurer.record(complete=True).verdicts):
+            measurer.sweeper.sweep(site, knobs, num_sweeps, measurer.folder)
+    finally:
+        measurer.progress.clear()
+        measurer.close()
+    record = measurer.save(complete=True)
+    lines = tables.summary(record, text.shown(measurer.folder), rerun, text.columns())
+    return exit_status([v.counts for v in record.verdicts]), to_doc(record), lines
+
+
+def pairs(
+    measurer: Measurer, site: Site, knobs: Mapping[str, Json], exclude: Path | None
+) -> tuple[Exit, Json, list[str]]:
+    """Find nodes and links that are slower than the others."""
+    if len(site.nodes) < 3:
+        raise SpecError(
+            f"{len(site.nodes)} nodes cannot be told apart by pairs", expected="at least 3 nodes",
+            fix="--nodes 4",
+        )  # fmt: skip
+    measurer.warm()
+    try:
+        found = pairing.search(
+            len(site.nodes),
+            lambda a, b: measurer.sweeper.pair_bps(site, knobs, (a, b), measurer.folder),
+        )
+        names = [m.host for m in measurer.nodes] or [f"node {i}" for i in range(len(site.nodes))]
+    finally:
+        measurer.progress.clear()
+        measurer.close()
+    lines = []
+    for pair in sorted(found.pairs, key=lambda p: p.bps):
+        slow = "  slow" if pair.bps < found.limit_bps else ""
+        lines.append(f" {names[pair.a]} - {names[pair.b]}  {si(pair.bps, 'B/s')}{slow}")
+    lines.append(f" {len(found.pairs)} pairs; slow is under {si(found.limit_bps, 'B/s')}")
+    lines += [
+        f" NODE  {names[n]} is slow with every node that it was paired with" for n in found.nodes
+    ]
+    lines += [
+        f" LINK  {names[p.a]} - {names[p.b]} is slow, and both are well with others"
+        for p in found.links
+    ]
+    if not found.nodes and not found.links:
+        lines.append(" no node and no link is slower than the others")
+    if exclude is not None:
+        exclude.write_text("".join(f"{names[n]}\n" for n in found.nodes))
+        lines.append(f" {len(found.nodes)} nodes to leave out: {exclude}")
+    bad = bool(found.nodes or found.links)
+    return (Exit.FAILED if bad else Exit.PASSED), to_doc(found), lines
+
+
+def _needs_two(site: Site) -> None:
+    if site.world_size < 2:
+        raise SpecError("one rank has no fabric", expected="at least 2 ranks", fix="--cpus 2")

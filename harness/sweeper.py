@@ -1,0 +1,76 @@
+"""The Sweeper: launches sweeps of the collectives, before and beside what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness import fabric
+from harness.codec import Json
+from harness.errors import ScaleproofError
+from harness.launcher import Launcher
+from harness.progress import Moment, Progress
+from harness.record import Purpose
+from harness.settings import Settings
+from harness.site import Site
+from harness.spec import Plan, StandIn
+
+
+class Sweeper:
+    """All sweeps of one run; ``rows`` goes into its record."""
+
+    def __init__(self, launcher: Launcher, progress: Progress) -> None:
+        self._launcher, self._progress = launcher, progress
+        self.rows: list[fabric.Row] = []
+
+    def first(self, plans: Sequence[Plan], settings: Settings, folder: Path) -> None:
+        """One sweep over every network that these plans use, where there is none yet.
+
+        A fabric that breaks is noted: what is trained over it will say the rest.
+        """
+        if sum(settings.nodes) < 2:
+            return
+        cases = [a.case for p in plans for a in p.arms if a.case.device is settings.device]
+        networks = {c.network: c for c in cases if c.world_size > 1}
+        done = {r.network for r in self.rows}
+        for network, case in networks.items():
+            if fabric.label(network) in done:
+                continue
+            emulated = StandIn.EMULATED in case.stand_in
+            site = Site(
+                device=settings.device, backend=case.backend, nodes=settings.nodes,
+                engine=settings.engine, emulated=emulated,
+            )  # fmt: skip
+            try:
+                self.sweep(site, dict(network), 1, folder)
+            except ScaleproofError as error:
+                self._progress.note(error.what)
+
+    def sweep(self, site: Site, knobs: Mapping[str, Json], times: int, folder: Path) -> None:
+        """Sweep every shape of a site, in turn."""
+        for i in range(times):
+            for shape in fabric.shapes(site.nodes):
+                case = site.fabric(shape, knobs)
+                self._progress.show(
+                    Moment(
+                        plan=case.world,
+                        arm="",
+                        purpose=Purpose.FABRIC,
+                        launch=i + 1,
+                        num_launches=times,
+                        step=0,
+                        num_steps=0,
+                        elapsed_s=0.0,
+                        left_s=None,
+                        last="",
+                    )  # fmt: skip
+                )
+                self.rows += self._launcher.sweep(case, folder)
+
+    def pair_bps(
+        self, site: Site, knobs: Mapping[str, Json], hosts: tuple[int, int], folder: Path
+    ) -> float:
+        """Bus bandwidth of two nodes' all-reduce at the largest payload, B/s."""
+        case = site.fabric(tuple(site.nodes[host] for host in hosts), knobs)
+        (row,) = self._launcher.sweep(case, folder, hosts, only="all_reduce")
+        return row.bus_bps or 0.0

@@ -1,0 +1,160 @@
+"""A sweep of collectives: every operation at every size, checked and timed, in one launch."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.fabric import OPERATIONS, Row, sizes
+from harness.spec import CaseSpec
+
+#: Seconds that the timed iterations of one operation at one size may take, and how many they are.
+BUDGET_S, FEWEST, MOST = 0.1, 3, 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A collective on ready buffers, and whether it left what it should."""
+
+    run: Callable[[], object]
+    right: Callable[[], bool]
+
+
+def all_reduce(rank: int, n: int, count: int, device: torch.device) -> Operation:
+    """The sum over ranks of rank + 1."""
+    start = torch.full((count,), float(rank + 1), device=device)
+    data = start.clone()
+
+    def run() -> None:
+        data.copy_(start)
+        dist.all_reduce(data)
+
+    return Operation(run=run, right=lambda: bool((data == n * (n + 1) / 2).all()))
+
+
+def all_gather(rank: int, n: int, count: int, device: torch.device) -> Operation:
+    """Part i holds i + 1."""
+    part = torch.full((max(1, count // n),), float(rank + 1), device=device)
+    whole = torch.zeros(part.numel() * n, device=device)
+    return Operation(
+        run=lambda: dist.all_gather_into_tensor(whole, part), right=lambda: _parts(whole, n)
+    )
+
+
+def reduce_scatter(rank: int, n: int, count: int, device: torch.device) -> Operation:
+    """The sum over ranks of rank + 1, a part on each."""
+    whole = torch.full((max(1, count // n) * n,), float(rank + 1), device=device)
+    part = torch.zeros(whole.numel() // n, device=device)
+    return Operation(
+        run=lambda: dist.reduce_scatter_tensor(part, whole),
+        right=lambda: bool((part == n * (n + 1) / 2).all()),
+    )
+
+
+def all_to_all(rank: int, n: int, count: int, device: torch.device) -> Operation:
+    """Part i comes from rank i."""
+    given = torch.full((max(1, count // n) * n,), float(rank + 1), device=device)
+    got = torch.zeros_like(given)
+    return Operation(run=lambda: dist.all_to_all_single(got, given), right=lambda: _parts(got, n))
+
+
+def broadcast(rank: int, n: int, count: int, device: torch.device) -> Operation:
+    """What rank 0 has."""
+    data = torch.full((count,), float(rank + 1), device=device)
+    return Operation(run=lambda: dist.broadcast(data, 0), right=lambda: bool((data == 1.0).all()))
+
+
+def send_recv(rank: int, n: int, count: int, device: torch.device) -> Operation:
+    """Round the ring: what the rank before has."""
+    given = torch.full((count,), float(rank + 1), device=device)
+    got = torch.zeros(count, device=device)
+    after, before = (rank + 1) % n, (rank - 1) % n
+
+    def run() -> None:
+        ops = [dist.P2POp(dist.isend, given, after), dist.P2POp(dist.irecv, got, before)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    return Operation(run=run, right=lambda: bool((got == before + 1.0).all()))
+
+
+def _parts(whole: Tensor, n: int) -> bool:
+    wanted = torch.arange(1.0, n + 1, device=whole.device)
+    return bool((whole.view(n, -1) == wanted[:, None]).all())
+
+
+MAKERS: Mapping[str, Callable[[int, int, int, torch.device], Operation]] = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "all_to_all": all_to_all,
+    "broadcast": broadcast,
+    "send_recv": send_recv,
+}
+assert set(MAKERS) == set(OPERATIONS)
+
+
+def sweep(
+    case: CaseSpec, rank: int, device: torch.device, only: str, beat: Callable[[], None]
+) -> list[Row]:
+    """Every row, alike on all ranks: a time is the slowest rank's, a check holds on all of them.
+
+    ``only`` one operation, at the largest payload; empty = all of them at all.
+    """
+    n, rows = case.world_size, []
+    name = transport(case.backend)
+    payloads = sizes(case.device)[-1:] if only else sizes(case.device)
+    for operation, make in MAKERS.items():
+        for payload in payloads if only in ("", operation) else ():
+            beat()
+            told, row = "", dict(operation=operation, payload_bytes=payload, transport=name)
+            try:
+                made = make(rank, n, max(1, payload // 4), device)
+                made.run()
+            except (RuntimeError, NotImplementedError) as error:
+                told = str(error).splitlines()[0]
+                rows.append(Row(nodes=case.nodes, **row, refused=told))  # type: ignore[arg-type]
+                break  # refused alike on all ranks, and at every size
+            right = torch.tensor([float(made.right())], device=device)
+            dist.all_reduce(right, dist.ReduceOp.MIN)
+            first_s = _timed(made.run, 1, device)[0]
+            times = _timed(made.run, min(MOST, max(FEWEST, int(BUDGET_S / first_s))), device)
+            rows.append(
+                Row(
+                    nodes=case.nodes,
+                    **row,  # type: ignore[arg-type]
+                    time_s=statistics.median(times),
+                    worst_s=max(times),
+                    right=bool(right.item()),
+                )
+            )
+    return rows
+
+
+def _timed(run: Callable[[], object], times: int, device: torch.device) -> list[float]:
+    """Seconds of each of ``times`` runs, of the slowest rank."""
+    found = []
+    for _ in range(times):
+        dist.barrier()
+        began = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - began)
+    slowest = torch.tensor(found, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return [float(v) for v in slowest.tolist()]
+
+
+def transport(backend: str) -> str:
+    """What the ranks talk over, as far as it can be told: NCCL says it in its own log."""
+    if backend == "gloo":
+        return f"tcp {os.environ.get('GLOO_SOCKET_IFNAME', '(any interface)')}"
+    return f"{backend}, see its log"

@@ -115,6 +115,7 @@ def _parser() -> Parser:
     network.add_to(
         verb("fabric", "how fast ranks exchange data: every collective, checked, timed and judged"),
         verb("pairs", "which node or link is slower than the others: pairs of nodes in rounds"),
+        verb("recover", "break a training on purpose and time how it goes on from its checkpoint"),
     )
     nodes.add_to(verb("join", "be a node of a run that waits for its nodes (--engine hosts)"))
     sub = verb("report", "the tables of a run, and its HTML page")
@@ -325,13 +326,13 @@ def _network(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     known = options.catalogue(parsed.path)
     site = options.site(_values(parsed), known)
     measurer = _measurer(parsed, known, site, arguments)
+    knobs, rerun = _settings(parsed), shlex.join(["scaleproof", *arguments])
     if parsed.verb == "pairs":
-        exit_, document, lines = network.pairs(measurer, site, _settings(parsed), parsed.exclude)
+        exit_, document, lines = network.pairs(measurer, site, knobs, parsed.exclude)
+    elif parsed.verb == "recover":
+        exit_, document, lines = network.recover(measurer, site, parsed.cases, parsed.trials, rerun)
     else:
-        rerun = shlex.join(["scaleproof", *arguments])
-        exit_, document, lines = network.fabric(
-            measurer, site, _settings(parsed), parsed.sweeps, rerun
-        )
+        exit_, document, lines = network.fabric(measurer, site, knobs, parsed.sweeps, rerun)
     _emit(parsed, document, lines)
     return exit_
 
@@ -422,6 +423,7 @@ _VERBS: dict[str, Callable[[argparse.Namespace, list[str]], Exit]] = {
     "run": _run,
     "fabric": _network,
     "pairs": _network,
+    "recover": _network,
     "join": lambda parsed, _: nodes.join(parsed),
     "report": _report,
     "verify": _verify,

@@ -185,7 +185,7 @@ def of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tuple[Cont
     """
     out = list(plan.contrasts)
     for rule in thresholds:
-        if units.metric(rule.metric).form is not Form.ABSOLUTE or not units.measured(rule.metric):
+        if units.metric(rule.metric).form is not Form.ABSOLUTE or units.apart(rule.metric):
             continue
         for arm in plan.arms:
             found = absolute(rule.metric, arm.name)

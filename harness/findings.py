@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from harness import stats
+import re
+
+from harness import stats, sweeps
 from harness.contrasts import timed
 from harness.record import Purpose, RunRecord
 
 #: Memory growth below this a step, or seen over fewer steps, is an allocator that settles.
 LEAK_BYTES, LEAK_STEPS = 65_536, 20
+#: Rate of an emulated link where nothing else is said, in Mbit/s; payload of a full frame over its
+#: bytes on the wire (MTU 1500, TCP with time stamps); how far a link may be off.
+EMULATED_MBIT, PAYLOAD_SHARE, EMULATED_OFF = 1000.0, 0.956, 0.06
 
 
 def findings(run: RunRecord) -> list[str]:
@@ -33,7 +38,7 @@ def findings(run: RunRecord) -> list[str]:
                 name = f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"
                 gpus[name] = gpus.get(name, 0) + 1
     out += [f"{name} in {count} launches" for name, count in gpus.items()]
-    out += switched_off(run)
+    out += [*switched_off(run), *emulated(run)]
     return list(dict.fromkeys(out))
 
 
@@ -49,6 +54,26 @@ def switched_off(run: RunRecord) -> list[str]:
         for name, (has, what) in there.items()
         if has and run.environment.get(name, "0") != "0"
     ]
+
+
+def emulated(run: RunRecord) -> list[str]:
+    """Whether an emulated network carries what it was set to: else nothing over it means much."""
+    out = []
+    for found in sweeps.swept(run.fabric):
+        if found.operation != "all_reduce" or set(found.nodes) != {1} or len(found.nodes) < 2:
+            continue
+        if run.settings.get("engine") != "emulated" or "slow_links" in found.network:
+            continue
+        match = re.search(r"rate_mbit=([\d.e+]+)", found.network)
+        stated = float(match[1]) if match else EMULATED_MBIT
+        carried = stats.median(list(found.bus_bps())) * 8 / 1e6
+        off = carried / (stated * PAYLOAD_SHARE) - 1
+        text = (
+            f"emulated links of {stated:g} Mbit/s carry {carried:.4g} ({off:+.1%} of their payload)"
+        )
+        bad = abs(off) > EMULATED_OFF and stated <= 1000
+        out.append(text + ("; what was measured over them is not what it says" if bad else ""))
+    return out
 
 
 def reproducible(run: RunRecord) -> str:

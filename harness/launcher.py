@@ -19,7 +19,7 @@ from harness.fabric import Row
 from harness.launch import failure
 from harness.launch.deploy import Worlds, open_worlds
 from harness.launch.engine import Ended, Where
-from harness.protocol import Deadlines, LaunchSpec, Node
+from harness.protocol import Deadlines, LaunchSpec, Node, Restart
 from harness.record import (
     Described,
     LaunchRecord,
@@ -143,6 +143,20 @@ class Launcher:
         label = fabric.label(case.network)
         found = (from_doc(Row, r) for r in rows)
         return [dataclasses.replace(r, launch=self._count, network=label) for r in found]
+
+    def restart(
+        self, case: CaseSpec, folder: Path, plan: Restart, steps: int, deadlines: Deadlines
+    ) -> tuple[Ended, Path]:
+        """Train with a checkpoint, broken or gone on with; the folder that the ranks wrote to."""
+        self._count += 1
+        out = folder / "launches" / f"recovery-{self._count:04}"
+        out.mkdir(parents=True, exist_ok=True)
+        spec = LaunchSpec(
+            launch=out.name, purpose=Purpose.RECOVERY, case=case, twin=case, steps=steps, cut=0,
+            out=str(out.resolve()), files=self.catalogue.files(case), draw=0, restart=plan,
+            tune_loop_thread=self.tune_loop_thread, deadlines=deadlines,
+        )  # fmt: skip
+        return self._worlds.launch(spec, lambda step: None), out
 
     def _launch(
         self,

@@ -23,10 +23,10 @@ from harness import (
     admission,
     contrasts,
     doctor,
+    judgement,
     machine,
     pilots,
     profiles,
-    sweeps,
     units,
     verdict,
 )  # fmt: skip
@@ -36,6 +36,7 @@ from harness.launcher import Launcher, Order, mean_wall_s
 from harness.outcome import Verdict
 from harness.progress import Progress, moment
 from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord, save
+from harness.recoverer import Recoverer
 from harness.resume import unfinished
 from harness.settings import Settings
 from harness.spec import Arm, CaseSpec, Contrast, Plan, Role, Window
@@ -56,27 +57,23 @@ class Measurer:
         self.catalogue, self.settings, self.progress = catalogue, settings, progress
         self.machine, self.software = machine.detect(), machine.software()
         self.began = time.monotonic()
-        self.before_s = 0.0
-        now = datetime.datetime.now(datetime.UTC)
+        self.before_s, now = 0.0, datetime.datetime.now(datetime.UTC)
         self.started_at = now.isoformat(timespec="seconds")
         self.run = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         self.plans, self.described = list[Plan](), dict[str, Described]()
         self.launches: list[LaunchRecord] = []
         self.windows: dict[str, dict[str, Window]] = {}
-        self.out_of_time: list[str] = []
-        self.notes = doctor.notes()
+        self.out_of_time, self.notes = list[str](), doctor.notes()
         self.admission: tuple[admission.Finding, ...] = ()
         self.nodes, self._examined = tuple[machine.Machine, ...](), False
-        self.judge_by(thresholds)
         self._launcher = Launcher(
-            catalogue,
-            settings.engine,
-            settings.where(self.run, catalogue.entries["engines"]),
-            tune_loop_thread=settings.tune_loop_thread,
-            poll_gpus=self.machine.num_gpus > 0,
-        )
+            catalogue, settings.engine, settings.where(self.run, catalogue.entries["engines"]),
+            tune_loop_thread=settings.tune_loop_thread, poll_gpus=self.machine.num_gpus > 0,
+        )  # fmt: skip
         self.sweeper = Sweeper(self._launcher, progress)
+        self.recoverer = Recoverer(self._launcher, progress)
         self.launch_sd: float | None = None
+        self.judge_by(thresholds)
         self._arms: dict[str, list[Arm]] = {}  # what is worth timing
         self._broken: dict[str, ScaleproofError] = {}
         self._done: dict[str, tuple[Verdict, ...]] = {}
@@ -88,7 +85,7 @@ class Measurer:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds spent on this run, over all its sittings, without any queue."""
+        """Seconds spent on this run, all sittings, no queue."""
         return self.before_s + time.monotonic() - self.began - self._launcher.queued_s
 
     def judge_by(self, thresholds: Sequence[Threshold]) -> None:
@@ -100,6 +97,7 @@ class Measurer:
 
     def resume(self, folder: Path) -> None:
         """Go on with an interrupted run: whole blocks are kept, a half-measured one is dropped."""
+        self.meet()
         old = unfinished(folder, self.machine)
         self.run, self.started_at, self.before_s = old.run, old.started_at, old.elapsed_s
         self.described, self.notes = dict(old.described), list(old.notes)
@@ -107,6 +105,7 @@ class Measurer:
         self.windows = {plan: dict(found) for plan, found in old.windows.items()}
         self.admission, self.launch_sd = old.admission, old.launch_sd
         self.launches, self.sweeper.rows = list(old.launches), list(old.fabric)
+        self.recoverer.trials = list(old.recoveries)
 
     def announce(self, plans: Sequence[Plan]) -> None:
         """Enter plans in the record before they are measured, so that none is lost."""
@@ -191,7 +190,7 @@ class Measurer:
     def record(self, *, complete: bool) -> RunRecord:
         """The run so far."""
         bare = self._bare(complete)
-        return dataclasses.replace(bare, verdicts=sweeps.all_verdicts(bare))
+        return dataclasses.replace(bare, verdicts=judgement.verdicts(bare))
 
     def _bare(self, complete: bool) -> RunRecord:
         return RunRecord(
@@ -212,6 +211,7 @@ class Measurer:
             windows={plan: dict(found) for plan, found in self.windows.items()},
             nodes=self.nodes,
             fabric=tuple(self.sweeper.rows),
+            recoveries=tuple(self.recoverer.trials),
             admission=self.admission,
             launch_sd=self.launch_sd,
             out_of_time=tuple(self.out_of_time),

@@ -1,25 +1,35 @@
-"""The verbs about what lies between ranks: ``fabric`` sweeps it, ``pairs`` finds what is slow."""
+"""The verbs beside ladders: ``fabric`` and ``pairs`` for the network, ``recover`` for restarts."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import options, pairing
+from harness.apart import FIRST
 from harness.codec import Json, to_doc
 from harness.errors import Exit, SpecError, exit_status
 from harness.measure import Measurer
 from harness.outcome import Reason
+from harness.protocol import Fault
+from harness.recoverer import Course
 from harness.report import tables, text
 from harness.site import Site
-from harness.sweeps import FIRST
 from harness.units import si
 
 
-def add_to(fabric: argparse.ArgumentParser, pairs: argparse.ArgumentParser) -> None:
-    """The options of both verbs."""
-    for sub in (fabric, pairs):
+def add_to(
+    fabric: argparse.ArgumentParser,
+    pairs: argparse.ArgumentParser,
+    recover: argparse.ArgumentParser,
+) -> None:
+    """The options of these verbs."""
+    recover.add_argument("cases", nargs="+", metavar="CASE", help="as ddp/decoder-nano")
+    recover.add_argument(
+        "--trials", type=int, default=FIRST, metavar="N", help=f"of each kind (default: {FIRST})"
+    )
+    for sub in (fabric, pairs, recover):
         options.add_to(sub)
         sub.add_argument(
             "--set", action="append", default=[], metavar="NAME=VALUE", help="a knob of the engine"
@@ -90,6 +100,33 @@ def pairs(
     return (Exit.FAILED if bad else Exit.PASSED), to_doc(found), lines
 
 
+def recover(
+    measurer: Measurer, site: Site, names: Sequence[str], trials: int, rerun: str
+) -> tuple[Exit, Json, list[str]]:
+    """Break each case and have it go on: crash and hang, both ways of saving, in other worlds."""
+    _needs_two(site)
+    measurer.warm()
+    recoverer = measurer.recoverer
+    try:
+        for name in names:
+            case = measurer.catalogue.normalise(site.case(name))
+            smaller, larger = case.at(case.world_size - 1), case.at(case.world_size + 1)
+            recoverer.measure(Course(case=case, fault=Fault.KILL), trials, measurer.folder)
+            later = Course(case=case, fault=Fault.KILL, asynchronous=True)
+            recoverer.measure(later, trials, measurer.folder)
+            if len(site.nodes) == 1:
+                for into in (smaller, larger):
+                    course = Course(case=case, fault=Fault.KILL, into=into)
+                    recoverer.measure(course, 1, measurer.folder)
+            recoverer.measure(Course(case=case, fault=Fault.HANG), trials, measurer.folder)
+    finally:
+        measurer.progress.clear()
+        measurer.close()
+    record = measurer.save(complete=True)
+    lines = tables.summary(record, text.shown(measurer.folder), rerun, text.columns())
+    return exit_status([v.counts for v in record.verdicts]), to_doc(record), lines
+
+
 def _needs_two(site: Site) -> None:
     if site.world_size < 2:
-        raise SpecError("one rank has no fabric", expected="at least 2 ranks", fix="--cpus 2")
+        raise SpecError("one rank is alone", expected="at least 2 ranks", fix="--cpus 2")

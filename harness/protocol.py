@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from harness.machine import Machine
 from harness.record import Purpose
@@ -73,6 +74,30 @@ class Share:
     store: Address | None = None
 
 
+class Fault(StrEnum):
+    """How a rank is broken on purpose."""
+
+    NONE = "none"
+    KILL = "kill"
+    HANG = "hang"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """Training with a checkpoint in ``folder`` after step ``save_after``, broken or gone on with.
+
+    ``fault`` strikes ``rank`` before step ``fault_step``; ``resume`` starts from the checkpoint.
+    """
+
+    folder: str
+    save_after: int
+    resume: bool = False
+    asynchronous: bool = False
+    fault: Fault = Fault.NONE
+    rank: int = 0
+    fault_step: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
     """One world to start. ``files`` maps kind -> the strategy, model and compressor: a module of
@@ -96,6 +121,7 @@ class LaunchSpec:
     only: str = ""  # of a fabric sweep: this operation at the largest payload
     hosts: tuple[int, ...] = ()
     detailed: bool = False  # under torch's own check of every collective: slow, for evidence only
+    restart: Restart | None = None
     tune_loop_thread: bool = True
     deadlines: Deadlines = Deadlines()
 

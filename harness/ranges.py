@@ -8,13 +8,16 @@ DOMAIN = "scaleproof"
 
 
 class Category(StrEnum):
-    """What a span's time is to the budget; step, optimizer and gate only give structure."""
+    """What a span's time is to the budget; step, optimizer, checkpoint and gate only give
+    structure.
+    """
 
     STEP = "step"
     COMPUTE = "compute"
     COMMUNICATION = "communication"
     DATA = "data"
     OPTIMIZER = "optimizer"
+    CHECKPOINT = "checkpoint"
     GATE = "gate"
 
 

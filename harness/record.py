@@ -25,16 +25,18 @@ import numpy as np
 
 from harness.admission import Finding
 from harness.budget import Budget
-from harness.codec import Json, from_doc, to_doc
+from harness.codec import from_doc, to_doc
 from harness.errors import RecordError
 from harness.fabric import Row
 from harness.machine import Machine
 from harness.nvml import GpuWindow
 from harness.outcome import Verdict
 from harness.ranges import Category
-from harness.spec import Plan, Window, digest
+from harness.recovery import Trial
+from harness.spec import Plan, Window
 from harness.steadiness import Steadiness
 from harness.thresholds import Threshold
+from harness.upgrade import upgrade
 
 SCHEMA = 4
 #: The first layout whose verdicts were judged by today's rules.
@@ -57,6 +59,7 @@ class Purpose(StrEnum):
     TIMED = "timed"
     PROFILE = "profile"
     FABRIC = "fabric"
+    RECOVERY = "recovery"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +311,8 @@ class RunRecord:
     is what was found of the host before, ``launch_sd`` the deviation between like pilots.
     ``out_of_time`` lists plans that the time budget cut, ``offered`` all that could have been run.
     ``nodes`` are the machines of an engine that reaches others; ``machine`` is then the first.
-    ``fabric`` is how fast the ranks exchange data, before anything is trained.
+    ``fabric`` is how fast the ranks exchange data, before anything is trained; ``recoveries`` are
+    faults that were planted, and what came after them.
     """
 
     schema: int
@@ -333,6 +337,7 @@ class RunRecord:
     offered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     nodes: tuple[Machine, ...] = ()
     fabric: tuple[Row, ...] = ()
+    recoveries: tuple[Trial, ...] = ()
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""
@@ -394,33 +399,9 @@ def load(folder: Path) -> RunRecord:
             fix=TAKE,
         )
     try:
-        return from_doc(RunRecord, upgrade(json.loads(text)), "record")
+        return from_doc(RunRecord, upgrade(json.loads(text), SCHEMA), "record")
     except ValueError as error:
         raise RecordError(str(error), where=str(path), fix="measure again, or restore it") from None
-
-
-def upgrade(doc: Json) -> Json:
-    """Bring an older document to this layout; newer ones are refused.
-
-    ``schema`` keeps its number: verdicts of an older record were judged by the rules of its day,
-    and ``verify`` says so. 1 -> 2 -> 3 -> 4: everything new has a default.
-    """
-    schema = doc.get("schema") if isinstance(doc, dict) else None
-    if not isinstance(schema, int) or schema < 1:
-        raise ValueError("not a record: no schema number")
-    if schema > SCHEMA:
-        raise ValueError(f"schema {schema} is newer than this program reads ({SCHEMA}); upgrade it")
-    return _rename_plans(doc) if schema < 3 else doc
-
-
-def _rename_plans(doc: Json) -> Json:
-    """Until schema 2 a plan's hash was of its whole document, also of fields at their default."""
-    new = {digest(p): from_doc(Plan, p, "record.plans").hash for p in doc.get("plans", ())}
-    for kind in ("launches", "verdicts"):
-        doc[kind] = [{**x, "plan": new.get(x["plan"], x["plan"])} for x in doc.get(kind, ())]
-    doc["windows"] = {new.get(k, k): v for k, v in doc.get("windows", {}).items()}
-    doc["out_of_time"] = [new.get(k, k) for k in doc.get("out_of_time", ())]
-    return doc
 
 
 def samples_path(folder: Path, launch: str, rank: int) -> Path:

@@ -233,8 +233,8 @@ def reach(
     """Whether a rule matched something; if not, whether it could have here, and why not."""
     if any(rule.matches(case, contrast, hardware) for case, contrast in judged):
         return Reach.MATCHED, ""
-    if not units.measured(rule.metric):
-        return Reach.OUT_OF_REACH, f"{rule.metric} is not measured yet"
+    if command := units.apart(rule.metric):
+        return Reach.OUT_OF_REACH, f"{rule.metric} is measured by {command}"
     if rule.device is not None and rule.device is not device:
         return Reach.OUT_OF_REACH, f"needs {rule.device}"
     if rule.nodes and min(rule.nodes) > max_nodes:

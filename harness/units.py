@@ -49,11 +49,20 @@ METRICS: dict[str, Metric] = {
     "bus_bandwidth": Metric(quantity="bus_bandwidth", form=Form.ABSOLUTE, unit="B/s"),
     "collective_latency": Metric(quantity="collective_latency", form=Form.ABSOLUTE, unit="s"),
     "recovery_s": Metric(quantity="recovery_s", form=Form.ABSOLUTE, unit="s"),
+    "checkpoint_stall_s": Metric(quantity="checkpoint_stall_s", form=Form.ABSOLUTE, unit="s"),
+    "checkpoint_bandwidth": Metric(quantity="checkpoint_bandwidth", form=Form.ABSOLUTE, unit="B/s"),
     "caught": Metric(quantity="gate", form=Form.GATE, unit="1"),
 }
 
-#: Quantities that no engine measures yet: rules on them are out of reach, never silently green.
-UNMEASURED = frozenset({"recovery_s"})
+#: Metrics that no plan measures, and the command that does: elsewhere rules on them are out of
+#: reach, never silently green.
+APART = {
+    "bus_bandwidth": "scaleproof fabric",
+    "collective_latency": "scaleproof fabric",
+    "recovery_s": "scaleproof recover",
+    "checkpoint_stall_s": "scaleproof recover",
+    "checkpoint_bandwidth": "scaleproof recover",
+}
 #: Quantities read from the budget of a profiled launch.
 PROFILED = frozenset(
     {
@@ -78,9 +87,9 @@ def metric(name: str) -> Metric:
     return Metric(quantity=f"{top.quantity}/{bottom.quantity}", form=Form.ABSOLUTE, unit=unit)
 
 
-def measured(name: str) -> bool:
-    """Whether a metric's quantities are measured at all."""
-    return not UNMEASURED & set(metric(name).quantity.split("/"))
+def apart(name: str) -> str:
+    """The command that measures a metric which no plan does; empty if plans do."""
+    return next((APART[q] for q in metric(name).quantity.split("/") if q in APART), "")
 
 
 def profiled(name: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import contrasts, derive, pilots, sweeps
+from harness import contrasts, derive, judgement, pilots
 from harness.codec import Json, to_doc
 from harness.errors import RecordError, ScaleproofError
 from harness.record import (
@@ -92,7 +92,7 @@ def verify(run: RunRecord, folder: Path) -> Verification:
             num_verdicts=0,
             differences=tuple(differences),
         )
-    again_verdicts = sweeps.all_verdicts(run)
+    again_verdicts = judgement.verdicts(run)
     if len(again_verdicts) != len(run.verdicts):
         differences.append(
             f"{len(run.verdicts)} verdicts recorded, {len(again_verdicts)} recomputed"
@@ -161,4 +161,4 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
 def rejudge(run: RunRecord, thresholds: Sequence[Threshold]) -> RunRecord:
     """The same measurements under other rules."""
     other = dataclasses.replace(run, thresholds=tuple(thresholds))
-    return dataclasses.replace(other, verdicts=sweeps.all_verdicts(other))
+    return dataclasses.replace(other, verdicts=judgement.verdicts(other))

@@ -23,6 +23,7 @@ _COLORS = {
     Category.COMMUNICATION: "red",
     Category.DATA: "orange",
     Category.OPTIMIZER: "purple",
+    Category.CHECKPOINT: "cyan",
     Category.GATE: "yellow",
 }
 _domain = nvtx.get_domain(DOMAIN)

@@ -29,8 +29,6 @@ ENGINE = dict(multi_node=True, one_machine=True, always_emulated=True)
 KNOBS = dict(rate_mbit=1000.0, delay_ms=0.0, slow_links="")
 SETTINGS = dict(latency=False)
 
-#: Payload of a full frame over its bytes on the wire (MTU 1500, TCP with time stamps).
-PAYLOAD_SHARE = 0.956
 #: Rates from which a token bucket and TCP's own buffers need no help, in Mbit/s.
 SLOW_MBIT = 200.0
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "sysctl")

@@ -35,6 +35,7 @@ class Ended:
     ranks: tuple[RankEnd, ...]
     agent: str
     unreachable: tuple[int, ...] = ()
+    noticed_at: float = 0.0  # when a failure was first heard of, s since the epoch; 0 = never
 
 
 @dataclass(frozen=True, kw_only=True)

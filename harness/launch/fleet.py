@@ -233,7 +233,7 @@ class Fleet:
                 running.watch()
             raise
         agents = "+".join(x.about.agent for x in running.links if x.about is not None)
-        ended = Ended(ranks=running.ends(), agent=agents)
+        ended = Ended(ranks=running.ends(), agent=agents, noticed_at=running.noticed_at)
         if running.failing and len(running.links) > 1:
             ended = dataclasses.replace(ended, unreachable=self._unreachable(running.links))
         return ended
@@ -318,7 +318,7 @@ class Running:
         self.spec, self.links = spec, [link for link, _ in shares]
         self.failing = False
         self._began = time.monotonic()
-        self._failed_at = 0.0
+        self._failed_at = self.noticed_at = 0.0
         self._told = False
         self._beats: dict[int, Sequence[Sequence[float]]] = {}
         self._ended: dict[int, list[RankEnd]] = {}
@@ -365,6 +365,7 @@ class Running:
         """Note that the world is broken somewhere."""
         if not self.failing:
             self.failing, self._failed_at = True, time.monotonic()
+            self.noticed_at = time.time()
 
     def watch(self) -> None:
         """Give up lost nodes; end the others a grace after the first failure."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from harness import contrasts, findings, sweeps
+from harness import contrasts, findings, judgement
 from harness.outcome import Status
 from harness.record import Purpose, RunRecord
 from harness.report.text import wrap
@@ -84,12 +84,12 @@ def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int) -> list[str]
     largest = max((c.world_size for c in cases if not c.stand_in), default=1)
     nodes = max(len(c.nodes) for c in cases)
     device = max((c.device for c in cases), key=str)
-    fabrics = sweeps.series(run.fabric)
+    others = judgement.apart(run)
     beyond: dict[str, list[str]] = {}
     unused = []
     for t in run.thresholds:
         state, why = reach(t, judged, hardware, device, largest, nodes)
-        if any(sweeps.matches(t, found, run) for found in fabrics):
+        if any(found.matched_by(t, run) for found in others):
             state = Reach.MATCHED
         if state is Reach.OUT_OF_REACH:
             beyond.setdefault(why, []).append(t.name)

@@ -13,7 +13,7 @@ from harness.units import si
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
     """A line for each world and operation; nothing where nothing was swept."""
-    found = sweeps.series(run.fabric)
+    found = sweeps.swept(run.fabric)
     if not found:
         return []
     device = Device(run.settings.get("device", Device.CPU))
@@ -28,15 +28,15 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     rows, last = [], ""
     for one in found:
         name = one.world + one.network
-        refused = next((r.refused for r in one.rows if r.refused), "")
-        latency = one.values("collective_latency")
+        refused = one.refused
+        latency = one.latency_s
         rows.append(
             [
                 name if name != last else "",
                 one.operation,
                 si(median(latency), "s") if latency else "n/a",
                 *(
-                    si(median(found_), "B/s") if (found_ := one.values("", size)) else "n/a"
+                    si(median(found_), "B/s") if (found_ := one.bus_bps(size)) else "n/a"
                     for size in shown
                 ),
                 f"refused: {refused[:30]}" if refused else "" if one.right else "WRONG",

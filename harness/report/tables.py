@@ -9,7 +9,7 @@ from pathlib import Path
 from harness import contrasts, findings, units, verdict
 from harness.outcome import SEVERITY, Reason, ScalingPoint, Status, Verdict
 from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.report import fabric, timeline
+from harness.report import fabric, recovery, timeline
 from harness.report.coverage import coverage
 from harness.report.text import Column, rule, table, wrap
 from harness.spec import Plan
@@ -238,7 +238,7 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
         out += ["", *table_, *wrap(note, width, 14)]
         if any(" *  " in line for line in table_):
             out.append(" * judged on another figure than the one shown: it stands below")
-    out += ["", *fabric.lines(run, width), *timeline.lines(run, width)]
+    out += ["", *fabric.lines(run, width), *recovery.lines(run, width), *timeline.lines(run, width)]
     out += [rule("verdicts", width), *verdict_lines(run, width)]
     out += [*counts(run), ""]
     for finding in [*findings.findings(run), *run.notes]:

@@ -238,10 +238,18 @@ def preload() -> None:
 
 def scheduled_order() -> int:
     """Where Slurm or Kubernetes put this agent among the others; -1 elsewhere."""
+    first = int(os.environ.get("SCALEPROOF_FIRST", "0"))  # of this group of equal nodes
     for name in ("SLURM_PROCID", "JOB_COMPLETION_INDEX"):
         if name in os.environ:
-            return int(os.environ[name])
+            return first + int(os.environ[name])
     return -1
+
+
+def secret(file: Path | None) -> bytes:
+    """The token: from its file, or from a variable that a cluster gives to this pod alone."""
+    if file is not None:
+        return read_token(file)
+    return os.environ.pop("SCALEPROOF_TOKEN", "").encode()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -271,7 +279,7 @@ def main(argv: list[str]) -> int:
                 channel = Channel(socket.socket(fileno=asked.fd), dialed=True)
                 scratch = None
             else:
-                channel = dial(asked.join, read_token(asked.token_file), JOIN_S)
+                channel = dial(asked.join, secret(asked.token_file), JOIN_S)
                 scratch = Path(
                     stack.enter_context(tempfile.TemporaryDirectory(prefix="scaleproof-"))
                 )

@@ -30,14 +30,16 @@ from harness.capture.clock import Clock
 from harness.capture.memory import Memory
 from harness.capture.profiler import Profiler
 from harness.codec import to_doc
-from harness.protocol import LaunchSpec, RankError
+from harness.protocol import LaunchSpec, RankError, Restart
 from harness.record import Purpose, RankRecord, write_text
+from harness.recovery import RankRestart
 from harness.spec import CaseSpec, Device, Window
 from harness.worker import gate
 from harness.worker.context import Loaded, RankContext, Trainer, build_model, load
 from harness.worker.describe import case_batching
 from harness.worker.feed import make_feed
 from harness.worker.meeting import Meeting
+from harness.worker.restart import train
 from harness.worker.sweep import sweep
 from harness.worker.window import Timed, measure
 
@@ -188,6 +190,12 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
             compressor=loaded.compressor,
         )
 
+    if spec.restart is not None:
+        found = _restart(spec, spec.restart, loaded, context(case), beats, lap)
+        write_text(out / f"rank{place.rank}.json", json.dumps(to_doc(found)))
+        meet.part()
+        beats.write(place.rank, Phase.DONE)
+        return
     result: dict[str, Any] = dict(planted_s=None)
     timed: Timed | None = None
     trainer: Trainer
@@ -239,6 +247,22 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     write_text(out / f"rank{place.rank}.json", json.dumps(to_doc(record)))
     meet.part()
     beats.write(place.rank, Phase.DONE)
+
+
+def _restart(
+    spec: LaunchSpec, plan: Restart, loaded: Loaded, ctx: RankContext, beats: Beats, lap: Laps
+) -> RankRestart:
+    """Build as for a timed launch, then train with a checkpoint."""
+    with ctx.device:
+        model = build_model(loaded, ctx.case, ctx.case.seed)
+    trainer = loaded.strategy.build(model, ctx)
+    feed = make_feed(loaded, ctx, spec.steps)
+    lap("model")
+
+    def beat(phase: Phase, step: int) -> None:
+        beats.write(ctx.rank, phase, step)
+
+    return train(spec, plan, trainer, feed, ctx.rank, beat, lap.seconds)
 
 
 def _device(case: CaseSpec, place: Place) -> torch.device:

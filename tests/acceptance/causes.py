@@ -19,6 +19,7 @@ from pathlib import Path
 from harness.budget import Budget, RankBudget, Term
 from harness.codec import Json
 from harness.discover import Catalogue
+from harness.launch.engine import Where
 from harness.launcher import Launcher, Order
 from harness.record import Purpose
 from harness.site import Site
@@ -78,7 +79,9 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.known = Catalogue([PLANTS])
         self.folder = folder
-        self.launcher = Launcher(self.known, "local", tune_loop_thread=True, poll_gpus=False)
+        self.launcher = Launcher(
+            self.known, "local", Where(), tune_loop_thread=True, poll_gpus=False
+        )
 
     def profile(self, case: CaseSpec) -> Budget:
         """One profiled launch; AssertionError where it did not run as asked."""

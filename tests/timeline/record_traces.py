@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from harness.discover import Catalogue
+from harness.launch.engine import Where
 from harness.launcher import Launcher, Order
 from harness.record import Purpose
 from harness.site import Site
@@ -30,7 +31,7 @@ CASES = {
 def main() -> None:
     """One launch a case."""
     known = Catalogue()
-    launcher = Launcher(known, "local", tune_loop_thread=True, poll_gpus=False)
+    launcher = Launcher(known, "local", Where(), tune_loop_thread=True, poll_gpus=False)
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     HERE.mkdir(exist_ok=True)
     try:

@@ -16,12 +16,12 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(["outcome", "errors", "codec", "spec", "units", "stats", "sequential", "steadiness", "budget", "ranges", "fabric"], 0),
     **dict.fromkeys(
         ["discover", "config", "thresholds", "nvml", "machine", "record", "protocol", "beat",
-         "site", "recipes", "suite", "doctor", "admission", "channel", "cluster", "evidence", "__init__"], 1),
+         "site", "recipes", "suite", "doctor", "admission", "channel", "cluster", "evidence", "recovery", "upgrade", "__init__"], 1),
     **dict.fromkeys(["models", "strategies", "compressors", "capture", "worker"], 2),
     "launch": 3,
     **dict.fromkeys(["derive", "contrasts", "judge", "fingerprint", "references", "pilots", "findings", "verdict", "verify", "resume",
-         "compare", "history", "timeline", "profiles", "sweeps", "pairing"], 4),
-    **dict.fromkeys(["measure", "launcher", "settings", "sweeper", "progress", "report", "frames"], 5),
+         "compare", "history", "timeline", "profiles", "sweeps", "pairing", "apart", "judgement"], 4),
+    **dict.fromkeys(["measure", "launcher", "settings", "sweeper", "recoverer", "progress", "report", "frames"], 5),
     **dict.fromkeys(["options", "planning", "cli", "baseline", "timelines", "network", "nodes", "nsys", "pytest_plugin", "benchmark_bridge", "__main__", "schema"], 6),
 }  # fmt: skip
 

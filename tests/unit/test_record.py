@@ -113,7 +113,7 @@ def test_newer_records_are_refused_and_nonsense_is_named(copy: Path) -> None:
     with pytest.raises(RecordError, match="newer than this program"):
         load(copy)
     with pytest.raises(ValueError, match="no schema number"):
-        upgrade({"hello": 1})
+        upgrade({"hello": 1}, SCHEMA)
     change(copy, lambda doc: doc.update(schema=SCHEMA, surprise=1))
     with pytest.raises(RecordError, match="unknown field 'surprise'"):
         load(copy)

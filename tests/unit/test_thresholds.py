@@ -93,7 +93,7 @@ def test_shipped_rules_load_and_claims_are_out_of_reach_on_cpu() -> None:
     claims = [n for n in states if n.startswith("claim_")]
     assert len(claims) >= 10
     assert {states[n][0] for n in claims} == {Reach.OUT_OF_REACH}
-    assert states["claim_recovery"][1] == "recovery_s is not measured yet"
+    assert states["claim_recovery"][1] == "recovery_s is measured by scaleproof recover"
     assert states["cpu_ddp_weak"][0] is Reach.UNMATCHED
     assert states["paced_ddp_8"] == (Reach.OUT_OF_REACH, "needs 8 ranks")
 

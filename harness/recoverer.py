@@ -1,0 +1,119 @@
+"""The Recoverer: breaks a training on purpose, has it go on, and times what lies between."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.codec import from_doc
+from harness.errors import LaunchError
+from harness.launch import failure
+from harness.launch.engine import Ended
+from harness.launcher import Launcher
+from harness.progress import Progress
+from harness.protocol import Deadlines, Fault, Restart
+from harness.recovery import RankRestart, Trial
+from harness.spec import CaseSpec
+
+#: Steps of a training, the one after which it saves, and the one before which it breaks.
+STEPS, SAVE_AFTER, BREAK_BEFORE = 12, 4, 7
+#: Silence that counts as a hang while recovery is measured: shorter than any rule asks for.
+DEADLINES = Deadlines(step_s=10.0, collective_s=8.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """What is tried: a fault on ranks in turn, a kind of saving, a world to go on in."""
+
+    case: CaseSpec
+    fault: Fault
+    asynchronous: bool = False
+    into: CaseSpec | None = None  # another world size
+
+
+class Recoverer:
+    """All trials of one run; ``trials`` goes into its record."""
+
+    def __init__(self, launcher: Launcher, progress: Progress) -> None:
+        self._launcher, self._progress = launcher, progress
+        self.trials: list[Trial] = []
+        self._whole: dict[tuple[str, bool], RankRestart] = {}
+
+    def measure(self, course: Course, times: int, folder: Path) -> None:
+        """Break and go on ``times`` times, on one rank after the other."""
+        for i in range(times):
+            rank = i % course.case.world_size
+            self._progress.note(
+                f"{course.case.id}: {course.fault} of rank {rank}, trial {i + 1}/{times}"
+            )
+            self.trials.append(self._trial(course, rank, folder))
+
+    def _trial(self, course: Course, rank: int, folder: Path) -> Trial:
+        """One fault and what comes after it."""
+        case, into = course.case, course.into or course.case
+        whole = self._uninterrupted(case, course.asynchronous, folder)
+        place = folder / "checkpoint"
+        shutil.rmtree(place, ignore_errors=True)
+        plan = Restart(
+            folder=str(place.resolve()), save_after=SAVE_AFTER, asynchronous=course.asynchronous,
+            fault=course.fault, rank=rank, fault_step=BREAK_BEFORE,
+        )  # fmt: skip
+        ended, out = self._launcher.restart(case, folder, plan, STEPS, DEADLINES)
+        cause = failure.attribute(ended.ranks, ended.unreachable)
+        struck = out / f"rank{rank}.struck"
+        if cause is None or not struck.is_file():
+            raise LaunchError(
+                "the planted fault did not strike", where=case.id,
+                expected=f"rank {rank} to break before step {BREAK_BEFORE}", fix=f"ls {out}",
+            )  # fmt: skip
+        struck_at = float(struck.read_text())
+        resumed = replace(plan, resume=True, save_after=0, fault=Fault.NONE)
+        began_at = time.time()
+        again, out = self._launcher.restart(into, folder, resumed, STEPS, DEADLINES)
+        ranks = self._read(again, out, into)
+        slowest = max(ranks, key=lambda r: r.first_step_at)
+        group_s = sum(slowest.phases_s.get(k, 0.0) for k in ("process group", "first collective"))
+        load_s = slowest.load_s
+        total_s = slowest.first_step_at - began_at
+        other_s = slowest.phases_s.get("files", 0.0) + slowest.phases_s.get("model", 0.0)
+        start_s = max(0.0, total_s - group_s - load_s - other_s)
+        same = into.world_size == case.world_size
+        tail = whole.losses[SAVE_AFTER:] if same else ()
+        equal = all(r.loaded == whole.saved for r in ranks) and (
+            not same or all(r.last == whole.last and r.losses == tail for r in ranks[:1])
+        )
+        return Trial(
+            case=case.id, fault=str(course.fault), rank=rank, blamed=cause.rank,
+            world_before=case.world_size, world=into.world_size, start_s=start_s,
+            detect_s=ended.noticed_at - struck_at, stop_s=began_at - ended.noticed_at,
+            group_s=group_s, load_s=load_s, step_s=other_s, equal=equal,
+            asynchronous=course.asynchronous, stall_s=whole.stall_s, save_s=whole.save_s,
+            bytes=whole.bytes,
+        )  # fmt: skip
+
+    def _uninterrupted(self, case: CaseSpec, later: bool, folder: Path) -> RankRestart:
+        """Rank 0 of the same training, never broken."""
+        key = (case.hash, later)
+        if key not in self._whole:
+            place = folder / "checkpoint"
+            shutil.rmtree(place, ignore_errors=True)
+            plan = Restart(folder=str(place.resolve()), save_after=SAVE_AFTER, asynchronous=later)
+            ended, out = self._launcher.restart(case, folder, plan, STEPS, DEADLINES)
+            self._whole[key] = self._read(ended, out, case)[0]
+        return self._whole[key]
+
+    @staticmethod
+    def _read(ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:
+        """What every rank left; LaunchError with the cause if one did not finish."""
+        cause = failure.attribute(ended.ranks, ended.unreachable)
+        if cause is not None:
+            raise LaunchError(
+                f"rank {cause.rank}: {cause.message}", where=case.id,
+                expected="a training that ends", fix=f"less {out}/rank{cause.rank}.log",
+            )  # fmt: skip
+        texts = [(out / f"rank{r}.json").read_text() for r in range(case.world_size)]
+        return [from_doc(RankRestart, json.loads(text)) for text in texts]

@@ -1,0 +1,74 @@
+"""Recovery: a rank dies, and training goes on. What that took, and whether nothing was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRestart:
+    """What one rank of a training with a checkpoint left.
+
+    ``saved``, ``loaded`` and ``last`` are digests of all parameters: when they were saved, after
+    they were loaded, and at the end; empty where that did not happen. ``stall_s`` is how long
+    training stood still to save, ``save_s`` until all was written; ``first_step_at`` is the time
+    (s since the epoch) at which its first step was done.
+    """
+
+    rank: int
+    first_step: int
+    losses: tuple[float, ...]
+    saved: str
+    loaded: str
+    last: str
+    load_s: float
+    save_s: float
+    stall_s: float
+    bytes: int
+    first_step_at: float
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One planted fault and what came after it, in s from the fault on.
+
+    ``detect_s`` until the break was noticed, ``stop_s`` until nothing of the old world was left,
+    ``start_s`` until the new ranks ran, ``group_s`` until they had met, ``load_s`` to load,
+    ``step_s`` until the first step was done; they add up to ``recovery_s``. ``equal``: the end is
+    that of a training that was never broken, to the bit. ``world_before`` and ``world`` are the
+    sizes of the old and the new world: where they differ, only what was loaded can be equal.
+    ``blamed`` is the rank that was named.
+    """
+
+    case: str
+    fault: str
+    rank: int
+    blamed: int | None
+    world_before: int
+    world: int
+    detect_s: float
+    stop_s: float
+    start_s: float
+    group_s: float
+    load_s: float
+    step_s: float
+    equal: bool
+    asynchronous: bool = False
+    stall_s: float = 0.0
+    save_s: float = 0.0
+    bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """``ddp/decoder-nano/weak@2cpu kill``, and how it was saved and gone on with."""
+        later = " async" if self.asynchronous else ""
+        into = "" if self.world == self.world_before else f" into {self.world}"
+        return f"{self.case} {self.fault}{later}{into}"
+
+    @property
+    def recovery_s(self) -> float:
+        """From the fault to the first step of the new world."""
+        parts = (self.detect_s, self.stop_s, self.start_s, self.group_s, self.load_s, self.step_s)
+        return sum(parts)

@@ -1,0 +1,49 @@
+"""The table of faults that were planted, and of what came after them."""
+
+from __future__ import annotations
+
+from harness.record import RunRecord
+from harness.recovery import Trial
+from harness.report.text import Column, rule, table, wrap
+from harness.stats import median
+from harness.units import si
+
+_PARTS = ("detect_s", "stop_s", "start_s", "group_s", "load_s", "step_s")
+
+
+def lines(run: RunRecord, width: int = 100) -> list[str]:
+    """A line for each kind of trial; nothing where nothing was broken."""
+    found: dict[str, list[Trial]] = {}
+    for trial in run.recoveries:
+        found.setdefault(trial.name, []).append(trial)
+    if not found:
+        return []
+    columns = [
+        Column(header="broken and gone on", keep=9, left=True),
+        Column(header="n", keep=3),
+        *(Column(header=part.removesuffix("_s"), keep=5) for part in _PARTS),
+        Column(header="in all", keep=9),
+        Column(header="worst", keep=8),
+        Column(header="stall", keep=4),
+        Column(header="", keep=9, left=True),
+    ]
+    rows = []
+    for name, own in found.items():
+        told = "" if all(t.equal for t in own) else "NOT EQUAL"
+        rows.append(
+            [
+                name,
+                str(len(own)),
+                *(f"{median([getattr(t, part) for t in own]):.2f}" for part in _PARTS),
+                f"{median([t.recovery_s for t in own]):.2f} s",
+                f"{max(t.recovery_s for t in own):.2f}",
+                si(median([t.stall_s for t in own]), "s"),
+                told or ("" if all(t.blamed == t.rank for t in own) else "WRONG RANK"),
+            ]
+        )
+    note = (
+        " seconds from the fault, medians: noticed, world gone, new ranks, met, loaded, built and"
+        " first step; stall = training stood still to save; what went on was equal to the bit to"
+        " what was never broken, or says so"
+    )
+    return [rule("recovery", width), *table(columns, rows, width), *wrap(note, width, 1), ""]

@@ -1,0 +1,174 @@
+"""Kubernetes without a cluster: manifests by the published schemas, the client against a stub."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.channel import make_token
+from harness.errors import LaunchError, SpecError
+from harness.launch import kubernetes as engine
+from harness.launch.engine import Deployment, State
+from harness.spec import Device
+
+VERSION = "1.33"
+
+
+def deployment(tmp_path: Path, nodes: tuple[int, ...] = (8, 8), **settings: Any) -> Deployment:
+    asked = {**engine.SETTINGS, "image": "registry/scaleproof:1", **settings}
+    return Deployment(
+        nodes=nodes, device=Device.CUDA, join="10.0.0.1:4000", token_file=tmp_path / "token",
+        folder=tmp_path, python="python3", settings=asked,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [(8, 8), (4, 8, 16)])
+def test_manifests_are_what_the_cluster_takes(tmp_path: Path, nodes: tuple[int, ...]) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
+    for manifest in engine.manifests(deployment(tmp_path, nodes)):
+        validate.validate(manifest, VERSION, strict=True)
+
+
+def test_a_typo_in_a_manifest_would_be_found(tmp_path: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
+    job = engine.manifests(deployment(tmp_path))[1]
+    job["spec"]["parallelizm"] = 2
+    with pytest.raises(validate.ValidationError):
+        validate.validate(job, VERSION, strict=True)
+
+
+def test_an_indexed_job_with_a_pod_for_each_node(tmp_path: Path) -> None:
+    service, job = engine.manifests(deployment(tmp_path))
+    assert service["spec"]["clusterIP"] == "None"
+    spec = job["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (2, 2, 0)
+    assert spec["completionMode"] == "Indexed"
+    pod = spec["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    (container,) = pod["containers"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+    assert container["command"][-2:] == ["--join", "10.0.0.1:4000"]
+
+
+def test_nodes_of_other_sizes_get_a_job_each_and_go_on_counting(tmp_path: Path) -> None:
+    _, *jobs = engine.manifests(deployment(tmp_path, (4, 4, 8)))
+    firsts = []
+    for job in jobs:
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        firsts += [e["value"] for e in container["env"] if e["name"] == "SCALEPROOF_FIRST"]
+    assert firsts == ["0", "2"]
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_custom_kinds_hold_the_same_command(tmp_path: Path, kind: str) -> None:
+    _, made = engine.manifests(deployment(tmp_path, kind=kind))
+    text = json.dumps(made)
+    assert made["kind"].lower() == kind
+    assert "harness.worker.agent" in text and "secretKeyRef" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"image": ""}, "no image"), ({"kind": "pod"}, "'pod'"), ({"kind": "trainjob"}, "one size")],
+)
+def test_what_cannot_be_made_is_said(tmp_path: Path, settings: dict[str, str], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        engine.manifests(deployment(tmp_path, (4, 8), **settings))
+
+
+def test_the_token_is_in_no_manifest_and_no_command(tmp_path: Path) -> None:
+    make_token(tmp_path / "token")
+    token = (tmp_path / "token").read_text().strip()
+    (command,) = engine.build().plan(deployment(tmp_path))
+    assert token not in json.dumps([command.argv, dict(command.files), dict(command.env)])
+
+
+class Stub(BaseHTTPRequestHandler):
+    """Answers what the client asks for, and remembers it."""
+
+    seen: list[tuple[str, str, Any]]
+    phase: str
+    refuse: bool
+
+    def _answer(self, document: Any, status: int = 200) -> None:
+        raw = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).seen.append(("POST", self.path, body))
+        self._answer(body, 403 if self.refuse and body["kind"] == "Job" else 201)
+
+    def do_DELETE(self) -> None:
+        type(self).seen.append(("DELETE", self.path, None))
+        type(self).phase = ""
+        self._answer({})
+
+    def do_GET(self) -> None:
+        pods = [
+            {"metadata": {"name": f"pod-{i}"}, "status": {"phase": self.phase}} for i in range(2)
+        ]
+        self._answer({"kind": "PodList", "items": pods if self.phase else []})
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def stub() -> Iterator[tuple[type[Stub], str]]:
+    class Own(Stub):
+        phase = "Pending"
+        refuse = False
+
+    Own.seen = []
+    server = HTTPServer(("127.0.0.1", 0), Own)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield Own, f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_pods_are_made_watched_and_deleted(tmp_path: Path, stub: tuple[type[Stub], str]) -> None:
+    pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
+    server, host = stub
+    make_token(tmp_path / "token")
+    pods = engine.Pods(deployment(tmp_path, host=host))
+    assert [body["kind"] for _, _, body in server.seen] == ["Secret", "Service", "Job"]
+    assert pods.poll()[0] is State.PENDING
+    server.phase = "Running"
+    assert pods.poll()[0] is State.RUNNING
+    server.phase = "Failed"
+    state, said = pods.poll()
+    assert state is State.ENDED and "pod-0" in said
+    pods.stop()
+    gone = [path.split("/")[-2] for verb, path, _ in server.seen if verb == "DELETE"]
+    assert gone == ["jobs", "services", "secrets"]
+    pods.stop()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_the_cluster_refuses_is_said_and_nothing_is_left(
+    tmp_path: Path, stub: tuple[type[Stub], str]
+) -> None:
+    pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
+    server, host = stub
+    server.refuse = True
+    make_token(tmp_path / "token")
+    with pytest.raises(LaunchError, match="403"):
+        engine.Pods(deployment(tmp_path, host=host))
+    assert sum(verb == "DELETE" for verb, _, _ in server.seen) == 2

@@ -1,0 +1,78 @@
+"""A rank dies, training goes on from its checkpoint, and nothing was lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import judgement
+from harness.discover import Catalogue
+from harness.launch.engine import Where
+from harness.launcher import Launcher
+from harness.progress import Quiet
+from harness.protocol import Fault
+from harness.recoverer import Course, Recoverer
+from harness.recovery import Trial
+from harness.site import Site
+from harness.spec import CaseSpec, Device
+
+MUTANTS = Path(__file__).parents[1] / "mutants"
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    known = Catalogue([MUTANTS])
+    found = Launcher(known, "local", Where(nodes=(2,)), tune_loop_thread=True, poll_gpus=False)
+    yield found
+    found.close()
+
+
+def case_of(launcher: Launcher, strategy: str) -> CaseSpec:
+    return launcher.catalogue.normalise(SITE.case(f"{strategy}/decoder-nano"))
+
+
+def one(launcher: Launcher, folder: Path, course: Course) -> Trial:
+    recoverer = Recoverer(launcher, Quiet())
+    recoverer.measure(course, 1, folder)
+    return recoverer.trials[0]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_what_goes_on_is_what_was_never_broken_to_the_bit(
+    launcher: Launcher, tmp_path: Path, strategy: str, asynchronous: bool
+) -> None:
+    course = Course(case=case_of(launcher, strategy), fault=Fault.KILL, asynchronous=asynchronous)
+    trial = one(launcher, tmp_path, course)
+    assert trial.equal
+    assert trial.blamed == trial.rank == 0
+    parts = (trial.detect_s, trial.stop_s, trial.start_s, trial.group_s, trial.load_s)
+    assert min(*parts, trial.step_s) >= 0
+    assert trial.recovery_s == pytest.approx(sum(parts) + trial.step_s)
+    assert trial.bytes > 0 and trial.stall_s > 0
+
+
+@pytest.mark.parametrize("into", [1, 3])
+def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
+    launcher: Launcher, tmp_path: Path, into: int
+) -> None:
+    case = case_of(launcher, "fsdp")
+    trial = one(launcher, tmp_path, Course(case=case, fault=Fault.KILL, into=case.at(into)))
+    assert trial.equal and trial.world == into
+
+
+def test_a_hang_is_noticed_and_recovered_from(launcher: Launcher, tmp_path: Path) -> None:
+    course = Course(case=case_of(launcher, "ddp"), fault=Fault.HANG)
+    trial = one(launcher, tmp_path, course)
+    assert trial.equal and trial.blamed == trial.rank
+    assert trial.detect_s > 5, "the time-out is part of what is measured"
+
+
+def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Launcher, tmp_path: Path) -> None:
+    trial = one(launcher, tmp_path, Course(case=case_of(launcher, "forgetful"), fault=Fault.KILL))
+    assert not trial.equal
+    (series,) = judgement.recoveries((trial,))
+    assert "to the bit" in series.wrong

@@ -1,0 +1,36 @@
+"""DDP whose checkpoint leaves the optimizer's state out: what goes on is not what was saved."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from harness.strategies import ddp
+from harness.strategies.local import LocalTrainer
+from harness.worker.context import RankContext
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+expect = ddp.expect
+
+
+class Forgetful(LocalTrainer):
+    """Steps with one optimizer and shows another."""
+
+    def step(self, batch):  # type: ignore[no-untyped-def]
+        shown, self.optimizer = self.optimizer, self.real
+        try:
+            return super().step(batch)
+        finally:
+            self.optimizer = shown
+
+
+def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
+    trainer = ddp.build(model, ctx)
+    trainer.__class__ = Forgetful
+    trainer.real = trainer.optimizer  # type: ignore[attr-defined]
+    parameters = [p for _, p in trainer.named()]
+    trainer.optimizer = torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    trainer.optimizer.step()  # so that there is something to save
+    return trainer

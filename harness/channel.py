@@ -19,6 +19,7 @@ import hmac
 import json
 import os
 import secrets
+import select
 import selectors
 import socket
 import stat
@@ -77,7 +78,10 @@ class Channel:
         self._sock.sendall(b"".join((_HEAD.pack(len(body)), mac, body)))
 
     def receive(self) -> list[tuple[dict[str, Json], bytes]] | None:
-        """Messages that are whole after one read; None when the other end is gone."""
+        """Messages that are whole after one read, however long that takes to come; None when the
+        other end is gone.
+        """
+        select.select([self._sock], [], [])  # the socket's own time-out is for sending
         try:
             data = self._sock.recv(1 << 20)
         except ConnectionError:

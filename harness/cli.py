@@ -33,7 +33,7 @@ from harness.measure import Measurer
 from harness.record import RunRecord, load, write_text
 from harness.report import comparison, tables, text
 from harness.report.live import Live
-from harness.settings import Settings
+from harness.settings import Settings, end_on_sigterm
 from harness.site import Site
 from harness.spec import Ablation
 from harness.thresholds import load_thresholds
@@ -257,6 +257,7 @@ def _measurer(
         argv=("scaleproof", *arguments),
     )
     stream = sys.stderr if parsed.json else sys.stdout
+    end_on_sigterm()
     return Measurer(known, settings, rules, Live(stream))
 
 

@@ -24,7 +24,7 @@ from harness.outcome import Status, Verdict
 from harness.record import RunRecord
 from harness.report import tables, text
 from harness.report.live import Live
-from harness.settings import Settings
+from harness.settings import Settings, end_on_sigterm
 from harness.site import Site
 from harness.spec import Contrast, Plan
 from harness.suite import MARK
@@ -110,6 +110,7 @@ class Scaling:
                 fabric=not option(self.config, "no-fabric"),
                 argv=("pytest", *map(str, self.config.invocation_params.args)),
             )
+            end_on_sigterm()
             self.measurer = Measurer(self.catalogue, settings, (), live)
             if not self.config.option.collectonly:
                 self.measurer.meet()

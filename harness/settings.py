@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from harness import cluster
 from harness.discover import Entry
 from harness.launch.engine import Where
 from harness.spec import Device
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end a run as Ctrl-C does: cleanly, with what was measured kept."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,10 +194,7 @@ class EmulatedJob:
         )
         self._holders.append(process)
         deadline = time.monotonic() + START_S
-        while (
-            Path(f"/proc/{process.pid}/ns/net").readlink() == ours
-            or Path(f"/proc/{process.pid}/comm").read_text().strip() != "sleep"
-        ):
+        while not self._inside(process.pid, ours):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise LaunchError(
                     "a network namespace could not be made", where="emulated engine",
@@ -206,6 +203,15 @@ class EmulatedJob:
             time.sleep(0.002)
         name = f"node{len(self._holders) - 2}" if len(self._holders) > 1 else "bridge"
         self._pids[name] = str(process.pid)
+
+    @staticmethod
+    def _inside(pid: int, ours: Path) -> bool:
+        """Whether a holder has left our namespace and only waits now."""
+        try:
+            own = Path(f"/proc/{pid}/ns/net").readlink()
+            return own != ours and Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"
+        except OSError:
+            return False
 
     def _run(self, command: Command) -> None:
         text = self._filled(tuple(command.files.values()))[0] if command.files else ""

@@ -105,6 +105,17 @@ def test_frames_survive_any_cut(messages: list[tuple[dict[str, int], bytes]], cu
         sock.close()
 
 
+def test_an_idle_connection_is_no_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.channel.STALL_S", 0.05)
+    one, other = socket.socketpair()
+    ours, theirs = Channel(one, dialed=True), Channel(other, dialed=False)
+    OPEN.extend((ours, theirs))
+    thread = threading.Timer(0.3, lambda: theirs.send({"late": True}))
+    thread.start()
+    assert ours.receive() == [({"late": True}, b"")]
+    thread.join()
+
+
 def test_a_node_with_another_token_is_refused_and_says_so(
     listener: Listener, tmp_path: Path
 ) -> None:

@@ -1,0 +1,168 @@
+"""Where ranks are started: cluster files, shapes of nodes, and the commands that engines plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import cluster
+from harness.discover import Catalogue
+from harness.errors import ConfigError, SpecError
+from harness.launch import emulated, hosts, slurm
+from harness.launch.engine import Deployment
+from harness.site import parse_nodes, resolve
+from harness.spec import Device
+
+ENGINES = Catalogue().entries["engines"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("4", (4, ())), ("2x8", (2, (8, 8))), ("4+8+16", (3, (4, 8, 16))), ("2x4+8", (3, (4, 4, 8)))],
+)
+def test_nodes_are_a_number_or_the_ranks_on_each(text: str, found: tuple[int, Any]) -> None:
+    assert parse_nodes(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "x", "2x", "a", "0", "4+0", "-1", "2x0", "1.5"])
+def test_other_nodes_are_a_clear_error(text: str) -> None:
+    with pytest.raises(SpecError, match="--nodes"):
+        parse_nodes(text)
+
+
+def test_engines_that_reach_other_machines_must_be_told_what_is_wanted() -> None:
+    with pytest.raises(SpecError, match="--gpus N or --cpus N"):
+        resolve(engine="slurm", nodes="2", known_engines=ENGINES)
+    site = resolve(engine="slurm", nodes="4+8+16", gpus="28", known_engines=ENGINES)
+    assert site.nodes == (4, 8, 16) and site.device is Device.CUDA
+    assert site.shape(12) == (4, 8) and site.worlds == (1, 2, 4, 8, 16, 28)
+
+
+def test_one_machine_in_a_cluster_file_is_a_labelled_stand_in() -> None:
+    site = resolve(engine="slurm", nodes="2", cpus=2, one_machine=True, known_engines=ENGINES)
+    assert site.emulated
+    assert resolve(engine="emulated", nodes="1", cpus=1, known_engines=ENGINES).emulated
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_cluster_file_replaces_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "[slurm]\npartition = 'gpu'\nmodules = ['cuda']\n[ray]\naddress = 'x'\n")
+    found = cluster.settings(path, "slurm", ENGINES)
+    assert (found["partition"], found["modules"], found["account"]) == ("gpu", ["cuda"], "")
+
+
+def test_every_mistake_of_a_cluster_file_is_told_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "[slurm]\npartitoin = 'gpu'\nmodules = 'cuda'\n[slurmm]\na = 1\n")
+    with pytest.raises(ConfigError) as error:
+        cluster.settings(path, "slurm", ENGINES)
+    text = str(error.value)
+    assert "3 problems" in text
+    for words in ("line 2", "did you mean 'partition'?", "line 3", "expected a list", "'slurm'?"):
+        assert words in text
+
+
+@pytest.mark.parametrize("text", ["[slurm", "slurm = 3"])
+def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        cluster.settings(write(tmp_path, text), "slurm", ENGINES)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        cluster.settings(tmp_path / "missing.toml", "slurm", ENGINES)
+
+
+def deployment(engine: str, shape: tuple[int, ...], /, **settings: Any) -> Deployment:
+    return Deployment(
+        nodes=shape, device=Device.CUDA, join="head:4000", token_file=Path("/run/token"),
+        folder=Path("/run"), python="python3",
+        settings={**ENGINES[engine].head["SETTINGS"], **settings},
+    )  # fmt: skip
+
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=scaleproof
+#SBATCH --output=/run/slurm.log
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --partition=gpu
+#SBATCH hetjob
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --partition=gpu
+#SBATCH --exclusive
+module load cuda/12.8
+"""
+
+
+def test_a_batch_script_has_a_component_for_each_size_of_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    asked = dict(partition="gpu", modules=["cuda/12.8"], lines=["--exclusive"])
+    (command,) = slurm.build().plan(deployment("slurm", (4, 4, 8), **asked))
+    assert command.argv == ("sbatch", "--parsable", "/run/job.sbatch")
+    text = command.files["/run/job.sbatch"]
+    assert text.startswith(SCRIPT)
+    last = text.splitlines()[-1]
+    assert last.startswith("exec srun --het-group=0-1") and "--token-file /run/token" in last
+
+
+def test_inside_an_allocation_it_is_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    (command,) = slurm.build().plan(deployment("slurm", (8, 8)))
+    assert command.argv[:2] == ("srun", "--overlap")
+    assert "--nodes=2" in command.argv and "--ntasks-per-node=1" in command.argv
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("gpu01", ("gpu01", ())), (" gpu01  0,1,4-7 ", ("gpu01", (0, 1, 4, 5, 6, 7)))],
+)
+def test_a_host_is_an_address_and_its_devices(line: str, found: Any) -> None:
+    assert hosts.parse(line) == found
+
+
+def test_over_ssh_the_token_is_on_no_command_line() -> None:
+    one, two = hosts.build().plan(deployment("hosts", (8, 2), nodes=["a", "b 0,1"]))
+    assert one.argv[:3] == ("ssh", "-oBatchMode=yes", "a")
+    assert "/dev/stdin" in one.argv[3] and "/run/token" not in " ".join(one.argv)
+    assert "CUDA_VISIBLE_DEVICES=0,1" in two.argv[3] and "--order=1" in two.argv[3]
+
+
+def test_by_hand_it_is_one_line_for_each_node() -> None:
+    (one,) = hosts.build().plan(deployment("hosts", (8,), nodes=["a"], ssh=False))
+    assert one.by_hand
+    assert one.argv == (
+        "scaleproof",
+        "join",
+        "head:4000",
+        "--token-file",
+        "/run/token",
+        "--order=0",
+    )
+
+
+def test_too_few_hosts_are_a_clear_error() -> None:
+    with pytest.raises(SpecError, match="2 nodes are wanted, 1 are listed"):
+        hosts.build().plan(deployment("hosts", (8, 8), nodes=["a"]))
+    with pytest.raises(SpecError, match="is no host"):
+        hosts.parse("a b c")
+
+
+def test_links_have_rates_of_their_own_and_between_nodes() -> None:
+    from harness.site import Site
+
+    site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1, 1), emulated=True)
+    knobs = {"emulated.rate_mbit": 200.0, "emulated.slow_links": "1:50,0-2:20"}
+    links = emulated.links_of(site.case("ddp/mlp-nano", knobs=knobs), 3)
+    assert links.own == (200.0, 50.0, 200.0)
+    assert links.between == {(0, 2): 20.0, (2, 0): 20.0}
+    assert emulated.burst(1000.0) == 1_000_000, "8 ms of the rate"

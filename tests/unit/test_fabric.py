@@ -1,0 +1,136 @@
+"""The fabric: what a row comes to, when it is wrong, and what rules make of many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from harness import judgement
+from harness.fabric import Row, factor, shapes
+from harness.outcome import Reason, Status
+from harness.record import RunRecord
+from harness.report.fabric import lines
+from harness.sweeps import swept
+from harness.thresholds import Source, Threshold, reach
+from harness.worker.sweep import MAKERS
+
+
+@pytest.mark.parametrize(
+    ("operation", "n", "expected"),
+    [
+        ("all_reduce", 2, 1.0), ("all_reduce", 4, 1.5), ("all_reduce", 8, 1.75),
+        ("all_gather", 4, 0.75), ("reduce_scatter", 4, 0.75), ("all_to_all", 8, 0.875),
+        ("broadcast", 8, 1.0), ("send_recv", 8, 1.0),
+    ],
+)  # fmt: skip
+def test_factors_are_those_of_nccl_tests(operation: str, n: int, expected: float) -> None:
+    assert factor(operation, n) == expected
+
+
+def row(launch: int = 0, **fields: Any) -> Row:
+    made = Row(
+        nodes=(1, 1), operation="all_reduce", payload_bytes=4 << 20, transport="tcp eth0",
+        time_s=0.1, worst_s=0.2, right=True, launch=launch,
+    )  # fmt: skip
+    return replace(made, **fields)
+
+
+def test_bandwidth_is_payload_over_time_times_the_factor() -> None:
+    found = row(nodes=(2, 2), time_s=0.5)
+    assert found.algorithm_bps == (4 << 20) / 0.5
+    assert found.bus_bps == found.algorithm_bps * 1.5
+
+
+def test_worlds_inside_a_node_across_nodes_and_of_all() -> None:
+    assert shapes((8, 8)) == ((8,), (1, 1), (8, 8))
+    assert shapes((1, 1)) == ((1, 1),)
+    assert shapes((4,)) == ((4,),)
+    assert shapes((1,)) == ()
+    assert shapes((4, 8)) == ((8,), (1, 1), (4, 8))
+
+
+@pytest.mark.parametrize("operation", MAKERS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_collective_that_did_nothing_is_not_right(operation: str, rank: int) -> None:
+    if operation == "broadcast" and rank == 0:
+        pytest.skip("rank 0 has what it sends")
+    made = MAKERS[operation](rank, 2, 16, torch.device("cpu"))
+    assert not made.right()
+
+
+def rule(**fields: Any) -> Threshold:
+    made = Threshold(
+        name="r", case="fabric/all_reduce", metric="bus_bandwidth", unit="B/s",
+        source=Source.REQUIREMENT, at_least=1e6,
+    )  # fmt: skip
+    return replace(made, **fields)
+
+
+def run_of(sample_run: RunRecord, rows: list[Row], *rules: Threshold) -> RunRecord:
+    return replace(sample_run, plans=(), launches=(), fabric=tuple(rows), thresholds=rules)
+
+
+def times(n: int, time_s: float) -> list[Row]:
+    return [row(launch=i, time_s=time_s * (1 + 0.01 * (i % 3))) for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"),
+    [
+        (times(8, 0.1), Status.PASS),
+        (times(8, 100.0), Status.INCONCLUSIVE),
+        (times(16, 100.0), Status.FAIL),
+        (times(1, 0.1), Status.RECORDED),
+        ([], None),
+    ],
+    ids=["met", "unconfirmed", "confirmed", "once", "never"],
+)
+def test_a_rule_is_judged_over_sweeps(
+    sample_run: RunRecord, rows: list[Row], status: Status | None
+) -> None:
+    found = judgement.verdicts(run_of(sample_run, rows, rule()))
+    assert [v.status for v in found] == ([status] if status else [])
+
+
+def test_a_wrong_result_is_an_error_whatever_its_speed(sample_run: RunRecord) -> None:
+    rows = [*times(7, 0.001), row(launch=7, time_s=0.001, right=False)]
+    (found,) = judgement.verdicts(run_of(sample_run, rows, rule()))
+    assert (found.status, found.reason) == (Status.ERROR, Reason.INCORRECT)
+    assert any("WRONG" in line for line in lines(run_of(sample_run, rows)))
+
+
+def test_what_a_backend_refuses_passes_nothing(sample_run: RunRecord) -> None:
+    rows = [row(launch=i, time_s=None, right=False, refused="not for gloo") for i in range(8)]
+    (found,) = judgement.verdicts(run_of(sample_run, rows, rule()))
+    assert found.status is Status.SKIP and "not for gloo" in found.detail
+
+
+def test_latency_and_bandwidth_are_of_their_own_sizes(sample_run: RunRecord) -> None:
+    rows = [row(payload_bytes=8, time_s=1e-5), row(payload_bytes=1 << 20, time_s=0.01), row()]
+    (found,) = swept(rows)
+    assert found.latency_s == (1e-5,)
+    assert found.bus_bps() == ((4 << 20) / 0.1,)
+
+
+def test_rules_on_other_worlds_and_operations_do_not_match(sample_run: RunRecord) -> None:
+    run = run_of(sample_run, times(8, 0.1))
+    (series,) = judgement.apart(run)
+    assert series.matched_by(rule(), run)
+    assert series.matched_by(rule(case="fabric/*", nodes=(2,), world=(2,)), run)
+    assert series.matched_by(rule(case="fabric/all_reduce@2x1"), run)
+    for other in (
+        rule(case="fabric/broadcast"), rule(nodes=(4,)), rule(world=(8,)), rule(hardware="x"),
+        rule(metric="recovery_s"),
+    ):  # fmt: skip
+        assert not series.matched_by(other, run)
+
+
+def test_a_rule_on_the_fabric_is_out_of_reach_where_nothing_was_swept(
+    sample_run: RunRecord,
+) -> None:
+    case = sample_run.plans[0].arms[0].case
+    _, why = reach(rule(), [], "x", case.device, 2, 1)
+    assert "scaleproof fabric" in why

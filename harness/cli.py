@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import json
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from harness import (
     admission,
     baseline,
     compare,
+    detached,
     doctor,
     network,
     nodes,
@@ -26,6 +26,7 @@ from harness import (
     resume,
     timelines,
 )  # fmt: skip
+from harness.arguments import arguments_of
 from harness.codec import Json, to_doc
 from harness.discover import KINDS, Catalogue
 from harness.errors import Exit, ScaleproofError, exit_status
@@ -40,25 +41,11 @@ from harness.thresholds import load_thresholds
 from harness.verify import rejudge, verify
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with this program's exit status and a suggestion for a mistyped verb."""
-
-    def error(self, message: str) -> NoReturn:
-        """One clear message, status 4."""
-        if "invalid choice" in message:
-            wrong = message.split("'")[1]
-            near = difflib.get_close_matches(wrong, _VERBS, 1)
-            if near:
-                message = f"no verb {wrong!r}: did you mean {near[0]!r}?"
-        sys.stderr.write(f"ERROR: {message}\n  try       {self.prog} --help\n")
-        raise SystemExit(int(Exit.USAGE))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parsed = _parser().parse_args(arguments)
     try:
+        parsed = arguments_of(arguments)
         return int(_VERBS[parsed.verb](parsed, arguments))
     except ScaleproofError as error:
         sys.stderr.write(
@@ -78,89 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         sys.stderr.write("ERROR: this is a bug of scaleproof; the lines above say where\n")
         return int(Exit.INTERNAL)
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="scaleproof", description=__doc__, allow_abbrev=False)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-
-    def verb(name: str, help_: str) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(name, help=help_, description=help_, allow_abbrev=False)
-        sub.add_argument("--json", action="store_true", help="print one JSON document on stdout")
-        return sub
-
-    verb("doctor", "check what on this machine would spoil a measurement; changes nothing")
-    sub = verb("list", "strategies, models, compressors, engines and suites")
-    sub.add_argument("kind", nargs="?", choices=KINDS, help="only this kind")
-    sub.add_argument(
-        "--path", action="append", default=[], metavar="DIR", help="folder with your own files"
-    )
-    sub = verb("plan", "what would be launched, how long it takes, memory and bytes per rank")
-    sub.add_argument(
-        "target",
-        nargs="?",
-        default="suites",
-        help="a case, a suite folder, file.py or file.py::recipe",
-    )
-    _where(sub)
-    sub = verb("run", "measure and judge a case or a recipe")
-    sub.add_argument(
-        "target", nargs="?", help="a case (ddp/decoder-tiny/weak), file.py or file.py::recipe"
-    )
-    sub.add_argument("--resume", metavar="RUN", help="go on with an interrupted run")
-    sub.add_argument("--inconclusive", choices=("fail", "warn"), default="fail")
-    sub.add_argument("--dry-run", action="store_true", help="print what would start the agents")
-    sub.add_argument("--nsys", action="store_true", help="run it all under Nsight Systems")
-    _where(sub)
-    network.add_to(
-        verb("fabric", "how fast ranks exchange data: every collective, checked, timed and judged"),
-        verb("pairs", "which node or link is slower than the others: pairs of nodes in rounds"),
-        verb("recover", "break a training on purpose and time how it goes on from its checkpoint"),
-    )
-    nodes.add_to(verb("join", "be a node of a run that waits for its nodes (--engine hosts)"))
-    sub = verb("report", "the tables of a run, and its HTML page")
-    sub.add_argument("run", type=Path)
-    sub.add_argument("--every", action="store_true", help="a line for every verdict")
-    sub = verb("verify", "recompute every figure and verdict from the stored samples, offline")
-    sub.add_argument("run", type=Path)
-    sub.add_argument(
-        "--thresholds", type=Path, metavar="FILE", help="also judge it anew by these rules"
-    )
-    timelines.add_to(verb("timeline", "where the time of a step went, from any profiler's traces"))
-    baseline.add_to(verb("baseline", "expected values of a hardware class: show, set, accept"))
-    for name, help_ in (
-        ("compare", "two runs on one hardware class"),
-        ("compare-hardware", "two machines on the cases that both ran"),
-    ):
-        sub = verb(name, help_)
-        sub.add_argument("a", type=Path)
-        sub.add_argument("b", type=Path)
-        usual = "median_step_s" if name == "compare" else "throughput"
-        sub.add_argument("--metric", default=usual, choices=tuple(compare.METRICS))
-        if name == "compare":
-            sub.add_argument("--force", action="store_true", help="compare unlike runs, marked")
-    sub = verb("ingest", "add runs to the asv history")
-    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
-    return parser
-
-
-def _where(sub: argparse.ArgumentParser) -> None:
-    options.add_to(sub)
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a field or knob of the case",
-    )
-    sub.add_argument(
-        "--ablate",
-        action="append",
-        default=[],
-        choices=tuple(Ablation),
-        help="also measure the largest rung without this: what it saves is what it costs",
-    )
 
 
 def _emit(parsed: argparse.Namespace, document: Json, lines: Sequence[str]) -> None:
@@ -289,9 +193,8 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     elif parsed.target:
         site = options.site(_values(parsed), known)
         plans = planning.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
-        if parsed.dry_run:
-            settings = options.engine_settings(_values(parsed), known)
-            _emit(parsed, *nodes.dry_run(known.get("engines", site.engine), site, settings))
+        if parsed.detach or parsed.dry_run:
+            _emit(parsed, *_instead(parsed, known, site, arguments))
             return Exit.PASSED
         measurer = _measurer(parsed, known, site, arguments)
     else:
@@ -321,6 +224,25 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     for plan in plans:
         measurer.verdicts(plan)  # raises what kept it from being measured
     return _exit(record, parsed.inconclusive == "fail")
+
+
+def _instead(
+    parsed: argparse.Namespace, known: Catalogue, site: Site, arguments: list[str]
+) -> tuple[Json, list[str]]:
+    """What is done of a run that is not to be run here and now."""
+    settings = options.engine_settings(_values(parsed), known)
+    if parsed.detach:
+        return detached.submit(site, settings, arguments, Path(parsed.results or "results"))
+    return nodes.dry_run(known.get("engines", site.engine), site, settings)
+
+
+def _detached(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
+    if parsed.verb != "collect":
+        _emit(parsed, *detached.act(parsed))
+        return Exit.PASSED
+    parsed.run, parsed.every = detached.collect(parsed.results, parsed.job), False
+    _report(parsed, arguments)
+    return _exit(load(parsed.run))
 
 
 def _network(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
@@ -425,6 +347,9 @@ _VERBS: dict[str, Callable[[argparse.Namespace, list[str]], Exit]] = {
     "fabric": _network,
     "pairs": _network,
     "recover": _network,
+    "status": _detached,
+    "cancel": _detached,
+    "collect": _detached,
     "join": lambda parsed, _: nodes.join(parsed),
     "report": _report,
     "verify": _verify,

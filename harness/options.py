@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,10 +47,27 @@ OPTIONS = (
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """The options under their short names."""
+    """The options under their short names; what is not given is taken from the environment."""
     group = parser.add_argument_group("where and how to measure")
     for o in OPTIONS:
-        group.add_argument(f"--{o.name}", help=o.help, **o.kwargs)
+        usual = from_environment(o)
+        group.add_argument(f"--{o.name}", help=o.help, **{**o.kwargs, "default": usual})
+
+
+def from_environment(option: Option) -> Any:
+    """An option's value by ``SCALEPROOF_NAME``, else its default; SpecError for what is none."""
+    name, kwargs = f"SCALEPROOF_{option.name.replace('-', '_').upper()}", option.kwargs
+    value = os.environ.get(name)
+    if value is None:
+        return kwargs.get("default")
+    if kwargs.get("action") == "append":
+        return [value]
+    if kwargs.get("action") == "store_true":
+        return value.lower() not in ("", "0", "no", "false")
+    try:
+        return kwargs.get("type", str)(value)
+    except ValueError:
+        raise SpecError(f"{name}={value}: not a number", fix=f"unset {name}") from None
 
 
 def seconds(text: str | None) -> float | None:

@@ -7,7 +7,6 @@ always there; the short ones are registered last, and only where no other projec
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -144,17 +143,10 @@ def option(config: pytest.Config, name: str) -> Any:
         value = getattr(config.option, key, None)
         if value is not None and value != default:
             return value
-    from_env = os.environ.get(f"SCALEPROOF_{dest.upper()}")
-    if from_env is None:
-        return default
-    if known.kwargs.get("action") == "append":
-        return [from_env]
-    if known.kwargs.get("action") == "store_true":
-        return from_env.lower() not in ("", "0", "no", "false")
     try:
-        return known.kwargs.get("type", str)(from_env)
-    except ValueError:
-        raise pytest.UsageError(f"SCALEPROOF_{dest.upper()}={from_env}: not a number") from None
+        return options.from_environment(known)
+    except SpecError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

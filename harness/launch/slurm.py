@@ -62,8 +62,8 @@ def _tasks(ranks: int, asked: Mapping[str, Json]) -> int:
     return ranks if asked["tasks"] == "rank" else 1
 
 
-def script(deployment: Deployment, command: Sequence[str]) -> str:
-    """A batch script that runs ``command`` on every node of the job."""
+def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool = True) -> str:
+    """A batch script that runs ``command`` on every node of the job, or on its first."""
     parts = [component(n, ranks, deployment) for n, ranks in groups(deployment.nodes)]
     lines = ["#!/bin/bash", "#SBATCH --job-name=scaleproof"]
     lines += [f"#SBATCH --output={deployment.folder}/slurm.log"]
@@ -74,7 +74,8 @@ def script(deployment: Deployment, command: Sequence[str]) -> str:
     lines += [f"module load {shlex.quote(name)}" for name in deployment.settings["modules"]]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in exported().items()]
     het = [f"--het-group=0-{len(parts) - 1}"] if len(parts) > 1 else []
-    lines.append("exec " + shlex.join(["srun", *het, "--kill-on-bad-exit=0", *command]))
+    start = ["srun", *het, "--kill-on-bad-exit=0"] if everywhere else []
+    lines.append("exec " + shlex.join([*start, *command]))
     return "\n".join(lines) + "\n"
 
 

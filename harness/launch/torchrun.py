@@ -28,6 +28,8 @@ from harness.spec import CaseSpec, Device, StandIn
 
 ENGINE = dict(multi_node=True, one_machine=True)
 TICK_S, GRACE_S, GONE_S = 0.2, 1.0, 5.0
+#: An entry of torchrun's report on failures; its lines may stand behind a log's own prefix.
+_FAILED = re.compile(r"\srank +: (\d+) \(local_rank: \d+\)\n.*?exitcode +: (-?\d+)")
 
 
 def commands(nodes: Sequence[int], name: str, port: int | str, spec: str) -> list[list[str]]:
@@ -261,7 +263,7 @@ class Watched:
         found = {}
         for i in range(len(self.nodes)):
             text = (self.out / f"node{i}.log").read_text(errors="replace")
-            for rank, status in re.findall(r"rank\s*: (\d+) \(.*?exitcode\s*: (-?\d+)", text, re.S):
+            for rank, status in _FAILED.findall(text):
                 found[int(rank)] = int(status)
         return found
 

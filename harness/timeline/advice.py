@@ -46,6 +46,8 @@ def advice(case: CaseSpec, found: Losses, budget: Budget, micro_batch: int) -> I
         what = _waited_for(budget) if term is Term.WAIT else _WHAT[term]
         chunks = 2 * int(case.knob("pipeline.microbatches", 8))
         test = _TRY[term].format(more=2 * micro_batch, chunks=chunks)
+        if case.strategy == "pipeline" and "ablate" in test:
+            test = f"--set pipeline.microbatches={chunks}"  # its stages cannot go without
         yield (
             f"{WORDS[term]} {float(share):.1%} of the step: {what};"
             f" without it at most +{found.gain(term):.3f} efficiency;"

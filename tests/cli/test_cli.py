@@ -209,6 +209,7 @@ def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> No
     assert sorted(turns) == sorted([*range(8), *range(8)]), "four blocks each, none twice"
 
 
+@pytest.mark.full  # two minutes; tests/clusters launches worlds by torchrun
 def test_several_nodes_by_torchrun(tmp_path: Path) -> None:
     """Two torchrun agents on this machine: two nodes of one rank."""
     (tmp_path / "two.py").write_text(

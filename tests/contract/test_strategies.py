@@ -23,7 +23,16 @@ def right(world: Any) -> None:
     assert world.failed == []
 
 
-@pytest.mark.parametrize("world", [2, 4])
+#: Four ranks on two cores take seconds a launch: in CI on one model and one codec, else -m full.
+WORLDS = [2, pytest.param(4, marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategy_trains_on_four_ranks_as_on_one(launch: Any, strategy: str) -> None:
+    right(launch(f"{strategy}/decoder-nano", 4))
+
+
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("model", SMALLEST)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategy_trains_as_one_device_would(
@@ -33,7 +42,11 @@ def test_strategy_trains_as_one_device_would(
     right(launch(f"{strategy}/{model}", world, knobs=knobs))
 
 
-@pytest.mark.parametrize("world", [2, 4])
+def test_compressor_keeps_its_promise_on_four_ranks(launch: Any) -> None:
+    right(launch("compressed:topk/decoder-nano", 4))
+
+
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("codec", CODECS)
 def test_compressor_keeps_its_promise(launch: Any, codec: str, world: int) -> None:
     right(launch(f"compressed:{codec}/decoder-nano", world))
@@ -87,7 +100,7 @@ def test_uncompressed_hook_is_bit_equal_to_ddp(launch: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp/synthetic-small", "fsdp/mlp-wide", "pipeline/mlp-wide"])
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", WORLDS)
 def test_sent_bytes_are_the_closed_form(launch: Any, strategy: str, world: int) -> None:
     """0.998 to 1.005 per rank, counted on the sockets, for messages of half a megabyte and more."""
     knobs = {"synthetic.grad_mb": 16.0} if "synthetic" in strategy else {}

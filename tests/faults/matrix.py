@@ -88,6 +88,7 @@ def strike(worlds: Worlds, known: Catalogue, cell: Cell, folder: Path) -> Outcom
         launch="fault", purpose=Purpose.TIMED, case=case, twin=case, steps=12, cut=2,
         out=str(folder), files=known.files(case), draw=0, deadlines=DEADLINES,
     )  # fmt: skip
+    worlds.describe([])  # its agent is there: it takes seconds to import torch
     began = time.monotonic()
     ended = worlds.launch(spec, lambda step: None)
     took_s = time.monotonic() - began

@@ -157,7 +157,10 @@ def build(size, case):
 '''
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)],
+)
 def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "childish.py").write_text(WITH_CHILD)

@@ -146,6 +146,7 @@ def test_k_keeps_the_baselines_it_needs_and_drops_the_rest(suite: pytest.Pyteste
     assert {x["arm"] for x in found["launches"]} == {"plain", "@2"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 def test_x_stops_between_plans(suite: pytest.Pytester) -> None:
     rules(suite, "at_least = 1e12")
     result = run(suite, "-x")
@@ -224,6 +225,7 @@ def test_a_project_without_suites_is_left_alone(pytester: pytest.Pytester) -> No
     assert "scaling" not in result.stdout.str().replace("scaleproof", "")
 
 
+@pytest.mark.full
 def test_launches_appear_in_pytest_benchmark(suite: pytest.Pytester) -> None:
     rules(suite, "at_least = 1.0")
     result = run(suite, "-k", "test_weak", "--benchmark-json=b.json")
@@ -238,6 +240,7 @@ def test_launches_appear_in_pytest_benchmark(suite: pytest.Pytester) -> None:
     assert {b["group"] for b in found} == {"ddp/mlp-nano/weak"}
 
 
+@pytest.mark.full
 def test_two_functions_on_one_recipe_measure_once(suite: pytest.Pytester) -> None:
     path = suite.path / "test_suite.py"
     path.write_text(path.read_text() + "\n@scaling(weak)\ndef test_same(verdict):\n    pass\n")
@@ -252,6 +255,7 @@ def test_environment_sets_options(suite: pytest.Pytester, monkeypatch: pytest.Mo
     assert list(Path(suite.path / "elsewhere").glob("runs/*/*/record.json"))
 
 
+@pytest.mark.full
 def test_suites_in_two_folders_keep_their_own_rules(pytester: pytest.Pytester) -> None:
     for name, case in (("s1", "ddp/mlp-nano"), ("s2", "fsdp/mlp-nano")):
         folder = pytester.mkdir(name)

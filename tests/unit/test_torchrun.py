@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.discover import Catalogue
-from harness.launch.torchrun import commands, device_shares
+from harness.launch.torchrun import _FAILED, commands, device_shares
 from harness.protocol import LaunchSpec
 from harness.record import Purpose
 from harness.site import Site, resolve
@@ -56,3 +56,21 @@ def test_several_nodes_on_one_machine_are_a_labelled_stand_in() -> None:
     one = resolve(cpus=2, engine="torchrun", known_engines=engines)
     assert two.case("ddp/mlp-nano").stand_in == {StandIn.EMULATED}
     assert one.case("ddp/mlp-nano").stand_in == frozenset()
+
+
+REPORT = """
+E1121 18:00:00.1 99 api.py:986] failed (exitcode: -9) local_rank: 0 (pid: 11) of binary: python
+E1121 18:00:00.1 99 api.py:986] Failures:
+E1121 18:00:00.1 99 api.py:986]   <NO_OTHER_FAILURES>
+E1121 18:00:00.1 99 api.py:986] Root Cause (first observed failure):
+E1121 18:00:00.1 99 api.py:986] [0]:
+E1121 18:00:00.1 99 api.py:986]   host      : vm
+E1121 18:00:00.1 99 api.py:986]   rank      : 2 (local_rank: 1)
+E1121 18:00:00.1 99 api.py:986]   exitcode  : -9 (pid: 12)
+"""
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_only_entries_of_the_report_say_how_a_rank_ended(prefix: bool) -> None:
+    text = REPORT if prefix else "\n".join(x.partition("] ")[2] for x in REPORT.splitlines())
+    assert _FAILED.findall(text) == [("2", "-9")]

@@ -1,0 +1,83 @@
+"""A run as a person has it run by Slurm: attached, inside an allocation, and detached."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import slurm
+
+CLUSTER = "[slurm]\none_machine = true\nlisten = '127.0.0.1'\n"
+RUN = ("run", "ddp/mlp-nano/weak", "--engine", "slurm", "--nodes", "2", "--cpus", "2",
+       "--no-timeline", "--no-fabric")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator[dict[str, str]]:
+    if why := slurm.missing():
+        pytest.skip(why)
+    with slurm.cluster((2, 2)) as found:
+        yield {**os.environ, **found, "COLUMNS": "100"}
+
+
+def scaleproof(env: dict[str, str], *words: str, before: tuple[str, ...] = ()) -> str:
+    """What the command says; its status is that of a measured but unjudged case."""
+    done = subprocess.run(
+        [*before, sys.executable, "-m", "harness", *words], env=env, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 5), done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.full  # a detached run is inside one, too
+def test_inside_an_allocation(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(CLUSTER)
+    more = ("--cluster", str(tmp_path / "c.toml"), "--results", str(tmp_path))
+    said = scaleproof(env, *RUN, *more, before=("salloc", "-Q", "-N2", "--ntasks-per-node=1"))
+    assert "2x1cpu" in said and "stand-ins (emulated)" in said
+    (record,) = tmp_path.glob("runs/*/*/record.json")
+    document = json.loads(record.read_text())
+    assert document["settings"]["engine"] == "slurm" and len(document["nodes"]) == 2
+
+
+def test_detached_watched_and_collected(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(CLUSTER)
+    where = ("--results", str(tmp_path))
+    said = scaleproof(env, *RUN, "--cluster", str(tmp_path / "c.toml"), *where, "--detach")
+    job = said.split()[1]
+    deadline = time.monotonic() + 120
+    while "over" not in (seen := scaleproof(env, "status", job, *where)):
+        assert time.monotonic() < deadline, seen
+        early = subprocess.run(
+            [sys.executable, "-m", "harness", "collect", job, *where], env=env,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert early.returncode in (0, 5, 11) and "Traceback" not in early.stderr
+    assert "2x1cpu" in scaleproof(env, "collect", job, *where)
+
+
+def test_a_detached_run_can_be_cancelled(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(CLUSTER)
+    where = ("--results", str(tmp_path))
+    said = scaleproof(env, *RUN, "--cluster", str(tmp_path / "c.toml"), *where, "--detach")
+    job = said.split()[1]
+    assert "is gone" in scaleproof(env, "cancel", job, *where)
+    assert "over" in scaleproof(env, "status", job, *where)
+    queue = subprocess.run(["squeue", "-h"], env=env, capture_output=True, text=True, check=False)
+    assert queue.stdout.strip() == ""
+
+
+def test_a_job_that_nobody_submitted_is_a_clear_error(env: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "cancel", "4711", "--results", str(tmp_path)], env=env,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 4 and "was not submitted from here" in done.stderr

@@ -114,8 +114,8 @@ class Launcher:
         if found.cause is None or found.cause.sure or found.cause.kind == "node":
             return found
         again = self._launch(order, folder, described, on_step, detailed=True).cause
-        if again is None or not again.sure:
-            return found
+        if again is None or not again.sure or again.kind != "collective":
+            return found  # torch's own check can crash a rank: only what it says itself counts
         message = f"{again.message} (seen when launched again with detailed debugging)"
         return dataclasses.replace(found, cause=dataclasses.replace(again, message=message))
 

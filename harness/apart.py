@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from harness import verdict
+from harness.admission import Level
 from harness.judge import judge
 from harness.outcome import Reason, Status, Verdict
 from harness.record import RunRecord
@@ -64,6 +65,10 @@ class Series:
         first, again = values[:FIRST], values[FIRST:]
         judged = judge(first, rule, Form.ABSOLUTE)
         status, reason, detail = judged.status, judged.reason, judged.detail
+        bad = [f.text for f in run.admission if f.level is Level.BAD]
+        if status in (Status.PASS, Status.FAIL) and bad:
+            status, reason = Status.INCONCLUSIVE, Reason.NOISY_HOST
+            detail = f"{detail}, but noisy host: {'; '.join(bad)}"
         if status is Status.FAIL:
             second = judge(again, rule, Form.ABSOLUTE) if again else None
             status, reason, more = verdict.confirmed(run, judged, second)

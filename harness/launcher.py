@@ -110,6 +110,7 @@ class Launcher:
         Where the cause of a failure is not sure it is launched once more, under torch's own check
         of every collective; that launch counts for nothing else.
         """
+        self._check_network(order.arm.case)
         found = self._launch(order, folder, described, on_step, detailed=False)
         if found.cause is None or found.cause.sure or found.cause.kind == "node":
             return found
@@ -123,6 +124,7 @@ class Launcher:
         self, case: CaseSpec, folder: Path, hosts: tuple[int, ...] = (), only: str = ""
     ) -> list[Row]:
         """Sweep the collectives of a world once; LaunchError with the cause if it breaks."""
+        self._check_network(case)
         self._count += 1
         name = f"fabric-{case.world.replace('+', '-')}-{self._count:04}"
         out = folder / "launches" / name
@@ -207,6 +209,14 @@ class Launcher:
             self._polls.append(nvml.poll())
             self._last_poll = now
         on_step(step)
+
+    def _check_network(self, case: CaseSpec) -> None:
+        """LaunchError if a case names rates that this engine does not shape links to."""
+        if case.network and self.engine_name != "emulated":
+            raise LaunchError(
+                f"--engine {self.engine_name} shapes no links", where=case.id,
+                expected="--engine emulated for emulated.* knobs", fix="--engine emulated",
+            )  # fmt: skip
 
     def _assemble(
         self,

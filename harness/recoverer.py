@@ -84,7 +84,7 @@ class Recoverer:
         same = into.world_size == case.world_size
         tail = whole.losses[SAVE_AFTER:] if same else ()
         equal = all(r.loaded == whole.saved for r in ranks) and (
-            not same or all(r.last == whole.last and r.losses == tail for r in ranks[:1])
+            not same or (all(r.last == whole.last for r in ranks) and ranks[0].losses == tail)
         )
         return Trial(
             case=case.id, fault=str(course.fault), rank=rank, blamed=cause.rank,

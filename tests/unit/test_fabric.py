@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from harness import judgement
+from harness.admission import Finding, Level
 from harness.fabric import Row, factor, shapes
 from harness.outcome import Reason, Status
 from harness.record import RunRecord
@@ -100,6 +101,13 @@ def test_a_wrong_result_is_an_error_whatever_its_speed(sample_run: RunRecord) ->
     (found,) = judgement.verdicts(run_of(sample_run, rows, rule()))
     assert (found.status, found.reason) == (Status.ERROR, Reason.INCORRECT)
     assert any("WRONG" in line for line in lines(run_of(sample_run, rows)))
+
+
+def test_a_noisy_host_passes_nothing(sample_run: RunRecord) -> None:
+    bad = Finding(check="load", level=Level.BAD, text="busy")
+    run = replace(run_of(sample_run, times(8, 0.1), rule()), admission=(bad,))
+    (found,) = judgement.verdicts(run)
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
 
 
 def test_what_a_backend_refuses_passes_nothing(sample_run: RunRecord) -> None:

@@ -27,7 +27,6 @@ from harness.spec import CaseSpec
 
 ENGINE = dict(multi_node=True, one_machine=True, always_emulated=True)
 KNOBS = dict(rate_mbit=1000.0, delay_ms=0.0, slow_links="")
-SETTINGS = dict(latency=False)
 
 #: Rates from which a token bucket and TCP's own buffers need no help, in Mbit/s.
 SLOW_MBIT = 200.0
@@ -231,8 +230,8 @@ class EmulatedJob:
         """Shape the links to the rates of this case."""
         if spec.case.knob("emulated.delay_ms", 0.0):
             raise LaunchError(
-                "emulated.delay_ms needs the userspace switch", where=spec.case.id,
-                expected="latency = true under [emulated] in a cluster file", fix="--cluster FILE",
+                "emulated.delay_ms is not emulated", where=spec.case.id,
+                expected="0: latency is not emulated yet", fix="--set emulated.delay_ms=0",
             )  # fmt: skip
         if len(spec.case.nodes) < 2:
             return

@@ -55,7 +55,7 @@ def main() -> None:
             cuda=False,
         )
         batch = Batch(ids=torch.zeros(1), inputs=torch.zeros(1), targets=torch.zeros(1))
-        log.start()
+        log.start(0)
         added = []
         for i in range(n):
             began = time.perf_counter()

@@ -48,7 +48,8 @@ class StepLog:
     """Runs steps and notes when each ended, its loss and the memory: all that a step is charged.
 
     ``marks_s[i]`` is the time after step i, ``marks_s[0]`` the start. ``period_s`` paces a
-    scheduled stand-in: step i ends at start + (i + 1) x period; a deadline already over is a miss.
+    scheduled stand-in: steps end a period apart from the start of the window, and again from the
+    start of what is kept of it; a deadline already over is a miss.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class StepLog:
             [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)] if cuda else []
         )
         self.misses = 0
+        self.first = 0
 
-    def start(self) -> None:
-        """The window begins now."""
-        self.marks_s[0] = time.perf_counter()
+    def start(self, i: int) -> None:
+        """Before step i: the window, or what is kept of it, begins now."""
+        self.first = i
+        self.marks_s[i] = time.perf_counter()
         if self.events:
-            self.events[0].record()
+            self.events[i].record()
 
     def run(self, i: int, feed: Feed, phase: Phase) -> None:
         """Step i."""
@@ -86,7 +89,8 @@ class StepLog:
             self.sample_ids.append(batch.ids)
             self.losses.append(self.trainer.step(batch))
         if self.period_s is not None:
-            left = self.marks_s[0] + (i + 1) * self.period_s - time.perf_counter()
+            due = self.marks_s[self.first] + (i + 1 - self.first) * self.period_s
+            left = due - time.perf_counter()
             if left > 0:
                 with span("slot", Category.COMPUTE):  # stands in for it
                     time.sleep(left)
@@ -138,14 +142,14 @@ def measure(
 
     settle()
     meet()
-    log.start()
+    log.start(0)
     for i in range(steps):
         if i == cut:
             settle()
             memory.settle()
             busy_before = machine.busy_s(cores)
             wire_before, cpu_before = sockets.read(), time.process_time()
-            log.marks_s[i] = time.perf_counter() if i else log.marks_s[0]
+            log.start(i)
         log.run(i, feed, Phase.WARMUP if i < cut else Phase.STEADY)
         if profiler is not None:
             profiler.step()

@@ -75,12 +75,12 @@ class Ladder:
 def plan_of(
     efficiency: float, world: int, strategy: str, seed: int, blocks: int, known: Catalogue
 ) -> Plan:
-    """A ladder of one rung against plain; pipeline stages that share cores need longer slots."""
-    room = {"ddp": 80.0, "pipeline": max(85.0, efficiency * (60.0 * world + 60.0))}
+    """A ladder of one rung against plain; what shares few cores needs long slots."""
+    slot_ms = {"ddp": 170.0, "pipeline": 80.0 * (world + 1)}[strategy]
     knobs = {
         "paced.mode": "schedule",
         "paced.plant": f"{world}:{efficiency}",
-        "paced.step_ms": room[strategy],
+        "paced.step_ms": max(85.0, efficiency * slot_ms),
     }
     site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
     case = site.case(f"{strategy}/paced-small", knobs=knobs)

@@ -94,7 +94,9 @@ class Fleet:
         self._links: list[Link] = []
 
     def start(self) -> None:
-        """Start the agents; returns at once, while they import torch."""
+        """Start the agents, anew if one was lost; returns at once, while they import torch."""
+        if any(link.lost for link in self._links):
+            self.close()
         if self._job is None:
             self._job, self._listener = self._begin()
             found = self._job.channels()
@@ -209,12 +211,7 @@ class Fleet:
             self._check_alive()
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
-        """Start a world and wait until it is over; KeyboardInterrupt ends it first.
-
-        After a node was lost the engine is asked for its agents anew.
-        """
-        if any(link.lost for link in self._links):
-            self.close()
+        """Start a world and wait until it is over; KeyboardInterrupt ends it first."""
         self.ready()
         assert self._job is not None
         self._job.prepare(spec)

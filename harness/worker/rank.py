@@ -43,7 +43,7 @@ from harness.worker.restart import train
 from harness.worker.sweep import sweep
 from harness.worker.window import Timed, measure
 
-#: Texts by which a rank only reports that another one is gone.
+#: Texts by which a rank only reports that another one is gone, in any case.
 PEER_ERRORS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -113,7 +113,7 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
         except BaseException as error:
             text = traceback.format_exc()
             message = str(error) or type(error).__name__
-            peer = any(t in message for t in PEER_ERRORS)
+            peer = any(t.lower() in message.lower() for t in PEER_ERRORS)
             failure = RankError(
                 type=type(error).__name__, message=message, traceback=text, peer=peer
             )

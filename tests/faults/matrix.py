@@ -1,49 +1,56 @@
 """The fault matrix: whatever breaks, is the right rank blamed, and is the world gone in time?
 
-    python tests/faults/matrix.py [--repeats 50] [--hangs 10] [--kinds kill raise ...]
+    python -m tests.faults.matrix [--repeats 50] [--hangs 10] [--kinds kill raise ...] [--jobs 4]
 
 Every kind on every strategy and on the first, the middle and the last of three ranks. Prints how
 often the right rank was named, the lower 95 % bound of that rate (Clopper and Pearson), how often
-the answer was called sure, and the longest time from the fault's deadline to an empty world.
-Exit status 1 if a rank was named wrongly, a world lasted too long, or anything was left.
+the answer was called sure, and the longest time from the launch to an empty world. Exit status 1
+if a rank was named wrongly, a world lasted too long, or anything was left.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 
 from scipy.stats import beta
 
+from harness.codec import from_doc
 from harness.discover import Catalogue
+from harness.evidence import lives
 from harness.launch import failure
 from harness.launch.deploy import Worlds, open_worlds
+from harness.launch.emulated import enter
 from harness.launch.engine import Where
 from harness.protocol import Deadlines, LaunchSpec
-from harness.record import Cause, Purpose
+from harness.record import Purpose, RankRecord
 from harness.site import Site
 from harness.spec import Device
+from harness.timeline.launch import budget_of
 
-STRATEGIES = ("ddp", "fsdp", "pipeline")
+from .kinds import DEADLINES, KINDS, On
+from .nodes import forked
+
 WORLD = 3
-COLLECTIVE_S = 3.0
-DEADLINES = Deadlines(start_s=20, first_step_s=20, step_s=6, collective_s=COLLECTIVE_S)
-#: How a fault is called when it is found; None = any of those that name the rank.
-CRASHES = {"kill": "signal", "raise": "exception", "exit": "exit", "exit3": "exit", "oom": "memory"}
-HANGS = {
-    "stop": "hang", "hang": "hang", "hang_in_collective": "collective", "skip": "collective",
-    "reorder": "collective", "shape": "collective", "dtype": "collective", "no_data": "",
-    "lone_checkpoint": "collective",
-}  # fmt: skip
+NODES = {On.LOCAL: (WORLD,), On.NODES: (1,) * WORLD, On.EMULATED: (1,) * WORLD}
 FOLDER = Path(__file__).parent / "strategies"
-#: Seconds after a crash, or after a hang's own time-out, within which the world must be gone.
-GONE_S = 5.0
+#: Seconds after a crash, or after the time-out that ends a hang, until the world must be gone; and
+#: what its first steps may take on a busy machine.
+GONE_S, STEPS_S = 5.0, 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,60 +62,92 @@ class Cell:
     rank: int
 
     @property
-    def sensible(self) -> bool:
-        """Whether the fault exists there: only a sharded checkpoint needs all ranks."""
-        return self.kind != "lone_checkpoint" or self.strategy == "fsdp"
+    def allowed_s(self) -> float:
+        """How long a world with this fault may last."""
+        return GONE_S + KINDS[self.kind].waits_s + STEPS_S
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What was said of one planted fault."""
+class Found:
+    """What was said of one planted fault; ``rank`` is None if nothing was."""
 
-    cause: Cause | None
+    rank: int | None
+    kind: str
+    message: str
+    sure: bool
     took_s: float
     left: int
 
-
-def cells(kinds: list[str]) -> Iterator[Cell]:
-    """All that make sense."""
-    for kind, strategy, rank in itertools.product(kinds, STRATEGIES, range(WORLD)):
-        cell = Cell(kind=kind, strategy=strategy, rank=rank)
-        if cell.sensible:
-            yield cell
+    def right(self, cell: Cell) -> bool:
+        """Whether the right rank was named, and the fault by its kind."""
+        return self.rank == cell.rank and KINDS[cell.kind].called in ("", self.kind)
 
 
-def strike(worlds: Worlds, known: Catalogue, cell: Cell, folder: Path) -> Outcome:
+def worlds_on(on: On, known: Catalogue) -> Worlds:
+    """Three ranks to break."""
+    where = Where(nodes=NODES[on])
+    return forked(where) if on is On.NODES else open_worlds(known.get("engines", on), where)
+
+
+def strike(worlds: Worlds, known: Catalogue, cell: Cell, folder: Path) -> Found:
     """Launch a world with the fault, and see what is said of it."""
     name = f"faulty_{cell.strategy}"
-    site = Site(device=Device.CPU, backend="gloo", nodes=(WORLD,))
+    on = KINDS[cell.kind].on
+    site = Site(device=Device.CPU, backend="gloo", nodes=NODES[on], emulated=on is On.EMULATED)
     model = "decoder-nano" if cell.strategy == "pipeline" else "mlp-nano"
     knobs = {f"{name}.kind": cell.kind, f"{name}.rank": cell.rank}
     case = known.normalise(site.case(f"{name}/{model}", knobs=knobs))
+    out = folder / "launches" / "fault"
+    out.mkdir(parents=True)
     spec = LaunchSpec(
         launch="fault", purpose=Purpose.TIMED, case=case, twin=case, steps=12, cut=2,
-        out=str(folder), files=known.files(case), draw=0, deadlines=DEADLINES,
+        out=str(out), files=known.files(case), draw=0, deadlines=DEADLINES,
     )  # fmt: skip
-    worlds.describe([])  # its agent is there: it takes seconds to import torch
+    if cell.kind == "slow":
+        spec = replace(spec, purpose=Purpose.PROFILE, profiled=6, deadlines=Deadlines())
+    agents = [int(node.agent.partition("-")[0]) for node in worlds.nodes]  # waits for torch
     began = time.monotonic()
-    ended = worlds.launch(spec, lambda step: None)
+    with outside(cell, agents, out):
+        ended = worlds.launch(spec, lambda step: None)
     took_s = time.monotonic() - began
-    left = sum(Path(f"/proc/{e.pid}").exists() for e in ended.ranks)
-    return Outcome(
-        cause=failure.attribute(ended.ranks, ended.unreachable), took_s=took_s, left=left
-    )
+    left = sum(lives(int(p.read_text())) for p in out.glob("*.pid"))
+    cause = failure.attribute(ended.ranks, ended.unreachable)
+    if cause is not None:
+        return Found(
+            rank=cause.rank, kind=cause.kind, message=cause.message, sure=cause.sure,
+            took_s=took_s, left=left,
+        )  # fmt: skip
+    if cell.kind == "slow":
+        return replace(waited_for(folder, out), took_s=took_s, left=left)
+    return Found(rank=None, kind="", message="", sure=False, took_s=took_s, left=left)
 
 
-def allowed_s(kind: str) -> float:
-    """How long a world with this fault may last, its first steps included."""
-    waits = 0.0 if kind in CRASHES else max(COLLECTIVE_S, DEADLINES.step_s)
-    return GONE_S + waits + 2.0
+@contextmanager
+def outside(cell: Cell, agents: Sequence[int], out: Path) -> Iterator[None]:
+    """What has to be done to a launch from outside of its ranks."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (out / "taken").write_text(str(taken.getsockname()[1]))
+        if cell.kind == "absent":
+            (out / "absent").write_text(str(cell.rank))
+        if cell.kind == "absent_node":
+            os.kill(agents[cell.rank], signal.SIGSTOP)
+        yield
+        if cell.kind == "cut":
+            again = (*enter(str(agents[cell.rank])), "ip", "link", "set", "eth0", "up")
+            subprocess.run(again, check=True)
 
 
-def right(cell: Cell, found: Outcome) -> bool:
-    """Whether the right rank was named, and the fault by its kind."""
-    wanted = {**CRASHES, **HANGS}[cell.kind]
-    named = found.cause is not None and found.cause.rank == cell.rank
-    return named and wanted in ("", found.cause.kind if found.cause else "")
+def waited_for(folder: Path, out: Path) -> Found:
+    """Whom the timeline names."""
+    files = [out / f"rank{rank}.json" for rank in range(WORLD)]
+    ranks = [from_doc(RankRecord, json.loads(f.read_text())) for f in files]
+    blame = budget_of(folder, out.name, ranks, 6, talks=True).blame
+    if blame is None:
+        return Found(rank=None, kind="", message="", sure=False, took_s=0, left=0)
+    return Found(
+        rank=blame.rank, kind="slow", message=f"{blame.term}", sure=blame.share > 0.5,
+        took_s=0, left=0,
+    )  # fmt: skip
 
 
 def lower_bound(good: int, total: int) -> float:
@@ -116,45 +155,65 @@ def lower_bound(good: int, total: int) -> float:
     return float(beta.ppf(0.05, good, total - good + 1)) if good else 0.0
 
 
+def row(cells: Sequence[tuple[Cell, Found]]) -> tuple[str, bool]:
+    """A line of the table about one kind and strategy, and whether all is well."""
+    first, total = cells[0][0], len(cells)
+    good = sum(found.right(cell) for cell, found in cells)
+    longest = max(found.took_s for _, found in cells)
+    left = sum(found.left for _, found in cells)
+    wrong = [
+        f"{cell.rank}: rank {found.rank} {found.kind} {found.message[:60]}"
+        for cell, found in cells
+        if not found.right(cell)
+    ]
+    line = (
+        f"| {first.kind} | {first.strategy} | {good} of {total} | {lower_bound(good, total):.2f} |"
+        f" {sum(found.sure for _, found in cells)} | {longest:.1f} s | {first.allowed_s:.0f} s |"
+        f" {left} | {'; '.join(wrong[:2])} |"
+    )
+    return line, good == total and longest <= first.allowed_s and not left
+
+
 def main() -> int:
     """Strike and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=50, help="of kinds that crash")
     parser.add_argument("--hangs", type=int, default=10, help="of kinds that hang")
-    parser.add_argument("--kinds", nargs="+", default=[*CRASHES, *HANGS])
-    parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--jobs", type=int, default=4, help="worlds at a time")
     asked = parser.parse_args()
     known = Catalogue([FOLDER])
-    worlds = open_worlds(known.get("engines", "local"), Where())
-    bad = 0
-    print("| fault | strategy | right | lower 95 % | sure | longest | allowed | wrong ones |")
-    print("|---|---|---|---|---|---|---|---|")
-    for kind in asked.kinds:
-        repeats = asked.repeats if kind in CRASHES else asked.hangs
-        for strategy in asked.strategies:
-            own = [c for c in cells([kind]) if c.strategy == strategy]
-            if not own:
-                continue
-            good = sure = 0
-            longest, wrong = 0.0, []
-            for _, cell in itertools.product(range(repeats), own):
+    bad = False
+    print(
+        "| fault | strategy | right | lower 95 % | sure | longest | allowed | left | wrong ones |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    for on in On:
+        free: SimpleQueue[Worlds] = SimpleQueue()
+        opened = [worlds_on(on, known) for _ in range(asked.jobs)]
+        for worlds in opened:
+            free.put(worlds)
+
+        def one(cell: Cell, free: SimpleQueue[Worlds] = free) -> tuple[Cell, Found]:
+            worlds = free.get()
+            try:
                 with tempfile.TemporaryDirectory() as folder:
-                    found = strike(worlds, known, cell, Path(folder))
-                good += right(cell, found)
-                sure += bool(found.cause and found.cause.sure)
-                longest = max(longest, found.took_s)
-                if not right(cell, found) and found.cause:
-                    c = found.cause
-                    wrong.append(f"{cell.rank}: rank {c.rank} {c.kind} {c.message[:60]}")
-                bad += not right(cell, found) or bool(found.left)
-                bad += found.took_s > allowed_s(kind)
-            total = repeats * len(own)
-            print(
-                f"| {kind} | {strategy} | {good} of {total} | {lower_bound(good, total):.2f} |"
-                f" {sure} | {longest:.1f} s | {allowed_s(kind):.0f} s | {'; '.join(wrong[:2])} |",
-                flush=True,
-            )
-    worlds.close()
+                    return cell, strike(worlds, known, cell, Path(folder))
+            finally:
+                free.put(worlds)
+
+        # Agents end with the thread that started them: one pool for as long as they live.
+        with ThreadPoolExecutor(asked.jobs) as pool:
+            for name in (k for k in asked.kinds if KINDS[k].on is on):
+                kind = KINDS[name]
+                repeats = asked.hangs if kind.waits_s else asked.repeats
+                for strategy in kind.strategies:
+                    cells = [Cell(kind=name, strategy=strategy, rank=r) for r in range(WORLD)]
+                    line, well = row(list(pool.map(one, itertools.chain(*[cells] * repeats))))
+                    bad |= not well
+                    print(line, flush=True)
+            for worlds in opened:
+                pool.submit(worlds.close).result()
     return 1 if bad else 0
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +22,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 #: The step at which the fault strikes.
 STEP = 4
 
-KNOBS = dict(kind="none", rank=1)
+#: What a rank prints goes to a file in the launch's folder; while a case is described, it does not.
+LOG = Path("/proc/self/fd/1").readlink()
 
 
 class Planted:
@@ -48,7 +51,7 @@ class Planted:
             options = StateDictOptions(full_state_dict=True)
             get_model_state_dict(self.model, options=options)
         if self.here and self.kind == "slow":
-            time.sleep(0.05)
+            time.sleep(0.2)
         return self.inner.step(batch)
 
     def chat(self, kind: str) -> None:
@@ -73,6 +76,26 @@ def host_oom() -> None:
     torch.empty(1 << 60)
 
 
+def device_oom() -> None:
+    if torch.cuda.is_available():
+        torch.empty(1 << 60, device="cuda")
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def full_disk() -> None:
+    """The file that this rank's result is written to first takes nothing any more."""
+    name = f".{LOG.stem}.json.{os.getpid()}"
+    LOG.with_name(name).symlink_to("/dev/full")
+
+
+def port_taken() -> None:
+    dist.TCPStore("127.0.0.1", int(LOG.with_name("taken").read_text()), 1, True)
+
+
+def cut_off() -> None:
+    subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+
+
 AT_ONCE: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "raise": raise_,
@@ -81,7 +104,22 @@ AT_ONCE: dict[str, Callable[[], Any]] = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": lambda: time.sleep(3600),
     "oom": host_oom,
+    "device_oom": device_oom,
+    "disk": full_disk,
+    "port": port_taken,
+    "agent": lambda: os.kill(os.getppid(), signal.SIGKILL),
+    "cut": cut_off,
 }
+
+
+def never_joins() -> None:
+    """The rank that is named in the launch's folder stays away from the process group."""
+    absent = LOG.with_name("absent")
+    if absent.is_file() and LOG.stem == f"rank{absent.read_text()}":
+        time.sleep(3600)
+
+
+never_joins()
 
 
 def plant(base: ModuleType, name: str) -> tuple[Any, Any]:
@@ -95,6 +133,8 @@ def plant(base: ModuleType, name: str) -> tuple[Any, Any]:
         inner = base.build(model, ctx)
         trained = getattr(inner, "module", getattr(inner, "model", model))
         kind, rank = knob(f"{name}.kind", "none"), knob(f"{name}.rank", 1)
+        if LOG.suffix == ".log":
+            LOG.with_suffix(".pid").write_text(str(os.getpid()))
         return Planted(inner, trained, ctx, kind, rank)
 
     return expect, build

@@ -1,0 +1,66 @@
+"""Nodes on this machine whose agents are forked from one process that has torch in memory.
+
+Real agents on channels of their own; but a lost one is replaced in milliseconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Mapping
+from multiprocessing.process import BaseProcess
+from unittest import mock
+
+from harness.channel import Channel
+from harness.launch.engine import RANK_ENV, State, Where
+from harness.launch.fleet import Fleet
+from harness.protocol import LaunchSpec
+from harness.worker import agent
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([agent.__name__])
+
+
+def serve(theirs: socket.socket) -> None:
+    """In the forked process: an agent."""
+    agent.main([f"--fd={theirs.detach()}", "--address=127.0.0.1"])
+
+
+class ForkedJob:
+    """The agents' processes."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._processes: list[BaseProcess] = []
+        self._channels: dict[int, Channel] = {}
+        for node in range(num_nodes):
+            ours, theirs = socket.socketpair()
+            with theirs, mock.patch.dict(os.environ, RANK_ENV):  # as the first of them loads torch
+                process = FORKS.Process(target=serve, args=(theirs,))
+                process.start()
+            self._processes.append(process)
+            self._channels[node] = Channel(ours, dialed=False)
+
+    def prepare(self, spec: LaunchSpec) -> None:
+        """Nothing to do before a launch."""
+
+    def channels(self) -> Mapping[int, Channel]:
+        """Our ends."""
+        return self._channels
+
+    def poll(self) -> tuple[State, str]:
+        """Ended as soon as one agent has."""
+        ended = any(p.exitcode is not None for p in self._processes)
+        return (State.ENDED, "an agent ended") if ended else (State.RUNNING, "")
+
+    def stop(self) -> None:
+        """Whatever they are at, and also if they are stopped."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._processes = []
+
+
+def forked(where: Where) -> Fleet:
+    """A fleet of such nodes."""
+    return Fleet(lambda: (ForkedJob(len(where.nodes)), None), where)

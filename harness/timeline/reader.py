@@ -1,74 +1,27 @@
 """Reads torch.profiler's Chrome traces: streaming, typed, into columns of int64 nanoseconds.
 
-A trace is cut into blocks of whole events, and each block is decoded by msgspec into the few fields
-that are used. What msgspec refuses (ids of odd types, broken text) goes through the standard
-library, event by event; what even that cannot read is counted, never passed over in silence.
+file -> blocks of whole events -> events -> columns, ascending by start
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import json
 import re
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import ScaleproofError
+from harness.timeline.blocks import Blocks
+from harness.timeline.events import INT64, Args, Event, decode
 
-BLOCK_BYTES = 2 << 20
 #: Python frames and graph nodes: up to nine tenths of a trace with stacks, none of it timed here.
 DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g"})
-_START = re.compile(rb'"traceEvents"\s*:\s*\[\s*')
-_NEXT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|args|dur|id)"\s*:)')
-_INT64 = (1 << 63) - 1
 _COLUMNS = ("start", "end", "name", "cat", "thread", "correlation", "stream")
-
-
-class Args(msgspec.Struct, gc=False, rename={
-    "correlation": "correlation", "stream": "stream",
-    "collective": "Collective name", "nelems": "In msg nelems",
-    "group": "Process Group Name", "ranks": "Process Group Ranks", "size": "Group size",
-    "seq": "Seq",
-    "source": "Src Rank", "target": "Dst Rank", "dims": "Input Dims",
-    "inputs": "Concrete Inputs", "allocated": "Total Allocated",
-}):  # fmt: skip
-    """What an event may carry beside its times; everything optional."""
-
-    correlation: int = -1
-    stream: int = -1
-    collective: str = ""
-    nelems: int = -1
-    group: str = ""
-    ranks: str = ""
-    size: int = -1
-    seq: int = -1
-    source: int = -1
-    target: int = -1
-    dims: msgspec.Raw = msgspec.Raw()
-    inputs: msgspec.Raw = msgspec.Raw()
-    allocated: int = -1
-
-
-class Event(msgspec.Struct, gc=False):
-    """One event as written; ``ts`` and ``dur`` in us."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
-    ts: float = 0.0
-    dur: float = 0.0
-    args: Args | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,39 +173,34 @@ def _correlations(args: list[Args | None]) -> NDArray[np.int64]:
     try:
         return np.array(found, dtype=np.int64)
     except OverflowError:
-        return np.array([min(c, _INT64) for c in found], dtype=np.int64)
+        return np.array([min(c, INT64) for c in found], dtype=np.int64)
 
 
 def read(path: Path) -> Trace:
     """Read one trace, plain or gzipped; ScaleproofError if it is none."""
-    columns, skipped = _Growing(), 0
-    decode = msgspec.json.Decoder(list[Event]).decode
-    stream = _Stream(path)
+    columns, skipped, blocks = _Growing(), 0, Blocks(path)
     enabled = gc.isenabled()
     gc.disable()  # else half of the time goes into looking for cycles that cannot be there
     try:
-        for block in stream.blocks():
-            try:
-                events = decode(block)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                events, lost = _salvage(block)
-                skipped += lost
+        for block in blocks:
+            events, lost = decode(block)
             columns.add(events)
+            skipped += lost
             del events
     finally:
         if enabled:
             gc.enable()
     if not columns.rows:
         raise ScaleproofError(
-            "no timed events in this file" + (f": {stream.broken}" if stream.broken else ""),
+            "no timed events in this file" + (f": {blocks.broken}" if blocks.broken else ""),
             where=str(path),
             expected="a Chrome trace of torch.profiler, .json or .json.gz",
             fix="export_chrome_trace('rank0.json.gz'), then scaleproof timeline rank0.json.gz",
         )
-    broken = [stream.broken] if stream.broken else []
+    broken = [blocks.broken] if blocks.broken else []
     if skipped:
         broken.append(f"{skipped} events could not be read")
-    return _trace(path, columns, stream.meta, "; ".join(broken))
+    return _trace(path, columns, blocks.meta, "; ".join(broken))
 
 
 def _trace(path: Path, columns: _Growing, meta: dict[str, Any], partial: str) -> Trace:
@@ -289,157 +237,3 @@ def _trace(path: Path, columns: _Growing, meta: dict[str, Any], partial: str) ->
         allocated=np.array(sorted(allocated), dtype=np.int64).reshape(-1, 2),
         partial=partial,
     )
-
-
-class _Stream:
-    """Cuts a trace file into blocks of whole events; ``meta`` is complete once they are read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.meta: dict[str, Any] = {}
-        self.broken = ""
-
-    def blocks(self) -> Iterator[bytes]:
-        """JSON lists of events."""
-        try:
-            with self.path.open("rb") as handle:
-                yield from self._cut(self._chunks(handle))
-        except OSError as error:
-            raise ScaleproofError(
-                f"cannot be read: {error.strerror or error}",
-                where=str(self.path),
-                fix="scaleproof timeline rank*.json.gz",
-            ) from None
-
-    def _chunks(self, handle: IO[bytes]) -> Iterator[bytes]:
-        """The file's text, decompressed if it is gzipped; as much of a broken one as there is."""
-        magic = handle.read(2)
-        handle.seek(0)
-        if magic != b"\x1f\x8b":
-            while chunk := handle.read(BLOCK_BYTES):
-                yield chunk
-            return
-        member, inside = zlib.decompressobj(wbits=31), False
-        while chunk := handle.read(max(1, BLOCK_BYTES // 8)):
-            while chunk:
-                try:
-                    text = member.decompress(chunk)
-                except zlib.error as error:
-                    self.broken = f"the compressed file is damaged ({error})"
-                    return
-                inside, chunk = not member.eof, member.unused_data
-                if member.eof:
-                    member = zlib.decompressobj(wbits=31)
-                if text:
-                    yield text
-        if inside:
-            self.broken = "the compressed file is cut short"
-
-    def _cut(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        rest = next(chunks, b"")
-        start = _START.search(rest)
-        while start is None and rest.lstrip()[:1] == b"{" and (more := next(chunks, b"")):
-            rest += more
-            start = _START.search(rest)
-        if start is not None:
-            self._header(rest[: start.start()])
-            rest = rest[start.end() :]
-        elif rest.lstrip()[:1] == b"[":  # the other form of the format: a bare list
-            rest = rest.lstrip()[1:]
-        else:
-            return
-        for more in chunks:
-            rest += more
-            # The last border in sight; the event after it may not be whole yet.
-            cut = None
-            for found in _NEXT.finditer(rest, max(0, len(rest) - (1 << 16))):
-                cut = found
-            if cut is None:
-                for found in _NEXT.finditer(rest):
-                    cut = found
-            if cut is not None:
-                yield b"[" + rest[: cut.start() + 1] + b"]"
-                rest = rest[cut.end() :]
-        yield from self._last(rest)
-
-    def _last(self, rest: bytes) -> Iterator[bytes]:
-        """What is left at the end: the last events and the tail, or a broken end."""
-        close = rest.rfind(b"]")
-        while close >= 0:
-            tail = rest[close + 1 :].strip()
-            with contextlib.suppress(ValueError):
-                text = b"{" + tail.removeprefix(b",").removesuffix(b"}") + b"}"
-                self.meta.update(json.loads(text))
-                if not rest[:close].rstrip().endswith((b"}", b"[", b",")) and rest[:close].strip():
-                    raise ValueError
-                yield b"[" + rest[:close].rstrip().removesuffix(b",") + b"]"
-                return
-            close = rest.rfind(b"]", 0, close)
-        self.broken = self.broken or "the file ends in the middle of its events"
-        cut = None
-        for found in _NEXT.finditer(rest):
-            cut = found
-        if cut is not None:
-            yield b"[" + rest[: cut.start() + 1] + b"]"
-
-    def _header(self, text: bytes) -> None:
-        with contextlib.suppress(ValueError):
-            body = text.rstrip().removesuffix(b",") + b"}"
-            self.meta.update(json.loads(body.decode("utf-8", "replace"), strict=False))
-
-
-_NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:)', re.S)
-
-
-def _salvage(block: bytes) -> tuple[list[Event], int]:
-    """The readable events of a block that is not clean, and how many were not."""
-    out: list[Event] = []
-    lost = 0
-    begin = 1
-    borders = [m.start() + 1 for m in _NEXT.finditer(block)]
-    for end in [*borders, len(block) - 1]:
-        text = block[begin:end].decode("utf-8", "replace").strip().lstrip(",").strip()
-        begin = end
-        if not text:
-            continue
-        event = _event(text)
-        if event is None:
-            lost += 1
-        else:
-            out.append(event)
-    return out, lost
-
-
-def _event(text: str) -> Event | None:
-    """One event, its name's unescaped quotes put right; None if that does not help."""
-    for attempt in (text, _NAME.sub(_quoted, text)):
-        with contextlib.suppress(ValueError):
-            doc = json.loads(attempt, strict=False)
-            args = doc.get("args")
-            clean = {k: doc.get(k) for k in ("ph", "cat", "name", "pid", "tid", "ts", "dur")}
-            found = msgspec.convert(
-                {k: v for k, v in clean.items() if v is not None}, Event, strict=False
-            )
-            if isinstance(args, dict):
-                found.args = _args(args)
-            return found
-    return None
-
-
-def _quoted(match: re.Match[str]) -> str:
-    return match[1] + re.sub(r'(?<!\\)"', r"\"", match[2]) + match[3]
-
-
-def _args(doc: dict[str, Any]) -> Args:
-    """Whatever of the arguments has a type that can be used."""
-    usable: dict[str, Any] = {}
-    for info in msgspec.structs.fields(Args):
-        value = doc.get(info.encode_name)
-        if info.type is msgspec.Raw and value is not None:
-            usable[info.name] = msgspec.Raw(json.dumps(value).encode())
-        elif info.type is int:
-            with contextlib.suppress(TypeError, ValueError):
-                usable[info.name] = min(int(value), _INT64)  # type: ignore[arg-type]
-        elif info.type is str and isinstance(value, str):
-            usable[info.name] = value
-    return Args(**usable)

@@ -10,7 +10,7 @@ import pytest
 from writing import BASE_NS, event, step, write
 
 from harness.errors import ScaleproofError
-from harness.timeline import reader
+from harness.timeline import blocks
 from harness.timeline.reader import read
 
 EVENTS: list[dict[str, Any]] = [
@@ -47,7 +47,7 @@ def test_blocks_are_cut_between_events(tmp_path: Path, monkeypatch: pytest.Monke
     ]
     whole = read(write(tmp_path / "whole.json", many))
     for size in (64, 999, 4096):
-        monkeypatch.setattr(reader, "BLOCK_BYTES", size)
+        monkeypatch.setattr(blocks, "BLOCK_BYTES", size)
         for layout in ("kineto", "older", "compact"):
             cut = read(write(tmp_path / "cut.json", many, layout=layout))
             assert cut.start.tolist() == whole.start.tolist() and cut.partial == ""

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from harness.errors import ScaleproofError
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 1 << 20
 _START = re.compile(rb'"traceEvents"\s*:\s*\[\s*')
 #: The border between two events: where the first closes, and where the second begins.
 BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|args|dur|id)"\s*:)')

@@ -19,7 +19,7 @@ INT64 = (1 << 63) - 1
 _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:)', re.S)
 
 
-class Args(msgspec.Struct, gc=False, rename={
+class Args(msgspec.Struct, frozen=True, gc=False, rename={
     "correlation": "correlation", "stream": "stream",
     "collective": "Collective name", "nelems": "In msg nelems",
     "group": "Process Group Name", "ranks": "Process Group Ranks", "size": "Group size",
@@ -44,6 +44,9 @@ class Args(msgspec.Struct, gc=False, rename={
     allocated: int = -1
 
 
+NO_ARGS = Args()
+
+
 class Event(msgspec.Struct, gc=False):
     """One event as written; ``ts`` and ``dur`` in us."""
 
@@ -54,7 +57,7 @@ class Event(msgspec.Struct, gc=False):
     tid: int | str | None = None
     ts: float = 0.0
     dur: float = 0.0
-    args: Args | None = None
+    args: Args = NO_ARGS
 
 
 _decode = msgspec.json.Decoder(list[Event]).decode

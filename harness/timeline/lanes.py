@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from harness.ranges import Category, category_of
 from harness.timeline import intervals
+from harness.timeline.events import Args
 from harness.timeline.intervals import EMPTY, Intervals, merge, subtract, union
-from harness.timeline.reader import Args, Trace
+from harness.timeline.reader import Trace
 
 _STEP = re.compile(r"ProfilerStep#\d+$")
 _DATA = re.compile(r"enumerate\(DataLoader\)#.*__next__")

@@ -5,6 +5,7 @@ file -> blocks of whole events -> events -> columns, ascending by start
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from harness.errors import ScaleproofError
 from harness.timeline.blocks import Blocks
-from harness.timeline.events import INT64, Args, Event, decode
+from harness.timeline.events import INT64, NO_ARGS, Args, Event, decode
 
 #: Python frames and graph nodes: up to nine tenths of a trace with stacks, none of it timed here.
 DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g"})
@@ -43,7 +44,7 @@ class Trace:
     name: NDArray[np.int32]
     cat: NDArray[np.int16]
     thread: NDArray[np.int32]
-    correlation: NDArray[np.int64]
+    correlation: NDArray[np.int32] | NDArray[np.int64]
     stream: NDArray[np.int32]
     names: tuple[str, ...]
     cats: tuple[str, ...]
@@ -101,19 +102,20 @@ class _Ids(dict[Any, int]):
         return found
 
 
-_get = {n: attrgetter(n) for n in ("ts", "dur", "name", "cat", "pid", "tid", "args")}
+_OF_EVENT = ("ts", "dur", "name", "cat", "pid", "tid", "args")
+_OF_ARGS = ("collective", "stream", "correlation")
+_get = {n: attrgetter(n) for n in (*_OF_EVENT, *_OF_ARGS)}
 
 
 @dataclass
 class _Growing:
     """Grows block by block: one list of pieces for each column, in the order of ``_COLUMNS``.
 
-    Times are ns since the trace's own base; a thread is its process's number and its own.
+    Times are ns since the trace's own base; a thread is a pair, its process's name and its own.
     """
 
     names: _Ids = field(default_factory=_Ids)
     cats: _Ids = field(default_factory=_Ids)
-    processes: _Ids = field(default_factory=_Ids)
     threads: _Ids = field(default_factory=_Ids)
     pieces: list[list[NDArray[Any]]] = field(default_factory=lambda: [[] for _ in _COLUMNS])
     extra: dict[int, Args] = field(default_factory=dict)
@@ -126,34 +128,29 @@ class _Growing:
         n = len(kept)
         if n < len(events):
             self.allocated += [
-                (e.ts, e.args.allocated)
-                for e in events
-                if e.ph == "i" and e.args is not None and e.args.allocated >= 0
+                (e.ts, e.args.allocated) for e in events if e.ph == "i" and e.args.allocated >= 0
             ]
         if not n:
             return
-        args = list(map(_get["args"], kept))
+        args: list[Args] = list(map(_get["args"], kept))
         names = np.fromiter(map(self.names.__getitem__, map(_get["name"], kept)), np.int32, n)
         talking = [i for i, name in enumerate(self.names) if name.startswith(("c10d::", "gloo:"))]
         rows = np.flatnonzero(np.isin(names, talking)).tolist() if talking else []
-        rows += [i for i, a in enumerate(args) if a is not None and a.collective]
+        rows += [i for i, c in enumerate(map(_get["collective"], args)) if c]
         for i in rows:
-            if (found := args[i]) is not None:
-                self.extra[self.rows + i] = found
+            if args[i] is not NO_ARGS:
+                self.extra[self.rows + i] = args[i]
         ts = np.fromiter(map(_get["ts"], kept), np.float64, n)
         ends = ts + np.fromiter(map(_get["dur"], kept), np.float64, n)
-        processes = np.fromiter(
-            map(self.processes.__getitem__, map(_get["pid"], kept)), np.int32, n
-        )
-        threads = np.fromiter(map(self.threads.__getitem__, map(_get["tid"], kept)), np.int32, n)
+        threads = zip(map(_get["pid"], kept), map(_get["tid"], kept), strict=True)
         columns: tuple[NDArray[Any], ...] = (
             np.round(ts * 1000).astype(np.int64),
             np.round(ends * 1000).astype(np.int64),
             names,
             np.fromiter(map(self.cats.__getitem__, map(_get["cat"], kept)), np.int16, n),
-            (processes << 16) + threads,
-            _correlations(args),
-            np.array([-1 if a is None else a.stream for a in args], dtype=np.int32),
+            np.fromiter(map(self.threads.__getitem__, threads), np.int32, n),
+            _correlations(list(map(_get["correlation"], args))),
+            np.fromiter(map(_get["stream"], args), np.int32, n),
         )
         for pieces, column in zip(self.pieces, columns, strict=True):
             pieces.append(column)
@@ -167,13 +164,13 @@ class _Growing:
         return found
 
 
-def _correlations(args: list[Args | None]) -> NDArray[np.int64]:
-    """What ties a kernel to its launch; -1 for none. Some write unsigned ones."""
-    found = [-1 if a is None else a.correlation for a in args]
-    try:
+def _correlations(found: list[int]) -> NDArray[np.int32] | NDArray[np.int64]:
+    """What ties a kernel to its launch; -1 for none. Most are small, some unsigned 64 bits."""
+    with contextlib.suppress(OverflowError):
+        return np.array(found, dtype=np.int32)
+    with contextlib.suppress(OverflowError):
         return np.array(found, dtype=np.int64)
-    except OverflowError:
-        return np.array([min(c, INT64) for c in found], dtype=np.int64)
+    return np.array([min(c, INT64) for c in found], dtype=np.int64)
 
 
 def read(path: Path) -> Trace:
@@ -206,16 +203,17 @@ def read(path: Path) -> Trace:
 def _trace(path: Path, columns: _Growing, meta: dict[str, Any], partial: str) -> Trace:
     base = int(meta.get("baseTimeNanoseconds", 0))
     start, end = columns.whole("start"), columns.whole("end")
-    order = np.lexsort((-end, start))  # of two that start together, the one around comes first
-    start, end = start[order] + base, end[order] + base
+    np.negative(end, out=end)  # in place: here a large trace is at its largest
+    order = np.lexsort((end, start))  # of two that start together, the one around comes first
+    start = start[order]
+    start += base
+    end = end[order]
+    np.subtract(base, end, out=end)
     moved = {}
     if columns.extra:
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
         moved = {int(place[row]): a for row, a in columns.extra.items()}
-    thread = columns.whole("thread")[order]
-    ids = np.unique(thread)
-    processes, threads = tuple(columns.processes), tuple(columns.threads)
     info = meta.get("distributedInfo") or {}
     allocated = [(round(t * 1000) + base, b) for t, b in columns.allocated]
     return Trace(
@@ -227,12 +225,12 @@ def _trace(path: Path, columns: _Growing, meta: dict[str, Any], partial: str) ->
         end=end,
         name=columns.whole("name")[order],
         cat=columns.whole("cat")[order],
-        thread=np.searchsorted(ids, thread).astype(np.int32),
+        thread=columns.whole("thread")[order],
         correlation=columns.whole("correlation")[order],
         stream=columns.whole("stream")[order],
         names=tuple(columns.names),
         cats=tuple(columns.cats),
-        threads=tuple(f"{processes[i >> 16]}/{threads[i & 0xFFFF]}" for i in ids.tolist()),
+        threads=tuple(f"{process}/{thread}" for process, thread in columns.threads),
         extra=moved,
         allocated=np.array(sorted(allocated), dtype=np.int64).reshape(-1, 2),
         partial=partial,

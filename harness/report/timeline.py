@@ -137,10 +137,12 @@ def remarks(run: RunRecord, width: int) -> list[str]:
     if refused:
         worst = max(refused, key=lambda r: r.perturbation)
         names = ", ".join(r.arm.case.id for r in refused)
+        stages = all(r.arm.case.strategy == "pipeline" for r in refused)  # cannot go without
         out += wrap(
             f" refused  {names}: profiled steps take up to {worst.perturbation:.2f}x as long"
             f" as others (limit {PERTURBED}): too changed to say where their time goes; use longer"
-            f" steps (--set micro_batch=..., a larger size), or --ablate communication",
+            " steps (--set micro_batch=..., a larger size)"
+            + ("" if stages else ", or --ablate communication"),
             width, 10,
         )  # fmt: skip
     return out

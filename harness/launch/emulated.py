@@ -2,6 +2,7 @@
 
     bridge namespace   br0 -- v0, v1, ..  each: tbf at the rate of its link
     node namespaces    eth0 10.77.0.1, 10.77.0.2, ..  each: tbf at the rate of its link
+    with delays        tun0 in each, all in the hands of one switch, and the routes through it
 
 The namespaces belong to processes that die with us, so none is ever left. As root, or in a user
 namespace of an ordinary user. What is measured over it is labelled wherever it is shown.
@@ -9,27 +10,27 @@ namespace of an ordinary user. What is measured over it is labelled wherever it 
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from harness.channel import Channel
 from harness.errors import LaunchError
 from harness.launch.engine import Capabilities, Command, Deployment, State
 from harness.launch.inherit import InheritingJob, agent_command
+from harness.launch.links import Links, buffers, links_of, shape
+from harness.launch.switch import DEVICE, MTU
 from harness.protocol import LaunchSpec
-from harness.spec import CaseSpec
 
 ENGINE = dict(multi_node=True, one_machine=True, always_emulated=True)
-KNOBS = dict(rate_mbit=1000.0, delay_ms=0.0, slow_links="")
+KNOBS = dict(rate_mbit=1000.0, delay_ms=0.0, slow_links="", far_links="")
 
-#: Rates from which a token bucket and TCP's own buffers need no help, in Mbit/s.
-SLOW_MBIT = 200.0
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "sysctl")
 START_S = 10.0
 
@@ -37,63 +38,6 @@ START_S = 10.0
 def address(node: int) -> str:
     """Where a node is on the emulated network."""
     return f"10.77.0.{node + 1}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Links:
-    """Rates in Mbit/s: of each node's own link, and between two nodes where that is less."""
-
-    own: tuple[float, ...]
-    between: Mapping[tuple[int, int], float]
-
-
-def links_of(case: CaseSpec, num_nodes: int) -> Links:
-    """``rate_mbit`` for every link; ``slow_links`` is ``1:100`` for a node's, ``1-2:100`` for the
-    way between two, several with commas.
-    """
-    usual = float(case.knob("emulated.rate_mbit", KNOBS["rate_mbit"]))
-    own, between = [usual] * num_nodes, {}
-    for part in filter(None, str(case.knob("emulated.slow_links", "")).split(",")):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?:([\d.]+)", part)
-        if match is None:
-            raise LaunchError(
-                f"emulated.slow_links: {part!r}", where=case.id,
-                expected="1:100 (node 1's link) or 1-2:100 (between nodes 1 and 2), in Mbit/s",
-                fix="--set emulated.slow_links=1:100",
-            )  # fmt: skip
-        node, other, rate = int(match[1]), match[2], float(match[3])
-        if other is not None:
-            between[node, int(other)] = between[int(other), node] = rate
-        elif node < len(own):
-            own[node] = rate
-    return Links(own=tuple(own), between=between)
-
-
-def burst(rate_mbit: float) -> int:
-    """8 ms of a rate, in bytes: less chokes it, and bursts below it pass unshaped."""
-    return max(int(rate_mbit * 1e6 / 8 * 8e-3), 16_000)
-
-
-def shape(device: str, rate_mbit: float, slower: Mapping[str, float] | None = None) -> list[str]:
-    """Tc's commands: a token bucket; with ways that are ``slower``, a class for each address."""
-    if not slower:
-        bucket = f"rate {rate_mbit:g}mbit burst {burst(rate_mbit)} latency 200ms"
-        return [f"qdisc replace dev {device} root handle 1: tbf {bucket}"]
-    lines = [f"qdisc replace dev {device} root pfifo"]  # htb cannot replace another htb
-    lines.append(f"qdisc replace dev {device} root handle 2: htb default 1")
-    for i, (to, rate) in enumerate([("", rate_mbit), *slower.items()], 1):
-        bucket = f"rate {rate:g}mbit burst {burst(rate)} cburst {burst(rate)}"
-        lines.append(f"class replace dev {device} parent 2: classid 2:{i} htb {bucket}")
-        if to:
-            match = f"u32 match ip dst {to}/32"
-            lines.append(f"filter add dev {device} parent 2: protocol ip {match} flowid 2:{i}")
-    return lines
-
-
-def buffers(rate_mbit: float) -> list[str]:
-    """Sysctl's arguments: on slow links megabytes would queue ahead of gloo's own messages."""
-    wide = "4096 65536 262144" if rate_mbit <= SLOW_MBIT else "4096 131072 6291456"
-    return [f"net.ipv4.tcp_wmem={wide}", f"net.ipv4.tcp_rmem={wide}"]
 
 
 def enter(pid: str, *, net: bool = True) -> tuple[str, ...]:
@@ -164,6 +108,7 @@ class EmulatedJob:
         self._holders: list[subprocess.Popen[bytes]] = []
         self._pids: dict[str, str] = {}
         self._agents: InheritingJob | None = None
+        self._switch: subprocess.Popen[str] | None = None
         self._shaped: tuple[Links, tuple[int, ...]] | None = None
         try:
             for command in commands:
@@ -227,16 +172,11 @@ class EmulatedJob:
             )
 
     def prepare(self, spec: LaunchSpec) -> None:
-        """Shape the links to the rates of this case."""
-        if spec.case.knob("emulated.delay_ms", 0.0):
-            raise LaunchError(
-                "emulated.delay_ms is not emulated", where=spec.case.id,
-                expected="0: latency is not emulated yet", fix="--set emulated.delay_ms=0",
-            )  # fmt: skip
+        """Shape the links to the rates and delays of this case."""
         if len(spec.case.nodes) < 2:
             return
         hosts = spec.hosts or tuple(range(len(spec.case.nodes)))
-        links = links_of(spec.case, max(hosts) + 1)
+        links = links_of(spec.case, max(hosts) + 1, KNOBS)
         if (links, hosts) == self._shaped:
             return
         for node in hosts:
@@ -244,9 +184,60 @@ class EmulatedJob:
             slower = {address(b): r for (a, b), r in links.between.items() if a == node}
             self._run(_batch("{bridge}", "tc", shape(f"v{node}", rate)))
             self._run(_batch(f"{{node{node}}}", "tc", shape("eth0", rate, slower)))
-            argv = (*enter(f"{{node{node}}}"), "sysctl", "-q", "-w", *buffers(rate))
+            argv = (
+                *enter(f"{{node{node}}}"),
+                "sysctl",
+                "-q",
+                "-w",
+                *buffers(rate, max(links.delay_ms[node])),
+            )
             self._run(Command(nodes=(), argv=argv))
+        self._end_switch()
+        if links.delayed:
+            self._start_switch(links)
         self._shaped = (links, hosts)
+
+    def _start_switch(self, links: Links) -> None:
+        """Have all ways lead through it."""
+        nodes = range(len(links.own))
+        plan = dict(
+            pids=[int(self._pids[f"node{i}"]) for i in nodes],
+            own=links.own,
+            between=[(a, b, rate) for (a, b), rate in links.between.items()],
+            delay_ms=links.delay_ms,
+        )
+        inside = enter(self._pids["bridge"], net=False)
+        prefix = inside if len(inside) > 2 else ()
+        self._switch = subprocess.Popen(
+            [
+                *prefix, "setpriv", "--pdeathsig=KILL",
+                *(sys.executable, "-m", "harness.launch.switch", json.dumps(plan)),
+            ],
+            cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert self._switch.stdout is not None and self._switch.stderr is not None
+        if self._switch.stdout.readline() != "ready\n":
+            said = self._switch.stderr.read().strip().splitlines()
+            raise LaunchError(
+                f"the switch for delays: {said[-1] if said else 'it said nothing'}",
+                where="emulated engine",
+                expected="/dev/net/tun, open to this user",
+                fix="modprobe tun",
+            )
+        for i in nodes:
+            ways = [
+                f"link set {DEVICE} mtu {MTU} up",
+                f"route add 10.77.0.0/25 dev {DEVICE} src {address(i)}",  # goes before eth0's /24
+            ]
+            self._run(_batch(f"{{node{i}}}", "ip", ways))
+
+    def _end_switch(self) -> None:
+        """Its devices, and the routes through them, go with it."""
+        if self._switch is not None:
+            self._switch.kill()
+            self._switch.communicate()
+            self._switch = None
 
     def channels(self) -> Mapping[int, Channel]:
         """The agents'."""
@@ -262,6 +253,7 @@ class EmulatedJob:
         """The agents leave, then their namespaces."""
         if self._agents is not None:
             self._agents.stop()
+        self._end_switch()
         for holder in self._holders:
             holder.kill()
             holder.wait()

@@ -1,0 +1,102 @@
+"""The links of an emulated network: their rates and delays, and how Linux is told of them.
+
+Rates are token buckets of the kernel (``tc``). It has no delay everywhere, so a network with delays
+goes through our own switch (``harness.launch.switch``), which then sees to the rates as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import LaunchError
+from harness.spec import CaseSpec
+
+#: Rates up to which TCP's own buffers must be small, in Mbit/s.
+SLOW_MBIT = 200.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """``own``: Mbit/s of each node's link; ``between``: of the way between two nodes where that is
+    less. ``delay_ms``: from each node to each other, one way.
+    """
+
+    own: tuple[float, ...]
+    between: Mapping[tuple[int, int], float]
+    delay_ms: tuple[tuple[float, ...], ...]
+
+    @property
+    def delayed(self) -> bool:
+        """Whether any way takes time."""
+        return any(map(any, self.delay_ms))
+
+
+def links_of(case: CaseSpec, num_nodes: int, usual: Mapping[str, Any]) -> Links:
+    """The links of a case's knobs, or of the ``usual`` ones.
+
+    ``slow_links`` is ``1:100`` for the rate of a node's link, ``1-2:100`` for the way between two,
+    several with commas; ``far_links`` the same for one-way delays in ms.
+    """
+    rate_mbit = float(case.knob("emulated.rate_mbit", usual["rate_mbit"]))
+    delay_ms = float(case.knob("emulated.delay_ms", usual["delay_ms"]))
+    own, between = [rate_mbit] * num_nodes, {}
+    for (node, other), rate in _exceptions(case, "slow_links", "100").items():
+        if other is not None:
+            between[node, other] = between[other, node] = rate
+        elif node < num_nodes:
+            own[node] = rate
+    delays = [[0.0 if a == b else delay_ms for b in range(num_nodes)] for a in range(num_nodes)]
+    for (node, other), delay in _exceptions(case, "far_links", "5").items():
+        for there in range(num_nodes) if other is None else [other]:
+            if max(node, there) < num_nodes and there != node:
+                delays[node][there] = delays[there][node] = delay
+    return Links(own=tuple(own), between=between, delay_ms=tuple(map(tuple, delays)))
+
+
+def _exceptions(case: CaseSpec, knob: str, example: str) -> dict[tuple[int, int | None], float]:
+    """By node, or by two nodes."""
+    out: dict[tuple[int, int | None], float] = {}
+    for part in filter(None, str(case.knob(f"emulated.{knob}", "")).split(",")):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?:([\d.]+)", part)
+        if match is None:
+            raise LaunchError(
+                f"emulated.{knob}: {part!r}", where=case.id,
+                expected=f"1:{example} (node 1's link) or 1-2:{example} (between nodes 1 and 2)",
+                fix=f"--set emulated.{knob}=1:{example}",
+            )  # fmt: skip
+        out[int(match[1]), None if match[2] is None else int(match[2])] = float(match[3])
+    return out
+
+
+def burst(rate_mbit: float) -> int:
+    """8 ms of a rate, in bytes: less chokes it, and bursts below it pass unshaped."""
+    return max(int(rate_mbit * 1e6 / 8 * 8e-3), 16_000)
+
+
+def shape(device: str, rate_mbit: float, slower: Mapping[str, float] | None = None) -> list[str]:
+    """Tc's commands: a token bucket; with ways that are ``slower``, a class for each address."""
+    if not slower:
+        bucket = f"rate {rate_mbit:g}mbit burst {burst(rate_mbit)} latency 200ms"
+        return [f"qdisc replace dev {device} root handle 1: tbf {bucket}"]
+    lines = [f"qdisc replace dev {device} root pfifo"]  # htb cannot replace another htb
+    lines.append(f"qdisc replace dev {device} root handle 2: htb default 1")
+    for i, (to, rate) in enumerate([("", rate_mbit), *slower.items()], 1):
+        bucket = f"rate {rate:g}mbit burst {burst(rate)} cburst {burst(rate)}"
+        lines.append(f"class replace dev {device} parent 2: classid 2:{i} htb {bucket}")
+        if to:
+            match = f"u32 match ip dst {to}/32"
+            lines.append(f"filter add dev {device} parent 2: protocol ip {match} flowid 2:{i}")
+    return lines
+
+
+def buffers(rate_mbit: float, delay_ms: float = 0.0) -> Sequence[str]:
+    """Sysctl's arguments: on slow links megabytes would queue ahead of gloo's own messages; on far
+    ones four times what is under way must fit.
+    """
+    under_way = int(rate_mbit * 1e6 / 8 * 2 * delay_ms / 1e3)
+    usual, most = (65536, 262144) if rate_mbit <= SLOW_MBIT else (131072, 6291456)
+    wide = f"4096 {usual} {max(most, 4 * under_way)}"
+    return [f"net.ipv4.tcp_wmem={wide}", f"net.ipv4.tcp_rmem={wide}"]

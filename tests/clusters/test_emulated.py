@@ -1,0 +1,41 @@
+"""Emulated networks: real namespaces, real packets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.discover import Catalogue
+from harness.launch.emulated import build
+from harness.launch.engine import Where
+from harness.launcher import Launcher
+from harness.site import Site
+from harness.spec import Device
+
+HERE = build().probe()
+DELAY_MS = 10.0
+
+pytestmark = pytest.mark.skipif(not HERE.available, reason=f"emulated: {HERE.reason}")
+
+
+@pytest.mark.full  # two sweeps
+def test_a_message_there_and_back_takes_twice_the_delay(tmp_path: Path) -> None:
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("no /dev/net/tun")
+    nodes = (1, 1)
+    site = Site(device=Device.CPU, backend="gloo", nodes=nodes, engine="emulated", emulated=True)
+    launcher = Launcher(
+        Catalogue(), "emulated", Where(nodes=nodes), tune_loop_thread=True, poll_gpus=False
+    )
+    took_s = {}
+    try:
+        for delay_ms in (DELAY_MS, 0.0):  # which also takes it back
+            case = site.fabric(nodes, {"emulated.delay_ms": delay_ms})
+            rows = launcher.sweep(case, tmp_path)
+            small = [r for r in rows if r.operation == "send_recv" and r.payload_bytes < 100]
+            took_s[delay_ms] = small[0].time_s
+    finally:
+        launcher.close()
+    assert took_s[DELAY_MS] >= 2 * DELAY_MS / 1e3
+    assert took_s[0.0] < 2 * DELAY_MS / 1e3

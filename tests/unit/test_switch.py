@@ -1,0 +1,80 @@
+"""The switch of emulated networks, on pipes and with a clock of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pytest
+
+from harness.launch.switch import Switch
+
+SIZE = 1000
+
+
+def packet(to: int, size: int) -> bytes:
+    """An IPv4 header that only says where to, and padding."""
+    return bytes([0x45, *[0] * 15, 10, 77, 0, to + 1]).ljust(size, b"x")
+
+
+@pytest.fixture
+def ends() -> list[tuple[int, int]]:
+    return [os.pipe() for _ in range(3)]
+
+
+def make(ends: list[tuple[int, int]], **changes: object) -> Switch:
+    usual = dict(own=[1e6] * 3, between={}, delay_s=[[0.0] * 3] * 3)
+    return Switch([write for _, write in ends], **{**usual, **changes})  # type: ignore[arg-type]
+
+
+def arrivals(switch: Switch, ends: list[tuple[int, int]]) -> dict[int, list[float]]:
+    """When each end got its packets, once everything has arrived."""
+    out: dict[int, list[float]] = {i: [] for i in range(len(ends))}
+    for read, _ in ends:
+        os.set_blocking(read, False)
+    now = 0.0
+    while True:
+        wait_s = switch.deliver(now)
+        for i, (read, _) in enumerate(ends):
+            with contextlib.suppress(BlockingIOError):
+                out[i] += [now] * (len(os.read(read, 1 << 16)) // SIZE)
+        if wait_s is None:
+            return out
+        now += wait_s + 1e-9
+
+
+def test_a_packet_arrives_after_its_size_over_the_rate_and_the_delay(
+    ends: list[tuple[int, int]],
+) -> None:
+    switch = make(ends, delay_s=[[0, 0.01, 0], [0.01, 0, 0], [0, 0, 0]])
+    switch.take(0, packet(1, SIZE), now=0.0)
+    assert arrivals(switch, ends) == {0: [], 1: [pytest.approx(0.011)], 2: []}
+
+
+def test_links_are_shared_by_what_leaves_and_by_what_arrives(ends: list[tuple[int, int]]) -> None:
+    switch = make(ends)
+    for to in (1, 2):
+        switch.take(0, packet(to, SIZE), now=0.0)  # the second waits for the first
+    found = arrivals(switch, ends)
+    assert found[1] + found[2] == pytest.approx([0.001, 0.002])
+    switch = make(ends)
+    for source in (0, 1):
+        switch.take(source, packet(2, SIZE), now=0.0)
+    assert arrivals(switch, ends)[2] == pytest.approx([0.001, 0.002])
+
+
+def test_what_comes_from_afar_or_slowly_holds_up_nothing_else(
+    ends: list[tuple[int, int]],
+) -> None:
+    for odd in (dict(between={(0, 1): 1e5}), dict(delay_s=[[0, 0.009, 0], [0] * 3, [0] * 3])):
+        switch = make(ends, **odd)
+        for source in (0, 2):
+            switch.take(source, packet(1, SIZE), now=0.0)
+        assert arrivals(switch, ends)[1] == pytest.approx([0.001, 0.010])
+
+
+@pytest.mark.parametrize("bad", [b"", b"short", bytes([0x60]).ljust(60), packet(9, 100)])
+def test_what_is_for_nobody_is_dropped(ends: list[tuple[int, int]], bad: bytes) -> None:
+    switch = make(ends)
+    switch.take(0, bad, now=0.0)
+    assert switch.deliver(1.0) is None

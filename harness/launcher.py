@@ -74,6 +74,10 @@ class Launcher:
         """Start the agents now: they import torch while we go on."""
         self._worlds.start()
 
+    def ready(self) -> None:
+        """Wait until every agent is there, those in place of lost ones too."""
+        self._worlds.nodes  # noqa: B018
+
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The machines that ranks run on; waits for their agents."""

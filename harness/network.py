@@ -103,10 +103,11 @@ def pairs(
 def recover(
     measurer: Measurer, site: Site, names: Sequence[str], trials: int, rerun: str
 ) -> tuple[Exit, Json, list[str]]:
-    """Break each case and have it go on: crash and hang, both ways of saving, in other worlds."""
+    """Break each case and have it go on: by crash, hang and loss of nodes, in other worlds too."""
     _needs_two(site)
     measurer.warm()
     recoverer = measurer.recoverer
+    head = measurer.catalogue.get("engines", site.engine).head["ENGINE"]
     try:
         for name in names:
             case = measurer.catalogue.normalise(site.case(name))
@@ -118,7 +119,8 @@ def recover(
                 for into in (smaller, larger):
                     course = Course(case=case, fault=Fault.KILL, into=into)
                     recoverer.measure(course, 1, measurer.folder)
-            recoverer.measure(Course(case=case, fault=Fault.HANG), trials, measurer.folder)
+            for fault in (Fault.HANG, *map(Fault, head.get("faults", ()))):
+                recoverer.measure(Course(case=case, fault=fault), trials, measurer.folder)
     finally:
         measurer.progress.clear()
         measurer.close()

@@ -75,11 +75,13 @@ class Share:
 
 
 class Fault(StrEnum):
-    """How a rank is broken on purpose."""
+    """How a rank is broken on purpose; its agent; or its whole node, which falls silent at once."""
 
     NONE = "none"
     KILL = "kill"
     HANG = "hang"
+    AGENT = "agent"
+    NODE = "node"
 
 
 @dataclass(frozen=True, kw_only=True)

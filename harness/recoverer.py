@@ -13,6 +13,7 @@ from harness.codec import from_doc
 from harness.errors import LaunchError
 from harness.launch import failure
 from harness.launch.engine import Ended
+from harness.launch.fleet import LOST_S
 from harness.launcher import Launcher
 from harness.progress import Progress
 from harness.protocol import Deadlines, Fault, Restart
@@ -23,6 +24,13 @@ from harness.spec import CaseSpec
 STEPS, SAVE_AFTER, BREAK_BEFORE = 12, 4, 7
 #: Silence that counts as a hang while recovery is measured: shorter than any rule asks for.
 DEADLINES = Deadlines(step_s=10.0, collective_s=8.0)
+#: How long silence lasts before somebody gives up, by what falls silent.
+TIMEOUT_S = {
+    Fault.HANG: min(DEADLINES.collective_s, DEADLINES.step_s),
+    Fault.NODE: min(DEADLINES.collective_s, LOST_S),
+}
+#: How often it is tried to go on.
+RESTARTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +41,12 @@ class Course:
     fault: Fault
     asynchronous: bool = False
     into: CaseSpec | None = None  # another world size
+
+    def victim(self, i: int) -> int:
+        """The rank to break in trial i; of what takes a node along, the first rank on it."""
+        nodes = self.case.nodes if self.fault in (Fault.AGENT, Fault.NODE) else ()
+        firsts = [sum(nodes[:n]) for n in range(len(nodes))] or range(self.case.world_size)
+        return firsts[i % len(firsts)]
 
 
 class Recoverer:
@@ -46,7 +60,7 @@ class Recoverer:
     def measure(self, course: Course, times: int, folder: Path) -> None:
         """Break and go on ``times`` times, on one rank after the other."""
         for i in range(times):
-            rank = i % course.case.world_size
+            rank = course.victim(i)
             self._progress.note(
                 f"{course.case.id}: {course.fault} of rank {rank}, trial {i + 1}/{times}"
             )
@@ -73,14 +87,15 @@ class Recoverer:
         struck_at = float(struck.read_text())
         resumed = replace(plan, resume=True, save_after=0, fault=Fault.NONE)
         began_at = time.time()
-        again, out = self._launcher.restart(into, folder, resumed, STEPS, DEADLINES)
-        ranks = self._read(again, out, into)
+        self._launcher.ready()
+        import_s = time.time() - began_at
+        ranks = self._go_on(into, folder, resumed)
         slowest = max(ranks, key=lambda r: r.first_step_at)
         group_s = sum(slowest.phases_s.get(k, 0.0) for k in ("process group", "first collective"))
         load_s = slowest.load_s
         total_s = slowest.first_step_at - began_at
         other_s = slowest.phases_s.get("files", 0.0) + slowest.phases_s.get("model", 0.0)
-        start_s = max(0.0, total_s - group_s - load_s - other_s)
+        start_s = max(0.0, total_s - import_s - group_s - load_s - other_s)
         same = into.world_size == case.world_size
         tail = whole.losses[SAVE_AFTER:] if same else ()
         equal = all(r.loaded == whole.saved for r in ranks) and (
@@ -90,9 +105,9 @@ class Recoverer:
             case=case.id, fault=str(course.fault), rank=rank, blamed=cause.rank,
             world_before=case.world_size, world=into.world_size, start_s=start_s,
             detect_s=ended.noticed_at - struck_at, stop_s=began_at - ended.noticed_at,
-            group_s=group_s, load_s=load_s, step_s=other_s, equal=equal,
-            asynchronous=course.asynchronous, stall_s=whole.stall_s, save_s=whole.save_s,
-            bytes=whole.bytes,
+            group_s=group_s, load_s=load_s, step_s=other_s, equal=equal, import_s=import_s,
+            timeout_s=TIMEOUT_S.get(course.fault, 0.0), asynchronous=course.asynchronous,
+            stall_s=whole.stall_s, save_s=whole.save_s, bytes=whole.bytes,
         )  # fmt: skip
 
     def _uninterrupted(self, case: CaseSpec, later: bool, folder: Path) -> RankRestart:
@@ -105,6 +120,22 @@ class Recoverer:
             ended, out = self._launcher.restart(case, folder, plan, STEPS, DEADLINES)
             self._whole[key] = self._read(ended, out, case)[0]
         return self._whole[key]
+
+    def _go_on(self, case: CaseSpec, folder: Path, plan: Restart) -> Sequence[RankRestart]:
+        """Every rank of the world that went on; LaunchError with every attempt's cause."""
+        causes: list[str] = []
+        while True:
+            ended, out = self._launcher.restart(case, folder, plan, STEPS, DEADLINES)
+            cause = failure.attribute(ended.ranks, ended.unreachable)
+            if cause is None:
+                return self._read(ended, out, case)
+            causes.append(f"{len(causes) + 1}: rank {cause.rank}: {cause.message}")
+            self._progress.note(f"{case.id}: restart {causes[-1]}")
+            if len(causes) == RESTARTS:
+                raise LaunchError(
+                    f"all {RESTARTS} restarts are used up: {'; '.join(causes)}", where=case.id,
+                    expected="a training that goes on", fix=f"less {out}/rank{cause.rank}.log",
+                )  # fmt: skip
 
     @staticmethod
     def _read(ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:

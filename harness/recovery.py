@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+#: What a recovery consists of, in order.
+PARTS = ("detect", "stop", "import", "start", "group", "load", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +38,13 @@ class RankRestart:
 class Trial:
     """One planted fault and what came after it, in s from the fault on.
 
-    ``detect_s`` until the break was noticed, ``stop_s`` until nothing of the old world was left,
-    ``start_s`` until the new ranks ran, ``group_s`` until they had met, ``load_s`` to load,
-    ``step_s`` until the first step was done; they add up to ``recovery_s``. ``equal``: the end is
-    that of a training that was never broken, to the bit. ``world_before`` and ``world`` are the
-    sizes of the old and the new world: where they differ, only what was loaded can be equal.
-    ``blamed`` is the rank that was named.
+    ``detect_s`` until the break was noticed (``timeout_s`` of it by its nature: silence has to last
+    that long), ``stop_s`` until nothing of the old world was left, ``import_s`` until agents that
+    were lost had been replaced and had torch in memory, ``start_s`` until the new ranks ran,
+    ``group_s`` until they had met, ``load_s`` to load, ``step_s`` until the first step was done;
+    they add up to ``recovery_s``. ``equal``: the end is that of a training that was never broken,
+    to the bit. ``world_before`` and ``world`` are the sizes of the old and the new world: where
+    they differ, only what was loaded can be equal. ``blamed`` is the rank that was named.
     """
 
     case: str
@@ -55,6 +60,8 @@ class Trial:
     load_s: float
     step_s: float
     equal: bool
+    import_s: float = 0.0
+    timeout_s: float = 0.0
     asynchronous: bool = False
     stall_s: float = 0.0
     save_s: float = 0.0
@@ -70,5 +77,4 @@ class Trial:
     @property
     def recovery_s(self) -> float:
         """From the fault to the first step of the new world."""
-        parts = (self.detect_s, self.stop_s, self.start_s, self.group_s, self.load_s, self.step_s)
-        return sum(parts)
+        return math.fsum(getattr(self, f"{part}_s") for part in PARTS)

@@ -28,7 +28,7 @@ from harness.launch.links import Links, buffers, links_of, shape
 from harness.launch.switch import DEVICE, MTU
 from harness.protocol import LaunchSpec
 
-ENGINE = dict(multi_node=True, one_machine=True, always_emulated=True)
+ENGINE = dict(multi_node=True, one_machine=True, always_emulated=True, faults=("agent", "node"))
 KNOBS = dict(rate_mbit=1000.0, delay_ms=0.0, slow_links="", far_links="")
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "sysctl")

@@ -81,6 +81,7 @@ class InheritingJob:
     def stop(self) -> None:
         """Wait for the agents to leave; end those that do not."""
         for process, said in zip(self._processes, self._said, strict=True):
+            process.send_signal(signal.SIGCONT)  # a stopped one cannot leave
             try:
                 process.wait(timeout=LEAVE_S)
             except subprocess.TimeoutExpired:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.launch.engine import Capabilities, Command, Deployment
 from harness.launch.inherit import InheritingJob, agent_command
 
-ENGINE = dict(multi_node=False)
+ENGINE = dict(multi_node=False, faults=("agent",))
 
 
 class Local:

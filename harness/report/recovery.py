@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from harness.record import RunRecord
-from harness.recovery import Trial
+from harness.recovery import PARTS, Trial
 from harness.report.text import Column, rule, table, wrap
 from harness.stats import median
 from harness.units import si
-
-_PARTS = ("detect_s", "stop_s", "start_s", "group_s", "load_s", "step_s")
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
@@ -21,7 +19,8 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     columns = [
         Column(header="broken and gone on", keep=9, left=True),
         Column(header="n", keep=3),
-        *(Column(header=part.removesuffix("_s"), keep=5) for part in _PARTS),
+        *(Column(header=part, keep=5) for part in PARTS),
+        Column(header="silent", keep=5),
         Column(header="in all", keep=9),
         Column(header="worst", keep=8),
         Column(header="stall", keep=4),
@@ -34,7 +33,8 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             [
                 name,
                 str(len(own)),
-                *(f"{median([getattr(t, part) for t in own]):.2f}" for part in _PARTS),
+                *(f"{median([getattr(t, f'{part}_s') for t in own]):.2f}" for part in PARTS),
+                f"{own[0].timeout_s:g}" if own[0].timeout_s else "",
                 f"{median([t.recovery_s for t in own]):.2f} s",
                 f"{max(t.recovery_s for t in own):.2f}",
                 si(median([t.stall_s for t in own]), "s"),
@@ -42,8 +42,9 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             ]
         )
     note = (
-        " seconds from the fault, medians: noticed, world gone, new ranks, met, loaded, built and"
-        " first step; stall = training stood still to save; what went on was equal to the bit to"
-        " what was never broken, or says so"
+        " seconds from the fault, medians: noticed, world gone, lost agents replaced, new ranks,"
+        " met, loaded, built and first step; silent = what silence must last to be noticed;"
+        " stall = training stood still to save; what went on was equal to the bit to what was"
+        " never broken, or says so"
     )
     return [rule("recovery", width), *table(columns, rows, width), *wrap(note, width, 1), ""]

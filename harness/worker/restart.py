@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,4 +137,10 @@ def _break(fault: Fault, out: Path, rank: int) -> None:
     write_text(out / f"rank{rank}.struck", str(time.time()))
     if fault is Fault.KILL:
         os.kill(os.getpid(), signal.SIGKILL)
+    elif fault is Fault.AGENT:
+        os.kill(os.getppid(), signal.SIGKILL)
+    elif fault is Fault.NODE:
+        for device in ("eth0", "tun0"):  # of an emulated node
+            subprocess.run(["ip", "link", "set", device, "down"], capture_output=True)
+        os.kill(os.getppid(), signal.SIGSTOP)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -9,6 +9,8 @@ import pytest
 
 from harness import judgement
 from harness.discover import Catalogue
+from harness.errors import LaunchError
+from harness.launch import emulated
 from harness.launch.engine import Where
 from harness.launcher import Launcher
 from harness.progress import Quiet
@@ -18,13 +20,14 @@ from harness.recovery import Trial
 from harness.site import Site
 from harness.spec import CaseSpec, Device
 
+FOLDER = Path(__file__).parent / "strategies"
 MUTANTS = Path(__file__).parents[1] / "mutants"
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[Launcher]:
-    known = Catalogue([MUTANTS])
+    known = Catalogue([MUTANTS, FOLDER])
     found = Launcher(known, "local", Where(nodes=(2,)), tune_loop_thread=True, poll_gpus=False)
     yield found
     found.close()
@@ -51,7 +54,7 @@ def test_what_goes_on_is_what_was_never_broken_to_the_bit(
     assert trial.blamed == trial.rank == 0
     parts = (trial.detect_s, trial.stop_s, trial.start_s, trial.group_s, trial.load_s)
     assert min(*parts, trial.step_s) >= 0
-    assert trial.recovery_s == pytest.approx(sum(parts) + trial.step_s)
+    assert trial.recovery_s == pytest.approx(sum(parts) + trial.step_s + trial.import_s)
     assert trial.bytes > 0 and trial.stall_s > 0
 
 
@@ -69,6 +72,38 @@ def test_a_hang_is_noticed_and_recovered_from(launcher: Launcher, tmp_path: Path
     trial = one(launcher, tmp_path, course)
     assert trial.equal and trial.blamed == trial.rank
     assert trial.detect_s > 5, "the time-out is part of what is measured"
+
+
+def test_a_lost_agent_is_replaced(launcher: Launcher, tmp_path: Path) -> None:
+    trial = one(launcher, tmp_path, Course(case=case_of(launcher, "ddp"), fault=Fault.AGENT))
+    assert trial.equal and trial.blamed == 0
+    assert trial.import_s > trial.group_s, "the new agent had to load torch"
+
+
+@pytest.mark.full
+def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> None:
+    if not (here := emulated.build().probe()).available:
+        pytest.skip(here.reason)
+    site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1), engine="emulated", emulated=True)
+    known = Catalogue()
+    found = Launcher(known, "emulated", Where(nodes=(1, 1)), tune_loop_thread=True, poll_gpus=False)
+    recoverer = Recoverer(found, Quiet())
+    try:
+        case = known.normalise(site.case("ddp/decoder-nano"))
+        recoverer.measure(Course(case=case, fault=Fault.NODE), 2, tmp_path)
+    finally:
+        found.close()
+    for rank, trial in enumerate(recoverer.trials):
+        assert trial.equal and trial.blamed == trial.rank == rank
+        assert trial.detect_s >= trial.timeout_s > 0
+
+
+def test_restarts_that_are_used_up_name_every_cause(launcher: Launcher, tmp_path: Path) -> None:
+    course = Course(
+        case=case_of(launcher, "ddp"), fault=Fault.KILL, into=case_of(launcher, "faulty_ddp")
+    )
+    with pytest.raises(LaunchError, match="all 3 restarts are used up: 1: .* 2: .* 3: rank"):
+        one(launcher, tmp_path, course)
 
 
 def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Launcher, tmp_path: Path) -> None:

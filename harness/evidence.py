@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +19,13 @@ from harness.codec import from_doc
 from harness.errors import ScaleproofError
 from harness.protocol import Collective, RankEnd, RankError
 
-#: Seconds that hung ranks get to write down their stacks and collectives.
-EXAMINE_S = 0.5
+#: Seconds that hung ranks get to write down their stacks and collectives; and py-spy, for the rest.
+EXAMINE_S, SPY_S = 0.5, 2.0
 
 
 def examine(out: Path, pids: Mapping[int, int]) -> dict[int, str]:
     """Process state of these ranks (``T`` stopped, ``D`` in the kernel); what else they were at,
-    they write down themselves: a stopped one cannot.
+    they write down themselves. A stopped one cannot: py-spy looks into it, where that is installed.
     """
     states: dict[int, str] = {}
     for rank, pid in pids.items():
@@ -36,7 +39,21 @@ def examine(out: Path, pids: Mapping[int, int]) -> dict[int, str]:
         _said(out, rank) for rank, state in states.items() if state != "T"
     ):
         time.sleep(0.02)
+    _spy(out, {rank: pids[rank] for rank in states if not _said(out, rank)})
     return states
+
+
+def _spy(out: Path, pids: Mapping[int, int]) -> None:
+    """Write down the stacks of ranks that cannot do so."""
+    beside = str(Path(sys.executable).parent)
+    spy = shutil.which("py-spy", path=os.pathsep.join((beside, os.environ.get("PATH", ""))))
+    deadline = time.monotonic() + SPY_S
+    for rank, pid in pids.items() if spy else ():
+        left_s = max(0.1, deadline - time.monotonic())
+        command = [str(spy), "dump", "--nonblocking", "--pid", str(pid)]
+        ended_badly = contextlib.suppress(OSError, subprocess.TimeoutExpired)
+        with ended_badly, (out / f"rank{rank}.pyspy").open("w") as file:
+            subprocess.run(command, stdout=file, stderr=file, timeout=left_s, check=False)
 
 
 def _said(out: Path, rank: int) -> bool:

@@ -100,6 +100,7 @@ def test_a_stopped_rank_is_named_and_its_world_ended(launch: Any, tmp_path: Path
     assert time.monotonic() - fault.sent_at < QUICK.step_s + 5
     assert gone(world)
     assert any("File" in e.stack for e in world.ends if e.rank != 1), "the others' stacks were kept"
+    assert "step" in (world.out / "rank1.pyspy").read_text(), "and its own, by py-spy"
 
 
 @pytest.fixture(scope="module")

@@ -216,10 +216,17 @@ class Catalogue:
             raise SpecError(
                 f"strategy {case.strategy!r} runs one rank only", where=case.id, fix=fix
             )
-        for name in ("micro_batch", "global_batch", "seq_len", "accumulate"):
+        for name in ("micro_batch", "global_batch", "seq_len", "accumulate", "devices_per_rank"):
             value = getattr(case, name)
             if value is not None and value < 1:
                 raise SpecError(f"{name} = {value}", where=case.id, expected="at least 1", fix=fix)
+        if case.shares and (len(case.shares) != case.world_size or min(case.shares) <= 0):
+            raise SpecError(
+                f"shares {case.shares} for {case.world_size} ranks",
+                where=case.id,
+                expected="a number above 0 for each rank",
+                fix="--set shares=[1,0.5]",
+            )
         if case.mode is Mode.STRONG and case.micro_batch is not None:
             raise SpecError(
                 "strong mode derives the micro-batch",

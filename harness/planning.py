@@ -27,7 +27,7 @@ from harness.units import duration, si
 #: Fields of a case that ``--set`` may change; the others follow from its name and the site.
 SETTABLE = (
     "micro_batch", "global_batch", "seq_len", "precision", "optimizer", "accumulate",
-    "checkpoint", "data", "seed",
+    "checkpoint", "data", "seed", "shares", "devices_per_rank",
 )  # fmt: skip
 
 #: Seconds that a launch costs beside its steps, and a step when nothing better is known.
@@ -106,6 +106,8 @@ def case_plan(
             )
         worlds = strong_worlds(case, worlds)
     baselines = ("plain",) if case.strategy == "single" else ("plain", "wrapped")
+    if case.shares:
+        baselines = ("sum_of_devices",)
     if case.strategy == "single":
         worlds = (1,)
     protocol = PACED if case.model == "paced" else REAL

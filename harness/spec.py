@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
@@ -90,7 +91,9 @@ class CaseSpec:
     ``nodes`` is the number of ranks on each node: (8,), (4, 4), (4, 8, 16).
     ``micro_batch`` is samples per rank and forward pass; None = the model's own for its size.
     ``global_batch`` is required in strong mode and derived in weak mode.
-    ``first_device`` is the device (or core) of local rank 0, for unequal devices.
+    ``first_device`` is the device (or core) of local rank 0; each rank has ``devices_per_rank``.
+    ``shares`` is how fast each rank's device is beside the others: the batch is cut accordingly,
+    and gradients are weighted so that every sample counts alike; empty = all alike.
     ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
     ``knobs`` maps "file.knob" to a value that differs from the file's default; ``environment``
     holds the variables of its backend that can change speed (not time-outs, not logs).
@@ -114,6 +117,8 @@ class CaseSpec:
     compressor: str | None = None
     stand_in: frozenset[StandIn] = frozenset()
     first_device: int = 0
+    devices_per_rank: int = 1
+    shares: tuple[float, ...] = ()
     data: Data = Data.RESIDENT
     communicate: bool = True
     seed: int = 0
@@ -183,8 +188,9 @@ class CaseSpec:
         return text.translate(str.maketrans(":+=/", "_-__"))
 
     def at(self, world_size: int, nodes: tuple[int, ...] | None = None) -> CaseSpec:
-        """The same case on another world."""
-        return replace(self, world_size=world_size, nodes=nodes or (world_size,))
+        """The same case on another world: its first ranks, if their devices are unlike."""
+        shares = self.shares[:world_size] if world_size > 1 else ()
+        return replace(self, world_size=world_size, nodes=nodes or (world_size,), shares=shares)
 
     def knob(self, name: str, default: Json) -> Json:
         """The value of a knob, or the file's default."""
@@ -199,21 +205,37 @@ def _text(value: Json) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How a global batch falls apart: ``global_batch = micro * accumulate * shards``."""
+    """How a global batch falls apart: each shard's micro-batch, ``accumulate`` times."""
 
-    micro: int
+    micros: tuple[int, ...]
     accumulate: int
-    shards: int
 
     @property
-    def per_shard(self) -> int:
-        """Samples that one data shard trains on in one optimizer step."""
-        return self.micro * self.accumulate
+    def shards(self) -> int:
+        """Parts of a batch that are trained on side by side."""
+        return len(self.micros)
+
+    @property
+    def largest(self) -> int:
+        """Samples of the largest micro-batch."""
+        return max(self.micros)
 
     @property
     def global_batch(self) -> int:
         """Samples that the whole world trains on in one optimizer step."""
-        return self.per_shard * self.shards
+        return sum(self.micros) * self.accumulate
+
+    def place(self, shard: int) -> slice:
+        """Where a shard's samples lie in a global batch."""
+        start = sum(self.micros[:shard]) * self.accumulate
+        return slice(start, start + self.micros[shard] * self.accumulate)
+
+    def weight(self, shard: int) -> float:
+        """What a shard's mean loss counts in the mean over shards, so that all samples count alike.
+
+        1.0 where all shards are of one size.
+        """
+        return self.micros[shard] * self.shards / sum(self.micros)
 
 
 def batching(case: CaseSpec, default_micro: int, *, whole: bool) -> Batching:
@@ -221,18 +243,31 @@ def batching(case: CaseSpec, default_micro: int, *, whole: bool) -> Batching:
 
     ``whole`` strategies (pipeline) see the whole batch as one shard and cut it themselves.
     """
+    if case.shares and whole:
+        raise ValueError("this strategy has no shards of unequal size")
     shards = 1 if whole else case.world_size
     if case.mode is Mode.WEAK:
-        micro = (case.micro_batch or default_micro) * (case.world_size if whole else 1)
-        return Batching(micro=micro, accumulate=case.accumulate, shards=shards)
-    assert case.global_batch is not None
-    micro, rest = divmod(case.global_batch, shards * case.accumulate)
-    if rest or micro == 0:
+        total, rest = (case.micro_batch or default_micro) * case.world_size, 0
+    else:
+        assert case.global_batch is not None
+        total, rest = divmod(case.global_batch, case.accumulate)
+    micros = apportion(total, case.shares or (1.0,) * shards)
+    if rest or min(micros) == 0 or (len(set(micros)) > 1 and not case.shares):
         raise ValueError(
             f"global batch {case.global_batch} does not divide over {shards} shards"
             f" x {case.accumulate} accumulation steps"
         )
-    return Batching(micro=micro, accumulate=case.accumulate, shards=shards)
+    return Batching(micros=micros, accumulate=case.accumulate)
+
+
+def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Whole parts of ``total`` in these proportions, by largest remainder (Hamilton)."""
+    exact = [total * share / math.fsum(shares) for share in shares]
+    parts = [math.floor(x) for x in exact]
+    behind = sorted(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))
+    for i in behind[: total - sum(parts)]:
+        parts[i] += 1
+    return tuple(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,10 +250,14 @@ def _impossible(run: RunRecord, plan: Plan, contrast: Contrast, e: Estimate) -> 
 
 
 def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
-    """Whether a case's closed-form memory is within the device's (or the host's share)."""
+    """Whether a case's ranks find their devices, and its closed-form memory is within theirs (or
+    within the host's).
+    """
     if described.expected is None:
         return False
     if case.device is Device.CUDA:
+        if case.devices_per_rank > 1 and max(case.nodes) * case.devices_per_rank > machine.num_gpus:
+            return False
         if machine.gpu_memory_gib is None:
             return True
         return described.expected.memory_bytes <= 0.95 * machine.gpu_memory_gib * 2**30
@@ -285,7 +289,7 @@ def _obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None
         if described.unsupported:
             return Status.SKIP, Reason.UNSUPPORTED, f"{arm.case.id}: {described.unsupported}"
         if not fits(described, arm.case, run.machine):
-            return Status.SKIP, Reason.DOES_NOT_FIT, f"{arm.case.id} does not fit in memory"
+            return Status.SKIP, Reason.DOES_NOT_FIT, f"{arm.case.id} does not fit here"
     if contrast.against == "smallest_fit" and contrast.baseline[0] != smallest_fit(run, plan):
         return Status.SKIP, Reason.UNSUPPORTED, f"the smallest fit is {smallest_fit(run, plan)}"
     checked = gates(run)

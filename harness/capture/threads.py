@@ -47,11 +47,14 @@ def precise_sleep() -> None:
     _LIBC.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
-def pin(device: str, index: int, local_ranks: int) -> tuple[int, ...]:
-    """One core per CPU rank; an equal share of the cores per GPU rank. Before any thread exists."""
+def pin(device: str, index: int, local_ranks: int, cores: int = 1) -> tuple[int, ...]:
+    """``cores`` from ``index`` on for a CPU rank; an equal share of all for a GPU rank.
+
+    Before any thread exists.
+    """
     allowed = sorted(os.sched_getaffinity(0))
     if device == "cpu":
-        chosen = [allowed[index % len(allowed)]]
+        chosen = sorted({allowed[i % len(allowed)] for i in range(index, index + cores)})
     else:
         share = max(1, len(allowed) // max(1, local_ranks))
         start = (index % max(1, local_ranks)) * share

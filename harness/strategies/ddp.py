@@ -27,7 +27,7 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
         placements=("Replicate",),
         dense_bytes=2 * (n - 1) / n * payload,
         ideal_efficiency=1.0,
-        memory_bytes=training_bytes(elements, size, facts, batching.micro),
+        memory_bytes=training_bytes(elements, size, facts, batching.largest),
         formula="2 (N-1)/N bytes(P)",
         global_batch=batching.global_batch,
     )

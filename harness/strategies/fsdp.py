@@ -45,7 +45,8 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
         # Every rank builds the whole model before it is sharded.
         memory_bytes=max(
             num_elements(model) * size,
-            training_bytes(num_elements(model) / n, size, facts, batching.micro) + 2 * max(blocks),
+            training_bytes(num_elements(model) / n, size, facts, batching.largest)
+            + 2 * max(blocks),
         ),
         formula=f"{gathers + scatter:g} (N-1)/N bytes(P)",
         global_batch=batching.global_batch,

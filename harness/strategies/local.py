@@ -39,14 +39,16 @@ class LocalTrainer:
 
     def step(self, batch: Batch) -> Tensor | None:
         """zero_grad, forward and backward of every micro-batch, optimizer step."""
-        ctx, micro = self.ctx, self.ctx.batching.micro
+        ctx, batching = self.ctx, self.ctx.batching
+        micro = batching.micros[ctx.shard]
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=ctx.device)
         parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
+        scale = batching.weight(ctx.shard) / len(parts)
         for i, (inputs, targets) in enumerate(parts):
             self.synchronise(i == len(parts) - 1)
             with span("forward", payload=i), ctx.autocast():
-                loss = ctx.loss(self.module(inputs), targets) / len(parts)
+                loss = ctx.loss(self.module(inputs), targets) * scale
             with span("backward", payload=i):
                 loss.backward()
             total += loss.detach()

@@ -14,7 +14,7 @@ SUPPORTS = dict(worlds="one", oracle="shard_ordered", initial="own")
 
 def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts) -> Expected:
     """Sends nothing."""
-    memory = training_bytes(num_elements(model), element_bytes(model), facts, batching.micro)
+    memory = training_bytes(num_elements(model), element_bytes(model), facts, batching.largest)
     return Expected(
         sent_bytes=(0.0,),
         payload_bytes={},

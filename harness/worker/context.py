@@ -50,6 +50,19 @@ class RankContext:
     loss: Callable[[Tensor, Tensor], Tensor]
     compressor: ModuleType | None
 
+    @property
+    def shard(self) -> int:
+        """Which part of every batch is this rank's."""
+        return self.rank % self.batching.shards
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of this rank; ``device`` is the first of them."""
+        if self.device.index is None:
+            return (self.device,)
+        more = range(self.device.index, self.device.index + self.case.devices_per_rank)
+        return tuple(torch.device(self.device.type, i) for i in more)
+
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 autocast when the case asks for it."""
         if self.case.precision is Precision.AUTOCAST:

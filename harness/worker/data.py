@@ -30,9 +30,9 @@ def permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(num_samples, generator=generator)
 
 
-def shard_of(global_ids: Tensor, shard: int, per_shard: int) -> Tensor:
+def shard_of(global_ids: Tensor, shard: int, batching: Batching) -> Tensor:
     """The part of a global batch that one shard trains on."""
-    return global_ids[shard * per_shard : (shard + 1) * per_shard]
+    return global_ids[batching.place(shard)]
 
 
 class Sampler:
@@ -42,11 +42,11 @@ class Sampler:
         self.batching, self.steps_per_epoch, self.seed = batching, steps_per_epoch, seed
 
     def ids(self, step: int, shard: int) -> Tensor:
-        """int64 ids of ``shard`` at ``step``, shape (per_shard,)."""
+        """int64 ids of ``shard`` at ``step``, in the order they are trained on."""
         epoch, index = divmod(step, self.steps_per_epoch)
         size = self.batching.global_batch
         order = permutation(size * self.steps_per_epoch, self.seed, epoch)
-        return shard_of(order[index * size : (index + 1) * size], shard, self.batching.per_shard)
+        return shard_of(order[index * size : (index + 1) * size], shard, self.batching)
 
 
 def hashed(ids: Tensor, width: int) -> Tensor:

@@ -16,10 +16,9 @@ POOL_BYTES = 1 << 30
 def make_feed(loaded: Loaded, ctx: RankContext, steps: int) -> Feed:
     """The batches of ``steps`` steps, as the case's ``data`` says."""
     sampler = Sampler(ctx.batching, steps_per_epoch=max(64, steps), seed=ctx.case.seed)
-    shard = ctx.rank % ctx.batching.shards
 
     def make(step: int) -> Batch:
-        return make_batch(loaded, ctx.case, sampler.ids(step, shard), ctx.device)
+        return make_batch(loaded, ctx.case, sampler.ids(step, ctx.shard), ctx.device)
 
     if ctx.case.data is Data.LOADED:
         return make
@@ -31,5 +30,7 @@ def make_feed(loaded: Loaded, ctx: RankContext, steps: int) -> Feed:
             pool += batches[-1].inputs.nbytes + batches[-1].targets.nbytes
             known = len(batches)
         else:  # content used again under new ids: the samples are consumed all the same
-            batches.append(dataclasses.replace(batches[step % known], ids=sampler.ids(step, shard)))
+            batches.append(
+                dataclasses.replace(batches[step % known], ids=sampler.ids(step, ctx.shard))
+            )
     return lambda step: batches[step]

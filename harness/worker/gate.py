@@ -102,7 +102,7 @@ def _train(
     finite = True
     for step in range(STEPS):
         beat()
-        own = sampler.ids(step, ctx.rank % shards)
+        own = sampler.ids(step, ctx.shard)
         drawn.append(own.tolist())
         batches = [
             make_batch(loaded, case, sampler.ids(step, s), ctx.device) for s in range(shards)
@@ -174,7 +174,7 @@ def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
     for step in range(STEPS):
         ids = [sampler.ids(step, s) for s in range(shards)]
         batches = [make_batch(loaded, case, i, ctx.device) for i in ids]
-        trainer.step(batches[ctx.rank % shards])
+        trainer.step(batches[ctx.shard])
         reference.step(batches)
         wrong = relative_error(trainer.gradients(), dict(reference.gradients()))
         error = max(error, wrong)
@@ -304,7 +304,7 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
         model = build_model(loaded, case, case.seed)
     trainer: Trainer = loaded.strategy.build(model, ctx)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
-    own = sampler.ids(0, ctx.rank % ctx.batching.shards)
+    own = sampler.ids(0, ctx.shard)
     loss = trainer.step(make_batch(loaded, case, own, ctx.device))
     finite = loss is None or math.isfinite(float(loss))
     checks = [Check(name="full_size.finite_loss", ok=finite)]

@@ -136,9 +136,10 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     case, is_gate = spec.case, spec.purpose is Purpose.GATE
     # By rank, not local rank, on CPU: nodes emulated on one machine must not share a core.
     index = place.rank if case.device is Device.CPU else place.local_rank
-    affinity = threads.pin(str(case.device), case.first_device + index, place.local_world_size)
+    first = case.first_device + index * case.devices_per_rank
+    affinity = threads.pin(str(case.device), first, place.local_world_size, case.devices_per_rank)
     threads.precise_sleep()
-    torch.set_num_threads(1 if case.device is Device.CPU else max(1, len(affinity)))
+    torch.set_num_threads(len(affinity))
     device = _device(case, place)
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32, in matmuls and convolutions
@@ -269,7 +270,7 @@ def _device(case: CaseSpec, place: Place) -> torch.device:
     """One device per rank, but for a GPU shared on purpose."""
     if case.device is Device.CPU:
         return torch.device("cpu")
-    index = case.first_device + place.device
+    index = case.first_device + place.device * case.devices_per_rank
     device = torch.device(
         "cuda", index % torch.cuda.device_count() if "shared_gpu" in case.stand_in else index
     )

@@ -33,14 +33,14 @@ class Reference:
         """One optimizer step over the shards in rank order; the mean loss."""
         total: list[Tensor] | None = None
         losses = 0.0
-        for batch in shards:
+        for i, batch in enumerate(shards):
             self.model.zero_grad(set_to_none=True)
             inputs, targets = batch.inputs.chunk(self.parts), batch.targets.chunk(self.parts)
             for x, y in zip(inputs, targets, strict=True):
                 with self.ctx.autocast():
                     loss = self.ctx.loss(self.model(x), y)
                     if not self.scale_last:
-                        loss = loss / len(inputs)
+                        loss = loss * (self.ctx.batching.weight(i) / len(inputs))
                 loss.backward()
                 losses += float(loss.detach()) / (len(inputs) if self.scale_last else 1)
             grads = [p.grad for p in self.model.parameters() if p.grad is not None]

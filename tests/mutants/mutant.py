@@ -81,7 +81,7 @@ class Manual(LocalTrainer):
         if self.bug == "dropped_batch" and self.count % 3 == 0:
             return torch.zeros(())
         self.optimizer.zero_grad(set_to_none=True)
-        micro = self.ctx.batching.micro
+        micro = self.ctx.batching.largest
         parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
         total = torch.zeros(())
         for x, y in parts:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.codec import from_doc, to_doc
 from harness.site import Site, parse_name, rungs
-from harness.spec import CaseSpec, Device, Mode, Precision, StandIn, batching
+from harness.spec import Batching, CaseSpec, Device, Mode, Precision, StandIn, apportion, batching
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(4,))
 GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(4, 4))
@@ -113,6 +113,28 @@ def test_strong_batches_are_fixed_or_refused(world: int, total: int) -> None:
             batching(case, 1, whole=False)
     else:
         assert batching(case, 1, whole=False).global_batch == total
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(0, 512))
+def test_unequal_shares_get_parts_of_the_batch_in_their_proportions(
+    shares: list[float], total: int
+) -> None:
+    parts = apportion(total, shares)
+    assert sum(parts) == total
+    for part, share in zip(parts, shares, strict=True):
+        assert abs(part - total * share / sum(shares)) < 1 + 1e-9
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4))
+def test_shards_lie_side_by_side_and_all_samples_count_alike(
+    micros: list[int], accumulate: int
+) -> None:
+    found = Batching(micros=tuple(micros), accumulate=accumulate)
+    places = [range(found.global_batch)[found.place(i)] for i in range(found.shards)]
+    assert [i for place in places for i in place] == list(range(found.global_batch))
+    for i, place in enumerate(places):
+        each = found.weight(i) / found.shards / len(place)
+        assert each == pytest.approx(1 / found.global_batch)
 
 
 def test_names_that_are_no_cases_are_refused() -> None:

@@ -227,6 +227,10 @@ class Catalogue:
                 expected="a number above 0 for each rank",
                 fix="--set shares=[1,0.5]",
             )
+        try:
+            _ = case.slowed
+        except ValueError as error:
+            raise SpecError(str(error), where=case.id, fix="--set stragglers=1:0.5") from None
         if case.mode is Mode.STRONG and case.micro_batch is not None:
             raise SpecError(
                 "strong mode derives the micro-batch",

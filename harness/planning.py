@@ -27,7 +27,7 @@ from harness.units import duration, si
 #: Fields of a case that ``--set`` may change; the others follow from its name and the site.
 SETTABLE = (
     "micro_batch", "global_batch", "seq_len", "precision", "optimizer", "accumulate",
-    "checkpoint", "data", "seed", "shares", "devices_per_rank",
+    "checkpoint", "data", "seed", "shares", "devices_per_rank", "stragglers",
 )  # fmt: skip
 
 #: Seconds that a launch costs beside its steps, and a step when nothing better is known.

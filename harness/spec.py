@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -94,6 +95,7 @@ class CaseSpec:
     ``first_device`` is the device (or core) of local rank 0; each rank has ``devices_per_rank``.
     ``shares`` is how fast each rank's device is beside the others: the batch is cut accordingly,
     and gradients are weighted so that every sample counts alike; empty = all alike.
+    ``stragglers`` is ``1:0.5`` for half of rank 1's core, several with commas: slow on purpose.
     ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
     ``knobs`` maps "file.knob" to a value that differs from the file's default; ``environment``
     holds the variables of its backend that can change speed (not time-outs, not logs).
@@ -119,6 +121,7 @@ class CaseSpec:
     first_device: int = 0
     devices_per_rank: int = 1
     shares: tuple[float, ...] = ()
+    stragglers: str = ""
     data: Data = Data.RESIDENT
     communicate: bool = True
     seed: int = 0
@@ -170,6 +173,17 @@ class CaseSpec:
         return ("" if self.backend == usual else f"+backend={self.backend}") + "".join(out)
 
     @cached_property
+    def slowed(self) -> Mapping[int, float]:
+        """Ranks that are slow on purpose, and their share of a core; ValueError if unclear."""
+        out: dict[int, float] = {}
+        for part in filter(None, self.stragglers.split(",")):
+            match = re.fullmatch(r"(\d+):(0?\.\d+)", part)
+            if match is None or int(match[1]) >= self.world_size or float(match[2]) == 0:
+                raise ValueError(f"stragglers: {part!r} is not RANK:SHARE with a share below 1")
+            out[int(match[1])] = float(match[2])
+        return out
+
+    @cached_property
     def network(self) -> tuple[tuple[str, Json], ...]:
         """What the engine's network is set to for this case: names and values of its knobs."""
         if StandIn.EMULATED not in self.stand_in:
@@ -188,9 +202,15 @@ class CaseSpec:
         return text.translate(str.maketrans(":+=/", "_-__"))
 
     def at(self, world_size: int, nodes: tuple[int, ...] | None = None) -> CaseSpec:
-        """The same case on another world: its first ranks, if their devices are unlike."""
-        shares = self.shares[:world_size] if world_size > 1 else ()
-        return replace(self, world_size=world_size, nodes=nodes or (world_size,), shares=shares)
+        """The same case on another world: its first ranks, if these are unlike."""
+        slow = [(p, p.partition(":")[0]) for p in self.stragglers.split(",")]
+        return replace(
+            self,
+            world_size=world_size,
+            nodes=nodes or (world_size,),
+            shares=self.shares[:world_size] if world_size > 1 else (),
+            stragglers=",".join(p for p, r in slow if not r.isdigit() or int(r) < world_size),
+        )
 
     def knob(self, name: str, default: Json) -> Json:
         """The value of a knob, or the file's default."""

@@ -79,6 +79,7 @@ def launch(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Any:
         *,
         steps: int = 12,
         cut: int = 2,
+        profiled: int = 0,
         deadlines: Deadlines | None = None,
         mode: Mode = Mode.WEAK,
         tick: Any = lambda step: None,
@@ -92,7 +93,7 @@ def launch(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Any:
         out = tmp_path / f"launch{next(count)}"
         spec = LaunchSpec(
             launch=out.name, purpose=purpose, case=case, twin=catalogue.twin(case), steps=steps,
-            cut=cut, out=str(out), files=files, draw=1, deadlines=deadlines or Deadlines(),
+            cut=cut, out=str(out), files=files, draw=1, profiled=profiled, deadlines=deadlines or Deadlines(),
         )  # fmt: skip
         ended = agent.launch(spec, tick)
         files_ = [out / f"rank{r}.json" for r in range(world)]

@@ -15,6 +15,7 @@ from harness.beat import Beats, Phase
 from harness.evidence import examine, memory_kills, rank_end
 from harness.protocol import Address, LaunchSpec, RankEnd, Share
 from harness.worker.rank import Place, leave, run_rank
+from harness.worker.straggler import Straggler
 
 GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
 CONFIRM_S = 0.5  # a rank counts as silent when it still is after this
@@ -55,6 +56,10 @@ class World:
             self.fds[rank] = os.pidfd_open(pid)
         if listener is not None:
             listener.close()
+        slowed = spec.case.slowed
+        self.stragglers = {r: Straggler(self.pids[r], slowed[r]) for r in self.ranks if r in slowed}
+        for rank, straggler in self.stragglers.items():
+            (self.out / f"rank{rank}.straggler").write_text(f"{slowed[rank]} by {straggler.way}\n")
 
     def _become(self, rank: int, listener: socket.socket | None, agent: int) -> None:
         """In the forked rank: never returns."""
@@ -101,7 +106,12 @@ class World:
 
     def reap(self, rank: int) -> None:
         """Note how a rank ended."""
+        straggler = self.stragglers.pop(rank, None)
+        if straggler is not None:
+            straggler.release()
         pid, status = os.waitpid(self.pids[rank], 0)
+        if straggler is not None:
+            straggler.close()
         os.close(self.fds.pop(rank))
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         killed = rank in self._doomed
@@ -141,6 +151,8 @@ class World:
 
     def end(self) -> None:
         """End what is left of the world, and know first what every rank was doing."""
+        for straggler in self.stragglers.values():
+            straggler.release()
         if set(self.fds) - self._doomed:
             self._states = examine(self.out, {rank: self.pids[rank] for rank in self.fds})
             self.kill()

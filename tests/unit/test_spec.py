@@ -156,3 +156,16 @@ def test_environment_that_changes_speed_is_identity_and_timeouts_are_not(
     other = SITE.case("ddp/decoder-tiny")
     assert other.hash != plain.hash
     assert "+GLOO_SOCKET_IFNAME=eth1" in other.id
+
+
+def test_a_smaller_world_has_only_the_odd_ranks_that_are_in_it() -> None:
+    case = replace(SITE.case("ddp/mlp-nano").at(4), stragglers="1:0.5,3:0.2", shares=(1, 2, 3, 4))
+    assert case.slowed == {1: 0.5, 3: 0.2}
+    assert case.at(2).slowed == {1: 0.5} and case.at(2).shares == (1, 2)
+    assert case.at(1).extras == ""
+
+
+@pytest.mark.parametrize("text", ["1", "1:2", "x:0.5", "9:0.5", "1:0.0"])
+def test_stragglers_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not RANK:SHARE"):
+        _ = replace(SITE.case("ddp/mlp-nano").at(4), stragglers=text).slowed

@@ -1,0 +1,54 @@
+"""Ranks that are slow on purpose: they are slow, they are named, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.evidence import lives
+from harness.record import Purpose
+from harness.timeline.launch import budget_of
+from harness.worker.straggler import GROUPS, Straggler
+
+
+@pytest.mark.parametrize("groups", [GROUPS, ()], ids=["as-here", "duty-cycle"])
+def test_a_straggler_gets_its_share_of_a_core_at_most(groups: Any) -> None:
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            pass
+    straggler = Straggler(pid, 0.25, groups)
+    try:
+        began, clock = _cpu_s(pid), time.monotonic()
+        while time.monotonic() - clock < 1.0:
+            os.sched_yield()
+        got = (_cpu_s(pid) - began) / (time.monotonic() - clock)
+    finally:
+        straggler.release()
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        straggler.close()
+    assert 0 < got < 0.5
+    assert not lives(pid)
+    assert not [g for root, *_ in GROUPS for g in root.glob(f"scaleproof-{pid}")]
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_the_timeline_names_the_straggler(launch: Any, tmp_path: Path) -> None:
+    world = launch(
+        "ddp/decoder-nano", 2, Purpose.PROFILE, steps=14, cut=3, profiled=6, stragglers="1:0.3"
+    )
+    assert world.cause is None
+    assert (world.out / "rank1.straggler").is_file()
+    (tmp_path / "launches").mkdir()
+    world.out.rename(tmp_path / "launches" / world.out.name)
+    blame = budget_of(tmp_path, world.out.name, world.ranks, 6, talks=True).blame
+    assert blame is not None and blame.rank == 1

@@ -13,7 +13,7 @@ from harness.codec import from_doc
 from harness.errors import LaunchError
 from harness.launch import failure
 from harness.launch.engine import Ended
-from harness.launch.fleet import LOST_S
+from harness.launch.running import LOST_S
 from harness.launcher import Launcher
 from harness.progress import Progress
 from harness.protocol import Deadlines, Fault, Restart

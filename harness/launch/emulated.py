@@ -24,7 +24,7 @@ from harness.channel import Channel
 from harness.errors import LaunchError
 from harness.launch.engine import Capabilities, Command, Deployment, State
 from harness.launch.inherit import InheritingJob, agent_command
-from harness.launch.links import Links, buffers, links_of, shape
+from harness.launch.shaping import Links, buffers, links_of, shape
 from harness.launch.switch import DEVICE, MTU
 from harness.protocol import LaunchSpec
 

@@ -11,73 +11,20 @@ import dataclasses
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from harness.channel import Channel, ChannelError, Listener
-from harness.codec import Json, from_doc, to_doc
+from harness.channel import Listener
+from harness.codec import from_doc, to_doc
 from harness.errors import LaunchError
 from harness.launch.engine import Ended, Job, State, Tick, Where
-from harness.protocol import Address, LaunchSpec, Node, RankEnd, Share
+from harness.launch.link import Link, Message
+from harness.launch.running import LOST_S, Running
+from harness.protocol import LaunchSpec, Node, Share
 from harness.record import Described
 from harness.spec import CaseSpec, Device
 
 TICK_S, POLL_S = 0.2, 1.0
 #: Seconds for agents to join once their job runs: they import torch, maybe from a slow disk.
 JOIN_S = 300.0
-#: Seconds without a beat after which an agent counts as lost, and for which ranks of other nodes
-#: may write down what they saw.
-LOST_S, GRACE_S = 10.0, 1.0
-#: Seconds after which a world that was told to end is given up.
-END_S = 10.0
-
-Message = dict[str, Json]
-
-
-@dataclass
-class Link:
-    """One agent and what it has said."""
-
-    node: int
-    channel: Channel | None
-    about: Node | None = None
-    heard_at: float = field(default_factory=time.monotonic)
-    lost: str = ""
-
-    @property
-    def name(self) -> str:
-        """How people know it."""
-        return f"node {self.node}" + (f" ({self.about.machine.host})" if self.about else "")
-
-    def send(self, message: Message) -> None:
-        """One message; a link that does not take it is lost."""
-        if self.channel is None:
-            return
-        try:
-            self.channel.send(message)
-        except OSError as error:
-            self.lose(f"its agent does not answer: {error.strerror or error}")
-
-    def receive(self) -> list[tuple[Message, bytes]]:
-        """What has arrived; none of a link that is lost by it."""
-        assert self.channel is not None
-        try:
-            messages = self.channel.receive()
-        except (OSError, ChannelError, ValueError) as error:
-            self.lose(f"what its agent sends makes no sense: {error}")
-            return []
-        if messages is None:
-            self.lose("its agent is gone")
-            return []
-        self.heard_at = time.monotonic()
-        return messages
-
-    def lose(self, why: str) -> None:
-        """Nothing more is expected of it."""
-        self.lost = self.lost or why
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
 
 
 class Fleet:
@@ -306,111 +253,6 @@ class Fleet:
         if self._job is not None:
             self._job.stop()
         self._job, self._listener, self._links = None, None, []
-
-
-class Running:
-    """One launch over some agents, from the first share to the last end."""
-
-    def __init__(self, spec: LaunchSpec, shares: Sequence[tuple[Link, Share]]) -> None:
-        self.spec, self.links = spec, [link for link, _ in shares]
-        self.failing = False
-        self._began = time.monotonic()
-        self._failed_at = self.noticed_at = 0.0
-        self._told = False
-        self._beats: dict[int, Sequence[Sequence[float]]] = {}
-        self._ended: dict[int, list[RankEnd]] = {}
-        self._shares = {link.node: share for link, share in shares}
-        for link in self.links:
-            link.heard_at = time.monotonic()
-        self._send_share(self.links[0])
-
-    def _send_share(self, link: Link, store: Address | None = None) -> None:
-        share = dataclasses.replace(self._shares[link.node], store=store)
-        link.send({"launch": to_doc(self.spec), "share": to_doc(share)})
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more is to come."""
-        return all(x.node in self._ended for x in self.links)
-
-    @property
-    def step(self) -> int:
-        """The step that the slowest rank is at; 0 until all have said."""
-        if len(self._beats) < len(self.links):
-            return 0
-        return int(min(beat[1] for beats in self._beats.values() for beat in beats))
-
-    def hear(self, link: Link, message: Message, blob: bytes) -> None:
-        """Take one message of an agent."""
-        if link.node not in self._shares:
-            return
-        if "store" in message:
-            for other in self.links[1:]:
-                self._send_share(other, from_doc(Address, message["store"]))
-        elif "beats" in message:
-            self._beats[link.node] = message["beats"]
-        elif "failing" in message:
-            self.fail()
-        elif "file" in message:
-            name = Path(message["file"]).name
-            Path(self.spec.out).mkdir(parents=True, exist_ok=True)
-            (Path(self.spec.out) / name).write_bytes(blob)
-        elif "ended" in message:
-            self._ended[link.node] = [from_doc(RankEnd, r) for r in message["ended"]]
-
-    def fail(self) -> None:
-        """Note that the world is broken somewhere."""
-        if not self.failing:
-            self.failing, self._failed_at = True, time.monotonic()
-            self.noticed_at = time.time()
-
-    def watch(self) -> None:
-        """Give up lost nodes; end the others a grace after the first failure."""
-        now = time.monotonic()
-        for link in self.links:
-            if link.node in self._ended:
-                continue
-            if not link.lost and now - link.heard_at > LOST_S:
-                link.lose(f"nothing was heard of its agent for {LOST_S:.0f} s")
-            if link.lost:
-                self._ended[link.node] = self._lost(link)
-                self.fail()
-        if self.failing and not self._told and now - self._failed_at > GRACE_S:
-            self.end()
-        if self._told and now - self._failed_at > GRACE_S + END_S:
-            for link in self.links:
-                if link.node not in self._ended:
-                    link.lose("its agent does not end its ranks")
-
-    def end(self) -> None:
-        """Tell every agent to end its ranks."""
-        self.fail()
-        self._told = True
-        for link in self.links:
-            if link.node not in self._ended:
-                link.send({"kill": True})
-
-    def _lost(self, link: Link) -> list[RankEnd]:
-        share, beats = self._shares[link.node], self._beats.get(link.node, [])
-        out = []
-        for i in range(share.count):
-            step = int(beats[i][1]) if i < len(beats) else 0
-            out.append(
-                RankEnd(
-                    rank=share.first + i, pid=0, exit_code=None, signal=None, killed=False,
-                    finished=False, phase="", step=step, silent_s=time.monotonic() - link.heard_at,
-                    order=0, node=share.node,
-                    ended_s=time.monotonic() - self._began, lost=f"{link.name}: {link.lost}",
-                )
-            )  # fmt: skip
-        return out
-
-    def ends(self) -> tuple[RankEnd, ...]:
-        """Every rank's end, by rank; ``order`` over all nodes."""
-        found = [end for node in self._ended.values() for end in node]
-        by_time = {e.rank: i for i, e in enumerate(sorted(found, key=lambda e: e.ended_s))}
-        ordered = (dataclasses.replace(e, order=by_time[e.rank]) for e in found)
-        return tuple(sorted(ordered, key=lambda e: e.rank))
 
 
 def _place(link: Link) -> tuple[object, ...]:

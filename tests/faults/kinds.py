@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.launch.fleet import LOST_S
+from harness.launch.running import LOST_S
 from harness.protocol import Deadlines
 
 COLLECTIVE_S = 3.0

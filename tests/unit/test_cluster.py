@@ -10,7 +10,7 @@ import pytest
 from harness import cluster
 from harness.discover import Catalogue
 from harness.errors import ConfigError, SpecError
-from harness.launch import emulated, hosts, links, slurm
+from harness.launch import emulated, hosts, shaping, slurm
 from harness.launch.engine import Deployment
 from harness.site import parse_nodes, resolve
 from harness.spec import Device
@@ -162,11 +162,11 @@ def test_links_have_rates_of_their_own_and_between_nodes() -> None:
 
     site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1, 1), emulated=True)
     knobs = {"emulated.rate_mbit": 200.0, "emulated.slow_links": "1:50,0-2:20"}
-    found = links.links_of(site.case("ddp/mlp-nano", knobs=knobs), 3, emulated.KNOBS)
+    found = shaping.links_of(site.case("ddp/mlp-nano", knobs=knobs), 3, emulated.KNOBS)
     assert found.own == (200.0, 50.0, 200.0)
     assert found.between == {(0, 2): 20.0, (2, 0): 20.0}
     assert not found.delayed
     knobs = {"emulated.delay_ms": 1.0, "emulated.far_links": "2:5"}
-    found = links.links_of(site.case("ddp/mlp-nano", knobs=knobs), 3, emulated.KNOBS)
+    found = shaping.links_of(site.case("ddp/mlp-nano", knobs=knobs), 3, emulated.KNOBS)
     assert found.delay_ms == ((0, 1, 5), (1, 0, 5), (5, 5, 0))
-    assert links.burst(1000.0) == 1_000_000, "8 ms of the rate"
+    assert shaping.burst(1000.0) == 1_000_000, "8 ms of the rate"

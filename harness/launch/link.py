@@ -1,0 +1,58 @@
+"""One agent of a fleet, as the program that launches sees it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from harness.channel import Channel, ChannelError
+from harness.codec import Json
+from harness.protocol import Node
+
+Message = dict[str, Json]
+
+
+@dataclass
+class Link:
+    """One agent and what it has said."""
+
+    node: int
+    channel: Channel | None
+    about: Node | None = None
+    heard_at: float = field(default_factory=time.monotonic)
+    lost: str = ""
+
+    @property
+    def name(self) -> str:
+        """How people know it."""
+        return f"node {self.node}" + (f" ({self.about.machine.host})" if self.about else "")
+
+    def send(self, message: Message) -> None:
+        """One message; a link that does not take it is lost."""
+        if self.channel is None:
+            return
+        try:
+            self.channel.send(message)
+        except OSError as error:
+            self.lose(f"its agent does not answer: {error.strerror or error}")
+
+    def receive(self) -> list[tuple[Message, bytes]]:
+        """What has arrived; none of a link that is lost by it."""
+        assert self.channel is not None
+        try:
+            messages = self.channel.receive()
+        except (OSError, ChannelError, ValueError) as error:
+            self.lose(f"what its agent sends makes no sense: {error}")
+            return []
+        if messages is None:
+            self.lose("its agent is gone")
+            return []
+        self.heard_at = time.monotonic()
+        return messages
+
+    def lose(self, why: str) -> None:
+        """Nothing more is expected of it."""
+        self.lost = self.lost or why
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import derive, fabric, nvml
+from harness import derive, disk, fabric, nvml
 from harness.codec import Json, from_doc
 from harness.discover import Catalogue
 from harness.errors import LaunchError, ScaleproofError
@@ -115,7 +115,10 @@ class Launcher:
         of every collective; that launch counts for nothing else.
         """
         self._check_network(order.arm.case)
-        found = self._launch(order, folder, described, on_step, detailed=False)
+        with disk.told(folder):
+            found = self._launch(order, folder, described, on_step, detailed=False)
+        if found.cause is not None:
+            disk.refuse_full(folder)
         if found.cause is None or found.cause.sure or found.cause.kind == "node":
             return found
         again = self._launch(order, folder, described, on_step, detailed=True).cause

@@ -20,17 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness import (
-    admission,
-    contrasts,
-    doctor,
-    judgement,
-    machine,
-    pilots,
-    profiles,
-    units,
-    verdict,
+    admission, contrasts, doctor, judgement, machine, pilots, profiles, units, verdict,
 )  # fmt: skip
 from harness.discover import Catalogue
+from harness.disk import FullDiskError
 from harness.errors import ScaleproofError
 from harness.launcher import Launcher, Order, mean_wall_s
 from harness.outcome import Verdict
@@ -242,6 +235,8 @@ class Measurer:
             return
         try:
             stage(plan)
+        except FullDiskError:
+            raise
         except ScaleproofError as error:
             self._broken[plan.hash] = error
             self.progress.note(f"{plan.name}: {error.what}")

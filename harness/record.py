@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from harness import disk
 from harness.admission import Finding
 from harness.budget import Budget
 from harness.codec import from_doc, to_doc
@@ -359,21 +359,16 @@ class Samples:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: temporary file, flush to disk, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
+    """Write a file whole or not at all."""
+    disk.write({path: text})
 
 
 def save(record: RunRecord, folder: Path) -> None:
-    """Write ``record.json`` and its digest."""
+    """Write ``record.json`` and its digest, both or none; FullDiskError if there is no room."""
     text = json.dumps(to_doc(record), indent=1) + "\n"
-    write_text(folder / "record.json", text)
-    write_text(folder / "record.sha256", hashlib.sha256(text.encode()).hexdigest() + "\n")
+    digest = hashlib.sha256(text.encode()).hexdigest() + "\n"
+    with disk.told(folder):
+        disk.write({folder / "record.json": text, folder / "record.sha256": digest})
 
 
 def load(folder: Path) -> RunRecord:

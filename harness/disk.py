@@ -1,0 +1,65 @@
+"""A full disk under the results: said once, with how to go on, and nothing written is torn."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.errors import Exit, ScaleproofError
+
+#: Bytes below which a disk counts as full when a rank has just failed.
+FLOOR_BYTES = 64 << 10
+
+
+class FullDiskError(ScaleproofError):
+    """No room for results: it ends the run, which can be resumed."""
+
+    exit = Exit.ERROR
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            "no space is left on this disk",
+            where=str(folder),
+            expected="a few MB for a run; whole blocks that were measured before are kept",
+            fix=f"rm -r OLD_RUNS, then scaleproof run --resume {folder}",
+        )
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """An OSError for want of space becomes a FullDiskError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise FullDiskError(folder) from None
+
+
+def refuse_full(folder: Path) -> None:
+    """FullDiskError if there is no room: a launch that failed now says nothing of its case."""
+    if shutil.disk_usage(folder).free < FLOOR_BYTES:
+        raise FullDiskError(folder)
+
+
+def write(texts: Mapping[Path, str]) -> None:
+    """Write files whole or not at all, and all of them or none: temporary, to disk, rename."""
+    temporary: dict[Path, Path] = {}
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary[path] = path.with_name(f".{path.name}.{os.getpid()}")
+            with temporary[path].open("w") as handle:
+                handle.write(text)
+                handle.flush()
+                os.fsync(handle.fileno())
+        for path, whole in temporary.items():
+            whole.replace(path)
+    except BaseException:
+        for left in temporary.values():
+            left.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,52 @@
+"""The disk under the results runs full: it is said once, nothing is torn, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.record import load
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    disk, out = tmp_path / "disk", tmp_path / "out"
+    disk.mkdir()
+    out.mkdir()
+    scaleproof = shlex.join([sys.executable, "-m", "harness", "run"])
+    script = f"""
+        mount -t tmpfs -o size=450k results {disk} || exit 77
+        {scaleproof} ddp/mlp-nano/weak --cpus 2 --results {disk} > {out}/first 2>&1
+        echo $? > {out}/first.status
+        run=$(ls -d {disk}/runs/*/*) && cp -r $run {out}/kept
+        mount -o remount,size=100m {disk}
+        {scaleproof} --resume $run > {out}/second 2>&1
+        echo $? > {out}/second.status
+        cp -r $run {out}/whole
+    """
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    first = (out / "first").read_text()
+    assert (out / "first.status").read_text().strip() == "11", first
+    assert first.count("no space is left on this disk") == 1
+    assert "--resume" in first.splitlines()[-1]
+    assert "Traceback" not in first
+    kept = load(out / "kept")  # whole, if early
+    assert not kept.complete
+    second = (out / "second").read_text()
+    assert (out / "second.status").read_text().strip() in ("0", "1", "5", "10"), second
+    whole = load(out / "whole")
+    assert whole.complete
+    names = {x.launch for x in kept.launches}
+    assert names and names <= {x.launch for x in whole.launches}, "nothing measured was lost"
+    assert json.loads((out / "whole" / "record.json").read_text())["run"] == kept.run

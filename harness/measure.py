@@ -20,7 +20,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness import (
-    admission, contrasts, doctor, judgement, machine, pilots, profiles, units, verdict,
+    admission,
+    contrasts,
+    doctor,
+    judgement,
+    machine,
+    pilots,
+    profiles,
+    units,
+    verdict,
 )  # fmt: skip
 from harness.discover import Catalogue
 from harness.disk import FullDiskError

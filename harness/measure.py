@@ -164,16 +164,13 @@ class Measurer:
             if self.settings.fabric:
                 self.sweeper.first(new, self.settings, self.folder)
             for stage in (self._climb, self._pilot):
-                for plan in new:
-                    self._attempt(plan, stage)
+                self._attempt(new, stage)
             self._freeze(new)
-            for plan in new:
-                self._attempt(plan, self._first_blocks)
+            self._attempt(new, self._first_blocks)
             while (undecided := self._most_undecided(new)) is not None:
-                self._attempt(undecided, self._block)
+                self._attempt([undecided], self._block)
             for stage in (self._profile, self._confirm):
-                for plan in new:
-                    self._attempt(plan, stage)
+                self._attempt(new, stage)
         except BaseException:
             self.save(complete=False)
             raise
@@ -237,17 +234,16 @@ class Measurer:
         """Stop the engine and the agent."""
         self._launcher.close()
 
-    def _attempt(self, plan: Plan, stage: Callable[[Plan], None]) -> None:
-        """One stage of a plan; what breaks it is kept for whoever asks for its verdicts."""
-        if plan.hash in self._broken:
-            return
-        try:
-            stage(plan)
-        except FullDiskError:
-            raise
-        except ScaleproofError as error:
-            self._broken[plan.hash] = error
-            self.progress.note(f"{plan.name}: {error.what}")
+    def _attempt(self, plans: Sequence[Plan], stage: Callable[[Plan], None]) -> None:
+        """One stage of plans; what breaks one is kept for whoever asks for its verdicts."""
+        for plan in (p for p in plans if p.hash not in self._broken):
+            try:
+                stage(plan)
+            except FullDiskError:
+                raise
+            except ScaleproofError as error:
+                self._broken[plan.hash] = error
+                self.progress.note(f"{plan.name}: {error.what}")
 
     def _climb(self, plan: Plan) -> None:
         """Gate every case that can run, smallest world first: what is right is worth timing.
@@ -448,6 +444,6 @@ class Measurer:
         def on_step(step: int) -> None:
             self.progress.show(dataclasses.replace(now, step=step, elapsed_s=self.elapsed_s))
 
-        launch = self._launcher.launch(order, self.folder, self.described[arm.case.hash], on_step)
-        self.launches.append(launch)
-        return launch
+        described = self.described[arm.case.hash]
+        self.launches.append(self._launcher.launch(order, self.folder, described, on_step))
+        return self.launches[-1]

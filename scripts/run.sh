@@ -19,10 +19,4 @@ venv=${VENV:-.venv}
   exit 4
 }
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extras"
-if [ "$what" = suites ] || [ $# -gt 0 ]; then exec "$venv/bin/python" -m pytest "$what/" "$@"; fi
-# Tests that time nothing share the cores; the others then have the machine for themselves.
-together=(tests/unit tests/contract tests/timeline tests/clusters)
-status=0
-"$venv/bin/python" -m pytest "${together[@]}" -n 2 --dist loadfile --benchmark-disable || status=$?
-"$venv/bin/python" -m pytest tests/ "${together[@]/#/--ignore=}" || status=$?
-exit $status
+exec "$venv/bin/python" -m pytest "$what/" "$@"

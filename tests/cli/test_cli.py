@@ -161,6 +161,7 @@ def interruptible() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.full
 def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness", "run", "ddp/mlp-nano/weak", "--cpus", "2"]
     process = subprocess.Popen(
@@ -274,6 +275,7 @@ def test_ingest_fills_asvs_history(tmp_path: Path) -> None:
     asv("run", "--machine", machine, "--set-commit-hash", commit)
 
 
+@pytest.mark.full
 def test_every_kind_of_baseline_is_measured(tmp_path: Path) -> None:
     (tmp_path / "kinds.py").write_text(
         "from harness import ladder, versus\nfrom harness.recipes import Protocol\n"

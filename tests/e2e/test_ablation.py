@@ -29,6 +29,7 @@ def plan_of(catalogue: Catalogue, name: str, *ablations: Ablation, data: str = "
     return normalise(found, catalogue)
 
 
+@pytest.mark.full
 def test_what_an_ablation_saves_is_recorded_and_its_arm_is_never_checked(
     catalogue: Catalogue, tmp_path: Path
 ) -> None:

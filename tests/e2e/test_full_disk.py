@@ -15,6 +15,7 @@ from harness.record import load
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.full
 def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
     disk, out = tmp_path / "disk", tmp_path / "out"
     disk.mkdir()

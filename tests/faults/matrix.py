@@ -11,7 +11,6 @@ if a rank was named wrongly, a world lasted too long, or anything was left.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -150,6 +149,33 @@ def waited_for(folder: Path, out: Path) -> Found:
     )  # fmt: skip
 
 
+@contextmanager
+def striking(
+    on: On, known: Catalogue, jobs: int
+) -> Iterator[Callable[[Sequence[Cell]], list[tuple[Cell, Found]]]]:
+    """Strikes cells, several worlds at a time: most of a strike is waiting."""
+    free: SimpleQueue[Worlds] = SimpleQueue()
+
+    def one(cell: Cell) -> tuple[Cell, Found]:
+        worlds = free.get()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                return cell, strike(worlds, known, cell, Path(folder))
+        finally:
+            free.put(worlds)
+
+    # Agents end with the thread that started them: the pool lives as long as they do.
+    with ThreadPoolExecutor(jobs) as pool:
+        opened = [worlds_on(on, known) for _ in range(jobs)]
+        for worlds in opened:
+            free.put(worlds)
+        try:
+            yield lambda cells: list(pool.map(one, cells))
+        finally:
+            for worlds in opened:
+                pool.submit(worlds.close).result()
+
+
 def lower_bound(good: int, total: int) -> float:
     """The lower end of Clopper and Pearson's one-sided 95 % interval."""
     return float(beta.ppf(0.05, good, total - good + 1)) if good else 0.0
@@ -189,31 +215,15 @@ def main() -> int:
     )
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for on in On:
-        free: SimpleQueue[Worlds] = SimpleQueue()
-        opened = [worlds_on(on, known) for _ in range(asked.jobs)]
-        for worlds in opened:
-            free.put(worlds)
-
-        def one(cell: Cell, free: SimpleQueue[Worlds] = free) -> tuple[Cell, Found]:
-            worlds = free.get()
-            try:
-                with tempfile.TemporaryDirectory() as folder:
-                    return cell, strike(worlds, known, cell, Path(folder))
-            finally:
-                free.put(worlds)
-
-        # Agents end with the thread that started them: one pool for as long as they live.
-        with ThreadPoolExecutor(asked.jobs) as pool:
+        with striking(on, known, asked.jobs) as strikes:
             for name in (k for k in asked.kinds if KINDS[k].on is on):
                 kind = KINDS[name]
                 repeats = asked.hangs if kind.waits_s else asked.repeats
                 for strategy in kind.strategies:
                     cells = [Cell(kind=name, strategy=strategy, rank=r) for r in range(WORLD)]
-                    line, well = row(list(pool.map(one, itertools.chain(*[cells] * repeats))))
+                    line, well = row(strikes(cells * repeats))
                     bad |= not well
                     print(line, flush=True)
-            for worlds in opened:
-                pool.submit(worlds.close).result()
     return 1 if bad else 0
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 from harness.beat import Beats, Phase
 from harness.discover import Catalogue
 from harness.evidence import lives
-from harness.launch.deploy import Worlds
 from harness.launch.emulated import Emulated
 from harness.launch.engine import Where
 from harness.launcher import Launcher, Order
@@ -27,13 +25,13 @@ from harness.site import Site
 from harness.spec import Arm, Device, Plan, Protocol, Role
 
 from .kinds import KINDS, On
-from .matrix import FOLDER, Cell, strike, worlds_on
+from .matrix import FOLDER, Cell, Found, striking
 
 ROOT = Path(__file__).parents[2]
 QUICK = Deadlines(start_s=20, first_step_s=20, step_s=3, collective_s=30)
 SLOW = {"paced.step_ms": 200.0}
 KNOWN = Catalogue([FOLDER])
-EMULATED = Emulated()
+EMULATED = Emulated().probe()
 
 
 def alive(pid: int) -> bool:
@@ -103,22 +101,6 @@ def test_a_stopped_rank_is_named_and_its_world_ended(launch: Any, tmp_path: Path
     assert "step" in (world.out / "rank1.pyspy").read_text(), "and its own, by py-spy"
 
 
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Callable[[On], Worlds]]:
-    opened: dict[On, Worlds] = {}
-
-    def on(what: On) -> Worlds:
-        if what is On.EMULATED and not (here := EMULATED.probe()).available:
-            pytest.skip(here.reason)
-        if what not in opened:
-            opened[what] = worlds_on(what, KNOWN)
-        return opened[what]
-
-    yield on
-    for found in opened.values():
-        found.close()
-
-
 #: One of each; tox -e faults runs every kind on every strategy and rank, many times over.
 ONE_OF_EACH = [
     Cell(kind=name, strategy=kind.strategies[i % len(kind.strategies)], rank=i % 3)
@@ -126,11 +108,24 @@ ONE_OF_EACH = [
 ]
 
 
+@pytest.fixture(scope="module")
+def struck(request: pytest.FixtureRequest) -> dict[Cell, Found]:
+    """What was found of each cell that is asked for."""
+    asked = [i.callspec.params.get("cell") for i in request.session.items if hasattr(i, "callspec")]
+    out: dict[Cell, Found] = {}
+    for on in On:
+        cells = [c for c in ONE_OF_EACH if c in asked and KINDS[c.kind].on is on]
+        if cells and (on is not On.EMULATED or EMULATED.available):
+            with striking(on, KNOWN, min(3, len(cells))) as strikes:
+                out |= dict(strikes(cells))
+    return out
+
+
 @pytest.mark.parametrize("cell", ONE_OF_EACH, ids=lambda c: f"{c.kind}-{c.strategy}-{c.rank}")
-def test_the_rank_that_broke_is_named(
-    worlds: Callable[[On], Worlds], cell: Cell, tmp_path: Path
-) -> None:
-    found = strike(worlds(KINDS[cell.kind].on), KNOWN, cell, tmp_path)
+def test_the_rank_that_broke_is_named(struck: dict[Cell, Found], cell: Cell) -> None:
+    if cell not in struck:
+        pytest.skip(EMULATED.reason)
+    found = struck[cell]
     assert found.right(cell), found
     assert found.sure or cell.kind == "absent"  # without rank 0 nobody can say more
     assert found.took_s < cell.allowed_s

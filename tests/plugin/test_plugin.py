@@ -107,6 +107,7 @@ def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester)
     result.stdout.fnmatch_lines(["*assert*99*"])
 
 
+@pytest.mark.full
 def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(suite: pytest.Pytester) -> None:
     """Out of time before the first block: nothing is decided, whatever the machine does."""
     select = ("-k", "test_other", "--time-budget", "1s")
@@ -249,6 +250,7 @@ def test_two_functions_on_one_recipe_measure_once(suite: pytest.Pytester) -> Non
     assert len([x for x in record(suite)["launches"] if x["purpose"] == "timed"]) == 16  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 def test_environment_sets_options(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEPROOF_RESULTS", str(suite.path / "elsewhere"))
     run(suite, "-k", "test_other")
@@ -282,6 +284,7 @@ def test_a_strategy_that_breaks_when_described_is_an_error(pytester: pytest.Pyte
     )
 
 
+@pytest.mark.full
 def test_rungs_are_profiled_and_a_rule_on_a_share_gets_launches_of_its_own(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,7 @@ def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path: Path, suffix: str)
         (b"hello", "no timed events"),
         (b'{"traceEvents": []}', "no timed events"),
         (b'{"record": 1}', "no timed events"),
-        (gzip.compress(b'{"traceEvents": [{"ph"')[:-4], "no timed events"),
+        (gzip.compress(b'{"traceEvents": [{"ph"', mtime=0)[:-4], "no timed events"),
     ],
 )
 def test_what_is_no_trace_is_one_clear_error(tmp_path: Path, content: bytes, says: str) -> None:

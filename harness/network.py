@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness import options, pairing
@@ -47,17 +48,11 @@ def fabric(
 ) -> tuple[Exit, Json, list[str]]:
     """Sweep every world of the site, judge it, and once more where a FAIL has to be confirmed."""
     _needs_two(site)
-    measurer.warm()
-    try:
+    with _measuring(measurer):
         measurer.sweeper.sweep(site, knobs, num_sweeps, measurer.folder)
         if any(v.reason is Reason.UNCONFIRMED for v in measurer.record(complete=True).verdicts):
             measurer.sweeper.sweep(site, knobs, num_sweeps, measurer.folder)
-    finally:
-        measurer.progress.clear()
-        measurer.close()
-    record = measurer.save(complete=True)
-    lines = tables.summary(record, text.shown(measurer.folder), rerun, text.columns())
-    return exit_status([v.counts for v in record.verdicts]), to_doc(record), lines
+    return _judged(measurer, rerun)
 
 
 def pairs(
@@ -69,16 +64,12 @@ def pairs(
             f"{len(site.nodes)} nodes cannot be told apart by pairs", expected="at least 3 nodes",
             fix="--nodes 4",
         )  # fmt: skip
-    measurer.warm()
-    try:
+    with _measuring(measurer):
         found = pairing.search(
             len(site.nodes),
             lambda a, b: measurer.sweeper.pair_bps(site, knobs, (a, b), measurer.folder),
         )
         names = [m.host for m in measurer.nodes] or [f"node {i}" for i in range(len(site.nodes))]
-    finally:
-        measurer.progress.clear()
-        measurer.close()
     lines = []
     for pair in sorted(found.pairs, key=lambda p: p.bps):
         slow = "  slow" if pair.bps < found.limit_bps else ""
@@ -105,10 +96,9 @@ def recover(
 ) -> tuple[Exit, Json, list[str]]:
     """Break each case and have it go on: by crash, hang and loss of nodes, in other worlds too."""
     _needs_two(site)
-    measurer.warm()
     recoverer = measurer.recoverer
     head = measurer.catalogue.get("engines", site.engine).head["ENGINE"]
-    try:
+    with _measuring(measurer):
         for name in names:
             case = measurer.catalogue.normalise(site.case(name))
             smaller, larger = case.at(case.world_size - 1), case.at(case.world_size + 1)
@@ -121,9 +111,22 @@ def recover(
                     recoverer.measure(course, 1, measurer.folder)
             for fault in (Fault.HANG, *map(Fault, head.get("faults", ()))):
                 recoverer.measure(Course(case=case, fault=fault), trials, measurer.folder)
+    return _judged(measurer, rerun)
+
+
+@contextmanager
+def _measuring(measurer: Measurer) -> Iterator[None]:
+    """From warm agents to none."""
+    measurer.warm()
+    try:
+        yield
     finally:
         measurer.progress.clear()
         measurer.close()
+
+
+def _judged(measurer: Measurer, rerun: str) -> tuple[Exit, Json, list[str]]:
+    """What was measured, written down and judged."""
     record = measurer.save(complete=True)
     lines = tables.summary(record, text.shown(measurer.folder), rerun, text.columns())
     return exit_status([v.counts for v in record.verdicts]), to_doc(record), lines

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from harness import verdict
+from harness import fingerprint, verdict
 from harness.admission import Level
 from harness.judge import judge
 from harness.outcome import Reason, Status, Verdict
@@ -66,16 +66,22 @@ class Series:
         judged = judge(first, rule, Form.ABSOLUTE)
         status, reason, detail = judged.status, judged.reason, judged.detail
         bad = [f.text for f in run.admission if f.level is Level.BAD]
-        if status in (Status.PASS, Status.FAIL) and bad:
+        differing = fingerprint.differing(rule.fingerprint, run)
+        if status in (Status.PASS, Status.FAIL) and differing:
+            status, reason = Status.RECORDED, Reason.NOT_COMPARABLE
+            detail = f"the bound is of another setup: {'; '.join(differing)}"
+        elif status in (Status.PASS, Status.FAIL) and bad:
             status, reason = Status.INCONCLUSIVE, Reason.NOISY_HOST
             detail = f"{detail}, but noisy host: {'; '.join(bad)}"
         if status is Status.FAIL:
             second = judge(again, rule, Form.ABSOLUTE) if again else None
             status, reason, more = verdict.confirmed(run, judged, second)
             detail = f"{detail}; {more}"
+        status, reason, detail = verdict.waived(run, rule, status, reason, detail)
         e = judged.estimate
         return replace(
             self._verdict(rule, rule.metric, status, reason, detail),
+            waived=reason is Reason.WAIVED,
             value=e.value, low=e.low, high=e.high, n=e.n, mde=judged.mde, sd=e.sd, pairs=first,
             again=again, evidence=judged.evidence,
         )  # fmt: skip

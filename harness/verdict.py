@@ -85,16 +85,7 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
     form = units.metric(contrast.metric).form
     case = plan.arm(contrast.subject).case
     found = _find(run, plan, contrast, rule)
-    status, reason, detail = found.status, found.reason, found.detail
-    waived = False
-    if rule is not None and rule.waiver is not None:
-        today = datetime.date.fromisoformat(run.started_at[:10])
-        if rule.waived(today) and status is Status.FAIL:
-            waived, reason = True, Reason.WAIVED
-            detail = f"{detail}; waived until {rule.waiver.expires}: {rule.waiver.reason}"
-        elif rule.waived(today) and status is Status.PASS:
-            status, reason = Status.FAIL, Reason.UNEXPECTED_PASS
-            detail = f"met, but a waiver says it fails ({rule.waiver.reason}): remove the waiver"
+    status, reason, detail = waived(run, rule, found.status, found.reason, found.detail)
     e = found.judged.estimate if found.judged else None
     p95 = pairs(run, plan, contrast, Statistic.P95).values if e else ()
     return Verdict(
@@ -122,8 +113,23 @@ def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | No
         sd=e.sd if e else None,
         lag1=lag1(found.values),
         again=found.again,
-        waived=waived,
+        waived=reason is Reason.WAIVED,
     )
+
+
+def waived(
+    run: RunRecord, rule: Threshold | None, status: Status, reason: Reason, detail: str
+) -> tuple[Status, Reason, str]:
+    """What a waiver leaves of a verdict: an expected FAIL is waived, a PASS is unexpected."""
+    today = datetime.date.fromisoformat(run.started_at[:10])
+    if rule is not None and rule.waiver is not None and rule.waived(today):
+        if status is Status.FAIL:
+            told = f"{detail}; waived until {rule.waiver.expires}: {rule.waiver.reason}"
+            return status, Reason.WAIVED, told
+        if status is Status.PASS:
+            told = f"met, but a waiver says it fails ({rule.waiver.reason}): remove the waiver"
+            return Status.FAIL, Reason.UNEXPECTED_PASS, told
+    return status, reason, detail
 
 
 def _find(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> _Found:

@@ -15,7 +15,7 @@ from harness.outcome import Reason, Status
 from harness.record import RunRecord
 from harness.report.fabric import lines
 from harness.sweeps import swept
-from harness.thresholds import Source, Threshold, reach
+from harness.thresholds import Source, Threshold, Waiver, reach
 from harness.worker.sweep import MAKERS
 
 
@@ -108,6 +108,18 @@ def test_a_noisy_host_passes_nothing(sample_run: RunRecord) -> None:
     run = replace(run_of(sample_run, times(8, 0.1), rule()), admission=(bad,))
     (found,) = judgement.verdicts(run)
     assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+
+
+def test_waivers_and_setups_count_for_the_fabric_too(sample_run: RunRecord) -> None:
+    waiver = Waiver(reason="old switch", expires="2999-01-01")
+    (fails,) = judgement.verdicts(run_of(sample_run, times(16, 100.0), rule(waiver=waiver)))
+    assert fails.waived and fails.counts is Status.RECORDED
+    (met,) = judgement.verdicts(run_of(sample_run, times(8, 0.1), rule(waiver=waiver)))
+    assert (met.status, met.reason) == (Status.FAIL, Reason.UNEXPECTED_PASS)
+    (other,) = judgement.verdicts(
+        run_of(sample_run, times(8, 0.1), rule(fingerprint=("hardware=another",)))
+    )
+    assert (other.status, other.reason) == (Status.RECORDED, Reason.NOT_COMPARABLE)
 
 
 def test_what_a_backend_refuses_passes_nothing(sample_run: RunRecord) -> None:

@@ -116,10 +116,13 @@ def recover(
 
 @contextmanager
 def _measuring(measurer: Measurer) -> Iterator[None]:
-    """From warm agents to none."""
+    """From warm agents to none; what was measured until something broke is kept."""
     measurer.warm()
     try:
         yield
+    except BaseException:
+        measurer.save(complete=False)
+        raise
     finally:
         measurer.progress.clear()
         measurer.close()

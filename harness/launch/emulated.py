@@ -184,13 +184,8 @@ class EmulatedJob:
             slower = {address(b): r for (a, b), r in links.between.items() if a == node}
             self._run(_batch("{bridge}", "tc", shape(f"v{node}", rate)))
             self._run(_batch(f"{{node{node}}}", "tc", shape("eth0", rate, slower)))
-            argv = (
-                *enter(f"{{node{node}}}"),
-                "sysctl",
-                "-q",
-                "-w",
-                *buffers(rate, max(links.delay_ms[node])),
-            )
+            sizes = buffers(rate, max(links.delay_ms[node]))
+            argv = (*enter(f"{{node{node}}}"), "sysctl", "-q", "-w", *sizes)
             self._run(Command(nodes=(), argv=argv))
         self._end_switch()
         if links.delayed:

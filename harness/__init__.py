@@ -4,12 +4,15 @@ The names that suites and users' files need; none of them imports torch.
 """
 
 from harness.recipes import Recipe, control, ladder, like, plain, versus
+from harness.recovery import Course, Fault
 from harness.site import Site
 from harness.spec import CaseSpec, Plan, Protocol
-from harness.suite import scaling
+from harness.suite import recovering, scaling
 
 __all__ = [
     "CaseSpec",
+    "Course",
+    "Fault",
     "Plan",
     "Protocol",
     "Recipe",
@@ -18,6 +21,7 @@ __all__ = [
     "ladder",
     "like",
     "plain",
+    "recovering",
     "scaling",
     "versus",
 ]

@@ -13,9 +13,14 @@ def apart(run: RunRecord) -> list[Series]:
     return [*sweeps.series(run.fabric), *recoveries(run.recoveries)]
 
 
+def of_apart(run: RunRecord) -> tuple[Verdict, ...]:
+    """The verdicts on these."""
+    return tuple(v for s in apart(run) for v in s.verdicts(run))
+
+
 def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
     """Every verdict: of the fabric first, as it was measured first."""
-    return (*(v for s in apart(run) for v in s.verdicts(run)), *verdict.verdicts(run))
+    return (*of_apart(run), *verdict.verdicts(run))
 
 
 def recoveries(trials: tuple[recovery.Trial, ...]) -> list[Series]:

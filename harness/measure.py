@@ -221,8 +221,9 @@ class Measurer:
 
     @property
     def judged(self) -> tuple[Verdict, ...]:
-        """Verdicts of the plans that were measured to their end."""
-        return tuple(v for found in self._done.values() for v in found)
+        """Verdicts of what was measured apart, and of the plans that were measured to their end."""
+        apart = judgement.of_apart(self._bare(complete=True))
+        return (*apart, *(v for found in self._done.values() for v in found))
 
     def save(self, *, complete: bool) -> RunRecord:
         """Write the run down, whole or not at all."""

@@ -13,8 +13,7 @@ from harness.codec import Json, to_doc
 from harness.errors import Exit, SpecError, exit_status
 from harness.measure import Measurer
 from harness.outcome import Reason
-from harness.protocol import Fault
-from harness.recoverer import Course
+from harness.recovery import Course, Fault
 from harness.report import tables, text
 from harness.site import Site
 from harness.units import si

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from harness.machine import Machine
 from harness.record import Purpose
+from harness.recovery import Fault
 from harness.spec import CaseSpec
 
 
@@ -72,16 +72,6 @@ class Share:
     node_first: int
     node_count: int
     store: Address | None = None
-
-
-class Fault(StrEnum):
-    """How a rank is broken on purpose; its agent; or its whole node, which falls silent at once."""
-
-    NONE = "none"
-    KILL = "kill"
-    HANG = "hang"
-    AGENT = "agent"
-    NODE = "node"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,8 @@ always there; the short ones are registered last, and only where no other projec
 from __future__ import annotations
 
 import argparse
-import shlex
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,13 @@ import pytest
 from harness import benchmark_bridge, contrasts, options, verdict
 from harness.discover import Catalogue
 from harness.errors import Exit, ScaleproofError, SpecError, exit_status
-from harness.measure import Measurer
 from harness.outcome import Status, Verdict
-from harness.record import RunRecord
+from harness.recovery import Course
 from harness.report import tables, text
-from harness.report.live import Live
-from harness.settings import Settings, end_on_sigterm
+from harness.session import Expectation, Scaling, option
 from harness.site import Site
-from harness.spec import Contrast, Plan
-from harness.suite import MARK
+from harness.spec import Contrast
+from harness.suite import MARK, RECOVERS
 from harness.thresholds import Threshold
 
 _CATEGORY = {
@@ -37,88 +34,6 @@ _CATEGORY = {
     Status.ERROR: ("error", "E", "ERROR"),
     Status.SKIP: ("skipped", "s", "SKIPPED"),
 }
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """One item: a contrast of a plan, under one rule or none."""
-
-    plan: Plan
-    contrast: Contrast
-    rule: Threshold | None
-
-    @property
-    def id(self) -> str:
-        """``ddp-decoder_tiny-weak-4cpu-efficiency``, with the baseline unless it is plain."""
-        case = self.plan.arm(self.contrast.subject).case
-        against = (
-            ""
-            if self.contrast.against in ("plain", "gate", "nothing")
-            else f"-{self.contrast.against}"
-        )
-        return f"{case.pytest_id}-{self.contrast.metric}{against}"
-
-
-@dataclass
-class Scaling:
-    """What one session knows: options, plans, and the Measurer once something is measured."""
-
-    config: pytest.Config
-    catalogue: Catalogue
-    site: Site
-    plans: dict[str, Plan] = field(default_factory=dict)
-    selected: dict[str, Plan] = field(default_factory=dict)
-    rules: dict[Path, tuple[Threshold, ...]] = field(default_factory=dict)
-    measurer: Measurer | None = None
-    statuses: dict[str, Status] = field(default_factory=dict)
-    foreign_failures: int = 0
-    interrupted: bool = False
-    record: RunRecord | None = None
-
-    def thresholds(self, folder: Path) -> tuple[Threshold, ...]:
-        """The rules that hold for suites of a folder."""
-        if folder not in self.rules:
-            file = option(self.config, "thresholds")
-            expected = option(self.config, "references")
-            self.rules[folder] = options.thresholds(file, [folder], expected)
-        return self.rules[folder]
-
-    def all_rules(self) -> tuple[Threshold, ...]:
-        """The rules of every suite folder: each judges whatever it matches."""
-        return tuple(dict.fromkeys(t for found in self.rules.values() for t in found))
-
-    def start(self) -> Measurer:
-        """The session's one Measurer."""
-        if self.measurer is None:
-            reporter = self.config.pluginmanager.getplugin("terminalreporter")
-            writer = reporter._tw
-            live = Live(
-                writer._file,
-                quiet=self.config.option.verbose < 0,
-                column=lambda: writer.width_of_current_line,
-            )
-            settings = Settings(
-                results=Path(option(self.config, "results") or self.config.rootpath / "results"),
-                engine=self.site.engine,
-                nodes=self.site.nodes,
-                device=self.site.device,
-                cluster=Path(file) if (file := option(self.config, "cluster")) else None,
-                budget_s=options.seconds(option(self.config, "time-budget")),
-                strict=option(self.config, "strict"),
-                timeline=not option(self.config, "no-timeline"),
-                fabric=not option(self.config, "no-fabric"),
-                argv=("pytest", *map(str, self.config.invocation_params.args)),
-            )
-            end_on_sigterm()
-            self.measurer = Measurer(self.catalogue, settings, (), live)
-            if not self.config.option.collectonly:
-                self.measurer.meet()
-        return self.measurer
-
-    @property
-    def rerun(self) -> str:
-        """The command that does this run again."""
-        return shlex.join(["pytest", *map(str, self.config.invocation_params.args)])
 
 
 #: Tiers of suites, as markers: ``pytest suites/ -m nightly``.
@@ -132,21 +47,6 @@ KEY = pytest.StashKey[Scaling]()
 VERDICT = pytest.StashKey[Verdict]()
 OWN_FAILURE = pytest.StashKey[bool]()
 USAGE = pytest.StashKey[list[str]]()
-
-
-def option(config: pytest.Config, name: str) -> Any:
-    """An option's value: short spelling, else long, else SCALEPROOF_NAME, else default."""
-    dest = name.replace("-", "_")
-    known = next(o for o in options.OPTIONS if o.name == name)
-    default = known.kwargs.get("default")
-    for key in (f"scaleproof_short_{dest}", f"scaling_{dest}"):
-        value = getattr(config.option, key, None)
-        if value is not None and value != default:
-            return value
-    try:
-        return options.from_environment(known)
-    except SpecError as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -216,9 +116,10 @@ def _scaling(config: pytest.Config) -> Scaling:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item per verdict."""
+    """One item per verdict, or per course of a recovery."""
     recipes = getattr(metafunc.function, MARK, None)
     if recipes is None:
+        _generate_courses(metafunc)
         return
     folder = Path(metafunc.module.__file__ or ".").parent
     found: list[Expectation] = []
@@ -244,6 +145,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("verdict", found, ids=names, indirect=True)
 
 
+def _generate_courses(metafunc: pytest.Metafunc) -> None:
+    found: list[Course] = []
+    for recipe in getattr(metafunc.function, RECOVERS, ()):
+        try:
+            scaling = _scaling(metafunc.config)
+            scaling.thresholds(Path(metafunc.module.__file__ or ".").parent)
+            for raw in recipe(scaling.site):
+                found.append(replace(raw, case=scaling.catalogue.normalise(raw.case)))
+        except ScaleproofError as error:
+            metafunc.config.stash[USAGE].append(str(error))
+            raise pytest.Collector.CollectError(str(error)) from None
+    if hasattr(metafunc.function, RECOVERS):
+        ids = [c.name.replace(" ", "-").replace("/", "-") for c in found]
+        metafunc.parametrize("verdict", found, ids=ids, indirect=True)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep what was asked for and the baselines it needs; nothing else is launched."""
@@ -251,13 +168,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     scaling = config.stash[KEY]
     wanted: dict[str, set[Contrast]] = {}
-    for item in items:
-        if (e := _expectation(item)) is not None:
+    ours = [(item, e) for item in items if (e := _expectation(item)) is not None]
+    for item, e in ours:
+        if isinstance(e, Expectation):
             wanted.setdefault(e.plan.hash, set()).add(e.contrast)
-            if config.pluginmanager.hasplugin("timeout"):
-                item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
+        if config.pluginmanager.hasplugin("timeout"):
+            item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
     scaling.selected = {h: scaling.plans[h].only(found) for h, found in wanted.items()}
-    if scaling.selected and not config.option.collectonly:
+    if ours and not config.option.collectonly:
         scaling.start().judge_by(scaling.all_rules())
         scaling.start().announce(list(scaling.selected.values()))
         scaling.start().warm()
@@ -282,19 +200,20 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return lines
 
 
-def _expectation(item: pytest.Item) -> Expectation | None:
+def _expectation(item: pytest.Item) -> Expectation | Course | None:
     callspec = getattr(item, "callspec", None)
     found = callspec.params.get("verdict") if callspec is not None else None
-    return found if isinstance(found, Expectation) else None
+    return found if isinstance(found, Expectation | Course) else None
 
 
 @pytest.fixture(name="verdict")
-def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
-    """The judged contrast of this item; measures its plan if nobody has yet."""
+def _verdict(request: pytest.FixtureRequest) -> Verdict:
+    """The verdict of this item; measures its plan (or course) if nobody has yet."""
     found = getattr(request, "param", None)
-    if not isinstance(found, Expectation):
+    if not isinstance(found, Expectation | Course):
         pytest.fail(
-            "the fixture 'verdict' belongs to functions marked with @scaling", pytrace=False
+            "the fixture 'verdict' belongs to functions marked with @scaling or @recovering",
+            pytrace=False,
         )
     scaling = request.config.stash[KEY]
     measurer = scaling.start()
@@ -302,12 +221,10 @@ def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
     try:
         with capture.global_and_fixture_disabled():
             try:
-                mine = scaling.selected[found.plan.hash]
-                # With -x a plan is measured when its first item comes, else all of them at once:
-                # then the time goes to whatever is most undecided.
-                stops = bool(request.config.option.maxfail)
-                measurer.measure([mine] if stops else list(scaling.selected.values()))
-                judged = measurer.verdicts(mine)
+                if isinstance(found, Course):
+                    answer = scaling.recovered(found)
+                else:
+                    answer = scaling.judged(found)
             finally:
                 measurer.progress.clear()
     except ScaleproofError as error:
@@ -315,14 +232,13 @@ def _verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
     except KeyboardInterrupt:
         scaling.interrupted = True
         raise
-    rule = found.rule.name if found.rule else None
-    own = [v for v in judged if v.contrast == found.contrast.name]
-    # Another folder's rule may judge a contrast that has none in its own.
-    answer = next((v for v in own if v.rule == rule), own[0])
     request.node.stash[VERDICT] = answer
-    launches = [x for x in measurer.launches if x.plan == mine.hash]
-    benchmark_bridge.show(request, found.plan.name, found.contrast.subject, answer, launches)
-    yield answer
+    if isinstance(found, Expectation):
+        launches = [
+            x for x in measurer.launches if x.plan == scaling.selected[found.plan.hash].hash
+        ]
+        benchmark_bridge.show(request, found.plan.name, found.contrast.subject, answer, launches)
+    return answer
 
 
 @pytest.hookimpl(wrapper=True)
@@ -395,7 +311,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     measurer = scaling.measurer
     stopped = exitstatus == pytest.ExitCode.INTERRUPTED or scaling.interrupted
     try:
-        if measurer.plans:
+        if measurer.plans or measurer.recoverer.trials:
             whole = not stopped and measurer.waiting == 0
             scaling.record = measurer.save(complete=whole)
     finally:

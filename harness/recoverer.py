@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from harness.codec import from_doc
@@ -16,8 +16,8 @@ from harness.launch.engine import Ended
 from harness.launch.running import LOST_S
 from harness.launcher import Launcher
 from harness.progress import Progress
-from harness.protocol import Deadlines, Fault, Restart
-from harness.recovery import RankRestart, Trial
+from harness.protocol import Deadlines, Restart
+from harness.recovery import Course, Fault, RankRestart, Trial
 from harness.spec import CaseSpec
 
 #: Steps of a training, the one after which it saves, and the one before which it breaks.
@@ -31,22 +31,6 @@ TIMEOUT_S = {
 }
 #: How often it is tried to go on.
 RESTARTS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """What is tried: a fault on ranks in turn, a kind of saving, a world to go on in."""
-
-    case: CaseSpec
-    fault: Fault
-    asynchronous: bool = False
-    into: CaseSpec | None = None  # another world size
-
-    def victim(self, i: int) -> int:
-        """The rank to break in trial i; of what takes a node along, the first rank on it."""
-        nodes = self.case.nodes if self.fault in (Fault.AGENT, Fault.NODE) else ()
-        firsts = [sum(nodes[:n]) for n in range(len(nodes))] or range(self.case.world_size)
-        return firsts[i % len(firsts)]
 
 
 class Recoverer:

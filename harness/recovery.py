@@ -5,9 +5,50 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harness.spec import CaseSpec
+
+
+class Fault(StrEnum):
+    """How a rank is broken on purpose; its agent; or its whole node, which falls silent at once."""
+
+    NONE = "none"
+    KILL = "kill"
+    HANG = "hang"
+    AGENT = "agent"
+    NODE = "node"
+
 
 #: What a recovery consists of, in order.
 PARTS = ("detect", "stop", "import", "start", "group", "load", "step")
+
+
+def title(case: str, fault: str, later: bool, before: int, into: int) -> str:
+    """``ddp/decoder-nano/weak@2cpu kill``, and how it was saved and gone on with."""
+    return f"{case} {fault}{' async' if later else ''}{'' if into == before else f' into {into}'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """What is tried: a fault on ranks in turn, a kind of saving, a world to go on in."""
+
+    case: CaseSpec
+    fault: Fault
+    asynchronous: bool = False
+    into: CaseSpec | None = None  # another world size
+
+    @property
+    def name(self) -> str:
+        """As its trials are called."""
+        size, into = self.case.world_size, self.into or self.case
+        return title(self.case.id, self.fault, self.asynchronous, size, into.world_size)
+
+    def victim(self, i: int) -> int:
+        """The rank to break in trial i; of what takes a node along, the first rank on it."""
+        nodes = self.case.nodes if self.fault in (Fault.AGENT, Fault.NODE) else ()
+        firsts = [sum(nodes[:n]) for n in range(len(nodes))] or range(self.case.world_size)
+        return firsts[i % len(firsts)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +110,8 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """``ddp/decoder-nano/weak@2cpu kill``, and how it was saved and gone on with."""
-        later = " async" if self.asynchronous else ""
-        into = "" if self.world == self.world_before else f" into {self.world}"
-        return f"{self.case} {self.fault}{later}{into}"
+        """As its course is called."""
+        return title(self.case, self.fault, self.asynchronous, self.world_before, self.world)
 
     @property
     def recovery_s(self) -> float:

@@ -1,4 +1,4 @@
-"""``@scaling``: marks a test function whose items are the verdicts of its recipes' plans."""
+"""``@scaling`` and ``@recovering``: mark test functions whose items are verdicts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from harness.recipes import Recipe
+from harness.recovery import Course
+from harness.site import Site
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: Attribute of a marked function; the pytest plugin looks for it.
-MARK = "__scaleproof_recipes__"
+#: Attributes of a marked function; the pytest plugin looks for them.
+MARK, RECOVERS = "__scaleproof_recipes__", "__scaleproof_recoveries__"
 
 
 def scaling(*recipes: Recipe) -> Callable[[Function], Function]:
@@ -22,6 +24,19 @@ def scaling(*recipes: Recipe) -> Callable[[Function], Function]:
 
     def mark(function: Function) -> Function:
         setattr(function, MARK, recipes)
+        return function
+
+    return mark
+
+
+def recovering(*recipes: Callable[[Site], list[Course]]) -> Callable[[Function], Function]:
+    """One pytest item per course that ``recipes`` return for the site: broken, and gone on with.
+
+    The function takes ``verdict``: the worst that rules on recovery come to.
+    """
+
+    def mark(function: Function) -> Function:
+        setattr(function, RECOVERS, recipes)
         return function
 
     return mark

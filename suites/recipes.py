@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Recipe, Site, control, ladder, like, versus
+from harness import Course, Fault, Recipe, Site, control, ladder, like, versus
 from harness.recipes import PACED, metrics_of, strong_worlds
 from harness.spec import Mode, Plan
 
@@ -84,6 +85,23 @@ def masked(model: str = "decoder-nano") -> Recipe:
 
     def recipe(site: Site) -> list[Plan]:
         return [control(site.cpu(2).case(f"compressed:masked_topk/{model}"))]
+
+    return recipe
+
+
+def broken(strategy: str) -> Callable[[Site], list[Course]]:
+    """A training that crashes (saved in either way), hangs or loses its agent, and goes on."""
+
+    def recipe(site: Site) -> list[Course]:
+        if site.world_size < 2:
+            return []
+        model = "decoder-nano" if site.device == "cpu" else GPU_MODEL
+        case = site.case(f"{strategy}/{model}")
+        faults = [Fault.KILL, Fault.HANG]
+        if site.engine == "local":
+            faults.append(Fault.AGENT)
+        courses = [Course(case=case, fault=fault) for fault in faults]
+        return [*courses, Course(case=case, fault=Fault.KILL, asynchronous=True)]
 
     return recipe
 

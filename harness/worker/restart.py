@@ -19,10 +19,10 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from harness.beat import Phase
 from harness.capture.spans import span
-from harness.protocol import Fault, LaunchSpec, Restart
+from harness.protocol import LaunchSpec, Restart
 from harness.ranges import Category
 from harness.record import write_text
-from harness.recovery import RankRestart
+from harness.recovery import Fault, RankRestart
 from harness.strategies.local import LocalTrainer
 from harness.worker.context import Trainer
 from harness.worker.window import Feed

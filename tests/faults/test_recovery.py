@@ -14,9 +14,8 @@ from harness.launch import emulated
 from harness.launch.engine import Where
 from harness.launcher import Launcher
 from harness.progress import Quiet
-from harness.protocol import Fault
-from harness.recoverer import Course, Recoverer
-from harness.recovery import Trial
+from harness.recoverer import Recoverer
+from harness.recovery import Course, Fault, Trial
 from harness.site import Site
 from harness.spec import CaseSpec, Device
 

@@ -304,3 +304,40 @@ def test_rungs_are_profiled_and_a_rule_on_a_share_gets_launches_of_its_own(
     (share,) = [v for v in found["verdicts"] if v["rule"] == "two"]  # type: ignore[attr-defined]
     assert share["metric"] == "comm_share" and share["n"] == 8 and 0 < share["value"] < 0.9
     assert share["status"] in ("PASS", "INCONCLUSIVE"), "INCONCLUSIVE where the profiler disturbs"
+
+
+RECOVERY = """
+    from harness import Course, Fault, recovering
+
+    def crash(site):
+        return [Course(case=site.case("ddp/mlp-nano"), fault=Fault.KILL)]
+
+    @recovering(crash)
+    def test_recovery(verdict):
+        assert verdict.metric == "recovery_s"
+"""
+RECOVERY_RULE = """
+[[rule]]
+name = "back"
+case = "ddp/*"
+metric = "recovery_s"
+at_most = {bound}
+unit = "s"
+source = "requirement"
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("bound", "status", "code"),
+    [("30.0", "PASSED", 0), ("0.001", "FAILED", 1), (None, "SKIPPED", 5)],
+)
+def test_a_recovery_is_an_item_with_the_worst_of_its_verdicts(
+    pytester: pytest.Pytester, bound: str | None, status: str, code: int
+) -> None:
+    pytester.makepyfile(test_suite=RECOVERY)
+    if bound is not None:
+        (pytester.path / "thresholds.toml").write_text(RECOVERY_RULE.format(bound=bound))
+    result = run(pytester, "-v")
+    result.stdout.fnmatch_lines([f"*test_recovery?ddp-mlp-nano-weak@2cpu-kill? {status}*"])
+    assert result.ret == code

@@ -1,0 +1,158 @@
+"""What one pytest session knows: its options, its plans, and the one Measurer."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import judgement, options
+from harness.apart import FIRST
+from harness.discover import Catalogue
+from harness.errors import SpecError
+from harness.measure import Measurer
+from harness.outcome import Reason, Status, Verdict
+from harness.record import RunRecord
+from harness.recovery import Course
+from harness.report.live import Live
+from harness.settings import Settings, end_on_sigterm
+from harness.site import Site
+from harness.spec import Contrast, Plan
+from harness.thresholds import Threshold
+
+#: From harmless to worst.
+_WORSE = (
+    Status.SKIP, Status.RECORDED, Status.PASS, Status.INCONCLUSIVE, Status.FAIL, Status.ERROR,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One item: a contrast of a plan, under one rule or none."""
+
+    plan: Plan
+    contrast: Contrast
+    rule: Threshold | None
+
+    @property
+    def id(self) -> str:
+        """``ddp-decoder_tiny-weak-4cpu-efficiency``, with the baseline unless it is plain."""
+        case = self.plan.arm(self.contrast.subject).case
+        against = (
+            ""
+            if self.contrast.against in ("plain", "gate", "nothing")
+            else f"-{self.contrast.against}"
+        )
+        return f"{case.pytest_id}-{self.contrast.metric}{against}"
+
+
+@dataclass
+class Scaling:
+    """What one session knows: options, plans, and the Measurer once something is measured."""
+
+    config: pytest.Config
+    catalogue: Catalogue
+    site: Site
+    plans: dict[str, Plan] = field(default_factory=dict)
+    selected: dict[str, Plan] = field(default_factory=dict)
+    rules: dict[Path, tuple[Threshold, ...]] = field(default_factory=dict)
+    measurer: Measurer | None = None
+    statuses: dict[str, Status] = field(default_factory=dict)
+    foreign_failures: int = 0
+    interrupted: bool = False
+    record: RunRecord | None = None
+
+    def thresholds(self, folder: Path) -> tuple[Threshold, ...]:
+        """The rules that hold for suites of a folder."""
+        if folder not in self.rules:
+            file = option(self.config, "thresholds")
+            expected = option(self.config, "references")
+            self.rules[folder] = options.thresholds(file, [folder], expected)
+        return self.rules[folder]
+
+    def all_rules(self) -> tuple[Threshold, ...]:
+        """The rules of every suite folder: each judges whatever it matches."""
+        return tuple(dict.fromkeys(t for found in self.rules.values() for t in found))
+
+    def start(self) -> Measurer:
+        """The session's one Measurer."""
+        if self.measurer is None:
+            reporter = self.config.pluginmanager.getplugin("terminalreporter")
+            writer = reporter._tw
+            live = Live(
+                writer._file,
+                quiet=self.config.option.verbose < 0,
+                column=lambda: writer.width_of_current_line,
+            )
+            settings = Settings(
+                results=Path(option(self.config, "results") or self.config.rootpath / "results"),
+                engine=self.site.engine,
+                nodes=self.site.nodes,
+                device=self.site.device,
+                cluster=Path(file) if (file := option(self.config, "cluster")) else None,
+                budget_s=options.seconds(option(self.config, "time-budget")),
+                strict=option(self.config, "strict"),
+                timeline=not option(self.config, "no-timeline"),
+                fabric=not option(self.config, "no-fabric"),
+                argv=("pytest", *map(str, self.config.invocation_params.args)),
+            )
+            end_on_sigterm()
+            self.measurer = Measurer(self.catalogue, settings, (), live)
+            if not self.config.option.collectonly:
+                self.measurer.meet()
+        return self.measurer
+
+    def recovered(self, course: Course) -> Verdict:
+        """The worst verdict on a course, which is measured if nobody has yet."""
+        measurer = self.start()
+        measurer.warm()
+
+        def judged() -> list[Verdict]:
+            run = measurer.record(complete=True)
+            return [v for v in judgement.of_apart(run) if v.case == course.name]
+
+        if all(t.name != course.name for t in measurer.recoverer.trials):
+            measurer.recoverer.measure(course, FIRST, measurer.folder)
+            if any(v.reason is Reason.UNCONFIRMED for v in judged()):
+                measurer.recoverer.measure(course, FIRST, measurer.folder)
+        found = judged()
+        if not found:
+            pytest.skip(f"no rule is about {course.name}")
+        return max(found, key=lambda v: _WORSE.index(v.counts))
+
+    def judged(self, found: Expectation) -> Verdict:
+        """The verdict that was expected; its plan is measured if nobody has yet.
+
+        With -x a plan is measured when its first item comes, else all of them at once: then the
+        time goes to whatever is most undecided.
+        """
+        measurer, mine = self.start(), self.selected[found.plan.hash]
+        stops = bool(self.config.option.maxfail)
+        measurer.measure([mine] if stops else list(self.selected.values()))
+        rule = found.rule.name if found.rule else None
+        own = [v for v in measurer.verdicts(mine) if v.contrast == found.contrast.name]
+        # Another folder's rule may judge a contrast that has none in its own.
+        return next((v for v in own if v.rule == rule), own[0])
+
+    @property
+    def rerun(self) -> str:
+        """The command that does this run again."""
+        return shlex.join(["pytest", *map(str, self.config.invocation_params.args)])
+
+
+def option(config: pytest.Config, name: str) -> Any:
+    """An option's value: short spelling, else long, else SCALEPROOF_NAME, else default."""
+    dest = name.replace("-", "_")
+    known = next(o for o in options.OPTIONS if o.name == name)
+    default = known.kwargs.get("default")
+    for key in (f"scaleproof_short_{dest}", f"scaling_{dest}"):
+        value = getattr(config.option, key, None)
+        if value is not None and value != default:
+            return value
+    try:
+        return options.from_environment(known)
+    except SpecError as error:
+        raise pytest.UsageError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Planted truths are found again: every efficiency at 2 ranks, one at 4; the rest with ``-m full``."""
+"""Planted truths are found again: one short ladder of each cell (``planted.py`` has 25 long ones)."""
 
 from __future__ import annotations
 
@@ -7,31 +7,24 @@ from pathlib import Path
 import planted
 import pytest
 
-SHORT = [cell for cell in planted.CELLS if cell[1] == 2 or cell[0] == 0.85]
+#: The cells that are measured with GPipe, the others with DDP.
+PIPELINES = {(0.85, 2), (0.70, 4)}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[SHORT, pytest.param(planted.CELLS, marks=pytest.mark.full)],
-    ids=["short", "every cell"],
-)
-def ladders(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[planted.Ladder]:
-    pipelines = {(0.85, 2), (0.70, 4)}
+@pytest.fixture(scope="module")
+def ladders(tmp_path_factory: pytest.TempPathFactory) -> list[planted.Ladder]:
     cells = [
-        (efficiency, world, planted.STRATEGIES[(efficiency, world) in pipelines], i)
-        for i, (efficiency, world) in enumerate(request.param)
+        (efficiency, world, planted.STRATEGIES[(efficiency, world) in PIPELINES], i)
+        for i, (efficiency, world) in enumerate(planted.CELLS)
     ]
-    found = list(planted.measure(cells, 3, tmp_path_factory.mktemp("planted")))
+    found = list(planted.measure(cells, 2, tmp_path_factory.mktemp("planted")))
     if len(found) < len(cells) / 2:
         pytest.skip(f"the host stood still in {len(cells) - len(found)} of {len(cells)} ladders")
     return found
 
 
 def test_the_instrument_adds_no_error_of_its_own(ladders: list[planted.Ladder]) -> None:
-    """The ends of a window are late by 0.1 to 0.4 ms, whatever its length; these are short."""
-    assert [(f.name, f.truth, f.bias) for f in ladders if abs(f.bias) > 0.005] == []
+    assert [(f.name, f.truth, f.bias) for f in ladders if abs(f.bias) > 0.002] == []
 
 
 def test_intervals_hold_the_truth(ladders: list[planted.Ladder]) -> None:

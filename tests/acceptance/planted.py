@@ -73,7 +73,13 @@ class Ladder:
 
 
 def plan_of(
-    efficiency: float, world: int, strategy: str, seed: int, blocks: int, known: Catalogue
+    efficiency: float,
+    world: int,
+    strategy: str,
+    seed: int,
+    blocks: int,
+    known: Catalogue,
+    steps: int = 6,
 ) -> Plan:
     """A ladder of one rung against plain; what shares few cores needs long slots."""
     slot_ms = {"ddp": 170.0, "pipeline": 80.0 * (world + 1)}[strategy]
@@ -84,13 +90,13 @@ def plan_of(
     }
     site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
     case = site.case(f"{strategy}/paced-small", knobs=knobs)
-    protocol = Protocol(steps=6, cut=1, min_blocks=blocks, max_blocks=blocks, seed=seed)
+    protocol = Protocol(steps=steps, cut=1, min_blocks=blocks, max_blocks=blocks, seed=seed)
     plan = ladder(case, (world,), baselines=("plain",), protocol=protocol)
     return normalise(plan, known)
 
 
 def measure(
-    cells: Sequence[tuple[float, int, str, int]], blocks: int, results: Path
+    cells: Sequence[tuple[float, int, str, int]], blocks: int, results: Path, steps: int = 6
 ) -> Iterator[Ladder]:
     """Ladders of (efficiency, world, strategy, seed), in one run.
 
@@ -100,7 +106,7 @@ def measure(
     measurer = Measurer(known, Settings(results=results, timeline=False), (), Quiet())
     try:
         for efficiency, world, strategy, seed in cells:
-            plan = plan_of(efficiency, world, strategy, seed, blocks, known)
+            plan = plan_of(efficiency, world, strategy, seed, blocks, known, steps)
             measurer.measure([plan])
             run = measurer.record(complete=True)
             (contrast,) = plan.contrasts

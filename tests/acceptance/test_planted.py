@@ -17,7 +17,7 @@ def ladders(tmp_path_factory: pytest.TempPathFactory) -> list[planted.Ladder]:
         (efficiency, world, planted.STRATEGIES[(efficiency, world) in PIPELINES], i)
         for i, (efficiency, world) in enumerate(planted.CELLS)
     ]
-    found = list(planted.measure(cells, 2, tmp_path_factory.mktemp("planted")))
+    found = list(planted.measure(cells, 2, tmp_path_factory.mktemp("planted"), steps=4))
     if len(found) < len(cells) / 2:
         pytest.skip(f"the host stood still in {len(cells) - len(found)} of {len(cells)} ladders")
     return found

@@ -48,6 +48,7 @@ def test_inside_an_allocation(env: dict[str, str], tmp_path: Path) -> None:
     assert document["settings"]["engine"] == "slurm" and len(document["nodes"]) == 2
 
 
+@pytest.mark.full
 def test_detached_watched_and_collected(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER)
     where = ("--results", str(tmp_path))

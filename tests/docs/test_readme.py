@@ -29,6 +29,8 @@ ELSEWHERE = (
     "asv",
     "bash scripts/system",
 )
+#: Half a minute each, and tests of their own.
+LONG = ("scaleproof recover", "scaleproof pairs", "python benchmarks/cost/launch.py")
 
 
 def test_the_two_commands_are_the_first_two() -> None:
@@ -37,7 +39,14 @@ def test_the_two_commands_are_the_first_two() -> None:
     assert "scripts/run.sh tests" in (ROOT / ".ci/run").read_text()
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith(ELSEWHERE)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(c, marks=[pytest.mark.full] if c.startswith(LONG) else [])
+        for c in COMMANDS
+        if not c.startswith(ELSEWHERE)
+    ],
+)
 def test_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)
     if words[0] == "scaleproof":

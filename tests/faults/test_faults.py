@@ -153,7 +153,11 @@ def test_what_is_not_sure_is_launched_again_and_only_then_told(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)],
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.full),
+        pytest.param(signal.SIGINT, marks=pytest.mark.full),
+    ],
 )
 def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int) -> None:
     command = [

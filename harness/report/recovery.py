@@ -8,43 +8,48 @@ from harness.report.text import Column, rule, table, wrap
 from harness.stats import median
 from harness.units import si
 
+#: How the parts are headed.
+_HEADS = dict(zip(PARTS, ("seen", "gone", "import", "start", "met", "load", "step"), strict=True))
+
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
-    """A line for each kind of trial; nothing where nothing was broken."""
-    found: dict[str, list[Trial]] = {}
+    """A table for each case, a line for each kind of trial; nothing where nothing was broken."""
+    cases: dict[str, dict[str, list[Trial]]] = {}
     for trial in run.recoveries:
-        found.setdefault(trial.name, []).append(trial)
-    if not found:
+        cases.setdefault(trial.case, {}).setdefault(trial.name, []).append(trial)
+    if not cases:
         return []
-    columns = [
-        Column(header="broken and gone on", keep=9, left=True),
-        Column(header="n", keep=3),
-        *(Column(header=part, keep=5) for part in PARTS),
-        Column(header="silent", keep=5),
-        Column(header="in all", keep=9),
-        Column(header="worst", keep=8),
-        Column(header="stall", keep=4),
-        Column(header="", keep=9, left=True),
-    ]
-    rows = []
-    for name, own in found.items():
-        told = "" if all(t.equal for t in own) else "NOT EQUAL"
-        rows.append(
-            [
-                name,
-                str(len(own)),
-                *(f"{median([getattr(t, f'{part}_s') for t in own]):.2f}" for part in PARTS),
-                f"{own[0].timeout_s:g}" if own[0].timeout_s else "",
-                f"{median([t.recovery_s for t in own]):.2f} s",
-                f"{max(t.recovery_s for t in own):.2f}",
-                si(median([t.stall_s for t in own]), "s"),
-                told or ("" if all(t.blamed == t.rank for t in own) else "WRONG RANK"),
-            ]
-        )
+    out = [rule("recovery", width)]
+    for case, kinds in cases.items():
+        columns = [
+            Column(header=case, keep=9, left=True),
+            Column(header="n", keep=3),
+            *(Column(header=head, keep=7) for head in _HEADS.values()),
+            Column(header="in all", keep=9),
+            Column(header="worst", keep=8),
+            Column(header="wait", keep=5),
+            Column(header="stall", keep=4),
+            Column(header="", keep=9, left=True),
+        ]
+        rows = [_row(name.removeprefix(f"{case} "), own) for name, own in kinds.items()]
+        out += table(columns, rows, width)
     note = (
-        " seconds from the fault, medians: noticed, world gone, lost agents replaced, new ranks,"
-        " met, loaded, built and first step; silent = what silence must last to be noticed;"
-        " stall = training stood still to save; what went on was equal to the bit to what was"
-        " never broken, or says so"
+        " medians, in s from the fault: seen, all gone, lost agents replaced, new ranks started,"
+        " met, loaded, first step; wait = silence that must pass before it counts; stall = training"
+        " stood still to save; all was equal to the bit to what was never broken, or it says so"
     )
-    return [rule("recovery", width), *table(columns, rows, width), *wrap(note, width, 1), ""]
+    return [*out, *wrap(note, width, 1), ""]
+
+
+def _row(name: str, own: list[Trial]) -> list[str]:
+    told = "" if all(t.equal for t in own) else "NOT EQUAL"
+    return [
+        name,
+        str(len(own)),
+        *(f"{median([getattr(t, f'{part}_s') for t in own]):.2f}" for part in PARTS),
+        f"{median([t.recovery_s for t in own]):.2f}",
+        f"{max(t.recovery_s for t in own):.2f}",
+        f"{own[0].timeout_s:g}" if own[0].timeout_s else "",
+        si(median([t.stall_s for t in own]), "s"),
+        told or ("" if all(t.blamed == t.rank for t in own) else "WRONG RANK"),
+    ]

@@ -29,6 +29,8 @@ from harness.stats import median
 TOLERANCE = 0.25
 #: How far bounds must lie apart before they say who wins.
 MARGIN = 0.1
+#: Speed-ups beyond which compression was seen to win, and to lose.
+WON, LOST = 1.2, 0.9
 LAUNCHES = 5
 #: Mbit/s of links that hold nothing up.
 FREE = 10_000.0
@@ -111,7 +113,7 @@ def main() -> int:
                     speedup = dense[0] / took
                     should = verdict(low, high, dense[1], dense[2])
                     bad += {"win": speedup <= 1, "lose": speedup >= 1}.get(should, False)
-                    seen.add(should)
+                    seen.add("win" if speedup > WON else "lose" if speedup < LOST else "")
                     print(
                         f"| {nodes} | {rate:g} | {median(carried):.1f} | {off:+.1%}"
                         f" | {strategy.partition('/')[0]} | {took * 1e3:.1f}"

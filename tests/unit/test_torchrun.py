@@ -23,7 +23,7 @@ def test_one_command_per_node_and_unequal_nodes_are_fine() -> None:
         twin=case,
         steps=4,
         cut=1,
-        out="/tmp/x",
+        out="launch",
         files={},
         draw=0,
     )

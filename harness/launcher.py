@@ -114,7 +114,7 @@ class Launcher:
         Where the cause of a failure is not sure it is launched once more, under torch's own check
         of every collective; that launch counts for nothing else.
         """
-        self._check_network(order.arm.case)
+        self._check_engine(order.arm.case)
         with disk.told(folder):
             found = self._launch(order, folder, described, on_step, detailed=False)
         if found.cause is not None:
@@ -131,7 +131,7 @@ class Launcher:
         self, case: CaseSpec, folder: Path, hosts: tuple[int, ...] = (), only: str = ""
     ) -> list[Row]:
         """Sweep the collectives of a world once; LaunchError with the cause if it breaks."""
-        self._check_network(case)
+        self._check_engine(case)
         self._count += 1
         name = f"fabric-{case.world.replace('+', '-')}-{self._count:04}"
         out = folder / "launches" / name
@@ -157,6 +157,7 @@ class Launcher:
         self, case: CaseSpec, folder: Path, plan: Restart, steps: int, deadlines: Deadlines
     ) -> tuple[Ended, Path]:
         """Train with a checkpoint, broken or gone on with; the folder that the ranks wrote to."""
+        self._check_engine(case)
         self._count += 1
         out = folder / "launches" / f"recovery-{self._count:04}"
         out.mkdir(parents=True, exist_ok=True)
@@ -217,8 +218,13 @@ class Launcher:
             self._last_poll = now
         on_step(step)
 
-    def _check_network(self, case: CaseSpec) -> None:
-        """LaunchError if a case names rates that this engine does not shape links to."""
+    def _check_engine(self, case: CaseSpec) -> None:
+        """LaunchError if a case asks for links or stragglers that this engine does not make."""
+        if case.slowed and self.engine_name == "torchrun":  # no agent of ours starts its ranks
+            raise LaunchError(
+                "--engine torchrun slows no rank down", where=case.id,
+                expected="an engine with agents for stragglers", fix="--engine local",
+            )  # fmt: skip
         if case.network and self.engine_name != "emulated":
             raise LaunchError(
                 f"--engine {self.engine_name} shapes no links", where=case.id,

@@ -274,7 +274,7 @@ def batching(case: CaseSpec, default_micro: int, *, whole: bool) -> Batching:
     micros = apportion(total, case.shares or (1.0,) * shards)
     if rest or min(micros) == 0 or (len(set(micros)) > 1 and not case.shares):
         raise ValueError(
-            f"global batch {case.global_batch} does not divide over {shards} shards"
+            f"a batch of {case.global_batch or total} does not divide over {shards} shards"
             f" x {case.accumulate} accumulation steps"
         )
     return Batching(micros=micros, accumulate=case.accumulate)

@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
+from harness.discover import Catalogue
+from harness.errors import LaunchError
 from harness.evidence import lives
-from harness.record import Purpose
+from harness.launch.engine import Where
+from harness.launcher import Launcher, Order
+from harness.record import Described, Purpose
+from harness.site import Site
+from harness.spec import Arm, Device, Plan, Protocol, Role
 from harness.timeline.launch import budget_of
 from harness.worker.straggler import GROUPS, Straggler
 
@@ -52,3 +58,20 @@ def test_the_timeline_names_the_straggler(launch: Any, tmp_path: Path) -> None:
     world.out.rename(tmp_path / "launches" / world.out.name)
     blame = budget_of(tmp_path, world.out.name, world.ranks, 6, talks=True).blame
     assert blame is not None and blame.rank == 1
+
+
+def test_an_engine_that_slows_nothing_down_refuses_stragglers() -> None:
+    known = Catalogue()
+    launcher = Launcher(
+        known, "torchrun", Where(nodes=(2,)), tune_loop_thread=True, poll_gpus=False
+    )
+    site = Site(device=Device.CPU, backend="gloo", nodes=(2,), engine="torchrun")
+    case = known.normalise(site.case("ddp/mlp-nano", stragglers="1:0.5"))
+    arm = Arm(name="a", case=case, role=Role.SUBJECT)
+    plan = Plan(name="p", arms=(arm,), contrasts=(), protocol=Protocol(steps=6, cut=1))
+    order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.pilot)
+    try:
+        with pytest.raises(LaunchError, match="slows no rank down"):
+            launcher.launch(order, Path("unused"), Described(), lambda step: None)
+    finally:
+        launcher.close()

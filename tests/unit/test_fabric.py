@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,14 @@ import torch
 
 from harness import judgement
 from harness.admission import Finding, Level
+from harness.discover import Catalogue
 from harness.fabric import Row, factor, shapes
+from harness.measure import Measurer
 from harness.outcome import Reason, Status
+from harness.progress import Quiet
 from harness.record import RunRecord
 from harness.report.fabric import lines
+from harness.settings import Settings
 from harness.sweeps import swept
 from harness.thresholds import Source, Threshold, Waiver, reach
 from harness.worker.sweep import MAKERS
@@ -101,6 +106,17 @@ def test_a_wrong_result_is_an_error_whatever_its_speed(sample_run: RunRecord) ->
     (found,) = judgement.verdicts(run_of(sample_run, rows, rule()))
     assert (found.status, found.reason) == (Status.ERROR, Reason.INCORRECT)
     assert any("WRONG" in line for line in lines(run_of(sample_run, rows)))
+
+
+def test_a_wrong_result_is_among_what_a_session_is_judged_by(tmp_path: Path) -> None:
+    """The exit status of ``pytest suites/`` is folded from these."""
+    measurer = Measurer(Catalogue(), Settings(results=tmp_path), (), Quiet())
+    try:
+        assert not measurer.judged
+        measurer.sweeper.rows = [row(launch=0, time_s=0.001, right=False)]
+        assert [v.status for v in measurer.judged] == [Status.ERROR]
+    finally:
+        measurer.close()
 
 
 def test_a_noisy_host_passes_nothing(sample_run: RunRecord) -> None:

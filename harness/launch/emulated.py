@@ -176,7 +176,7 @@ class EmulatedJob:
         if len(spec.case.nodes) < 2:
             return
         hosts = spec.hosts or tuple(range(len(spec.case.nodes)))
-        links = links_of(spec.case, max(hosts) + 1, KNOBS)
+        links = links_of(spec.case, len(self._holders) - 1, KNOBS)
         if (links, hosts) == self._shaped:
             return
         for node in hosts:

@@ -43,28 +43,32 @@ def links_of(case: CaseSpec, num_nodes: int, usual: Mapping[str, Any]) -> Links:
     rate_mbit = float(case.knob("emulated.rate_mbit", usual["rate_mbit"]))
     delay_ms = float(case.knob("emulated.delay_ms", usual["delay_ms"]))
     own, between = [rate_mbit] * num_nodes, {}
-    for (node, other), rate in _exceptions(case, "slow_links", "100").items():
+    for (node, other), rate in _exceptions(case, "slow_links", "100", num_nodes).items():
         if other is not None:
             between[node, other] = between[other, node] = rate
-        elif node < num_nodes:
+        else:
             own[node] = rate
     delays = [[0.0 if a == b else delay_ms for b in range(num_nodes)] for a in range(num_nodes)]
-    for (node, other), delay in _exceptions(case, "far_links", "5").items():
+    for (node, other), delay in _exceptions(case, "far_links", "5", num_nodes).items():
         for there in range(num_nodes) if other is None else [other]:
-            if max(node, there) < num_nodes and there != node:
+            if there != node:
                 delays[node][there] = delays[there][node] = delay
     return Links(own=tuple(own), between=between, delay_ms=tuple(map(tuple, delays)))
 
 
-def _exceptions(case: CaseSpec, knob: str, example: str) -> dict[tuple[int, int | None], float]:
+def _exceptions(
+    case: CaseSpec, knob: str, example: str, num_nodes: int
+) -> dict[tuple[int, int | None], float]:
     """By node, or by two nodes."""
     out: dict[tuple[int, int | None], float] = {}
     for part in filter(None, str(case.knob(f"emulated.{knob}", "")).split(",")):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?:([\d.]+)", part)
-        if match is None:
+        named = [int(n) for n in match.groups()[:2] if n is not None] if match else []
+        if match is None or max(named) >= num_nodes:
             raise LaunchError(
                 f"emulated.{knob}: {part!r}", where=case.id,
-                expected=f"1:{example} (node 1's link) or 1-2:{example} (between nodes 1 and 2)",
+                expected=f"1:{example} (node 1's link) or 1-2:{example} (between nodes 1 and 2),"
+                f" of the {num_nodes} nodes 0 to {num_nodes - 1}",
                 fix=f"--set emulated.{knob}=1:{example}",
             )  # fmt: skip
         out[int(match[1]), None if match[2] is None else int(match[2])] = float(match[3])

@@ -9,7 +9,7 @@ import pytest
 
 from harness import cluster
 from harness.discover import Catalogue
-from harness.errors import ConfigError, SpecError
+from harness.errors import ConfigError, LaunchError, SpecError
 from harness.launch import emulated, hosts, shaping, slurm
 from harness.launch.engine import Deployment
 from harness.site import parse_nodes, resolve
@@ -169,4 +169,7 @@ def test_links_have_rates_of_their_own_and_between_nodes() -> None:
     knobs = {"emulated.delay_ms": 1.0, "emulated.far_links": "2:5"}
     found = shaping.links_of(site.case("ddp/mlp-nano", knobs=knobs), 3, emulated.KNOBS)
     assert found.delay_ms == ((0, 1, 5), (1, 0, 5), (5, 5, 0))
+    for wrong in ({"emulated.slow_links": "3:50"}, {"emulated.far_links": "0-7:5"}):
+        with pytest.raises(LaunchError, match="of the 3 nodes 0 to 2"):
+            shaping.links_of(site.case("ddp/mlp-nano", knobs=wrong), 3, emulated.KNOBS)
     assert shaping.burst(1000.0) == 1_000_000, "8 ms of the rate"

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
+from threading import BoundedSemaphore
 
 from scipy.stats import beta
 
@@ -50,6 +51,31 @@ FOLDER = Path(__file__).parent / "strategies"
 #: Seconds after a crash, or after the time-out that ends a hang, until the world must be gone; and
 #: what its first steps may take on a busy machine.
 GONE_S, STEPS_S = 5.0, 2.0
+#: Worlds that may be in their first step at a time, and seconds for which one may hold up others:
+#: on a busy machine a first step of FSDP would take longer than its collectives may.
+STARTING, FIRST_STEP_S = BoundedSemaphore(os.cpu_count() or 1), 4.0
+
+
+class Turn:
+    """A world's turn to start: over with its first step. Called with the step it is at."""
+
+    def __enter__(self) -> Turn:
+        STARTING.acquire()
+        self.began, self.over = time.monotonic(), False
+        return self
+
+    def __call__(self, step: int) -> None:
+        if step >= 1 or time.monotonic() - self.began > FIRST_STEP_S:
+            self.end()
+
+    def end(self) -> None:
+        """Let the next world start."""
+        if not self.over:
+            self.over = True
+            STARTING.release()
+
+    def __exit__(self, *why: object) -> None:
+        self.end()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +131,10 @@ def strike(worlds: Worlds, known: Catalogue, cell: Cell, folder: Path) -> Found:
     if cell.kind == "slow":
         spec = replace(spec, purpose=Purpose.PROFILE, profiled=6, deadlines=Deadlines())
     agents = [int(node.agent.partition("-")[0]) for node in worlds.nodes]  # waits for torch
-    began = time.monotonic()
-    with outside(cell, agents, out):
-        ended = worlds.launch(spec, lambda step: None)
-    took_s = time.monotonic() - began
+    with outside(cell, agents, out), Turn() as turn:
+        began = time.monotonic()
+        ended = worlds.launch(spec, turn)
+        took_s = time.monotonic() - began
     left = sum(lives(int(p.read_text())) for p in out.glob("*.pid"))
     cause = failure.attribute(ended.ranks, ended.unreachable)
     if cause is not None:

@@ -6,14 +6,12 @@ a 64 KiB all-reduce on 2 cores takes a tenth of the time. Recorded in every laun
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
-import time
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK, _PR_SET_CHILD_SUBREAPER = 1, 29, 36
+_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -22,24 +20,6 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of whatever our descendants leave behind."""
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def end_orphans() -> None:
-    """SIGKILL and reap every child that is left, and what it leaves in turn."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        if not found:
-            return
-        for pid in map(int, found):
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
 
 
 def precise_sleep() -> None:

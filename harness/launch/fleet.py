@@ -41,9 +41,7 @@ class Fleet:
         self._links: list[Link] = []
 
     def start(self) -> None:
-        """Start the agents, anew if one was lost; returns at once, while they import torch."""
-        if any(link.lost for link in self._links):
-            self.close()
+        """Start the agents; returns at once, while they import torch."""
         if self._job is None:
             self._job, self._listener = self._begin()
             found = self._job.channels()
@@ -180,6 +178,8 @@ class Fleet:
         ended = Ended(ranks=running.ends(), agent=agents, noticed_at=running.noticed_at)
         if running.failing and len(running.links) > 1:
             ended = dataclasses.replace(ended, unreachable=self._unreachable(running.links))
+        if any(link.lost for link in self._links):
+            self.close()  # with what a lost agent has left; the next launch starts them anew
         return ended
 
     def _shares(self, spec: LaunchSpec) -> list[tuple[Link, Share]]:

@@ -12,17 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from harness import orphans
 from harness.channel import Channel
 from harness.launch.engine import RANK_ENV, Command, State
 from harness.protocol import LaunchSpec
 
 #: Seconds that an agent has to leave once nobody talks to it.
 LEAVE_S = 5.0
+_PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
     """In the forked child: SIGKILL when we are gone, however we went; exec keeps it."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def agent_command(
@@ -45,6 +47,7 @@ class InheritingJob:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._said: list[IO[bytes]] = []
         self._channels: dict[int, Channel] = {}
+        orphans.adopt()  # what an agent that is killed leaves: known by the session that it led
         for command in commands:
             ours, theirs = socket.socketpair()
             said = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
@@ -87,5 +90,6 @@ class InheritingJob:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            orphans.end(session=process.pid)
             said.close()
         self._processes, self._said = [], []

@@ -1,9 +1,9 @@
 """Kubernetes: an indexed Job whose pods are the nodes, behind a headless Service.
 
-A JobSet or a TrainJob instead where the cluster has them (``kind``). Needs the extra
-``scaleproof[kubernetes]`` and an address of this machine that pods can reach (``listen``). The
-manifests are checked against the published schemas and the client against a stub: no cluster was
-in the loop.
+A JobSet or a TrainJob instead where the cluster has them (``kind``); a TrainJob's pods have the
+shared memory of its runtime. Needs the extra ``scaleproof[kubernetes]`` and an address of this
+machine that pods can reach (``listen``). The manifests are checked against the published schemas
+and the client against a stub: no cluster was in the loop.
 """
 
 from __future__ import annotations
@@ -55,8 +55,21 @@ def manifests(deployment: Deployment) -> list[dict[str, Json]]:
             "a TrainJob has nodes of one size", where="[kubernetes]", expected="kind = 'jobset'",
             fix="edit the cluster file",
         )  # fmt: skip
-    made = {"job": _jobs, "jobset": _jobset, "trainjob": _trainjob}[asked["kind"]](deployment)
+    if asked["kind"] == "trainjob":
+        return _trainjob(deployment)  # makes pods and a Service of its own
+    made = {"job": _jobs, "jobset": _jobset}[asked["kind"]](deployment)
     return [_service(asked), *made]
+
+
+def selector(asked: Mapping[str, Json]) -> str:
+    """Which pods are ours: by our own label, but for those that a TrainJob makes from its runtime.
+
+    Of these it makes a JobSet of its own name.
+    """
+    label = "app.kubernetes.io/instance"
+    if asked["kind"] == "trainjob":
+        label = "jobset.sigs.k8s.io/jobset-name"
+    return f"{label}={asked['name']}"
 
 
 def _labels(asked: Mapping[str, Json]) -> dict[str, str]:
@@ -218,7 +231,7 @@ class Pods:
 
         self._k8s: Any = kubernetes.client
         asked = deployment.settings
-        self._namespace, self._name = asked["namespace"], asked["name"]
+        self._namespace, self._selector = asked["namespace"], selector(asked)
         if asked["host"]:
             api = self._k8s.ApiClient(self._k8s.Configuration(host=asked["host"]))
         else:
@@ -231,7 +244,7 @@ class Pods:
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": _meta(asked, self._name),
+            "metadata": _meta(asked, asked["name"]),
             "stringData": {"token": token},
         }
         try:
@@ -270,9 +283,7 @@ class Pods:
 
     def poll(self) -> tuple[State, str]:
         """By the pods' phases: pending while any is, ended as soon as one has."""
-        selector = f"app.kubernetes.io/instance={self._name}"
-        pods = self._core.list_namespaced_pod(self._namespace, label_selector=selector).items
-        phases = {p.metadata.name: p.status.phase for p in pods}
+        phases = {p.metadata.name: p.status.phase for p in self._pods()}
         over = [
             f"{name} {phase}" for name, phase in phases.items() if phase in ("Failed", "Succeeded")
         ]
@@ -301,11 +312,13 @@ class Pods:
                 self._core.delete_namespaced_secret(name, self._namespace)
         made, self._made = self._made, []
         deadline = time.monotonic() + STOP_S
-        selector = f"app.kubernetes.io/instance={self._name}"
-        while made and time.monotonic() < deadline:
-            if not self._core.list_namespaced_pod(self._namespace, label_selector=selector).items:
-                return
+        while made and self._pods() and time.monotonic() < deadline:
             time.sleep(0.5)
+
+    def _pods(self) -> Sequence[Any]:
+        found = self._core.list_namespaced_pod(self._namespace, label_selector=self._selector)
+        items: Sequence[Any] = found.items
+        return items
 
 
 def build() -> Kubernetes:

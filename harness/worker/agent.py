@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch._dynamo
@@ -43,7 +43,7 @@ import harness.strategies.compressed
 import harness.strategies.fsdp
 import harness.strategies.pipeline
 import harness.strategies.single  # noqa: F401
-from harness import machine
+from harness import machine, orphans
 from harness.capture import threads
 from harness.channel import Channel, ChannelError, dial, read_token
 from harness.codec import Json, from_doc, to_doc
@@ -165,9 +165,10 @@ class Agent:
                         doors = [from_doc(Address, a) for a in message["reach"]]
                         self.channel.send({"reached": [reaches(door) for door in doors]})
         finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes with the end of the channel
             if self.world is not None:
                 self.world.kill()
-            threads.end_orphans()
+            orphans.end()
 
     def launch(self, spec: LaunchSpec, share: Share) -> None:
         """Fork this node's ranks and stay with them until the last one is over."""
@@ -198,7 +199,7 @@ class Agent:
                 if (now := time.monotonic()) - beaten > BEAT_S:
                     beaten = now
                     self.channel.send({"beats": world.seen()})
-        threads.end_orphans()
+        orphans.end()
         world.beats_file.unlink()
         if self.scratch is not None:
             self.ship(Path(spec.out))
@@ -209,7 +210,7 @@ class Agent:
         """What may be asked for while a launch runs: that it ends."""
         messages = self.channel.receive()
         if messages is None:
-            raise SystemExit(0)  # nobody is left to tell; ``serve`` leaves nothing behind
+            _stop()  # nobody is left to tell; ``serve`` leaves nothing behind
         if any("kill" in message for message, _ in messages):
             world.end()
 
@@ -252,7 +253,9 @@ def secret(file: Path | None) -> bytes:
     return os.environ.pop("SCALEPROOF_TOKEN", "").encode()
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def _stop(number: int = 0, frame: FrameType | None = None) -> NoReturn:
+    """Leave, and let nothing break into that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(0)
 
 
@@ -272,7 +275,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if asked.parent:
         threads.die_with_parent(asked.parent, signal.SIGTERM)
-    threads.adopt_orphans()
+    orphans.adopt()
     with contextlib.ExitStack() as stack:
         try:
             if asked.fd is not None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -65,11 +66,21 @@ def test_nodes_of_other_sizes_get_a_job_each_and_go_on_counting(tmp_path: Path) 
     assert firsts == ["0", "2"]
 
 
-@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-def test_custom_kinds_hold_the_same_command(tmp_path: Path, kind: str) -> None:
-    _, made = engine.manifests(deployment(tmp_path, kind=kind))
-    text = json.dumps(made)
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [("jobset", "JobsetV1alpha2JobSet"), ("trainjob", "TrainerV1alpha1TrainJob")],
+)
+def test_custom_kinds_are_what_their_published_models_know(
+    tmp_path: Path, kind: str, model: str
+) -> None:
+    reason = "kubeflow-trainer-api is missing"
+    published = getattr(pytest.importorskip("kubeflow_trainer_api.models", reason=reason), model)
+    made = engine.manifests(deployment(tmp_path, kind=kind))[-1]
     assert made["kind"].lower() == kind
+    assert published.from_dict(made).to_dict() == made  # what it does not know gets lost
+    made["spec"]["replikas"] = 2
+    assert published.from_dict(made).to_dict() != made
+    text = json.dumps(made)
     assert "harness.worker.agent" in text and "secretKeyRef" in text
 
 
@@ -89,10 +100,27 @@ def test_the_token_is_in_no_manifest_and_no_command(tmp_path: Path) -> None:
     assert token not in json.dumps([command.argv, dict(command.files), dict(command.env)])
 
 
+def labels_of(body: dict[str, Any]) -> list[dict[str, str]]:
+    """The labels of each pod that a cluster makes of a manifest."""
+    jobset = {"jobset.sigs.k8s.io/jobset-name": body["metadata"]["name"]}
+    if body["kind"] == "TrainJob":
+        return [jobset] * body["spec"]["trainer"]["numNodes"]
+    jobs = [body["spec"]] if body["kind"] == "Job" else []
+    if body["kind"] == "JobSet":
+        jobs = [job["template"]["spec"] for job in body["spec"]["replicatedJobs"]]
+    more = jobset if body["kind"] == "JobSet" else {}
+    return [
+        {**more, **job["template"]["metadata"]["labels"]}
+        for job in jobs
+        for _ in range(job["completions"])
+    ]
+
+
 class Stub(BaseHTTPRequestHandler):
     """Answers what the client asks for, and remembers it."""
 
     seen: list[tuple[str, str, Any]]
+    labels: list[dict[str, str]]  # of the pods that what was made would have
     phase: str
     refuse: bool
 
@@ -107,6 +135,7 @@ class Stub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).seen.append(("POST", self.path, body))
+        self.labels.extend(labels_of(body))
         self._answer(body, 403 if self.refuse and body["kind"] == "Job" else 201)
 
     def do_DELETE(self) -> None:
@@ -115,8 +144,11 @@ class Stub(BaseHTTPRequestHandler):
         self._answer({})
 
     def do_GET(self) -> None:
+        asked = parse_qs(urlsplit(self.path).query)["labelSelector"][0].split("=")
         pods = [
-            {"metadata": {"name": f"pod-{i}"}, "status": {"phase": self.phase}} for i in range(2)
+            {"metadata": {"name": f"pod-{i}"}, "status": {"phase": self.phase}}
+            for i, labels in enumerate(self.labels)
+            if labels.get(asked[0]) == asked[1]
         ]
         self._answer({"kind": "PodList", "items": pods if self.phase else []})
 
@@ -130,7 +162,7 @@ def stub() -> Iterator[tuple[type[Stub], str]]:
         phase = "Pending"
         refuse = False
 
-    Own.seen = []
+    Own.seen, Own.labels = [], []
     server = HTTPServer(("127.0.0.1", 0), Own)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -142,13 +174,19 @@ def stub() -> Iterator[tuple[type[Stub], str]]:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_pods_are_made_watched_and_deleted(tmp_path: Path, stub: tuple[type[Stub], str]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [("job", ["Service", "Job"]), ("jobset", ["Service", "JobSet"]), ("trainjob", ["TrainJob"])],
+)
+def test_pods_are_made_watched_and_deleted(
+    tmp_path: Path, stub: tuple[type[Stub], str], kind: str, made: list[str]
+) -> None:
     pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
     server, host = stub
     make_token(tmp_path / "token")
-    pods = engine.Pods(deployment(tmp_path, host=host))
-    assert [body["kind"] for _, _, body in server.seen] == ["Secret", "Service", "Job"]
-    assert pods.poll()[0] is State.PENDING
+    pods = engine.Pods(deployment(tmp_path, host=host, kind=kind))
+    assert [body["kind"] for _, _, body in server.seen] == ["Secret", *made]
+    assert pods.poll() == (State.PENDING, "2 of 2 pods pending")
     server.phase = "Running"
     assert pods.poll()[0] is State.RUNNING
     server.phase = "Failed"
@@ -156,7 +194,7 @@ def test_pods_are_made_watched_and_deleted(tmp_path: Path, stub: tuple[type[Stub
     assert state is State.ENDED and "pod-0" in said
     pods.stop()
     gone = [path.split("/")[-2] for verb, path, _ in server.seen if verb == "DELETE"]
-    assert gone == ["jobs", "services", "secrets"]
+    assert gone == [f"{word.lower()}s" for word in reversed(["Secret", *made])]
     pods.stop()
 
 

@@ -151,6 +151,47 @@ def test_what_is_not_sure_is_launched_again_and_only_then_told(tmp_path: Path) -
     assert len(list(tmp_path.glob("launches/*"))) == 2, "it was launched twice"
 
 
+#: A program with one world, in which rank 1 hangs; the world's files lie in argv[1].
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.faults import matrix
+cell = matrix.Cell(kind="hang", strategy="ddp", rank=1)
+known = matrix.Catalogue([matrix.FOLDER])
+worlds = matrix.worlds_on(matrix.On.LOCAL, known)
+print(matrix.strike(worlds, known, cell, Path(sys.argv[1])).kind, flush=True)
+sys.stdin.read()  # what is left must be gone while the program still lives
+"""
+
+
+@pytest.mark.parametrize("who", ["program", "agent"])
+def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as program:  # fmt: skip
+        assert program.stdin and program.stdout
+        deadline = time.monotonic() + 60
+        while len(found := list(tmp_path.glob("launches/fault/*.pid"))) < 9:
+            assert time.monotonic() < deadline, found
+            os.sched_yield()
+        # Nobody can tell whose a session of its own was, once its agent is gone.
+        wanted = [f for f in found if who == "program" or not f.name.endswith(".2.pid")]
+        pids = [int(f.read_text()) for f in wanted]
+        assert all(map(lives, pids))
+        (agent,) = [p for p in children(program.pid) if b"harness.worker.agent" in cmdline(p)]
+        os.kill(int(agent) if who == "agent" else program.pid, signal.SIGKILL)
+        if who == "agent":
+            assert program.stdout.readline() == "node\n"
+        deadline = time.monotonic() + 5
+        while any(map(lives, pids)) and time.monotonic() < deadline:
+            os.sched_yield()
+        assert not [f.name for f, pid in zip(wanted, pids, strict=True) if lives(pid)]
+        program.stdin.close()
+    for path in set(found) - set(wanted):
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     "number",
     [

@@ -26,6 +26,10 @@ STEP = 4
 LOG = Path("/proc/self/fd/1").readlink()
 
 
+#: Every rank has two helpers, as a loader of data would: apart from it as far as processes can be.
+OWN: tuple[dict[str, Any], ...] = ({"process_group": 0}, {"start_new_session": True})
+
+
 class Planted:
     """A trainer that goes wrong on one rank."""
 
@@ -134,7 +138,10 @@ def plant(base: ModuleType, name: str) -> tuple[Any, Any]:
         trained = getattr(inner, "module", getattr(inner, "model", model))
         kind, rank = knob(f"{name}.kind", "none"), knob(f"{name}.rank", 1)
         if LOG.suffix == ".log":
-            LOG.with_suffix(".pid").write_text(str(os.getpid()))
+            helpers = OWN if kind != "agent" else ()  # a forked agent leads no session
+            pids = [subprocess.Popen(["sleep", "3600"], **own).pid for own in helpers]
+            for i, pid in enumerate([os.getpid(), *pids]):
+                LOG.with_suffix(f".{i}.pid").write_text(str(pid))
         return Planted(inner, trained, ctx, kind, rank)
 
     return expect, build

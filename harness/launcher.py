@@ -18,7 +18,7 @@ from harness.errors import LaunchError, ScaleproofError
 from harness.fabric import Row
 from harness.launch import failure
 from harness.launch.deploy import Worlds, open_worlds
-from harness.launch.engine import Ended, Where
+from harness.launch.engine import Ended, Watch, Where
 from harness.protocol import Deadlines, LaunchSpec, Node, Restart
 from harness.record import (
     Described,
@@ -74,9 +74,9 @@ class Launcher:
         """Start the agents now: they import torch while we go on."""
         self._worlds.start()
 
-    def ready(self) -> None:
+    def ready(self, watch: Watch = lambda here, wanted, says: None) -> None:
         """Wait until every agent is there, those in place of lost ones too."""
-        self._worlds.nodes  # noqa: B018
+        self._worlds.ready(watch)
 
     @property
     def nodes(self) -> tuple[Node, ...]:

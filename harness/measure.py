@@ -35,7 +35,7 @@ from harness.disk import FullDiskError
 from harness.errors import ScaleproofError
 from harness.launcher import Launcher, Order, mean_wall_s
 from harness.outcome import Verdict
-from harness.progress import Progress, moment
+from harness.progress import Progress, moment, waiting
 from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord, save
 from harness.recoverer import Recoverer
 from harness.resume import unfinished
@@ -138,6 +138,7 @@ class Measurer:
         """Take the machine from the first node, where the engine reaches others than this one."""
         head = self.catalogue.get("engines", self.settings.engine).head["ENGINE"]
         if head.get("remote") and not self.nodes:
+            self._launcher.ready(waiting(self.progress))
             self.nodes = tuple(node.machine for node in self._launcher.nodes)
             self.machine = self.nodes[0]
             self.notes += self._launcher.notes
@@ -146,6 +147,7 @@ class Measurer:
         """Ask the agent about cases that are new."""
         unknown = list({c.hash: c for c in cases if c.hash not in self.described}.values())
         if unknown:
+            self._launcher.ready(waiting(self.progress))
             answers = self._launcher.describe(unknown)
             self.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
 
@@ -422,15 +424,9 @@ class Measurer:
         return limit_s is None or self.elapsed_s + more_s <= limit_s
 
     def _launch(
-        self,
-        plan: Plan,
-        arm: Arm,
-        purpose: Purpose,
-        *,
-        block: int = -1,
-        turn: int = -1,
-        attempt: int = 0,
-    ) -> LaunchRecord:
+        self, plan: Plan, arm: Arm, purpose: Purpose, *,
+        block: int = -1, turn: int = -1, attempt: int = 0,
+    ) -> LaunchRecord:  # fmt: skip
         """Launch, enter in the record, and keep whoever watches informed."""
         window = plan.profile if purpose is Purpose.PROFILE else plan.pilot
         if purpose is Purpose.TIMED:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from harness import contrasts
+from harness.launch.engine import Watch
 from harness.launcher import Order, mean_wall_s
 from harness.record import LaunchRecord, Purpose
 from harness.spec import Arm, Plan
@@ -29,10 +31,20 @@ class Moment:
     last: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A run that has not begun: how many agents are there, and what their job says."""
+
+    here: int
+    wanted: int
+    says: str
+    waited_s: float
+
+
 class Progress(Protocol):
     """Whoever shows the run while it goes on."""
 
-    def show(self, moment: Moment) -> None:
+    def show(self, moment: Moment | Waiting) -> None:
         """Called several times a second."""
 
     def note(self, text: str) -> None:
@@ -45,7 +57,7 @@ class Progress(Protocol):
 class Quiet:
     """Shows nothing: for programs that print what they want themselves."""
 
-    def show(self, moment: Moment) -> None:
+    def show(self, moment: Moment | Waiting) -> None:
         """Nothing."""
 
     def note(self, text: str) -> None:
@@ -53,6 +65,17 @@ class Quiet:
 
     def clear(self) -> None:
         """Nothing."""
+
+
+def waiting(progress: Progress) -> Watch:
+    """Shows a wait for agents: in a queue, or while they import torch."""
+    began = time.monotonic()
+
+    def watch(here: int, wanted: int, says: str) -> None:
+        waited_s = time.monotonic() - began
+        progress.show(Waiting(here=here, wanted=wanted, says=says, waited_s=waited_s))
+
+    return watch
 
 
 def moment(

@@ -11,7 +11,7 @@ from typing import Protocol
 from harness.channel import Listener, make_token
 from harness.discover import Entry
 from harness.errors import LaunchError
-from harness.launch.engine import Command, Deployment, Ended, Engine, Job, Tick, Where, make
+from harness.launch.engine import Command, Deployment, Ended, Engine, Job, Tick, Watch, Where, make
 from harness.launch.fleet import Fleet
 from harness.protocol import LaunchSpec, Node
 from harness.record import Described
@@ -31,6 +31,9 @@ class Worlds(Protocol):
 
     def start(self) -> None:
         """Begin to get ready; returns at once."""
+
+    def ready(self, watch: Watch = ...) -> None:
+        """Wait until every agent is there, those in place of lost ones too."""
 
     def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
         """Ask what each case will do; nothing is launched."""

@@ -23,6 +23,8 @@ from harness.spec import Device
 
 #: Called a few times a second while a launch runs, with the step that the slowest rank is at.
 Tick = Callable[[int], None]
+#: Told several times a second how many agents are there, of how many, and what their job says.
+Watch = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from harness.channel import Listener
 from harness.codec import from_doc, to_doc
 from harness.errors import LaunchError
-from harness.launch.engine import Ended, Job, State, Tick, Where
+from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.link import Link, Message
 from harness.launch.running import LOST_S, Running
 from harness.protocol import LaunchSpec, Node, Share
@@ -53,7 +53,7 @@ class Fleet:
         self.ready()
         return tuple(link.about for link in self._links if link.about is not None)
 
-    def ready(self, tick: Tick = lambda step: None) -> None:
+    def ready(self, watch: Watch = lambda here, wanted, says: None) -> None:
         """Wait until every node's agent has imported torch; LaunchError names those that did not.
 
         Time in a scheduler's queue is no part of ``JOIN_S``.
@@ -72,11 +72,15 @@ class Fleet:
             lost = [link for link in self._links if link.lost]
             if lost or state is State.ENDED or time.monotonic() - since > JOIN_S:
                 self._give_up(lost, says or f"{JOIN_S:.0f} s have passed")
-            tick(0)
+            watch(self._num_here, self.num_agents, says)
         if self._listener is not None:  # nobody else is wanted
             self._listener.close()
             self._listener = None
             self._agree()
+
+    @property
+    def _num_here(self) -> int:
+        return sum(link.about is not None for link in self._links)
 
     def _poll(self) -> tuple[State, str]:
         """How the job is doing; a scheduler is asked once a second at most."""
@@ -92,7 +96,7 @@ class Fleet:
 
     def _give_up(self, lost: Sequence[Link], says: str) -> None:
         """Some agent never came: leave nothing behind and say which."""
-        here = sum(link.about is not None for link in self._links)
+        here = self._num_here
         self.close()
         raise LaunchError(
             f"{here} of {self.num_agents} agents are ready: "

@@ -19,7 +19,16 @@ from pathlib import Path
 from harness.beat import Beats, Phase
 from harness.codec import to_doc
 from harness.evidence import examine, lives, rank_end
-from harness.launch.engine import RANK_ENV, Capabilities, Command, Deployment, Ended, Tick, Where
+from harness.launch.engine import (
+    RANK_ENV,
+    Capabilities,
+    Command,
+    Deployment,
+    Ended,
+    Tick,
+    Watch,
+    Where,
+)
 from harness.launch.fleet import Fleet
 from harness.launch.inherit import InheritingJob, agent_command, die_with_parent
 from harness.protocol import LaunchSpec, Node, RankEnd
@@ -114,6 +123,10 @@ class Torchrun:
     def start(self) -> None:
         """Start the agent that describes."""
         self._agent.start()
+
+    def ready(self, watch: Watch = lambda here, wanted, says: None) -> None:
+        """Wait for it."""
+        self._agent.ready(watch)
 
     def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
         """Ask what each case will do; nothing is launched."""

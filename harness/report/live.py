@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from typing import TextIO
 
-from harness.progress import Moment
+from harness.progress import Moment, Waiting
 from harness.record import Purpose
 from harness.report.text import wrap
 from harness.units import duration
@@ -27,7 +27,7 @@ class Live:
         self._drawn = False
         self._broken_at = 0  # the column at which we last began a new line
 
-    def show(self, moment: Moment) -> None:
+    def show(self, moment: Moment | Waiting) -> None:
         """Draw where the run is."""
         if self.quiet:
             return
@@ -36,7 +36,7 @@ class Live:
             start = "\n" if self.column and not self._drawn else "\r"
             self.stream.write(f"{start}{line(moment)[:width]}\033[K")
             self._drawn = True
-        elif (key := f"{moment.plan} {moment.purpose}") != self._last:
+        elif (key := _key(moment)) != self._last:
             self._last = key
             self._print(line(moment))
         self.stream.flush()
@@ -66,8 +66,16 @@ class Live:
         self._drawn = False
 
 
-def line(m: Moment) -> str:
+def _key(m: Moment | Waiting) -> str:
+    """What a pipe gets only one line about."""
+    return f"waiting {m.says}" if isinstance(m, Waiting) else f"{m.plan} {m.purpose}"
+
+
+def line(m: Moment | Waiting) -> str:
     """``[ 9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``"""
+    if isinstance(m, Waiting):
+        says = f"  {m.says}" if m.says else ""
+        return f"  [start] {m.here} of {m.wanted} agents are here{says}  {duration(m.waited_s)}"
     if m.purpose is Purpose.GATE:
         return f"  [gate] {m.arm}  checking that it trains correctly  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.PILOT:

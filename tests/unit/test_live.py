@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from harness.progress import Moment
+from harness.progress import Moment, Waiting
 from harness.record import Purpose
 from harness.report.live import Live, line
 
@@ -31,6 +31,16 @@ def test_line_says_case_rung_launch_step_throughput_and_eta() -> None:
     text = line(moment())
     assert text == "  [ 9/32] ddp/mlp-nano/weak@2cpu  step 3/28  262 samples/s  0:42  ETA 1:10"
     assert len(text) < 100
+
+
+def test_a_run_in_a_queue_says_so_and_a_pipe_gets_a_line_for_each_thing_said() -> None:
+    out = io.StringIO()
+    live = Live(out)
+    for here, says in [(0, "job 7 pending: Priority"), (0, "job 7 pending: Priority"), (1, "")]:
+        live.show(Waiting(here=here, wanted=2, says=says, waited_s=61.0))
+    first, second = out.getvalue().splitlines()
+    assert first == "  [start] 0 of 2 agents are here  job 7 pending: Priority  1:01"
+    assert second == "  [start] 1 of 2 agents are here  1:01"
 
 
 def test_terminal_is_rewritten_in_place() -> None:

@@ -9,7 +9,7 @@ from harness import fabric
 from harness.codec import Json
 from harness.errors import ScaleproofError
 from harness.launcher import Launcher
-from harness.progress import Moment, Progress
+from harness.progress import Moment, Progress, waiting
 from harness.record import Purpose
 from harness.settings import Settings
 from harness.site import Site
@@ -48,23 +48,15 @@ class Sweeper:
 
     def sweep(self, site: Site, knobs: Mapping[str, Json], times: int, folder: Path) -> None:
         """Sweep every shape of a site, in turn."""
+        self._launcher.ready(waiting(self._progress))
         for i in range(times):
             for shape in fabric.shapes(site.nodes):
                 case = site.fabric(shape, knobs)
-                self._progress.show(
-                    Moment(
-                        plan=case.world,
-                        arm="",
-                        purpose=Purpose.FABRIC,
-                        launch=i + 1,
-                        num_launches=times,
-                        step=0,
-                        num_steps=0,
-                        elapsed_s=0.0,
-                        left_s=None,
-                        last="",
-                    )  # fmt: skip
-                )
+                moment = Moment(
+                    plan=case.world, arm="", purpose=Purpose.FABRIC, launch=i + 1,
+                    num_launches=times, step=0, num_steps=0, elapsed_s=0.0, left_s=None, last="",
+                )  # fmt: skip
+                self._progress.show(moment)
                 self.rows += self._launcher.sweep(case, folder)
 
     def pair_bps(

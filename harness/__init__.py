@@ -3,7 +3,7 @@
 The names that suites and users' files need; none of them imports torch.
 """
 
-from harness.recipes import Recipe, control, ladder, like, plain, versus
+from harness.recipes import Recipe, control, ladder, like, plain, shapes, versus
 from harness.recovery import Course, Fault
 from harness.site import Site
 from harness.spec import CaseSpec, Plan, Protocol
@@ -23,5 +23,6 @@ __all__ = [
     "plain",
     "recovering",
     "scaling",
+    "shapes",
     "versus",
 ]

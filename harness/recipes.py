@@ -139,6 +139,36 @@ def ladder(
     )
 
 
+def shapes(
+    case: CaseSpec, layouts: Sequence[tuple[int, ...]], *, protocol: Protocol = REAL
+) -> Plan:
+    """The same ranks laid over nodes in several ways, each against the first: [1x8, 2x4].
+
+    Args:
+        layouts: ranks on each node; the first is a single node, all have as many ranks.
+    """
+    cases = [case.at(sum(nodes), nodes) for nodes in layouts]
+    if len(layouts[0]) != 1 or len({c.world_size for c in cases}) != 1:
+        raise SpecError(
+            f"shapes {', '.join(c.world for c in cases)}", where=case.id,
+            expected="one node first, and as many ranks in each",
+            fix="shapes(case, [(8,), (4, 4)])",
+        )  # fmt: skip
+    inside, *across = [Arm(name=c.world, case=c, role=Role.SUBJECT) for c in cases]
+    return Plan(
+        name=f"{case.family}{case.extras} shapes",
+        arms=(replace(inside, role=Role.BASELINE), *across),
+        contrasts=tuple(
+            Contrast(
+                name=f"throughput_ratio@{arm.name}/one_node", metric="throughput_ratio",
+                subject=arm.name, baseline=(inside.name,), against="one_node",
+            )
+            for arm in across
+        ),
+        protocol=protocol,
+    )  # fmt: skip
+
+
 def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
     """A rung without its communication, or with its data at hand: what that saves is its cost."""
     if kind is Ablation.DATA and rung.case.data is not Data.LOADED:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Course, Fault, Recipe, Site, control, ladder, like, versus
+from harness import Course, Fault, Recipe, Site, control, ladder, like, shapes, versus
 from harness.recipes import PACED, metrics_of, strong_worlds
+from harness.site import rungs
 from harness.spec import Mode, Plan
 
 #: The model that fits the device: milliseconds a step on one core, or a GPU's worth of work.
@@ -76,6 +77,34 @@ def same(largest: int = 2) -> Recipe:
     def recipe(site: Site) -> list[Plan]:
         case = site.cpu(largest).case("ddp/paced-small", knobs=knobs)
         return [like(case, protocol=PACED)]
+
+    return recipe
+
+
+def spread(strategy: str) -> Recipe:
+    """As many ranks as one node has, on one node and evenly over more of them."""
+
+    def recipe(site: Site) -> list[Plan]:
+        ranks = min(site.nodes)
+        counts = [n for n in range(2, len(site.nodes) + 1) if ranks % n == 0]
+        if not counts:
+            return []
+        layouts = [(ranks,), *((ranks // n,) * n for n in counts)]
+        return [shapes(site.case(f"{strategy}/{model_for(site)}", Mode.WEAK), layouts)]
+
+    return recipe
+
+
+def across(strategy: str) -> Recipe:
+    """A weak ladder of whole nodes against the first: 8, 16, 32 ranks on 1, 2, 4 nodes."""
+
+    def recipe(site: Site) -> list[Plan]:
+        if len(site.nodes) < 2:
+            return []
+        case = site.case(f"{strategy}/{model_for(site)}", Mode.WEAK)
+        worlds = [sum(site.nodes[:n]) for n in rungs(len(site.nodes))]
+        metrics = metrics_of(strategy)
+        return [ladder(case, worlds, shape=site.shape, baselines=("one_node",), metrics=metrics)]
 
     return recipe
 

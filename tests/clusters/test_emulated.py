@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,20 @@ HERE = build().probe()
 DELAY_MS = 10.0
 
 pytestmark = pytest.mark.skipif(not HERE.available, reason=f"emulated: {HERE.reason}")
+
+
+@pytest.mark.full  # four agents import torch, as in the conformance of root's
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's already")
+def test_an_ordinary_user_gets_the_same_network() -> None:
+    """A user namespace without any right, from which the engine makes its own."""
+    inside = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+    if subprocess.run([*inside, "unshare", "--user", "--net", "true"], check=False).returncode:
+        pytest.skip("no user namespaces here")
+    conformance = str(Path(__file__).with_name("test_conformance.py"))
+    suite = [sys.executable, "-m", "pytest", "-q", conformance, "-k", "emulated"]
+    done = subprocess.run([*inside, *suite], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout and "skipped" not in done.stdout
 
 
 @pytest.mark.full  # two sweeps

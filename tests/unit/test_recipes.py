@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.errors import SpecError
-from harness.recipes import control, ladder, plain, strong_worlds, versus
+from harness.recipes import control, ladder, plain, shapes, strong_worlds, versus
 from harness.site import Site
 from harness.spec import Device, Mode, Protocol, Role
 
@@ -49,6 +49,23 @@ def test_one_node_is_the_baseline_of_several() -> None:
         ("efficiency", "@16"): 2.0,
         ("efficiency", "@32"): 4.0,
     }
+
+
+def test_the_same_ranks_are_compared_on_one_node_and_on_several() -> None:
+    plan = shapes(SITE.case("ddp/decoder-350m"), [(8,), (4, 4), (2, 2, 2, 2)])
+    assert [(a.name, a.role) for a in plan.arms] == [
+        ("8gpu", Role.BASELINE), ("2x4gpu", Role.SUBJECT), ("4x2gpu", Role.SUBJECT),
+    ]  # fmt: skip
+    assert {a.case.world_size for a in plan.arms} == {8}
+    assert [(c.subject, c.baseline, c.ideal) for c in plan.contrasts] == [
+        ("2x4gpu", ("8gpu",), 1.0), ("4x2gpu", ("8gpu",), 1.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("layouts", [[(4, 4), (8,)], [(8,), (4, 8)]])
+def test_shapes_start_on_one_node_and_keep_their_ranks(layouts: list[tuple[int, ...]]) -> None:
+    with pytest.raises(SpecError, match="shapes"):
+        shapes(SITE.case("ddp/decoder-350m"), layouts)
 
 
 def test_smallest_fit_offers_every_smaller_rung() -> None:

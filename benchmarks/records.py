@@ -13,7 +13,8 @@ from pathlib import Path
 
 from harness.history import asv_adapter
 from harness.history.latest import latest_run
-from harness.record import RunRecord, load
+from harness.record import RunRecord
+from harness.store import load
 
 RESULTS = Path(__file__).parents[1] / "results"
 

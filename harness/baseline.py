@@ -11,9 +11,9 @@ from harness import references
 from harness.codec import Json, to_doc
 from harness.errors import SpecError
 from harness.machine import detect
-from harness.record import load
 from harness.references import Reference
 from harness.report import text
+from harness.store import load
 
 DEFAULT = Path("results/baselines")
 

@@ -31,12 +31,13 @@ from harness.codec import Json, to_doc
 from harness.discover import KINDS, Catalogue
 from harness.errors import Exit, ScaleproofError, exit_status
 from harness.measure import Measurer
-from harness.record import RunRecord, load, write_text
+from harness.record import RunRecord
 from harness.report import comparison, tables, text
 from harness.report.live import Live
 from harness.settings import Settings, end_on_sigterm
 from harness.site import Site
 from harness.spec import Ablation
+from harness.store import load, write_text
 from harness.thresholds import load_thresholds
 from harness.verify import rejudge, verify
 

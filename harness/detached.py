@@ -20,8 +20,8 @@ from harness.codec import Json, from_doc, to_doc
 from harness.errors import LaunchError, SpecError
 from harness.launch import slurm
 from harness.launch.engine import Command, Deployment
-from harness.record import write_text
 from harness.site import Site
+from harness.store import write_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness import contrasts
 from harness.codec import to_doc
-from harness.record import RunRecord, load, load_samples
+from harness.record import RunRecord
+from harness.store import load, load_samples
 
 if TYPE_CHECKING:
     import pandas as pd

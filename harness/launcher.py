@@ -20,16 +20,9 @@ from harness.launch import failure
 from harness.launch.deploy import Worlds, open_worlds
 from harness.launch.engine import Ended, Watch, Where
 from harness.protocol import Deadlines, LaunchSpec, Node, Restart
-from harness.record import (
-    Described,
-    LaunchRecord,
-    LaunchStatus,
-    Purpose,
-    RankRecord,
-    load_samples,
-    write_text,
-)
+from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord
 from harness.spec import Arm, CaseSpec, Device, Plan, Window
+from harness.store import load_samples, write_text
 from harness.timeline.launch import budget_of, talks
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.

@@ -36,11 +36,12 @@ from harness.errors import ScaleproofError
 from harness.launcher import Launcher, Order, mean_wall_s
 from harness.outcome import Verdict
 from harness.progress import Progress, moment, waiting
-from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord, save
+from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord
 from harness.recoverer import Recoverer
 from harness.resume import unfinished
 from harness.settings import Settings
 from harness.spec import Arm, CaseSpec, Contrast, Plan, Role, Window
+from harness.store import save
 from harness.sweeper import Sweeper
 from harness.thresholds import Statistic, Threshold
 

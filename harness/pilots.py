@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import contrasts, derive, steadiness
-from harness.record import LaunchRecord, Purpose, RunRecord, load_samples
+from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.spec import Arm, Plan, Window
+from harness.store import load_samples
 
 
 @dataclass(frozen=True, kw_only=True)

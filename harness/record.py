@@ -1,32 +1,17 @@
-"""The record of a run: one folder that every verb reads, and nothing else.
+"""The record of a run: what every verb reads, and nothing else.
 
-    results/runs/<machine>/<run>/
-      record.json          RunRecord (schema below), rewritten atomically after every launch block
-      record.sha256        digest of record.json: detects edits, not forgery
-      launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs
-
-All that a verdict rests on is in ``record.json`` and the ``.npz`` samples; ``verify`` recomputes
-it from them without torch.
+All that a verdict rests on is in it and in the ranks' samples (``harness.store`` has both on disk);
+``verify`` recomputes it from them without torch.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
-import numpy as np
-
-from harness import disk
 from harness.admission import Finding
 from harness.budget import Budget
-from harness.codec import from_doc, to_doc
-from harness.errors import RecordError
 from harness.fabric import Row
 from harness.machine import Machine
 from harness.nvml import GpuWindow
@@ -36,12 +21,10 @@ from harness.recovery import Trial
 from harness.spec import Plan, Window
 from harness.steadiness import Steadiness
 from harness.thresholds import Threshold
-from harness.upgrade import upgrade
 
 SCHEMA = 4
 #: The first layout whose verdicts were judged by today's rules.
 JUDGED_SINCE = 3
-TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
 
 class LaunchStatus(StrEnum):
@@ -345,81 +328,3 @@ class RunRecord:
             return plan.profile
         frozen = self.windows.get(plan.hash, {}).get(launch.arm)
         return frozen if frozen and launch.purpose is Purpose.TIMED else plan.pilot
-
-
-@dataclass(frozen=True, kw_only=True)
-class Samples:
-    """One rank's samples. ``marks_s`` has steps + 1 entries, the first is the window's barrier."""
-
-    marks_s: np.ndarray
-    loss: np.ndarray
-    sample_ids: np.ndarray
-    rss_bytes: np.ndarray
-    step_s: np.ndarray
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    disk.write({path: text})
-
-
-def save(record: RunRecord, folder: Path) -> None:
-    """Write ``record.json`` and its digest, both or none; FullDiskError if there is no room."""
-    text = json.dumps(to_doc(record), indent=1) + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest() + "\n"
-    with disk.told(folder):
-        disk.write({folder / "record.json": text, folder / "record.sha256": digest})
-
-
-def load(folder: Path) -> RunRecord:
-    """Read a run's folder (or its record.json); RecordError says what is wrong with it."""
-    path = folder / "record.json" if folder.is_dir() else folder
-    if not path.is_file():
-        raise RecordError(
-            "no record.json here",
-            where=str(folder),
-            expected="a run's folder",
-            fix="ls results/runs/*/*",
-        )
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"cannot be read: {error}", where=str(path), fix=TAKE) from None
-    digest = path.with_name("record.sha256")
-    if digest.is_file() and digest.read_text().strip() != hashlib.sha256(text.encode()).hexdigest():
-        raise RecordError(
-            "record.json was changed after it was written",
-            where=str(path),
-            expected=f"the digest in {digest.name}",
-            fix=TAKE,
-        )
-    try:
-        return from_doc(RunRecord, upgrade(json.loads(text), SCHEMA), "record")
-    except ValueError as error:
-        raise RecordError(str(error), where=str(path), fix="measure again, or restore it") from None
-
-
-def samples_path(folder: Path, launch: str, rank: int) -> Path:
-    """Where a rank's samples lie."""
-    return folder / "launches" / launch / f"rank{rank}.npz"
-
-
-def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
-    """Read one rank's samples and check their digest."""
-    path = samples_path(folder, launch, rank.rank)
-    try:
-        raw = path.read_bytes()
-    except OSError:
-        raise RecordError("samples are missing", where=str(path), fix=TAKE) from None
-    if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:
-        raise RecordError(
-            "samples were changed after they were written",
-            where=str(path),
-            expected=f"sha256 {rank.samples_sha256[:12]}...",
-            fix=TAKE,
-        )
-    try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
-            return Samples(**{name: arrays[name] for name in arrays.files})
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise RecordError(f"samples cannot be read: {error}", where=str(path), fix=TAKE) from None

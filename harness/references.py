@@ -30,8 +30,9 @@ from harness import contrasts, judge, units
 from harness.config import Key, check_table, read_tables
 from harness.errors import ConfigError
 from harness.fingerprint import as_items, fingerprint
-from harness.record import RunRecord, write_text
+from harness.record import RunRecord
 from harness.spec import BASELINES
+from harness.store import write_text
 from harness.thresholds import Source, Threshold
 from harness.units import Form
 

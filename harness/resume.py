@@ -10,9 +10,10 @@ from pathlib import Path
 from harness.contrasts import timed, usable
 from harness.errors import RecordError
 from harness.machine import Machine
-from harness.record import SCHEMA, LaunchRecord, RunRecord, load
+from harness.record import SCHEMA, LaunchRecord, RunRecord
 from harness.site import Site
 from harness.spec import Device
+from harness.store import load
 
 
 def unfinished(folder: Path, machine: Machine) -> RunRecord:

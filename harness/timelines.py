@@ -11,8 +11,9 @@ from pathlib import Path
 from harness.budget import Budget
 from harness.codec import Json, to_doc
 from harness.errors import ScaleproofError
-from harness.record import LaunchRecord, Purpose, load
+from harness.record import LaunchRecord, Purpose
 from harness.report import timeline as pages
+from harness.store import load
 from harness.timeline import merge
 from harness.timeline.close import Closed, close
 from harness.timeline.lanes import Lanes, lanes

@@ -12,14 +12,8 @@ from pathlib import Path
 from harness import contrasts, derive, judgement, pilots
 from harness.codec import Json, to_doc
 from harness.errors import RecordError, ScaleproofError
-from harness.record import (
-    JUDGED_SINCE,
-    LaunchRecord,
-    LaunchStatus,
-    Purpose,
-    RunRecord,
-    load_samples,
-)
+from harness.record import JUDGED_SINCE, LaunchRecord, LaunchStatus, Purpose, RunRecord
+from harness.store import load_samples
 from harness.thresholds import Threshold
 from harness.timeline.launch import budget_of, talks, trace_path
 

@@ -17,9 +17,10 @@ from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.fleet import Fleet
 from harness.protocol import Deadlines, LaunchSpec, RankEnd
-from harness.record import Cause, Check, Described, Purpose, RankRecord, load
+from harness.record import Cause, Check, Described, Purpose, RankRecord
 from harness.site import Site
 from harness.spec import CaseSpec, Device, Mode
+from harness.store import load
 
 ROOT = Path(__file__).parents[1]
 MUTANTS = Path(__file__).parent / "mutants"

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.record import load, save
 from harness.report.html import render
+from harness.store import load, save
 from harness.verdict import verdicts
 from harness.verify import verify
 

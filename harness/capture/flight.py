@@ -13,7 +13,7 @@ from typing import Any
 from harness.capture import issued
 from harness.codec import to_doc
 from harness.protocol import Collective
-from harness.record import write_text
+from harness.store import write_text
 
 #: A C function: Python's own handlers would run in the main thread, after the end.
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)

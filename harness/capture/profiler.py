@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from harness.capture import spans
 from harness.codec import to_doc
-from harness.record import write_text
+from harness.store import write_text
 
 
 class Profiler:

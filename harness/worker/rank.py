@@ -31,9 +31,10 @@ from harness.capture.memory import Memory
 from harness.capture.profiler import Profiler
 from harness.codec import to_doc
 from harness.protocol import LaunchSpec, RankError, Restart
-from harness.record import Purpose, RankRecord, write_text
+from harness.record import Purpose, RankRecord
 from harness.recovery import RankRestart
 from harness.spec import CaseSpec, Device, Window
+from harness.store import write_text
 from harness.worker import gate
 from harness.worker.context import Loaded, RankContext, Trainer, build_model, load
 from harness.worker.describe import case_batching

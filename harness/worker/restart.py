@@ -21,8 +21,8 @@ from harness.beat import Phase
 from harness.capture.spans import span
 from harness.protocol import LaunchSpec, Restart
 from harness.ranges import Category
-from harness.record import write_text
 from harness.recovery import Fault, RankRestart
+from harness.store import write_text
 from harness.strategies.local import LocalTrainer
 from harness.worker.context import Trainer
 from harness.worker.window import Feed

@@ -23,8 +23,8 @@ from harness.capture.memory import Memory
 from harness.capture.profiler import Profiler
 from harness.capture.spans import span
 from harness.ranges import Category
-from harness.record import Samples
 from harness.spec import Window
+from harness.store import Samples
 from harness.worker.context import RankContext, Trainer
 from harness.worker.data import Batch
 

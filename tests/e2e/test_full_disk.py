@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.record import load
+from harness.store import load
 
 ROOT = Path(__file__).parents[2]
 

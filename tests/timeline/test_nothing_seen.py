@@ -14,7 +14,8 @@ from test_budget import rank_of
 
 from harness import contrasts
 from harness.errors import ScaleproofError
-from harness.record import RankRecord, load
+from harness.record import RankRecord
+from harness.store import load
 from harness.timeline.close import close
 from harness.timeline.launch import budget_of
 

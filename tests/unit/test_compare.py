@@ -10,7 +10,8 @@ import pytest
 from harness.codec import from_doc, to_doc
 from harness.compare import Reading, compare, compare_hardware
 from harness.errors import SpecError
-from harness.record import RunRecord, load
+from harness.record import RunRecord
+from harness.store import load
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(["outcome", "errors", "codec", "spec", "units", "stats", "sequential", "steadiness", "budget", "ranges", "fabric"], 0),
     **dict.fromkeys(
         ["discover", "config", "thresholds", "nvml", "machine", "record", "protocol", "beat",
-         "site", "recipes", "suite", "doctor", "admission", "channel", "cluster", "disk", "evidence", "orphans", "recovery", "upgrade", "__init__"], 1),
+         "site", "recipes", "suite", "doctor", "admission", "channel", "cluster", "disk", "evidence", "orphans", "recovery", "store", "upgrade", "__init__"], 1),
     **dict.fromkeys(["models", "strategies", "compressors", "capture", "worker"], 2),
     "launch": 3,
     **dict.fromkeys(["derive", "contrasts", "judge", "fingerprint", "references", "pilots", "findings", "verdict", "verify", "resume",

@@ -9,7 +9,8 @@ import pytest
 from editing import even, judged
 
 from harness.outcome import Reason, Status
-from harness.record import RunRecord, load
+from harness.record import RunRecord
+from harness.store import load
 
 SAMPLE = Path(__file__).parents[2] / "results" / "samples" / "ddp-nano"
 RULE = {

@@ -1,0 +1,104 @@
+"""The store: how a record and its samples lie on disk, written whole or not at all.
+
+results/runs/<machine>/<run>/
+record.json          RunRecord, rewritten atomically after every launch block
+record.sha256        digest of record.json: detects edits, not forgery
+launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from harness import disk
+from harness.codec import from_doc, to_doc
+from harness.errors import RecordError
+from harness.record import SCHEMA, RankRecord, RunRecord
+from harness.upgrade import upgrade
+
+TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """One rank's samples. ``marks_s`` has steps + 1 entries, the first is the window's barrier."""
+
+    marks_s: np.ndarray
+    loss: np.ndarray
+    sample_ids: np.ndarray
+    rss_bytes: np.ndarray
+    step_s: np.ndarray
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    disk.write({path: text})
+
+
+def save(record: RunRecord, folder: Path) -> None:
+    """Write ``record.json`` and its digest, both or none; FullDiskError if there is no room."""
+    text = json.dumps(to_doc(record), indent=1) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest() + "\n"
+    with disk.told(folder):
+        disk.write({folder / "record.json": text, folder / "record.sha256": digest})
+
+
+def load(folder: Path) -> RunRecord:
+    """Read a run's folder (or its record.json); RecordError says what is wrong with it."""
+    path = folder / "record.json" if folder.is_dir() else folder
+    if not path.is_file():
+        raise RecordError(
+            "no record.json here",
+            where=str(folder),
+            expected="a run's folder",
+            fix="ls results/runs/*/*",
+        )
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"cannot be read: {error}", where=str(path), fix=TAKE) from None
+    digest = path.with_name("record.sha256")
+    if digest.is_file() and digest.read_text().strip() != hashlib.sha256(text.encode()).hexdigest():
+        raise RecordError(
+            "record.json was changed after it was written",
+            where=str(path),
+            expected=f"the digest in {digest.name}",
+            fix=TAKE,
+        )
+    try:
+        return from_doc(RunRecord, upgrade(json.loads(text), SCHEMA), "record")
+    except ValueError as error:
+        raise RecordError(str(error), where=str(path), fix="measure again, or restore it") from None
+
+
+def samples_path(folder: Path, launch: str, rank: int) -> Path:
+    """Where a rank's samples lie."""
+    return folder / "launches" / launch / f"rank{rank}.npz"
+
+
+def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
+    """Read one rank's samples and check their digest."""
+    path = samples_path(folder, launch, rank.rank)
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        raise RecordError("samples are missing", where=str(path), fix=TAKE) from None
+    if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:
+        raise RecordError(
+            "samples were changed after they were written",
+            where=str(path),
+            expected=f"sha256 {rank.samples_sha256[:12]}...",
+            fix=TAKE,
+        )
+    try:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+            return Samples(**{name: arrays[name] for name in arrays.files})
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise RecordError(f"samples cannot be read: {error}", where=str(path), fix=TAKE) from None

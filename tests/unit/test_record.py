@@ -21,11 +21,12 @@ from harness.errors import RecordError
 from harness.findings import findings
 from harness.nvml import GpuWindow
 from harness.outcome import Reason, Status
-from harness.record import SCHEMA, LaunchStatus, Purpose, RunRecord, upgrade
+from harness.record import SCHEMA, LaunchStatus, Purpose, RunRecord
 from harness.resume import carried_over
 from harness.schema import RECORD, record_schema
 from harness.spec import Contrast, Device, Mode, Plan
 from harness.store import Samples, load, save
+from harness.upgrade import upgrade
 from harness.verdict import verdicts
 from harness.verify import verify
 

@@ -105,8 +105,7 @@ class EmulatedJob:
     """The namespaces' holders and the agents in them."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
-        self._holders: list[subprocess.Popen[bytes]] = []
-        self._pids: dict[str, str] = {}
+        self._holders: dict[str, subprocess.Popen[bytes]] = {}  # bridge, node0, node1, ..
         self._agents: InheritingJob | None = None
         self._switch: subprocess.Popen[str] | None = None
         self._shaped: tuple[Links, tuple[int, ...]] | None = None
@@ -125,8 +124,8 @@ class EmulatedJob:
     def _filled(self, argv: Sequence[str]) -> tuple[str, ...]:
         out = []
         for word in argv:
-            for name, pid in self._pids.items():
-                word = word.replace(f"{{{name}}}", pid)
+            for name, holder in self._holders.items():
+                word = word.replace(f"{{{name}}}", str(holder.pid))
             out.append(word)
         return tuple(out)
 
@@ -136,7 +135,7 @@ class EmulatedJob:
         process = subprocess.Popen(
             self._filled(command.argv), stdin=subprocess.DEVNULL, start_new_session=True
         )
-        self._holders.append(process)
+        self._holders[f"node{len(self._holders) - 1}" if self._holders else "bridge"] = process
         deadline = time.monotonic() + START_S
         while not self._inside(process.pid, ours):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -145,8 +144,6 @@ class EmulatedJob:
                     expected="root, or user namespaces", fix="unshare --user --net true",
                 )  # fmt: skip
             time.sleep(0.002)
-        name = f"node{len(self._holders) - 2}" if len(self._holders) > 1 else "bridge"
-        self._pids[name] = str(process.pid)
 
     @staticmethod
     def _inside(pid: int, ours: Path) -> bool:
@@ -196,12 +193,12 @@ class EmulatedJob:
         """Have all ways lead through it."""
         nodes = range(len(links.own))
         plan = dict(
-            pids=[int(self._pids[f"node{i}"]) for i in nodes],
+            pids=[self._holders[f"node{i}"].pid for i in nodes],
             own=links.own,
             between=[(a, b, rate) for (a, b), rate in links.between.items()],
             delay_ms=links.delay_ms,
         )
-        inside = enter(self._pids["bridge"], net=False)
+        inside = enter(str(self._holders["bridge"].pid), net=False)
         prefix = inside if len(inside) > 2 else ()
         self._switch = subprocess.Popen(
             [
@@ -249,10 +246,10 @@ class EmulatedJob:
         if self._agents is not None:
             self._agents.stop()
         self._end_switch()
-        for holder in self._holders:
+        for holder in self._holders.values():
             holder.kill()
             holder.wait()
-        self._holders = []
+        self._holders = {}
 
 
 def build() -> Emulated:

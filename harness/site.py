@@ -154,15 +154,16 @@ def resolve(
     if gpus != "auto" and not gpus.isdigit():
         raise SpecError(f"--gpus {gpus}", expected="a number or 'auto'", fix="--gpus auto")
     wanted = found - found % num_nodes if gpus == "auto" else int(gpus)
-    if wanted > found and not (shared_gpu and found) and not head.get("remote"):
+    if wanted == 0 or (found == 0 and not head.get("remote")):
+        raise SpecError(
+            f"--gpus {gpus}: no usable GPU here", expected="an NVIDIA driver and a GPU",
+            fix="--cpus 2",
+        )  # fmt: skip
+    if wanted > found and not shared_gpu and not head.get("remote"):
         raise SpecError(
             f"--gpus {gpus}: only {found} usable GPUs on this node",
             expected=f"at most {found} (CUDA_VISIBLE_DEVICES may hide some)",
-            fix=f"--gpus {found}" if found else "--cpus 2",
-        )
-    if wanted == 0:
-        raise SpecError(
-            "--gpus auto: no usable GPU here", expected="an NVIDIA driver and a GPU", fix="--cpus 2"
+            fix=f"--gpus {found}",
         )
     return Site(
         device=Device.CUDA,

@@ -44,6 +44,7 @@ class Fleet:
         """Start the agents; returns at once, while they import torch."""
         if self._job is None:
             self._job, self._listener = self._begin()
+            self._polled_at = 0.0
             found = self._job.channels()
             self._links = [Link(node=node, channel=found[node]) for node in sorted(found)]
 

@@ -105,7 +105,7 @@ def test_json_is_one_document(
         (["run", "ddp/mlp-nano", "--set", "optimizer=lion"], 4, "'lion' is none of"),
         (["run", "ddp/mlp-nano", "--set", "backend=mpi"], 4, "no such field"),
         (["run", "ddp/mlp-nano", "--time-budget", "soon"], 4, "--time-budget soon"),
-        (["run", "ddp/mlp-nano", "--gpus", "64"], 4, "only 0 usable GPUs"),
+        (["run", "ddp/mlp-nano", "--gpus", "64"], 4, "usable GPU"),
         (["run"], 4, "nothing to run"),
         (["list", "--path", "nowhere"], 4, "not a folder"),
     ],

@@ -182,7 +182,7 @@ def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.P
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--gpus", "4"), "only 0 usable GPUs"),
+        (("--gpus", "4"), "usable GPU"),
         (("--engine", "slrm"), "no such engine"),
         (("--nodes", "2"), "starts one node only"),
         (("--path", "nowhere"), "not a folder"),

@@ -14,6 +14,7 @@ up. Until a peer has proven itself, 64 bytes of it are read and none is interpre
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -38,7 +39,9 @@ LARGEST = 1 << 30
 #: Seconds that a peer has to prove itself, and that one send may stand still.
 PROOF_S, STALL_S = 5.0, 20.0
 #: Peers that may be proving themselves at one time; the oldest of more is dropped.
-PENDING = 64
+PENDING = 1024
+#: Bytes of one send, which may stand still for ``STALL_S``; all of a large file may take longer.
+PIECE = 1 << 20
 _HEAD = struct.Struct(">I")
 _BODY = struct.Struct(">I")
 
@@ -75,7 +78,9 @@ class Channel:
         body = b"".join((_BODY.pack(len(text)), text, blob))
         mac = _mac(self._key, self._ours, _count(self._num_sent), body)
         self._num_sent += 1
-        self._sock.sendall(b"".join((_HEAD.pack(len(body)), mac, body)))
+        frame = memoryview(b"".join((_HEAD.pack(len(body)), mac, body)))
+        for start in range(0, len(frame), PIECE):
+            self._sock.sendall(frame[start : start + PIECE])
 
     def receive(self) -> list[tuple[dict[str, Json], bytes]] | None:
         """Messages that are whole after one read, however long that takes to come; None when the
@@ -165,13 +170,17 @@ def parse_address(text: str) -> tuple[str, int]:
 def dial(address: str, token: bytes, timeout_s: float) -> Channel:
     """Connect to a listener and prove each other; LaunchError if it cannot be reached or lies.
 
-    Tries again until ``timeout_s``: a node may be up before the program that waits for it.
+    Tries again until ``timeout_s``: a node may be up before the program that waits for it, and
+    that may be busy with others.
     """
     host, port = parse_address(address)
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            sock = socket.create_connection((host, port), timeout=PROOF_S)
+            with contextlib.ExitStack() as stack:
+                sock = stack.enter_context(socket.create_connection((host, port), timeout=PROOF_S))
+                key = _prove(sock, token, address)
+                stack.pop_all()
             break
         except OSError as error:
             if time.monotonic() > deadline:
@@ -182,29 +191,34 @@ def dial(address: str, token: bytes, timeout_s: float) -> Channel:
                     fix=f"nc -vz {host} {port}",
                 ) from None
             time.sleep(0.2)
+    _notice_loss(sock)
+    return Channel(sock, key, dialed=True)
+
+
+def _prove(sock: socket.socket, token: bytes, address: str) -> bytes:
+    """The key of a session with a listener that holds the token too; LaunchError if it does not.
+
+    OSError of one that has no time: it may be asked again.
+    """
     lied = LaunchError(
         "holds another token, or is no scaleproof",
         where=address,
         expected="the token file of the run that this node is to join",
         fix="sha256sum TOKEN_FILE on both machines",
     )
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    greeting = _exactly(sock, len(GREETING) + NONCE)
+    if greeting[: len(GREETING)] != GREETING:
+        raise lied
+    theirs, ours = greeting[len(GREETING) :], secrets.token_bytes(NONCE)
+    sock.sendall(ours + _mac(token, b"dialer", theirs, ours))
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        greeting = _exactly(sock, len(GREETING) + NONCE)
-        if greeting[: len(GREETING)] != GREETING:
-            raise lied
-        theirs, ours = greeting[len(GREETING) :], secrets.token_bytes(NONCE)
-        sock.sendall(ours + _mac(token, b"dialer", theirs, ours))
-        if not hmac.compare_digest(_exactly(sock, MAC), _mac(token, b"listener", theirs, ours)):
-            raise lied
-    except OSError:
-        sock.close()
-        raise lied from None
-    except LaunchError:
-        sock.close()
-        raise
-    _notice_loss(sock)
-    return Channel(sock, _mac(token, b"session", theirs, ours), dialed=True)
+        answer = _exactly(sock, MAC)
+    except ConnectionError:
+        raise lied from None  # our proof is what it left at
+    if not hmac.compare_digest(answer, _mac(token, b"listener", theirs, ours)):
+        raise lied
+    return _mac(token, b"session", theirs, ours)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
@@ -264,10 +278,12 @@ class Listener:
         return proven
 
     def _welcome(self) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except OSError:
-            return
+        """Greet all who have knocked."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._greet(self._sock.accept()[0])
+
+    def _greet(self, sock: socket.socket) -> None:
         if len(self._pending) >= PENDING:
             self._refuse(next(iter(self._pending)))
         sock.setblocking(False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ipaddress
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from harness.spec import CaseSpec, Device
 TICK_S, POLL_S = 0.2, 1.0
 #: Seconds for agents to join once their job runs: they import torch, maybe from a slow disk.
 JOIN_S = 300.0
+#: Seconds for a case to be described; the agent itself gives up a file after a minute.
+DESCRIBE_S = 90.0
 
 
 class Fleet:
@@ -60,10 +63,17 @@ class Fleet:
         Time in a scheduler's queue is no part of ``JOIN_S``.
         """
         self.start()
+        try:
+            self._meet(watch)
+        except BaseException:  # Ctrl-C in a queue, too: no job may be left
+            self.close()
+            raise
+
+    def _meet(self, watch: Watch) -> None:
         since = time.monotonic()
         while len(self._links) < self.num_agents or any(x.about is None for x in self._links):
             self._take_joined()
-            for link, message, _ in self._receive():
+            for link, message, _ in self._receive(TICK_S if self._listener is None else 0):
                 if "hello" in message:
                     link.about = from_doc(Node, message["hello"])
             state, says = self._poll()
@@ -96,11 +106,12 @@ class Fleet:
                 self._links.append(Link(node=len(self._links), channel=channel))
 
     def _give_up(self, lost: Sequence[Link], says: str) -> None:
-        """Some agent never came: leave nothing behind and say which."""
-        here = self._num_here
-        self.close()
+        """Some agent never came: say which."""
+        came = {link.about.order for link in self._links if link.about is not None}
+        missing = sorted(set(range(self.num_agents)) - came) if -1 not in came else []
+        whose = f" (not those of nodes {', '.join(map(str, missing))})" if missing else ""
         raise LaunchError(
-            f"{here} of {self.num_agents} agents are ready: "
+            f"{self._num_here} of {self.num_agents} agents are ready{whose}: "
             + "; ".join([f"{link.name}: {link.lost}" for link in lost] or [says]),
             where="engine",
             expected="python -c 'import torch, harness' to work on every node",
@@ -112,12 +123,8 @@ class Fleet:
         self._links.sort(key=_place)
         for number, link in enumerate(self._links):
             link.node = number
-        try:
-            for link in self._links:
-                self._examine(link)
-        except LaunchError:
-            self.close()
-            raise
+        for link in self._links:
+            self._examine(link)
 
     def _examine(self, link: Link) -> None:
         """LaunchError if this agent does not fit the others, or what was asked for."""
@@ -147,6 +154,14 @@ class Fleet:
                     " then all of it is labelled emulated",
                     fix="edit the cluster file",
                 )
+        host = own.door.host
+        one_machine = self._where.settings.get("one_machine")
+        if len(self._where.nodes) > 1 and _is_loopback(host) and not one_machine:
+            raise LaunchError(
+                f"{link.name} is reached at {host}, which no other node can meet",
+                expected="an address of the nodes' network",
+                fix='listen = "10.0.0.1"   # in the cluster file',
+            )
 
     def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
         """Ask node 0 what each case will do; nothing is launched."""
@@ -154,10 +169,13 @@ class Fleet:
         self._links[0].send(
             {"describe": [{"case": to_doc(c), "files": dict(f)} for c, f in requests]}
         )
+        deadline = time.monotonic() + DESCRIBE_S * len(requests)
         while True:
             for _, message, _ in self._receive():
                 if "described" in message:
                     return [from_doc(Described, d) for d in message["described"]]
+            if time.monotonic() > deadline:
+                self._links[0].lose("its agent does not describe the cases")
             self._check_alive()
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
@@ -226,13 +244,13 @@ class Fleet:
                 found.append(link.node)
         return tuple(found)
 
-    def _receive(self) -> list[tuple[Link, Message, bytes]]:
+    def _receive(self, timeout_s: float = TICK_S) -> list[tuple[Link, Message, bytes]]:
         """What arrives within a tick."""
         with selectors.DefaultSelector() as selector:
             for link in self._links:
                 if link.channel is not None:
                     selector.register(link.channel, selectors.EVENT_READ, link)
-            ready = selector.select(TICK_S if selector.get_map() else 0)
+            ready = selector.select(timeout_s if selector.get_map() else 0)
             return [(key.data, *pair) for key, _ in ready for pair in key.data.receive()]
 
     def _check_alive(self) -> None:
@@ -261,8 +279,17 @@ class Fleet:
 
 
 def _place(link: Link) -> tuple[object, ...]:
+    """Where an agent comes: where it was started as, else by its address."""
     assert link.about is not None
-    host = link.about.door.host
+    order, host = link.about.order, link.about.door.host
+    first = (order < 0, order)
     with contextlib.suppress(ValueError):
-        return (0, *(int(part) for part in host.split(".")), link.about.machine.host)
-    return (1, host, link.about.machine.host)
+        return (*first, 0, *(int(part) for part in host.split(".")), link.about.machine.host)
+    return (*first, 1, host, link.about.machine.host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -15,12 +15,16 @@ from harness.launch.engine import RANK_ENV, Command, Deployment, State
 from harness.launch.inherit import LEAVE_S, die_with_parent
 from harness.protocol import LaunchSpec
 
+#: Seconds in which an agent must reach the program that had it started, and so was there first.
+WAIT_S = 60.0
+
 
 def agent(deployment: Deployment, *options: str, token: str = "") -> list[str]:
     """The command of an agent on some node; the token is named by its file, or comes on stdin."""
     return [
         *(deployment.python, "-m", "harness.worker.agent"),
         *("--join", deployment.join, "--token-file", token or str(deployment.token_file)),
+        f"--wait={WAIT_S:.0f}",
         *options,
     ]
 

@@ -19,6 +19,7 @@ from harness.channel import Channel, read_token
 from harness.codec import Json
 from harness.errors import LaunchError, SpecError
 from harness.launch.engine import RANK_ENV, Capabilities, Command, Deployment, State
+from harness.launch.joining import WAIT_S
 from harness.protocol import LaunchSpec
 from harness.spec import Device
 
@@ -97,6 +98,7 @@ def _container(deployment: Deployment, ranks: int, first: int) -> dict[str, Json
     env.append({"name": "SCALEPROOF_TOKEN", "valueFrom": secret})
     env.append({"name": "SCALEPROOF_FIRST", "value": str(first)})
     command = [asked["python"], "-m", "harness.worker.agent", "--join", deployment.join]
+    command.append(f"--wait={WAIT_S:.0f}")
     out: dict[str, Json] = {
         "name": "agent",
         "image": asked["image"],

@@ -27,6 +27,7 @@ class Running:
         self._began = time.monotonic()
         self._failed_at = self.noticed_at = 0.0
         self._told = False
+        self._started: set[int] = set()
         self._beats: dict[int, Sequence[Sequence[float]]] = {}
         self._ended: dict[int, list[RankEnd]] = {}
         self._shares = {link.node: share for link, share in shares}
@@ -35,6 +36,7 @@ class Running:
         self._send_share(self.links[0])
 
     def _send_share(self, link: Link, store: Address | None = None) -> None:
+        self._started.add(link.node)
         share = dataclasses.replace(self._shares[link.node], store=store)
         link.send({"launch": to_doc(self.spec), "share": to_doc(share)})
 
@@ -54,7 +56,7 @@ class Running:
         """Take one message of an agent."""
         if link.node not in self._shares:
             return
-        if "store" in message:
+        if "store" in message and not self._told:
             for other in self.links[1:]:
                 self._send_share(other, from_doc(Address, message["store"]))
         elif "beats" in message:
@@ -88,8 +90,10 @@ class Running:
             if not link.lost and now - link.heard_at > LOST_S:
                 link.lose(f"nothing was heard of its agent for {LOST_S:.0f} s")
             if link.lost:
-                self._ended[link.node] = self._lost(link)
+                self._ended[link.node] = self._unseen(link)
                 self.fail()
+            elif self._told and link.node not in self._started:
+                self._ended[link.node] = self._unseen(link)  # it was never asked to start any
         if self.failing and not self._told and now - self._failed_at > GRACE_S:
             self.end()
         if self._told and now - self._failed_at > GRACE_S + END_S:
@@ -102,20 +106,22 @@ class Running:
         self.fail()
         self._told = True
         for link in self.links:
-            if link.node not in self._ended:
+            if link.node in self._started and link.node not in self._ended:
                 link.send({"kill": True})
 
-    def _lost(self, link: Link) -> list[RankEnd]:
+    def _unseen(self, link: Link) -> list[RankEnd]:
+        """The ends of ranks that nothing more is heard of."""
         share, beats = self._shares[link.node], self._beats.get(link.node, [])
         out = []
         for i in range(share.count):
             step = int(beats[i][1]) if i < len(beats) else 0
             out.append(
                 RankEnd(
-                    rank=share.first + i, pid=0, exit_code=None, signal=None, killed=False,
+                    rank=share.first + i, pid=0, exit_code=None, signal=None, killed=not link.lost,
                     finished=False, phase="", step=step, silent_s=time.monotonic() - link.heard_at,
                     order=0, node=share.node,
-                    ended_s=time.monotonic() - self._began, lost=f"{link.name}: {link.lost}",
+                    ended_s=time.monotonic() - self._began,
+                    lost=f"{link.name}: {link.lost}" if link.lost else "",
                 )
             )  # fmt: skip
         return out

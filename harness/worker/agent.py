@@ -59,7 +59,7 @@ from harness.worker.world import World
 POLL_S = 0.1
 BEAT_S = 0.2
 DESCRIBE_S = 60.0  # importing a user's files and building a model on meta tensors
-JOIN_S = 600.0  # a node may be up long before the program that waits for it
+JOIN_S = 600.0  # by hand, a node may be up long before the program that waits for it
 REACH_S = 1.0
 
 
@@ -266,13 +266,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--parent", type=int, help="whoever started this; it dies with it")
     parser.add_argument("--join", metavar="HOST:PORT")
     parser.add_argument("--token-file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--wait", type=float, default=JOIN_S, metavar="S", help="for the program to be there"
+    )
     parser.add_argument("--address", help="where other nodes reach this one")
     parser.add_argument(
         "--order", type=int, default=scheduled_order(), help="its place among the nodes"
     )
     asked = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if asked.fd is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
+    else:
+        signal.signal(signal.SIGINT, _stop)
     if asked.parent:
         threads.die_with_parent(asked.parent, signal.SIGTERM)
     orphans.adopt()
@@ -282,7 +288,7 @@ def main(argv: list[str]) -> int:
                 channel = Channel(socket.socket(fileno=asked.fd), dialed=True)
                 scratch = None
             else:
-                channel = dial(asked.join, secret(asked.token_file), JOIN_S)
+                channel = dial(asked.join, secret(asked.token_file), asked.wait)
                 scratch = Path(
                     stack.enter_context(tempfile.TemporaryDirectory(prefix="scaleproof-"))
                 )

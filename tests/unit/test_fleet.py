@@ -1,0 +1,121 @@
+"""The fleet and who joins it, without torch: agents that only say hello."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import machine
+from harness.channel import Channel, Listener, dial, make_token, read_token
+from harness.codec import to_doc
+from harness.errors import LaunchError
+from harness.launch.engine import State, Where
+from harness.launch.fleet import Fleet
+from harness.protocol import Address, LaunchSpec, Node
+
+
+class Stub:
+    """A job of which nothing but its state is known."""
+
+    def __init__(self, state: State = State.RUNNING) -> None:
+        self.state, self.stopped = state, False
+
+    def prepare(self, spec: LaunchSpec) -> None:
+        """Nothing."""
+
+    def channels(self) -> Mapping[int, Channel]:
+        return {}
+
+    def poll(self) -> tuple[State, str]:
+        return self.state, "job 7"
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def node(order: int, host: str = "10.0.0.1") -> Node:
+    return Node(
+        agent=f"{order}", door=Address(host, 1), order=order, machine=machine.detect(),
+        software=machine.software(),
+    )  # fmt: skip
+
+
+def joining(listener: Listener, token: Path, nodes: list[Node]) -> list[threading.Thread]:
+    """Agents that dial in all at once and stay."""
+
+    def join(one: Node) -> None:
+        channel = dial(f"127.0.0.1:{listener.port}", read_token(token), 30)
+        with contextlib.closing(channel):
+            channel.send({"hello": to_doc(one)})
+            while channel.receive() is not None:
+                pass
+
+    threads = [threading.Thread(target=join, args=(one,), daemon=True) for one in nodes]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    make_token(tmp_path / "token")
+    return tmp_path / "token"
+
+
+def test_a_hundred_nodes_join_at_once_and_lie_as_they_were_started(token: Path) -> None:
+    """At a few a second the last would give up, and by address they would lie in another order."""
+    many = 100
+    listener, job = Listener(token), Stub()
+    where = Where(nodes=(1,) * many, settings={"one_machine": True})
+    fleet = Fleet(lambda: (job, listener), where)
+    nodes = [node(i, f"10.0.0.{many - i}") for i in range(many)]
+    threads = joining(listener, token, nodes[::-1])
+    assert [n.order for n in fleet.nodes] == list(range(many))
+    assert listener.num_refused == 0
+    fleet.close()
+    for thread in threads:
+        thread.join(5)
+    assert job.stopped and not any(t.is_alive() for t in threads)
+
+
+def test_a_node_that_never_comes_is_named(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.launch.fleet.JOIN_S", 3.0)
+    listener, job = Listener(token), Stub()
+    fleet = Fleet(lambda: (job, listener), Where(nodes=(1, 1, 1), settings={"one_machine": True}))
+    threads = joining(listener, token, [node(0), node(2)])
+    with pytest.raises(
+        LaunchError, match=r"2 of 3 agents are ready \(not those of nodes 1\): job 7"
+    ):
+        fleet.ready()
+    assert job.stopped, "nothing is left of the others"
+    for thread in threads:
+        thread.join(5)
+
+
+def test_ctrl_c_in_a_queue_leaves_no_job(token: Path) -> None:
+    job = Stub(State.PENDING)
+    fleet = Fleet(lambda: (job, Listener(token)), Where(nodes=(1,)))
+
+    def watch(here: int, wanted: int, says: str) -> None:
+        assert (here, wanted, says) == (0, 1, "job 7")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fleet.ready(watch)
+    assert job.stopped
+
+
+def test_nodes_that_can_only_be_met_at_their_own_loopback_are_refused(token: Path) -> None:
+    listener, job = Listener(token), Stub()
+    fleet = Fleet(lambda: (job, listener), Where(nodes=(1, 1)))
+    other = replace(node(1), machine=replace(machine.detect(), host="another"))
+    threads = joining(listener, token, [node(0, "127.0.1.1"), other])
+    with pytest.raises(LaunchError, match=r"127\.0\.1\.1, which no other node can meet"):
+        fleet.ready()
+    for thread in threads:
+        thread.join(5)

@@ -251,10 +251,13 @@ def _network(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     site = options.site(_values(parsed), known)
     measurer = _measurer(parsed, known, site, arguments)
     knobs, rerun = _settings(parsed), shlex.join(["scaleproof", *arguments])
+    if parsed.verb != "recover":  # there are no cases whose knobs would be checked
+        knobs = known.checked([known.get("engines", site.engine)], knobs, parsed.verb)
     if parsed.verb == "pairs":
         exit_, document, lines = network.pairs(measurer, site, knobs, parsed.exclude)
     elif parsed.verb == "recover":
-        exit_, document, lines = network.recover(measurer, site, parsed.cases, parsed.trials, rerun)
+        cases = [known.normalise(site.case(name, knobs=knobs)) for name in parsed.cases]
+        exit_, document, lines = network.recover(measurer, site, cases, parsed.trials, rerun)
     else:
         exit_, document, lines = network.fabric(measurer, site, knobs, parsed.sweeps, rerun)
     _emit(parsed, document, lines)

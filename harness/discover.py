@@ -260,18 +260,31 @@ class Catalogue:
                 expected="micro_batch alone",
                 fix=fix,
             )
-        knobs = dict(case.knobs)
         entries += self._network(case)
-        defaults = {f"{e.name}.{k}": v for e in entries for k, v in e.knobs.items()}
+        knobs = self.checked(entries, case.knobs, case.id)
         for entry in entries:
             if (version := entry.head.get("VERSION", 1)) != 1:
                 knobs[f"{entry.name}.version"] = version
+        if len(case.nodes) == 1:  # it uses no link
+            knobs = {
+                k: v for k, v in knobs.items() if k.split(".")[0] not in self.entries["engines"]
+            }
+        stand_in = set(case.stand_in)
+        if model.head.get("STAND_IN"):
+            stand_in.add(StandIn(model.head["STAND_IN"]))
+        return replace(case, knobs=dict(sorted(knobs.items())), stand_in=frozenset(stand_in))
+
+    @staticmethod
+    def checked(entries: Sequence[Entry], asked: Mapping[str, Json], where: str) -> dict[str, Json]:
+        """The knobs that differ from their defaults; SpecError for one that nobody has."""
+        knobs = dict(asked)
+        defaults = {f"{e.name}.{k}": v for e in entries for k, v in e.knobs.items()}
         for key, value in list(knobs.items()):
             if key not in defaults:
                 near = difflib.get_close_matches(key, defaults, 1)
                 raise SpecError(
                     f"unknown knob {key!r}" + (f": did you mean {near[0]!r}?" if near else ""),
-                    where=case.id,
+                    where=where,
                     expected=", ".join(sorted(k for k in defaults if not k.endswith(".version"))),
                     fix="scaleproof list",
                 )
@@ -281,20 +294,13 @@ class Catalogue:
             if type(value) is not want:
                 raise SpecError(
                     f"knob {key} = {value!r}",
-                    where=case.id,
+                    where=where,
                     expected=want.__name__,
                     fix="scaleproof list",
                 )
             if value == defaults[key]:
                 del knobs[key]
-        if len(case.nodes) == 1:  # it uses no link
-            knobs = {
-                k: v for k, v in knobs.items() if k.split(".")[0] not in self.entries["engines"]
-            }
-        stand_in = set(case.stand_in)
-        if model.head.get("STAND_IN"):
-            stand_in.add(StandIn(model.head["STAND_IN"]))
-        return replace(case, knobs=dict(sorted(knobs.items())), stand_in=frozenset(stand_in))
+        return knobs
 
     def _network(self, case: CaseSpec) -> list[Entry]:
         """Engines that make the network that a case runs over: its rates are part of the case."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import derive, disk, fabric, nvml
-from harness.codec import Json, from_doc
+from harness.codec import Json, from_doc, to_doc
 from harness.discover import Catalogue
 from harness.errors import LaunchError, ScaleproofError
 from harness.fabric import Row
@@ -134,7 +134,7 @@ class Launcher:
             out=str(out.resolve()), files={}, draw=0, hosts=hosts, only=only,
             tune_loop_thread=self.tune_loop_thread,
         )  # fmt: skip
-        ended = self._worlds.launch(spec, lambda step: None)
+        ended = self._run(spec, lambda step: None)
         cause = failure.attribute(ended.ranks, ended.unreachable)
         if cause is not None:
             raise LaunchError(
@@ -159,7 +159,14 @@ class Launcher:
             out=str(out.resolve()), files=self.catalogue.files(case), draw=0, restart=plan,
             tune_loop_thread=self.tune_loop_thread, deadlines=deadlines,
         )  # fmt: skip
-        return self._worlds.launch(spec, lambda step: None), out
+        return self._run(spec, lambda step: None), out
+
+    def _run(self, spec: LaunchSpec, tick: Callable[[int], None]) -> Ended:
+        """One world; how each rank of a broken one ended is kept beside what it left."""
+        ended = self._worlds.launch(spec, tick)
+        if not all(end.finished for end in ended.ranks):
+            write_text(Path(spec.out) / "ends.json", json.dumps(to_doc(ended.ranks), indent=1))
+        return ended
 
     def _launch(
         self,
@@ -198,7 +205,7 @@ class Launcher:
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         began = time.monotonic()
         self._polls = []
-        ended = self._worlds.launch(spec, lambda step: self._tick(spec, step, on_step))
+        ended = self._run(spec, lambda step: self._tick(spec, step, on_step))
         wall_s = time.monotonic() - began
         return self._assemble(order, spec, folder, ended, described, began_at, wall_s)
 

@@ -29,7 +29,7 @@ PEAK_TFLOPS: Mapping[str, Mapping[str, float]] = {
 #: Environment that can change speed and is worth recording; never the whole environment.
 _ENVIRONMENT = re.compile(r"^(NCCL|GLOO|TORCH|PYTORCH|CUDA|OMP|MKL|SCALEPROOF)_")
 #: Of those, what only says how long to wait, whom to meet and what to tell.
-_NO_SPEED = re.compile(r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_FILE$|_VERSION$")
+_NO_SPEED = re.compile(r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_VERSION$")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.I)
 
 

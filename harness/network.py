@@ -10,12 +10,13 @@ from pathlib import Path
 from harness import options, pairing
 from harness.apart import FIRST
 from harness.codec import Json, to_doc
-from harness.errors import Exit, SpecError, exit_status
+from harness.errors import Exit, LaunchError, SpecError, exit_status
 from harness.measure import Measurer
 from harness.outcome import Reason
-from harness.recovery import Course, Fault
+from harness.recovery import Course, Fault, resharded
 from harness.report import tables, text
 from harness.site import Site
+from harness.spec import CaseSpec
 from harness.units import si
 
 
@@ -91,26 +92,31 @@ def pairs(
 
 
 def recover(
-    measurer: Measurer, site: Site, names: Sequence[str], trials: int, rerun: str
+    measurer: Measurer, site: Site, cases: Sequence[CaseSpec], trials: int, rerun: str
 ) -> tuple[Exit, Json, list[str]]:
-    """Break each case and have it go on: by crash, hang and loss of nodes, in other worlds too."""
+    """Break each case and have it go on: by crash, hang and loss of nodes, in other worlds too.
+
+    A course that breaks in another way than it was meant to is an ERROR; the others go on.
+    """
     _needs_two(site)
-    recoverer = measurer.recoverer
     head = measurer.catalogue.get("engines", site.engine).head["ENGINE"]
+    broken: list[str] = []
     with _measuring(measurer):
-        for name in names:
-            case = measurer.catalogue.normalise(site.case(name))
-            smaller, larger = case.at(case.world_size - 1), case.at(case.world_size + 1)
-            recoverer.measure(Course(case=case, fault=Fault.KILL), trials, measurer.folder)
-            later = Course(case=case, fault=Fault.KILL, asynchronous=True)
-            recoverer.measure(later, trials, measurer.folder)
+        for case in cases:
+            courses = [(Course(case=case, fault=Fault.KILL), trials)]
+            courses.append((Course(case=case, fault=Fault.KILL, asynchronous=True), trials))
             if len(site.nodes) == 1:
-                for into in (smaller, larger):
-                    course = Course(case=case, fault=Fault.KILL, into=into)
-                    recoverer.measure(course, 1, measurer.folder)
-            for fault in (Fault.HANG, *map(Fault, head.get("faults", ()))):
-                recoverer.measure(Course(case=case, fault=fault), trials, measurer.folder)
-    return _judged(measurer, rerun)
+                courses += [(course, 1) for course in resharded(case)]
+            faults = (Fault.HANG, *map(Fault, head.get("faults", ())))
+            courses += [(Course(case=case, fault=fault), trials) for fault in faults]
+            for course, times in courses:
+                try:
+                    measurer.recoverer.measure(course, times, measurer.folder)
+                except LaunchError as error:
+                    broken.append(f"{course.name}: {error}")
+    exit_, document, lines = _judged(measurer, rerun)
+    lines += [f" ERROR  {line}" for text_ in broken for line in text_.splitlines()[:1]]
+    return (Exit.ERROR if broken else exit_), document, lines
 
 
 @contextmanager

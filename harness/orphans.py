@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+#: The variable by which what we have started is known again, however far it has gone away.
+FAMILY = "SCALEPROOF_FAMILY"
 _PR_SET_CHILD_SUBREAPER = 36
 #: Seconds that ending them may take.
 END_S = 5.0
@@ -20,11 +23,22 @@ def adopt() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end(session: int | None = None) -> None:
-    """SIGKILL and reap every child, and what it leaves in turn; or only those of a session."""
+def new_family() -> dict[str, str]:
+    """An environment that marks what is started in it; it begins with our own pid."""
+    return {FAMILY: f"{os.getpid()}-{secrets.token_hex(4)}"}
+
+
+def end(family: dict[str, str] | None = None, sessions: Collection[int] = ()) -> None:
+    """SIGKILL and reap every child, and what it leaves in turn.
+
+    With a family only what belongs to it, by its mark or (the dead have none) by its session.
+    """
+    mark = f"{FAMILY}={family[FAMILY]}".encode() if family else b""
     deadline = time.monotonic() + END_S
     while time.monotonic() < deadline:
-        found = [pid for pid in _children() if session in (None, _session_of(pid))]
+        found = list(_children())
+        if family is not None:
+            found = [p for p in found if mark in _environment(p) or _session(p) in sessions]
         if not found:
             return
         for pid in found:
@@ -39,7 +53,14 @@ def _children() -> Iterator[int]:
             yield from map(int, (task / "children").read_text().split())
 
 
-def _session_of(pid: int) -> int:
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _session(pid: int) -> int:
     try:
         return os.getsid(pid)
     except ProcessLookupError:

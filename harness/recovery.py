@@ -51,14 +51,23 @@ class Course:
         return firsts[i % len(firsts)]
 
 
+def resharded(case: CaseSpec) -> tuple[Course, Course]:
+    """A rank less after the crash than before, and one more: no more devices than the case has."""
+    smaller = case.at(case.world_size - 1)
+    return (
+        Course(case=case, fault=Fault.KILL, into=smaller),
+        Course(case=smaller, fault=Fault.KILL, into=case),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankRestart:
     """What one rank of a training with a checkpoint left.
 
-    ``saved``, ``loaded`` and ``last`` are digests of all parameters: when they were saved, after
-    they were loaded, and at the end; empty where that did not happen. ``stall_s`` is how long
-    training stood still to save, ``save_s`` until all was written; ``first_step_at`` is the time
-    (s since the epoch) at which its first step was done.
+    ``saved``, ``loaded`` and ``last`` are digests of parameters and optimizer state: when they were
+    saved, after they were loaded, and at the end; empty where that did not happen. ``stall_s`` is
+    how long training stood still to save, ``save_s`` until all was written; ``first_step_at`` is
+    the time (s since the epoch) at which its first step was done.
     """
 
     rank: int

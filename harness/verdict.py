@@ -382,12 +382,19 @@ def blame(launch: LaunchRecord) -> str:
     cause = launch.cause
     if cause is None:
         return f"{launch.launch} did not finish"
-    sure = "" if cause.sure else " (not sure of the rank)"
-    where = (
-        f"{cause.phase}, step {cause.step}" if cause.phase in ("warmup", "steady") else cause.phase
-    )
-    log = f"launches/{launch.launch}/rank{cause.rank}.log"
-    return f"rank {cause.rank}: {cause.message}{sure} (in {where}; log {log})"
+    steps = f", step {cause.step}" if cause.phase in ("warmup", "steady") else ""
+    facts = [f"in {cause.phase}{steps}"] if cause.phase else []
+    facts += [f"node {cause.node}"] if cause.node else []
+    facts.append("sure of the rank" if cause.sure else "not sure of the rank")
+    if cause.victims:
+        few = len(cause.victims) <= 8
+        facts.append(
+            f"victims {', '.join(map(str, cause.victims))}"
+            if few
+            else f"{len(cause.victims)} victims"
+        )
+    facts.append(f"log launches/{launch.launch}/rank{cause.rank}.log")
+    return f"rank {cause.rank}: {cause.message} ({'; '.join(facts)})"
 
 
 def _control(gate: LaunchRecord | None) -> Obstacle:

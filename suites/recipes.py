@@ -8,6 +8,7 @@ from typing import Any
 
 from harness import Course, Fault, Recipe, Site, control, ladder, like, shapes, versus
 from harness.recipes import PACED, metrics_of, strong_worlds
+from harness.recovery import resharded
 from harness.site import rungs
 from harness.spec import Mode, Plan
 
@@ -119,7 +120,7 @@ def masked(model: str = "decoder-nano") -> Recipe:
 
 
 def broken(strategy: str) -> Callable[[Site], list[Course]]:
-    """A training that crashes (saved in either way), hangs or loses its agent, and goes on."""
+    """A training that crashes, hangs, loses an agent or node; and goes on, in other worlds too."""
 
     def recipe(site: Site) -> list[Course]:
         if site.world_size < 2:
@@ -127,10 +128,13 @@ def broken(strategy: str) -> Callable[[Site], list[Course]]:
         model = "decoder-nano" if site.device == "cpu" else GPU_MODEL
         case = site.case(f"{strategy}/{model}")
         faults = [Fault.KILL, Fault.HANG]
-        if site.engine == "local":
+        if site.engine in ("local", "emulated"):
             faults.append(Fault.AGENT)
+        if site.engine == "emulated":
+            faults.append(Fault.NODE)
         courses = [Course(case=case, fault=fault) for fault in faults]
-        return [*courses, Course(case=case, fault=Fault.KILL, asynchronous=True)]
+        courses.append(Course(case=case, fault=Fault.KILL, asynchronous=True))
+        return [*courses, *(resharded(case) if len(site.nodes) == 1 else ())]
 
     return recipe
 

@@ -40,9 +40,9 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
 
     In this order: a node that is gone; a rank's own exception; a signal that we did not send; an
     exit without a result; a node that the others cannot reach; in a hang the rank that is stopped,
-    or that is not inside torch where its victims wait; the one whose collectives differ; whoever
-    was silent longest. A rank that reports a lost connection or a time-out is a victim; the one
-    that said nothing is the suspect. ``unreachable`` are numbers of nodes.
+    or that is not inside torch where its victims wait; the one whose collectives differ; one that
+    aborted; whoever was silent longest. A rank that reports a lost connection or a time-out is a
+    victim; the one that said nothing is the suspect. ``unreachable`` are numbers of nodes.
     """
     failed = [e for e in ends if not (e.finished and e.exit_code == 0)]
     if not failed:
@@ -57,6 +57,7 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
             or _stopped(by_order)
             or _asleep(by_order)
             or _out_of_step(by_order)
+            or _aborted(by_order)
             or _silent(by_order)
             or _noticed(by_order)
         )
@@ -135,7 +136,12 @@ def _stopped(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _asleep(failed: Sequence[RankEnd]) -> Suspect | None:
-    """The one rank that is elsewhere while all others wait, or have waited, inside torch."""
+    """The one rank that is elsewhere while all others wait, or have waited, inside torch.
+
+    Where one has aborted by itself, the others may be anywhere.
+    """
+    if any(_aborts(e) for e in failed):
+        return None
     silent = [e for e in failed if e.killed and e.error is None and e.stack]
     elsewhere = [e for e in silent if not waits_in_torch(e.stack)]
     if len(elsewhere) != 1 or len(failed) < 2:
@@ -214,6 +220,19 @@ def _odd_one_out(number: int, at: dict[int, str]) -> Suspect:
     else:
         does = f"runs {at[odd[0]]} as collective {number}, the others {usual}"
     return Suspect(rank=min(odd), kind="collective", message=does, sure=len(odd) == 1 and most > 1)
+
+
+def _aborts(e: RankEnd) -> bool:
+    return e.signal == signal.SIGABRT and not e.killed
+
+
+def _aborted(failed: Sequence[RankEnd]) -> Suspect | None:
+    """The first of those that aborted while their collectives were those of the others."""
+    aborted = [e for e in failed if _aborts(e)]
+    if not aborted:
+        return None
+    text = "signal 6 (SIGABRT): it ended itself, see its log"
+    return Suspect(rank=aborted[0].rank, kind="signal", message=text, sure=len(aborted) == 1)
 
 
 def _silent(failed: Sequence[RankEnd]) -> Suspect | None:

@@ -18,15 +18,15 @@ SETTINGS = dict(
 
 def parse(line: str) -> tuple[str, tuple[int, ...]]:
     """``gpu01 0,1,4-7``: an address, and the devices to use there (none = all)."""
-    match = re.fullmatch(r"\s*(\S+)(?:\s+([\d,-]+))?\s*", line)
-    if match is None:
+    match = re.fullmatch(r"\s*(\S+)(?:\s+(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?\s*", line)
+    ranges = [p.partition("-") for p in (match[2] or "").split(",") if p] if match else []
+    if match is None or any(last and int(last) < int(first) for first, _, last in ranges):
         raise SpecError(
             f"{line!r} is no host", where="[hosts] nodes", expected="'gpu01' or 'gpu01 0,1,4-7'",
             fix="edit the cluster file",
         )  # fmt: skip
     devices: list[int] = []
-    for part in filter(None, (match[2] or "").split(",")):
-        first, _, last = part.partition("-")
+    for first, _, last in ranges:
         devices += range(int(first), int(last or first) + 1)
     return match[1], tuple(devices)
 

@@ -47,14 +47,15 @@ class InheritingJob:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._said: list[IO[bytes]] = []
         self._channels: dict[int, Channel] = {}
-        orphans.adopt()  # what an agent that is killed leaves: known by the session that it led
+        orphans.adopt()  # what an agent that is killed leaves is ours to end
+        self._family = orphans.new_family()
         for command in commands:
             ours, theirs = socket.socketpair()
             said = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
             process = subprocess.Popen(
                 [*command.argv, f"--fd={theirs.fileno()}", f"--parent={os.getpid()}"],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **command.env},
+                env={**os.environ, **command.env, **self._family},
                 stdin=subprocess.DEVNULL,
                 stderr=said,
                 start_new_session=True,
@@ -90,6 +91,6 @@ class InheritingJob:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            orphans.end(session=process.pid)
             said.close()
+        orphans.end(self._family, {process.pid for process in self._processes})
         self._processes, self._said = [], []

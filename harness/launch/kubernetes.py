@@ -8,6 +8,7 @@ and the client against a stub: no cluster was in the loop.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import time
@@ -230,6 +231,7 @@ class Pods:
 
     def __init__(self, deployment: Deployment) -> None:
         import kubernetes
+        import urllib3
 
         self._k8s: Any = kubernetes.client
         asked = deployment.settings
@@ -237,7 +239,14 @@ class Pods:
         if asked["host"]:
             api = self._k8s.ApiClient(self._k8s.Configuration(host=asked["host"]))
         else:
-            kubernetes.config.load_config()
+            try:
+                kubernetes.config.load_config()
+            except kubernetes.config.ConfigException as error:
+                raise LaunchError(
+                    f"no cluster is configured: {error}", where="kubernetes engine",
+                    expected="~/.kube/config, KUBECONFIG, or to run in a pod",
+                    fix="kubectl cluster-info",
+                ) from None  # fmt: skip
             api = self._k8s.ApiClient()
         self._core, self._batch = self._k8s.CoreV1Api(api), self._k8s.BatchV1Api(api)
         self._custom = self._k8s.CustomObjectsApi(api)
@@ -254,11 +263,27 @@ class Pods:
                 self._create(manifest)
         except self._k8s.ApiException as error:
             self.stop()
+            expected, fix = self._advice(error.status, asked)
             raise LaunchError(
                 f"{error.status} {error.reason}", where="kubernetes engine",
-                expected="the right to create secrets, services and jobs",
-                fix=f"kubectl auth can-i create jobs -n {self._namespace}",
+                expected=expected, fix=fix,
             ) from None  # fmt: skip
+        except urllib3.exceptions.HTTPError as error:
+            raise LaunchError(
+                f"the cluster does not answer: {error}", where="kubernetes engine",
+                expected="an API server that can be reached", fix="kubectl cluster-info",
+            ) from None  # fmt: skip
+
+    def _advice(self, status: int, asked: Mapping[str, Json]) -> tuple[str, str]:
+        """What the cluster should have had, and the command that shows it."""
+        if status == 404:
+            return f"a cluster that knows kind {asked['kind']!r}", "kubectl api-resources"
+        if status == 409:
+            return "no other run of this name", f"kubectl get all,secret -n {self._namespace}"
+        return (
+            "the right to create secrets, services and jobs",
+            f"kubectl auth can-i create jobs -n {self._namespace}",
+        )
 
     def _create(self, manifest: dict[str, Json]) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -297,25 +322,29 @@ class Pods:
         return State.RUNNING, ""
 
     def stop(self) -> None:
-        """Delete it all, and wait until the pods are gone."""
-        for kind, name in reversed(self._made):
-            if kind in CUSTOM:
-                group, version, plural = CUSTOM[kind]
-                self._custom.delete_namespaced_custom_object(
-                    group, version, self._namespace, plural, name
-                )
-            elif kind == "Job":
-                self._batch.delete_namespaced_job(
-                    name, self._namespace, propagation_policy="Background"
-                )
-            elif kind == "Service":
-                self._core.delete_namespaced_service(name, self._namespace)
-            else:
-                self._core.delete_namespaced_secret(name, self._namespace)
+        """Delete it all, whatever of it is gone already, and wait until the pods are gone."""
         made, self._made = self._made, []
+        for kind, name in reversed(made):
+            with contextlib.suppress(self._k8s.ApiException):
+                self._delete(kind, name)
         deadline = time.monotonic() + STOP_S
         while made and self._pods() and time.monotonic() < deadline:
             time.sleep(0.5)
+
+    def _delete(self, kind: str, name: str) -> None:
+        if kind in CUSTOM:
+            group, version, plural = CUSTOM[kind]
+            self._custom.delete_namespaced_custom_object(
+                group, version, self._namespace, plural, name
+            )
+        elif kind == "Job":
+            self._batch.delete_namespaced_job(
+                name, self._namespace, propagation_policy="Background"
+            )
+        elif kind == "Service":
+            self._core.delete_namespaced_service(name, self._namespace)
+        else:
+            self._core.delete_namespaced_secret(name, self._namespace)
 
     def _pods(self) -> Sequence[Any]:
         found = self._core.list_namespaced_pod(self._namespace, label_selector=self._selector)

@@ -62,9 +62,10 @@ def _exceptions(
     """By node, or by two nodes."""
     out: dict[tuple[int, int | None], float] = {}
     for part in filter(None, str(case.knob(f"emulated.{knob}", "")).split(",")):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?:([\d.]+)", part)
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?:(\d+(?:\.\d+)?)", part)
         named = [int(n) for n in match.groups()[:2] if n is not None] if match else []
-        if match is None or max(named) >= num_nodes:
+        none = knob == "slow_links" and match is not None and float(match[3]) == 0
+        if match is None or max(named) >= num_nodes or none:
             raise LaunchError(
                 f"emulated.{knob}: {part!r}", where=case.id,
                 expected=f"1:{example} (node 1's link) or 1-2:{example} (between nodes 1 and 2),"

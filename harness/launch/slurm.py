@@ -6,6 +6,7 @@ library, so that ``--dry-run`` can print it and nodes of unequal size get a comp
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shlex
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from harness.channel import Channel
 from harness.codec import Json
-from harness.errors import LaunchError
+from harness.errors import LaunchError, SpecError
 from harness.launch.engine import Capabilities, Command, Deployment, State
 from harness.launch.joining import Processes, agent, exported
 from harness.protocol import LaunchSpec
@@ -45,6 +46,11 @@ def groups(nodes: Sequence[int]) -> list[tuple[int, int]]:
 def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
     """Sbatch's options for nodes of one size."""
     asked = deployment.settings
+    if asked["tasks"] not in ("node", "rank"):
+        raise SpecError(
+            f"tasks = {asked['tasks']!r}", where="[slurm]", expected='"node" or "rank"',
+            fix="edit the cluster file",
+        )  # fmt: skip
     out = [f"--nodes={num_nodes}", f"--ntasks-per-node={_tasks(ranks, asked)}"]
     if asked["gres"]:
         out.append(f"--gres={asked['gres']}")
@@ -55,7 +61,7 @@ def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
     for key in ("partition", "account", "mem", "time"):
         if asked[key]:
             out.append(f"--{key}={asked[key]}")
-    return out
+    return [*out, *asked["lines"]]
 
 
 def _tasks(ranks: int, asked: Mapping[str, Json]) -> int:
@@ -70,7 +76,6 @@ def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool =
     for i, options in enumerate(parts):
         lines += ["#SBATCH hetjob"] if i else []
         lines += [f"#SBATCH {option}" for option in options]
-    lines += [f"#SBATCH {line}" for line in deployment.settings["lines"]]
     lines += [f"module load {shlex.quote(name)}" for name in deployment.settings["modules"]]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in exported().items()]
     het = [f"--het-group=0-{len(parts) - 1}"] if len(parts) > 1 else []
@@ -127,6 +132,7 @@ class Batch:
     def __init__(self, command: Command, folder: Path) -> None:
         self.log = folder / "slurm.log"
         self.job = submit(command)
+        self._seen = ("PENDING", "None")
 
     def prepare(self, spec: LaunchSpec) -> None:
         """Nothing to do before a launch."""
@@ -136,8 +142,10 @@ class Batch:
         return {}
 
     def poll(self) -> tuple[State, str]:
-        """As squeue has it."""
-        word, why = state_of(self.job)
+        """As squeue has it, or had it when it last answered."""
+        with contextlib.suppress(LaunchError):
+            self._seen = state_of(self.job)
+        word, why = self._seen
         if (state := STATES.get(word)) is not None:
             return state, f"job {self.job} {word.lower()}" + (f": {why}" if why != "None" else "")
         lines = []
@@ -168,10 +176,18 @@ def submit(command: Command) -> str:
 
 
 def state_of(job: str) -> tuple[str, str]:
-    """Squeue's state of a job and its reason; empty when it is not in the queue."""
+    """Squeue's state of a job and its reason; empty when it is not in the queue.
+
+    LaunchError when squeue does not answer: that says nothing of the job.
+    """
     done = subprocess.run(
         ["squeue", "-h", "-j", job, "-o", "%T|%r"], capture_output=True, text=True, check=False
     )
+    if done.returncode and "Invalid job id" not in done.stderr:
+        raise LaunchError(
+            f"squeue does not answer: {done.stderr.strip() or done.returncode}",
+            where="slurm engine", expected="a controller that answers", fix=f"squeue -j {job}",
+        )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     word, _, why = (lines[0] if lines else "").partition("|")
     return word, why
@@ -181,12 +197,14 @@ def cancel(job: str) -> None:
     """Cancel a job, and wait until it has left the queue; LaunchError if it stays."""
     subprocess.run(["scancel", job], capture_output=True, check=False)
     deadline = time.monotonic() + STOP_S
-    while state_of(job)[0]:
-        if time.monotonic() > deadline:
-            raise LaunchError(
-                f"job {job} does not end", where="slurm engine", fix=f"scancel --signal=KILL {job}"
-            )
+    while time.monotonic() < deadline:
+        with contextlib.suppress(LaunchError):
+            if not state_of(job)[0]:
+                return
         time.sleep(0.1)
+    raise LaunchError(
+        f"job {job} does not end", where="slurm engine", fix=f"scancel --signal=KILL {job}"
+    )
 
 
 def build() -> Slurm:

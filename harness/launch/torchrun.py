@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from harness import orphans
 from harness.beat import Beats, Phase
 from harness.codec import to_doc
 from harness.evidence import examine, lives, rank_end
@@ -36,7 +37,7 @@ from harness.record import Described
 from harness.spec import CaseSpec, Device, StandIn
 
 ENGINE = dict(multi_node=True, one_machine=True)
-TICK_S, GRACE_S, GONE_S = 0.2, 1.0, 5.0
+TICK_S, GRACE_S = 0.2, 1.0
 #: An entry of torchrun's report on failures; its lines may stand behind a log's own prefix.
 _FAILED = re.compile(r"\srank +: (\d+) \(local_rank: \d+\)\n.*?exitcode +: (-?\d+)")
 
@@ -83,6 +84,15 @@ def device_shares(case: CaseSpec) -> list[dict[str, str]]:
         shares.append({"CUDA_VISIBLE_DEVICES": ",".join(names[start : start + ranks])})
         start += ranks
     return shares
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A port that nobody else is given until torchrun comes to listen there: bound, in reuse."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 class Torchrun:
@@ -137,20 +147,23 @@ class Torchrun:
         out = Path(spec.out)
         beats = Beats(out / "beats", spec.case.world_size, create=True)
         (out / "launch.json").write_text(json.dumps(to_doc(spec)))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        shares = device_shares(spec.case)
         watched = Watched(spec, out, beats)
+        with held_port() as port:
+            self._run(watched, port, tick)
+        agent = f"torchrun-{'-'.join(str(n.pid) for n in watched.nodes)}"
+        return Ended(ranks=watched.ends(), agent=agent, noticed_at=watched.noticed_at)
+
+    @staticmethod
+    def _run(watched: Watched, port: int, tick: Tick) -> None:
+        spec, out = watched.spec, watched.out
+        asked = commands(spec.case.nodes, spec.launch, port, f"{spec.out}/launch.json")
         try:
-            for i, command in enumerate(
-                commands(spec.case.nodes, spec.launch, port, f"{spec.out}/launch.json")
-            ):
+            for i, (command, share) in enumerate(zip(asked, device_shares(spec.case), strict=True)):
                 with (out / f"node{i}.log").open("w") as log:
                     watched.nodes.append(
                         subprocess.Popen(
                             command,
-                            env={**environment(), **shares[i]},
+                            env={**environment(), **share, **watched.family},
                             stdout=log,
                             stderr=subprocess.STDOUT,
                             stdin=subprocess.DEVNULL,
@@ -159,13 +172,11 @@ class Torchrun:
                         )
                     )
             while watched.alive:
-                tick(min(beats.read(r)[1] for r in range(spec.case.world_size)))
+                tick(min(watched.beats.read(r)[1] for r in range(spec.case.world_size)))
                 time.sleep(TICK_S)  # torchrun has no handle to wait on together with a deadline
                 watched.look()
         finally:
             watched.kill()
-        agent = f"torchrun-{'-'.join(str(n.pid) for n in watched.nodes)}"
-        return Ended(ranks=watched.ends(), agent=agent)
 
     def close(self) -> None:
         """Nothing outlives a launch, but the agent that describes."""
@@ -180,6 +191,8 @@ class Watched:
     def __init__(self, spec: LaunchSpec, out: Path, beats: Beats) -> None:
         self.spec, self.out, self.beats = spec, out, beats
         self.nodes: list[subprocess.Popen[bytes]] = []
+        self.family = orphans.new_family()
+        self.noticed_at = 0.0
         self.began = time.monotonic()
         self._gone: dict[int, float] = {}
         self._states: dict[int, str] = {}
@@ -200,6 +213,7 @@ class Watched:
         failed = any(n.returncode for n in self.nodes) or any(not self._done(r) for r in self._gone)
         if self._failed_at is None and (failed or self._silent()):
             self._failed_at = now if failed else now - GRACE_S
+            self.noticed_at = time.time()
         if self._failed_at is not None and now - self._failed_at >= GRACE_S:
             self.end()
 
@@ -214,14 +228,12 @@ class Watched:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL the torchruns, and wait for their ranks, which die with them."""
+        """SIGKILL the torchruns; their ranks die with them, what these had started is ours."""
         for node in self.nodes:
             if node.poll() is None:
                 os.killpg(node.pid, signal.SIGKILL)
             node.wait()
-        deadline = time.monotonic() + GONE_S
-        while any(map(lives, self._pids().values())) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        orphans.end(self.family, self._pids().values())
 
     def _pids(self) -> dict[int, int]:
         found = {}

@@ -177,7 +177,8 @@ class Agent:
         assert fresh, f"the agent has {num_threads} threads or a CUDA context: it may not fork"
         if self.scratch is not None:
             spec = replace(spec, out=str(self.scratch / spec.launch))
-        self.world = world = World(spec, share, self.address)
+        private = (self.channel.fileno(), self.door.fileno())
+        self.world = world = World(spec, share, self.address, private)
         if share.store is None:
             self.channel.send({"store": to_doc(world.store)})
         said, beaten = False, 0.0

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,9 @@ PEER_ERRORS = (
     "Application timeout caused pair closure",
     "Read timeout",
     "wait timeout after",
+    "Watchdog caught collective operation timeout",
+    "communicator was aborted",
+    "ncclRemoteError",
 )
 
 
@@ -131,10 +134,23 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
     return 0
 
 
+def set_backend(environment: Mapping[str, str]) -> None:
+    """What a case says of its backend holds wherever its ranks run.
+
+    But for names of interfaces, where a node knows better.
+    """
+    for name, value in environment.items():
+        if name.endswith("_IFNAME"):
+            os.environ.setdefault(name, value)
+        else:
+            os.environ[name] = value
+
+
 def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     lap = Laps()
     before = set(sys.modules)
     case, is_gate = spec.case, spec.purpose is Purpose.GATE
+    set_backend(case.environment or {})
     # By rank, not local rank, on CPU: nodes emulated on one machine must not share a core.
     index = place.rank if case.device is Device.CPU else place.local_rank
     first = case.first_device + index * case.devices_per_rank

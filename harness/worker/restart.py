@@ -8,8 +8,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class Clock:
     save_s: float = 0.0
     stall_s: float = 0.0
     first_step_at: float = 0.0
+    written: Event = field(default_factory=Event)
 
 
 def train(
@@ -71,9 +73,8 @@ def train(
             saved = digest(trainer)
             pending = _save(trainer, folder, step + 1, clock, aside)
     if pending is not None:
-        began = time.perf_counter()
         pending.result()
-        clock.save_s += time.perf_counter() - began
+        clock.written.wait()
     files = folder.glob("*.distcp")
     return RankRestart(
         rank=rank,
@@ -100,11 +101,18 @@ def _save(
         model, optimizer = get_state_dict(trainer.module, trainer.optimizer)
         state = {"model": model, "optimizer": optimizer, "step": step}
         if aside is not None:
-            pending = dcp.async_save(state, checkpoint_id=folder, process_group=aside)
+            pending: Any = dcp.async_save(state, checkpoint_id=folder, process_group=aside)
         else:
             dcp.save(state, checkpoint_id=folder)
             pending = None
         clock.stall_s = clock.save_s = time.perf_counter() - began
+
+    def done(_: Any) -> None:
+        clock.save_s = time.perf_counter() - began
+        clock.written.set()
+
+    if pending is not None:
+        pending.add_done_callback(done)
     return pending
 
 
@@ -123,12 +131,20 @@ def _load(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
     return int(state["step"]), time.perf_counter() - began
 
 
-def digest(trainer: Trainer) -> str:
-    """Of all whole parameters by name: equal on every rank and in every world size."""
+def digest(trainer: LocalTrainer) -> str:
+    """Of all that is saved, whole and by name: equal on every rank and in every world size."""
     found = hashlib.sha256()
-    for name, tensor in trainer.parameters():
-        found.update(name.removeprefix("module.").encode())
+
+    def add(name: str, tensor: torch.Tensor) -> None:
+        found.update(name.encode())
         found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+
+    for name, tensor in trainer.parameters():
+        add(name.removeprefix("module."), tensor)
+    for name, parameter in trainer.named():
+        state = trainer.optimizer.state[parameter]
+        for key in sorted(state):
+            add(f"{name.removeprefix('module.')}.{key}", trainer.whole(state[key]))
     return found.hexdigest()[:16]
 
 

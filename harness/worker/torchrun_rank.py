@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.pipelining  # noqa: F401  (loaded before the rank counts its modules)
 from torch.distributed.distributed_c10d import rendezvous
 
+from harness import orphans
 from harness.beat import Beats
 from harness.codec import from_doc
 from harness.protocol import LaunchSpec
@@ -25,7 +26,8 @@ def env_store() -> dist.Store:
 
 def main() -> None:
     """Read the place from torchrun's environment and do the launch."""
-    if os.getppid() == 1:  # torchrun is gone already: nobody waits for this rank
+    program = int(os.environ[orphans.FAMILY].partition("-")[0])
+    if os.getppid() in (1, program):  # torchrun is gone already: nobody waits for this rank
         leave(1)
     spec = from_doc(LaunchSpec, json.loads(Path(sys.argv[1]).read_text()))
     env = os.environ

@@ -6,9 +6,11 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from harness.beat import Beats, Phase
@@ -21,11 +23,26 @@ GRACE_S = 1.0  # after the first rank has failed: time for the others to write d
 CONFIRM_S = 0.5  # a rank counts as silent when it still is after this
 
 
-class World:
-    """This node's share of a world. ``address`` is where rank 0 can be met by other nodes."""
+def device_of(rank: int, share: Share, num_visible: int) -> int:
+    """Which of the devices that this agent sees is a rank's.
 
-    def __init__(self, spec: LaunchSpec, share: Share, address: str) -> None:
-        self.spec, self.share = spec, share
+    A scheduler may show every task of a node all devices of it, or each its own.
+    """
+    alone = share.count < share.node_count
+    first = share.node_first if alone and num_visible >= share.node_count else share.first
+    return rank - first
+
+
+class World:
+    """This node's share of a world. ``address`` is where rank 0 can be met by other nodes.
+
+    ``private`` are the agent's own sockets, which no rank may hold.
+    """
+
+    def __init__(
+        self, spec: LaunchSpec, share: Share, address: str, private: Collection[int] = ()
+    ) -> None:
+        self.spec, self.share, self._private = spec, share, private
         self.began = time.monotonic()
         self.out = Path(spec.out)
         self.out.mkdir(parents=True, exist_ok=True)
@@ -67,6 +84,8 @@ class World:
         try:
             os.setpgid(0, 0)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for fd in self._private:
+                os.close(fd)
             if listener is not None and rank:
                 listener.close()
             place = Place(
@@ -74,7 +93,7 @@ class World:
                 world_size=self.spec.case.world_size,
                 local_rank=rank - self.share.node_first,
                 local_world_size=self.share.node_count,
-                device=rank - self.share.first,
+                device=device_of(rank, self.share, torch.cuda.device_count()),
                 node=self.share.node,
                 parent=agent,
                 store=lambda: self._meet(rank, listener),

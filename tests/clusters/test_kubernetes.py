@@ -210,3 +210,15 @@ def test_what_the_cluster_refuses_is_said_and_nothing_is_left(
     with pytest.raises(LaunchError, match="403"):
         engine.Pods(deployment(tmp_path, host=host))
     assert sum(verb == "DELETE" for verb, _, _ in server.seen) == 2
+
+
+def test_without_a_cluster_there_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    make_token(tmp_path / "token")
+    with pytest.raises(LaunchError, match="no cluster is configured"):
+        engine.Pods(deployment(tmp_path))
+    with pytest.raises(LaunchError, match="the cluster does not answer"):
+        engine.Pods(deployment(tmp_path, host="http://127.0.0.1:9"))

@@ -37,6 +37,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "kill": Kind(called="signal"),
     "raise": Kind(called="exception"),
+    "abort": Kind(called=""),  # by its signal, or by the collective that it did not come to
     "exit": Kind(called="exit"),
     "exit3": Kind(called="exit"),
     "oom": Kind(called="memory"),

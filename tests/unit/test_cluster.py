@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from harness import cluster
 from harness.discover import Catalogue
 from harness.errors import ConfigError, LaunchError, SpecError
 from harness.launch import emulated, hosts, shaping, slurm
-from harness.launch.engine import Deployment
+from harness.launch.engine import Deployment, State
+from harness.protocol import Share
 from harness.site import parse_nodes, resolve
 from harness.spec import Device
 
@@ -92,6 +95,7 @@ SCRIPT = """\
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=4
 #SBATCH --partition=gpu
+#SBATCH --exclusive
 #SBATCH hetjob
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -153,8 +157,48 @@ def test_by_hand_it_is_one_line_for_each_node() -> None:
 def test_too_few_hosts_are_a_clear_error() -> None:
     with pytest.raises(SpecError, match="2 nodes are wanted, 1 are listed"):
         hosts.build().plan(deployment("hosts", (8, 8), nodes=["a"]))
-    with pytest.raises(SpecError, match="is no host"):
-        hosts.parse("a b c")
+    for wrong in ("a b c", "a -", "a 7-4", "a 0,,1", "a 0-"):
+        with pytest.raises(SpecError, match="is no host"):
+            hosts.parse(wrong)
+
+
+def test_tasks_are_of_nodes_or_of_ranks() -> None:
+    with pytest.raises(SpecError, match="tasks = 'ranks'"):
+        slurm.build().plan(deployment("slurm", (8,), tasks="ranks"))
+
+
+@pytest.mark.parametrize(
+    ("share", "visible", "device"),
+    [
+        (dict(first=8, count=8, node_first=8, node_count=8), 8, 3),  # an agent for the node
+        (dict(first=11, count=1, node_first=8, node_count=8), 8, 3),  # a task of it, that sees all
+        (dict(first=11, count=1, node_first=8, node_count=8), 1, 0),  # or only its own
+    ],
+)
+def test_a_rank_gets_its_own_device(share: dict[str, int], visible: int, device: int) -> None:
+    from harness.worker.world import device_of
+
+    assert device_of(11, Share(node=1, **share), visible) == device
+
+
+def test_a_controller_that_does_not_answer_ends_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = tmp_path / "squeue"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 7\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    (command,) = slurm.build().plan(deployment("slurm", (8,)))
+    command = replace(command, files={str(tmp_path / "job.sbatch"): ""})
+    batch = slurm.Batch(command, tmp_path)
+    for script, state in [
+        ("echo 'RUNNING|None'", State.RUNNING),
+        ("echo 'Socket timed out on send/recv operation' >&2; exit 1", State.RUNNING),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", State.ENDED),
+    ]:
+        says.write_text(f"#!/bin/sh\n{script}\n")
+        says.chmod(0o755)
+        assert batch.poll()[0] is state
 
 
 def test_links_have_rates_of_their_own_and_between_nodes() -> None:
@@ -169,7 +213,10 @@ def test_links_have_rates_of_their_own_and_between_nodes() -> None:
     knobs = {"emulated.delay_ms": 1.0, "emulated.far_links": "2:5"}
     found = shaping.links_of(site.case("ddp/mlp-nano", knobs=knobs), 3, emulated.KNOBS)
     assert found.delay_ms == ((0, 1, 5), (1, 0, 5), (5, 5, 0))
-    for wrong in ({"emulated.slow_links": "3:50"}, {"emulated.far_links": "0-7:5"}):
+    for wrong in (
+        {"emulated.slow_links": "3:50"}, {"emulated.far_links": "0-7:5"},
+        {"emulated.slow_links": "1:."}, {"emulated.slow_links": "1:0"},
+    ):  # fmt: skip
         with pytest.raises(LaunchError, match="of the 3 nodes 0 to 2"):
             shaping.links_of(site.case("ddp/mlp-nano", knobs=wrong), 3, emulated.KNOBS)
     assert shaping.burst(1000.0) == 1_000_000, "8 ms of the rate"

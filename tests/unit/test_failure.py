@@ -46,6 +46,21 @@ def test_foreign_signal_beats_peers() -> None:
     assert "SIGKILL" in cause.message
 
 
+def test_a_rank_that_aborts_by_itself_beats_one_that_was_just_elsewhere() -> None:
+    """As a device assertion does; the others had no time to come to their next collective."""
+    waits = (
+        'Thread 1 (most recent call first):\n  File "/x/torch/distributed/c10d.py", line 1 in f\n'
+    )
+    works = 'Thread 1 (most recent call first):\n  File "/x/own/loader.py", line 1 in f\n'
+    aborted = end(1, exit_code=None, signal=6, finished=False, order=0)
+    killed = dict(exit_code=None, signal=9, killed=True, finished=False)
+    cause = attribute(
+        [end(0, stack=waits, order=1, **killed), aborted, end(2, stack=works, order=2, **killed)]
+    )
+    assert cause is not None
+    assert (cause.rank, cause.kind, cause.sure) == (1, "signal", True)
+
+
 def test_our_own_kill_is_no_cause() -> None:
     killed = end(0, exit_code=None, signal=9, killed=True, finished=False, order=1)
     early = end(1, exit_code=0, finished=False, order=0)

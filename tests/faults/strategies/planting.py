@@ -103,6 +103,7 @@ def cut_off() -> None:
 AT_ONCE: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "raise": raise_,
+    "abort": os.abort,
     "exit": lambda: os._exit(0),
     "exit3": lambda: os._exit(3),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
@@ -138,7 +139,7 @@ def plant(base: ModuleType, name: str) -> tuple[Any, Any]:
         trained = getattr(inner, "module", getattr(inner, "model", model))
         kind, rank = knob(f"{name}.kind", "none"), knob(f"{name}.rank", 1)
         if LOG.suffix == ".log":
-            helpers = OWN if kind != "agent" else ()  # a forked agent leads no session
+            helpers = OWN if kind != "agent" else ()  # one that is forked has no family
             pids = [subprocess.Popen(["sleep", "3600"], **own).pid for own in helpers]
             for i, pid in enumerate([os.getpid(), *pids]):
                 LOG.with_suffix(f".{i}.pid").write_text(str(pid))

@@ -137,7 +137,7 @@ def digest(trainer: LocalTrainer) -> str:
 
     def add(name: str, tensor: torch.Tensor) -> None:
         found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
 
     for name, tensor in trainer.parameters():
         add(name.removeprefix("module."), tensor)

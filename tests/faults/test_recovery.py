@@ -105,13 +105,8 @@ def test_restarts_that_are_used_up_name_every_cause(launcher: Launcher, tmp_path
         one(launcher, tmp_path, course)
 
 
-@pytest.mark.parametrize("into", [2, 1])
-def test_a_checkpoint_without_the_optimizer_is_caught(
-    launcher: Launcher, tmp_path: Path, into: int
-) -> None:
-    """Also where the world has changed, so that no loss can be compared."""
-    case = case_of(launcher, "forgetful")
-    trial = one(launcher, tmp_path, Course(case=case, fault=Fault.KILL, into=case.at(into)))
+def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Launcher, tmp_path: Path) -> None:
+    trial = one(launcher, tmp_path, Course(case=case_of(launcher, "forgetful"), fault=Fault.KILL))
     assert not trial.equal
     (series,) = judgement.recoveries((trial,))
     assert "to the bit" in series.wrong

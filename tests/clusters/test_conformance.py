@@ -112,22 +112,24 @@ def bench(
             here := __import__(f"harness.launch.{entry.name}", fromlist="x").build().probe()
         ).available:
             pytest.skip(here.reason)
+        agents, namespaces = there()
         worlds = open_worlds(entry, where)
         yield Bench(name=name, worlds=worlds, nodes=nodes, known=known, folder=folder)
         worlds.close()
-        left = agents()
-        assert not left, f"agents are left: {left}"
+        left, lent = there()
+        assert not left - agents, f"agents are left: {left - agents}"
+        assert not lent - namespaces, f"networks are left: {lent - namespaces}"
 
 
-def agents() -> list[int]:
-    """Agents that this process, or what it started, has left; the session's own one aside."""
-    found = []
-    for path in Path("/proc").iterdir():
+def there() -> tuple[set[int], set[str]]:
+    """The agents and the network namespaces of this machine."""
+    agents, namespaces = set(), set()
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (path / "cmdline").read_bytes().split(b"\0") if path.name.isdigit() else []
-            if b"harness.worker.agent" in words and b"--join" in words:
-                found.append(int(path.name))
-    return found
+            if b"harness.worker.agent" in (path / "cmdline").read_bytes().split(b"\0"):
+                agents.add(int(path.name))
+            namespaces.add(str((path / "ns" / "net").readlink()))
+    return agents, namespaces
 
 
 def test_a_world_over_all_nodes(bench: Bench) -> None:
@@ -171,6 +173,8 @@ def test_the_rank_that_broke_is_named_and_its_world_is_gone(
     assert cause.node == (0 if rank == 0 or len(bench.nodes) == 1 else 1)
     assert time.monotonic() - began < 25
     assert not any(lives(e.pid) for e in ended.ranks if e.pid)
+    pids = {f.name: int(f.read_text()) for f in out.glob("rank*.pid")}
+    assert not [name for name, pid in pids.items() if lives(pid)], "ranks or what they had started"
     assert (out / f"rank{rank}.log").is_file() or kind in ("kill", "exit", "stop")
 
 

@@ -22,6 +22,31 @@ DELAY_MS = 10.0
 pytestmark = pytest.mark.skipif(not HERE.available, reason=f"emulated: {HERE.reason}")
 
 
+@pytest.mark.full  # agents and a few launches each
+@pytest.mark.parametrize(
+    ("knob", "said"),
+    [
+        ("slow_links=1:40", "NODE  node 1 is slow"),
+        ("slow_links=0-2:40", "LINK  node 0 - node 2 is slow"),
+        ("rate_mbit=200", "no node and no link is slower"),
+    ],
+)
+def test_a_planted_slow_node_and_a_slow_link_are_named(
+    tmp_path: Path, knob: str, said: str
+) -> None:
+    """Four nodes on two cores; the link that is slow is one that the first round tries."""
+    command = [
+        *(sys.executable, "-m", "harness", "pairs", "--engine", "emulated", "--nodes", "4x1"),
+        *("--set", "emulated.rate_mbit=200", "--set", f"emulated.{knob}"),
+        *("--results", str(tmp_path), "--exclude", str(tmp_path / "exclude")),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said in done.stdout, done.stdout + done.stderr
+    assert done.returncode == (1 if "slow_links" in knob else 0)
+    named = (tmp_path / "exclude").read_text().split("\n")
+    assert ("node 1" in named) == ("NODE" in said)
+
+
 @pytest.mark.full  # four agents import torch, as in the conformance of root's
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's already")
 def test_an_ordinary_user_gets_the_same_network() -> None:

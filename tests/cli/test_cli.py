@@ -162,6 +162,23 @@ def interruptible() -> None:
 
 
 @pytest.mark.full
+def test_a_killed_program_has_kept_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
+    """SIGKILL, so that nothing can be written any more: the record is what it was."""
+    command = [sys.executable, "-m", "harness", "run", "ddp/mlp-nano/weak", "--cpus", "2"]
+    with subprocess.Popen([*command, "--no-timeline"], cwd=tmp_path) as process:
+        while not (records := list(tmp_path.glob("results/runs/*/*/record.json"))):
+            assert process.poll() is None, "it ended before its first block"
+            os.sched_yield()
+        process.kill()
+    before = json.loads(records[0].read_text())
+    done = scaleproof("run", "--resume", str(records[0].parent), cwd=tmp_path)
+    after = json.loads(records[0].read_text())
+    assert done.returncode == 5 and after["complete"] and not before["complete"]
+    assert {x["launch"] for x in before["launches"]} & {x["launch"] for x in after["launches"]}
+    assert scaleproof("verify", str(records[0].parent), cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.full
 def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness", "run", "ddp/mlp-nano/weak", "--cpus", "2"]
     process = subprocess.Popen(

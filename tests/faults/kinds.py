@@ -13,6 +13,9 @@ COLLECTIVE_S = 3.0
 DEADLINES = Deadlines(start_s=6, first_step_s=20, step_s=6, collective_s=COLLECTIVE_S)
 
 
+STRATEGIES = ("ddp", "fsdp", "pipeline")
+
+
 class On(StrEnum):
     """What the three ranks run on."""
 
@@ -31,7 +34,7 @@ class Kind:
     called: str
     waits_s: float = 0.0
     on: On = On.LOCAL
-    strategies: tuple[str, ...] = ("ddp", "fsdp", "pipeline")
+    strategies: tuple[str, ...] = STRATEGIES
 
 
 KINDS: Mapping[str, Kind] = {

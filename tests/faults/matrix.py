@@ -1,6 +1,7 @@
 """The fault matrix: whatever breaks, is the right rank blamed, and is the world gone in time?
 
-    python -m tests.faults.matrix [--repeats 50] [--hangs 10] [--kinds kill raise ...] [--jobs 4]
+    python -m tests.faults.matrix [--repeats 50] [--hangs 10] [--jobs 4]
+                                  [--kinds kill raise ...] [--strategies ddp ...]
 
 Every kind on every strategy and on the first, the middle and the last of three ranks. Prints how
 often the right rank was named, the lower 95 % bound of that rate (Clopper and Pearson), how often
@@ -42,7 +43,7 @@ from harness.site import Site
 from harness.spec import Device
 from harness.timeline.launch import budget_of
 
-from .kinds import DEADLINES, KINDS, On
+from .kinds import DEADLINES, KINDS, STRATEGIES, On
 from .nodes import forked
 
 WORLD = 3
@@ -240,6 +241,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=50, help="of kinds that crash")
     parser.add_argument("--hangs", type=int, default=10, help="of kinds that hang")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES)
     parser.add_argument("--jobs", type=int, default=4, help="worlds at a time")
     asked = parser.parse_args()
     known = Catalogue([FOLDER])
@@ -253,7 +255,7 @@ def main() -> int:
             for name in (k for k in asked.kinds if KINDS[k].on is on):
                 kind = KINDS[name]
                 repeats = asked.hangs if kind.waits_s else asked.repeats
-                for strategy in kind.strategies:
+                for strategy in (s for s in kind.strategies if s in asked.strategies):
                     cells = [Cell(kind=name, strategy=strategy, rank=r) for r in range(WORLD)]
                     line, well = row(strikes(cells * repeats))
                     bad |= not well

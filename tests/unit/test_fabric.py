@@ -13,6 +13,7 @@ from harness import judgement
 from harness.admission import Finding, Level
 from harness.discover import Catalogue
 from harness.fabric import Row, factor, shapes
+from harness.findings import PAYLOAD_SHARE, emulated, switched_off
 from harness.measure import Measurer
 from harness.outcome import Reason, Status
 from harness.progress import Quiet
@@ -170,3 +171,31 @@ def test_a_rule_on_the_fabric_is_out_of_reach_where_nothing_was_swept(
     case = sample_run.plans[0].arms[0].case
     _, why = reach(rule(), [], "x", case.device, 2, 1)
     assert "scaleproof fabric" in why
+
+
+@pytest.mark.parametrize(
+    ("carried_mbit", "noticed"), [(100.0, False), (95.0, False), (90.0, True), (110.0, True)]
+)
+def test_emulated_links_that_do_not_carry_what_they_say_are_noticed(
+    sample_run: RunRecord, carried_mbit: float, noticed: bool
+) -> None:
+    """Six per cent of what is left of the rate for payload."""
+    time_s = (4 << 20) * 8 / (carried_mbit * 1e6 * PAYLOAD_SHARE)
+    rows = [row(time_s=time_s, network="+emulated.rate_mbit=100")]
+    run = replace(run_of(sample_run, rows), settings={"engine": "emulated"})
+    (text,) = emulated(run)
+    assert text.startswith("emulated links of 100 Mbit/s carry")
+    assert ("is not what it says" in text) == noticed
+    assert emulated(replace(run, settings={"engine": "slurm"})) == []
+
+
+def test_a_way_that_is_switched_off_is_noticed_only_where_it_is_there(
+    sample_run: RunRecord,
+) -> None:
+    asked = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0"}
+    run = replace(sample_run, environment=asked)
+    there = replace(run, machine=replace(run.machine, infiniband=True, num_gpus=8))
+    assert switched_off(replace(run, machine=replace(run.machine, infiniband=False))) == []
+    assert [text.split(" is switched off by ")[1] for text in switched_off(there)] == [
+        "NCCL_IB_DISABLE=1, and this hardware has it", "NCCL_P2P_DISABLE=1, and this hardware has it",
+    ]  # fmt: skip

@@ -78,7 +78,7 @@ def _emit(parsed: argparse.Namespace, document: Json, lines: Sequence[str]) -> N
 
 def _doctor(parsed: argparse.Namespace, _: list[str]) -> Exit:
     installed, host = doctor.examine(), admission.examine()
-    found = [*installed, *host]
+    found = [*installed, *host, *nodes.engines(Catalogue().entries["engines"])]
     wide = max(len(f.check) for f in found)
     lines = []
     for f in found:

@@ -207,7 +207,7 @@ class Measurer:
             described=dict(self.described),
             launches=tuple(self.launches),
             thresholds=self.thresholds,
-            notes=tuple(self.notes),
+            notes=(*self.notes, *self.sweeper.notes),
             elapsed_s=self.elapsed_s,
             windows={plan: dict(found) for plan, found in self.windows.items()},
             nodes=self.nodes,

@@ -1,4 +1,4 @@
-"""``join`` makes this machine a node of a run; ``--dry-run`` says what would start its nodes."""
+"""Nodes: ``join`` makes this machine one; what would start others, and which engines are here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
+from harness.admission import Finding, Level
 from harness.codec import Json, to_doc
 from harness.discover import Entry
 from harness.launch import deploy
-from harness.launch.engine import RANK_ENV, Where
+from harness.launch.engine import RANK_ENV, Where, make
 from harness.site import Site
 
 
@@ -31,6 +32,16 @@ def join(parsed: argparse.Namespace) -> NoReturn:
     rest += [f"--address={parsed.own_address}"] if parsed.own_address else []
     os.environ.update(RANK_ENV)
     os.execv(sys.executable, [sys.executable, "-m", "harness.worker.agent", *rest])
+
+
+def engines(known: Mapping[str, Entry]) -> list[Finding]:
+    """Which engines can be used from here, and what the others lack."""
+    found = []
+    for name, entry in known.items():
+        here = make(entry).probe()
+        text = f"here {here.version}".strip() if here.available else f"not here: {here.reason}"
+        found.append(Finding(check=f"engine {name}", level=Level.OK, text=text))
+    return found
 
 
 def dry_run(entry: Entry, site: Site, settings: Mapping[str, Json]) -> tuple[Json, list[str]]:

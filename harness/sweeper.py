@@ -17,11 +17,12 @@ from harness.spec import Plan, StandIn
 
 
 class Sweeper:
-    """All sweeps of one run; ``rows`` goes into its record."""
+    """All sweeps of one run; ``rows`` and ``notes`` go into its record."""
 
     def __init__(self, launcher: Launcher, progress: Progress) -> None:
         self._launcher, self._progress = launcher, progress
         self.rows: list[fabric.Row] = []
+        self.notes: list[str] = []
 
     def first(self, plans: Sequence[Plan], settings: Settings, folder: Path) -> None:
         """One sweep over every network that these plans use, where there is none yet.
@@ -44,7 +45,8 @@ class Sweeper:
             try:
                 self.sweep(site, dict(network), 1, folder)
             except ScaleproofError as error:
-                self._progress.note(error.what)
+                self.notes.append(f"fabric: {error.what}")
+                self._progress.note(self.notes[-1])
 
     def sweep(self, site: Site, knobs: Mapping[str, Json], times: int, folder: Path) -> None:
         """Sweep every shape of a site, in turn."""

@@ -60,11 +60,11 @@ STARTING, FIRST_STEP_S = BoundedSemaphore(os.cpu_count() or 1), 4.0
 class Turn:
     """A world's turn to start: over with its first step. Called with the step it is at.
 
-    One that is timed keeps its turn to its end: others would slow its ranks down.
+    One that trains to its end keeps its turn as long: others would slow its ranks down.
     """
 
-    def __init__(self, timed: bool) -> None:
-        self.timed = timed
+    def __init__(self, whole: bool) -> None:
+        self.whole = whole
 
     def __enter__(self) -> Turn:
         STARTING.acquire()
@@ -72,7 +72,7 @@ class Turn:
         return self
 
     def __call__(self, step: int) -> None:
-        if self.timed:
+        if self.whole:
             return
         if step >= 1 or time.monotonic() - self.began > FIRST_STEP_S:
             self.end()
@@ -140,7 +140,7 @@ def strike(worlds: Worlds, known: Catalogue, cell: Cell, folder: Path) -> Found:
     if cell.kind == "slow":
         spec = replace(spec, purpose=Purpose.PROFILE, profiled=6, deadlines=Deadlines())
     agents = [int(node.agent.partition("-")[0]) for node in worlds.nodes]  # waits for torch
-    with outside(cell, agents, out), Turn(timed=cell.kind == "slow") as turn:
+    with outside(cell, agents, out), Turn(whole=cell.kind in ("slow", "disk")) as turn:
         began = time.monotonic()
         ended = worlds.launch(spec, turn)
         took_s = time.monotonic() - began

@@ -9,7 +9,7 @@ from enum import StrEnum
 from harness.launch.running import LOST_S
 from harness.protocol import Deadlines
 
-COLLECTIVE_S = 3.0
+COLLECTIVE_S, TRAINS_S = 3.0, 6.0
 DEADLINES = Deadlines(start_s=6, first_step_s=20, step_s=6, collective_s=COLLECTIVE_S)
 
 
@@ -29,10 +29,12 @@ class Kind:
     """``called`` is the kind of cause that must be found; "" = any that names the rank.
 
     ``waits_s``: how long nothing but silence tells of it; 0 for what ends a rank at once.
+    ``trains_s``: how long ranks train on before it is felt.
     """
 
     called: str
     waits_s: float = 0.0
+    trains_s: float = 0.0
     on: On = On.LOCAL
     strategies: tuple[str, ...] = STRATEGIES
 
@@ -45,7 +47,7 @@ KINDS: Mapping[str, Kind] = {
     "exit3": Kind(called="exit"),
     "oom": Kind(called="memory"),
     "device_oom": Kind(called="memory"),
-    "disk": Kind(called="exception"),
+    "disk": Kind(called="exception", trains_s=TRAINS_S),
     "port": Kind(called="exception"),
     "agent": Kind(called="node", on=On.NODES),
     "stop": Kind(called="hang", waits_s=DEADLINES.step_s),
@@ -60,5 +62,5 @@ KINDS: Mapping[str, Kind] = {
     "absent": Kind(called="hang", waits_s=DEADLINES.start_s),
     "absent_node": Kind(called="node", waits_s=LOST_S, on=On.NODES),
     "cut": Kind(called="node", waits_s=DEADLINES.step_s, on=On.EMULATED),
-    "slow": Kind(called="slow", waits_s=DEADLINES.step_s),
+    "slow": Kind(called="slow", waits_s=DEADLINES.step_s, trains_s=TRAINS_S),
 }

@@ -98,7 +98,8 @@ class Cell:
     @property
     def allowed_s(self) -> float:
         """How long a world with this fault may last."""
-        return GONE_S + KINDS[self.kind].waits_s + STEPS_S
+        kind = KINDS[self.kind]
+        return GONE_S + kind.waits_s + kind.trains_s + STEPS_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ def strike(worlds: Worlds, known: Catalogue, cell: Cell, folder: Path) -> Found:
     if cell.kind == "slow":
         spec = replace(spec, purpose=Purpose.PROFILE, profiled=6, deadlines=Deadlines())
     agents = [int(node.agent.partition("-")[0]) for node in worlds.nodes]  # waits for torch
-    with outside(cell, agents, out), Turn(whole=cell.kind in ("slow", "disk")) as turn:
+    with outside(cell, agents, out), Turn(whole=KINDS[cell.kind].trains_s > 0) as turn:
         began = time.monotonic()
         ended = worlds.launch(spec, turn)
         took_s = time.monotonic() - began

@@ -35,7 +35,8 @@ def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
     plan = normalise(ladder(case, (1, 2, 4), baselines=("plain",), protocol=fast), catalogue)
     measurer.measure([plan])
     found = {v.contrast: v for v in measurer.verdicts(plan)}
-    assert found["efficiency@1/plain"].status is Status.RECORDED, "one rank has nothing to reduce"
+    # Measured, since one rank has nothing to reduce; how well is the host's affair.
+    assert found["efficiency@1/plain"].value is not None
     assert found["efficiency@2/plain"].reason is Reason.INCORRECT
     above = found["efficiency@4/plain"]
     assert (above.status, above.reason) == (Status.SKIP, Reason.CLIMB_STOPPED)

@@ -146,15 +146,20 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
     ]
 
 
+_TABLED = ("efficiency", "speedup")
+
+
 def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> list[str]:
-    """What needs a sentence: everything but PASS, RECORDED and SKIP; and controls."""
+    """What needs a sentence: all but PASS, RECORDED and SKIP; controls; what is in no table."""
     out = []
     for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status)):
         quiet = v.status in (Status.PASS, Status.RECORDED, Status.SKIP)
         quiet = quiet and v.reason is not Reason.CAUGHT
         plan = next((p for p in run.plans if p.hash == v.plan), None)
         shown = plan is not None and _in_table(v, contrasts.reference(plan))
-        if quiet and not every and (shown or v.status is not Status.PASS):
+        tabled = plan is None or any(c.metric in _TABLED for c in plan.contrasts)
+        said = v.status is Status.PASS or (v.status is Status.RECORDED and not tabled)
+        if quiet and not every and (shown or not said):
             continue
         out += verdict_line(v, width)
     return out
@@ -162,7 +167,7 @@ def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> l
 
 def _in_table(v: Verdict, against: str) -> bool:
     """Whether the table's figure is the one that this verdict judged."""
-    return v.metric in ("efficiency", "speedup") and v.against == against
+    return v.metric in _TABLED and v.against == against
 
 
 def verdict_line(v: Verdict, width: int) -> list[str]:

@@ -100,7 +100,7 @@ def recover(
     """
     _needs_two(site)
     head = measurer.catalogue.get("engines", site.engine).head["ENGINE"]
-    broken: list[str] = []
+    broken = False
     with _measuring(measurer):
         for case in cases:
             courses = [(Course(case=case, fault=Fault.KILL), trials)]
@@ -113,9 +113,9 @@ def recover(
                 try:
                     measurer.recoverer.measure(course, times, measurer.folder)
                 except LaunchError as error:
-                    broken.append(f"{course.name}: {error}")
+                    broken = True
+                    measurer.notes.append(f"ERROR {course.name}: {error.what}")
     exit_, document, lines = _judged(measurer, rerun)
-    lines += [f" ERROR  {line}" for text_ in broken for line in text_.splitlines()[:1]]
     return (Exit.ERROR if broken else exit_), document, lines
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness import judgement
+from harness.cli import main
 from harness.discover import Catalogue
-from harness.errors import LaunchError
+from harness.errors import Exit, LaunchError
 from harness.launch import emulated
 from harness.launch.engine import Where
 from harness.launcher import Launcher
@@ -18,6 +19,7 @@ from harness.recoverer import Recoverer
 from harness.recovery import Course, Fault, Trial
 from harness.site import Site
 from harness.spec import CaseSpec, Device
+from harness.store import load
 
 FOLDER = Path(__file__).parent / "strategies"
 MUTANTS = Path(__file__).parents[1] / "mutants"
@@ -110,3 +112,22 @@ def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Launcher, tmp_pa
     assert not trial.equal
     (series,) = judgement.recoveries((trial,))
     assert "to the bit" in series.wrong
+
+
+def test_a_course_that_breaks_is_an_error_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[Course] = []
+
+    def measure(self: Recoverer, course: Course, trials: int, folder: Path) -> None:
+        tried.append(course)
+        if course.fault is Fault.HANG:
+            raise LaunchError("planted", fix="nothing")
+
+    monkeypatch.setattr(Recoverer, "measure", measure)
+    words = ["recover", "ddp/mlp-nano", "--cpus", "2", "--results", str(tmp_path)]
+    assert main(words) == Exit.ERROR
+    assert [c.fault for c in tried].index(Fault.HANG) < len(tried) - 1
+    assert "ERROR ddp/mlp-nano/weak@2cpu hang: planted" in capsys.readouterr().out
+    (folder,) = tmp_path.glob("runs/*/*")
+    assert "ERROR ddp/mlp-nano/weak@2cpu hang: planted" in load(folder).notes

@@ -136,6 +136,7 @@ class Collective:
     number: int
     operation: str
     sizes: str
+    created_s: float  # the rank's wall clock when it was issued
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,8 @@ def dump(path: Path, backend: str) -> None:
                 group=str(group[0]),
                 number=int(number),
                 operation=issued.name_of(entry),
-                sizes=f"{entry['input_sizes']} {','.join(entry['input_dtypes'])}",
+                sizes=f"{entry['input_sizes']} {','.join(entry['input_dtypes'])}".strip(),
+                created_s=entry["time_created_ns"] / 1e9,
             )
         )
     write_text(path, json.dumps(to_doc(tuple(found[-KEPT:]))))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from harness.launch.divergence import divergence, latest
 from harness.protocol import Collective, RankEnd
 from harness.record import Cause
 
@@ -21,8 +22,6 @@ _MISMATCH = re.compile(
 _ABSENT = re.compile(
     r"[Rr]ank (\d+) failed to pass monitoredBarrier|Ranks? (\d+)[^.]*failed to pass"
 )
-#: One rank sends to another and only that one knows: such operations are numbered by pairs.
-_PAIRED = ("send", "recv")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +40,9 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
     In this order: a node that is gone; a rank's own exception; a signal that we did not send; an
     exit without a result; a node that the others cannot reach; in a hang the rank that is stopped,
     or that is not inside torch where its victims wait; the one whose collectives differ; one that
-    aborted; whoever was silent longest. A rank that reports a lost connection or a time-out is a
-    victim; the one that said nothing is the suspect. ``unreachable`` are numbers of nodes.
+    aborted; whoever came last, or was silent longest. A rank that reports a lost connection or a
+    time-out is a victim; the one that said nothing is the suspect. One that was still at work is
+    never sure to be it: it may only be slow. ``unreachable`` are numbers of nodes.
     """
     failed = [e for e in ends if not (e.finished and e.exit_code == 0)]
     if not failed:
@@ -58,6 +58,7 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
             or _asleep(by_order)
             or _out_of_step(by_order)
             or _aborted(by_order)
+            or _late(by_order)
             or _silent(by_order)
             or _noticed(by_order)
         )
@@ -127,7 +128,8 @@ def _cut_off(failed: Sequence[RankEnd], unreachable: Sequence[int]) -> Suspect |
 
 def _stopped(failed: Sequence[RankEnd]) -> Suspect | None:
     for e in failed:
-        if e.state in ("T", "D"):
+        # What could still write its stack was in the kernel for a moment only.
+        if e.state == "T" or (e.state == "D" and not e.stack):
             what = "stopped" if e.state == "T" else "inside the kernel"
             return Suspect(
                 rank=e.rank, kind="hang", message=f"{what} for {e.silent_s:.0f} s", sure=True
@@ -147,12 +149,35 @@ def _asleep(failed: Sequence[RankEnd]) -> Suspect | None:
     if len(elsewhere) != 1 or len(failed) < 2:
         return None
     found = _silent(elsewhere)
-    return found and replace(found, sure=True)
+    return found and replace(found, sure=elsewhere[0].state != "R")
 
 
 def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
-    """The rank that torch itself names, or whose collectives are not those of the others."""
-    return _told_by_torch(failed) or _diverged({e.rank: e.flight for e in failed if e.flight})
+    """The rank that torch itself names, or whose collectives are not those of the others.
+
+    One that is ahead of ranks which were still at work has done nothing wrong.
+    """
+    working = {e.rank for e in failed if _at_work(e)}
+    if (told := _told_by_torch(failed)) is not None:
+        return replace(told, sure=told.sure and told.rank not in working)
+    found = divergence(_flights(failed))
+    if found is None:
+        return None
+    slow = found.behind & working
+    if slow and not found.usual:
+        return None
+    return Suspect(
+        rank=min(found.odd), kind="collective", message=str(found), sure=found.sure and not slow
+    )
+
+
+def _flights(failed: Sequence[RankEnd]) -> dict[int, tuple[Collective, ...]]:
+    return {e.rank: e.flight for e in failed if e.flight}
+
+
+def _at_work(e: RankEnd) -> bool:
+    """Whether a rank was ended while it ran: a kernel's word, or its stack's."""
+    return e.killed and (e.state == "R" or (e.stack != "" and not waits_in_torch(e.stack)))
 
 
 def _told_by_torch(failed: Sequence[RankEnd]) -> Suspect | None:
@@ -182,46 +207,6 @@ def _shape(what: str) -> str:
     return re.sub(r"SequenceNumber=\d+, ", "", what)
 
 
-def _diverged(flights: dict[int, tuple[Collective, ...]]) -> Suspect | None:
-    """The rank whose collectives differ first from those of most others.
-
-    Process groups number their collectives, so a rank that skipped one is one behind at the end,
-    or runs another operation under the same number.
-    """
-    if len(flights) < 2:
-        return None
-    logs: dict[str, dict[int, dict[int, str]]] = {}
-    for rank, entries in flights.items():
-        for c in entries:
-            if c.operation not in _PAIRED:
-                what = f"{c.operation} of {c.sizes}"
-                logs.setdefault(c.group, {}).setdefault(rank, {})[c.number] = what
-    for flying in logs.values():
-        if len(flying) < 2:
-            continue
-        first = max(min(log) for log in flying.values())
-        last = max(max(log) for log in flying.values())
-        for number in range(first, last + 1):
-            at = {rank: log.get(number, "") for rank, log in flying.items()}
-            if len(set(at.values())) > 1:
-                return _odd_one_out(number, at)
-    return None
-
-
-def _odd_one_out(number: int, at: dict[int, str]) -> Suspect:
-    """Who is not where most others are; of two, whoever is missing, and that is not certain."""
-    counts = Counter(at.values())
-    usual, most = max(counts.items(), key=lambda item: (item[1], bool(item[0])))
-    odd = [rank for rank, what in at.items() if what != usual]
-    if not usual:
-        does = f"is alone in collective {number}, {at[odd[0]]}"
-    elif not at[odd[0]]:
-        does = f"did not come to collective {number}, {usual}"
-    else:
-        does = f"runs {at[odd[0]]} as collective {number}, the others {usual}"
-    return Suspect(rank=min(odd), kind="collective", message=does, sure=len(odd) == 1 and most > 1)
-
-
 def _aborts(e: RankEnd) -> bool:
     return e.signal == signal.SIGABRT and not e.killed
 
@@ -246,7 +231,17 @@ def _silent(failed: Sequence[RankEnd]) -> Suspect | None:
     message = f"silent for {found.silent_s:.0f} s"
     if frame := innermost(found.stack):
         message += f" in {frame[0]}, line {frame[1]}"
-    return Suspect(rank=found.rank, kind="hang", message=message, sure=len(silent) == 1)
+    sure = len(silent) == 1 and found.state != "R"
+    return Suspect(rank=found.rank, kind="hang", message=message, sure=sure)
+
+
+def _late(failed: Sequence[RankEnd]) -> Suspect | None:
+    """Where all did the same, and one did it so late that others had given up."""
+    found = latest(_flights(failed))
+    if found is None:
+        return None
+    text = f"came {found.by_s:.1f} s after the first to collective {found.number}, {found.what}"
+    return Suspect(rank=found.rank, kind="late", message=text, sure=False)
 
 
 def _noticed(failed: Sequence[RankEnd]) -> Suspect:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from harness.launch.failure import attribute
-from harness.protocol import RankEnd, RankError
+from harness.protocol import Collective, RankEnd, RankError
 
 
 def end(rank: int, **kw: Any) -> RankEnd:
@@ -28,6 +30,65 @@ def own(rank: int, order: int) -> RankEnd:
     return end(rank, exit_code=1, finished=False, error=error, order=order)
 
 
+WAITS = 'Thread 1 (most recent call first):\n  File "/x/torch/distributed/c10d.py", line 1 in f\n'
+WORKS = 'Thread 1 (most recent call first):\n  File "/x/own/loader.py", line 1 in f\n'
+KILLED: dict[str, Any] = dict(exit_code=None, signal=9, killed=True, finished=False)
+
+
+def flight(*sizes: int, at_s: float = 0.0) -> tuple[Collective, ...]:
+    """Collectives of these sizes, the last of them issued at this time."""
+    return tuple(
+        Collective(
+            group="0", number=i, operation="all_reduce", sizes=f"[[{size}]] Float",
+            created_s=at_s if i == len(sizes) else 0.0,
+        )
+        for i, size in enumerate(sizes, 1)
+    )  # fmt: skip
+
+
+def timed_out(rank: int, **kw: Any) -> RankEnd:
+    return end(rank, exit_code=1, finished=False, error=peer(rank, 0).error, **kw)
+
+
+@pytest.mark.parametrize(
+    ("others", "rank", "kind", "sure"),
+    [
+        (dict(stack=WAITS, state="S"), 0, "collective", True),  # it called one too many
+        (dict(stack=WAITS, state="R"), 1, "hang", False),  # they were only slow
+        (dict(stack=WORKS, state="S"), 1, "hang", False),
+    ],
+)
+def test_ahead_of_others_is_wrong_only_if_these_wait(
+    others: dict[str, Any], rank: int, kind: str, sure: bool
+) -> None:
+    ahead = timed_out(0, flight=flight(16, 7), order=0)
+    behind = [end(r, flight=flight(16), order=r, **KILLED, **others) for r in (1, 2)]
+    cause = attribute([ahead, *behind])
+    assert cause is not None and (cause.rank, cause.kind, cause.sure) == (rank, kind, sure)
+
+
+@pytest.mark.parametrize(("state", "sure"), [("S", True), ("R", False)])
+def test_behind_the_others_is_sure_unless_it_still_ran(state: str, sure: bool) -> None:
+    there = [timed_out(r, flight=flight(16, 32), order=r) for r in (0, 1)]
+    behind = end(2, flight=flight(16), stack=WAITS, state=state, order=2, **KILLED)
+    cause = attribute([*there, behind])
+    assert cause is not None and (cause.rank, cause.kind, cause.sure) == (2, "collective", sure)
+
+
+def test_who_came_last_is_suspected_where_all_did_the_same() -> None:
+    """The one that timed out had waited for it."""
+    at = {0: 10.0, 1: 10.1, 2: 13.2}
+    cause = attribute([timed_out(r, flight=flight(16, at_s=s), order=r) for r, s in at.items()])
+    assert cause is not None and (cause.rank, cause.kind, cause.sure) == (2, "late", False)
+    assert cause.message == "came 3.2 s after the first to collective 1, all_reduce"
+
+
+def test_nobody_is_late_by_less_than_a_second() -> None:
+    at = {0: 10.0, 1: 10.1, 2: 10.9}
+    cause = attribute([timed_out(r, flight=flight(16, at_s=s), order=r) for r, s in at.items()])
+    assert cause is not None and cause.kind == "peer"
+
+
 def test_all_well() -> None:
     assert attribute([end(0), end(1)]) is None
 
@@ -48,14 +109,9 @@ def test_foreign_signal_beats_peers() -> None:
 
 def test_a_rank_that_aborts_by_itself_beats_one_that_was_just_elsewhere() -> None:
     """As a device assertion does; the others had no time to come to their next collective."""
-    waits = (
-        'Thread 1 (most recent call first):\n  File "/x/torch/distributed/c10d.py", line 1 in f\n'
-    )
-    works = 'Thread 1 (most recent call first):\n  File "/x/own/loader.py", line 1 in f\n'
     aborted = end(1, exit_code=None, signal=6, finished=False, order=0)
-    killed = dict(exit_code=None, signal=9, killed=True, finished=False)
     cause = attribute(
-        [end(0, stack=waits, order=1, **killed), aborted, end(2, stack=works, order=2, **killed)]
+        [end(0, stack=WAITS, order=1, **KILLED), aborted, end(2, stack=WORKS, order=2, **KILLED)]
     )
     assert cause is not None
     assert (cause.rank, cause.kind, cause.sure) == (1, "signal", True)

@@ -163,7 +163,9 @@ def _measurer(
     )
     stream = sys.stderr if parsed.json else sys.stdout
     end_on_sigterm()
-    return Measurer(known, settings, rules, Live(stream))
+    measurer = Measurer(known, settings, rules, Live(stream))
+    measurer.notes += detached.notes()
+    return measurer
 
 
 def _plan(parsed: argparse.Namespace, arguments: list[str]) -> Exit:

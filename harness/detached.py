@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,9 @@ from harness.launch import slurm
 from harness.launch.engine import Command, Deployment
 from harness.site import Site
 from harness.store import write_text
+
+#: Tells a run that came out of the queue since when it was in it, in seconds of the epoch.
+SUBMITTED = "SCALEPROOF_SUBMITTED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +73,9 @@ def submit(
         python=settings.get("python") or sys.executable, settings=settings,
     )  # fmt: skip
     rest = [a for a in arguments if a != "--detach"]
-    command = [deployment.python, "-m", "harness", *rest, "--results", str(results.absolute())]
+    since = f"{SUBMITTED}={now.timestamp():.0f}"
+    command = ["env", since, deployment.python, "-m", "harness", *rest]
+    command += ["--results", str(results.absolute())]
     path = folder / "job.sbatch"
     text = slurm.script(deployment, command, everywhere=False)
     job = slurm.submit(
@@ -83,6 +90,12 @@ def submit(
     write_text(folder / "job.json", json.dumps(to_doc(made), indent=1) + "\n")
     lines = [f" job {job} is in the queue", f" status   scaleproof status {job}{_where(results)}"]
     return to_doc(made), lines
+
+
+def notes() -> list[str]:
+    """How long this run has been in the queue, for its record, where it was."""
+    since = os.environ.pop(SUBMITTED, "")
+    return [f"engine: {max(0.0, time.time() - float(since)):.0f} s in the queue"] if since else []
 
 
 def _where(results: Path) -> str:

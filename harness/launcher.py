@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import derive, disk, fabric, nvml
+from harness import derive, disk, fabric, machine, nvml
 from harness.codec import Json, from_doc, to_doc
 from harness.discover import Catalogue
 from harness.errors import LaunchError, ScaleproofError
@@ -84,8 +84,16 @@ class Launcher:
     @property
     def notes(self) -> list[str]:
         """What the engine has to say of itself, for the record."""
-        queued_s = self.queued_s
-        return [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
+        out = [f"engine: {self.queued_s:.0f} s in the queue"] if self.queued_s >= 1 else []
+        here = machine.backend_environment()
+        for number, node in enumerate(self.nodes):
+            for name, value in node.environment.items():
+                if name not in here and not name.endswith("_IFNAME"):
+                    out.append(
+                        f"node {number} ({node.machine.host}) also sets {name}={value}: part of"
+                        " what was measured, not of the case"
+                    )
+        return out
 
     def describe(self, cases: Sequence[CaseSpec]) -> list[Described]:
         """Ask an agent what each case will do."""

@@ -156,13 +156,16 @@ def environment() -> dict[str, str]:
     }
 
 
-def backend_environment(backend: str) -> dict[str, str]:
-    """The variables of NCCL or gloo that can change speed: they are part of what is measured."""
-    prefix = f"{backend.upper()}_"
+def backend_environment(*backends: str) -> dict[str, str]:
+    """The variables of these backends that can change speed; they are part of what is measured.
+
+    Of NCCL and gloo if none is named.
+    """
+    prefixes = tuple(f"{backend.upper()}_" for backend in backends or ("nccl", "gloo"))
     return {
         k: v
         for k, v in sorted(os.environ.items())
-        if k.startswith(prefix) and not _NO_SPEED.search(k)
+        if k.startswith(prefixes) and not _NO_SPEED.search(k)
     }
 
 

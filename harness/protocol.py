@@ -48,7 +48,8 @@ class Address:
 class Node:
     """What an agent says of the machine it is on. ``door`` takes connections and never answers.
 
-    ``order`` is where a scheduler put it among the others; -1 = nobody said.
+    ``order`` is where a scheduler put it among the others; -1 = nobody said. ``environment`` are
+    the variables of backends that can change speed and are set there, whatever a case says.
     """
 
     agent: str
@@ -56,6 +57,7 @@ class Node:
     order: int
     machine: Machine
     software: Mapping[str, str]
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,6 @@ from harness.store import write_text
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _HANDLERS: list[Any] = []  # they must outlive the signal
 
-#: Entries that are kept, the last ones: ranks that stand still differ by a few.
-KEPT = 200
-
 
 def dump(path: Path, backend: str) -> None:
     """Write the last collectives of this rank, every process group's own numbers beside them."""
@@ -38,7 +35,7 @@ def dump(path: Path, backend: str) -> None:
                 created_s=entry["time_created_ns"] / 1e9,
             )
         )
-    write_text(path, json.dumps(to_doc(tuple(found[-KEPT:]))))
+    write_text(path, json.dumps(to_doc(tuple(found[-issued.LAST :]))))
 
 
 def dump_when_asked(path: Path, backend: str) -> None:

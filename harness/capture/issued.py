@@ -27,10 +27,15 @@ _NAMES = {
 }
 
 
-def enable() -> None:
+#: Entries that are kept: enough to count a gate's, and the last ones that tell where ranks part.
+#: More would grow a rank's memory for as long as they are new.
+COUNTED, LAST = 20_000, 200
+
+
+def enable(num_entries: int) -> None:
     """Switch the recorder on; before the first process group of this process."""
-    os.environ["TORCH_FR_BUFFER_SIZE"] = "20000"
-    os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "20000"
+    os.environ["TORCH_FR_BUFFER_SIZE"] = str(num_entries)
+    os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = str(num_entries)
 
 
 def entries(backend: str) -> list[dict[str, Any]]:

@@ -66,7 +66,8 @@ class Running:
         elif "file" in message:
             name = Path(message["file"]).name
             Path(self.spec.out).mkdir(parents=True, exist_ok=True)
-            (Path(self.spec.out) / name).write_bytes(blob)
+            with (Path(self.spec.out) / name).open("wb" if message["begins"] else "ab") as file:
+                file.write(blob)
         elif "ended" in message:
             share = self._shares[link.node]
             ends = [from_doc(RankEnd, r) for r in message["ended"]]

@@ -61,6 +61,7 @@ BEAT_S = 0.2
 DESCRIBE_S = 60.0  # importing a user's files and building a model on meta tensors
 JOIN_S = 600.0  # by hand, a node may be up long before the program that waits for it
 REACH_S = 1.0
+PIECE = 1 << 24  # bytes of a file that are sent at a time: traces can be larger than memory
 
 
 def in_child(function: Callable[[], Json]) -> Json:
@@ -147,6 +148,7 @@ class Agent:
             order=self.order,
             machine=machine.detect(),
             software=machine.software(),
+            environment=machine.backend_environment(),
         )
         self.channel.send({"hello": to_doc(node)})
 
@@ -224,7 +226,11 @@ class Agent:
     def ship(self, folder: Path) -> None:
         """Send what the ranks left, and forget it."""
         for path in sorted(folder.iterdir()):
-            self.channel.send({"file": path.name}, path.read_bytes())
+            with path.open("rb") as file:
+                begins = True
+                while (piece := file.read(PIECE)) or begins:
+                    self.channel.send({"file": path.name, "begins": begins}, piece)
+                    begins = False
         shutil.rmtree(folder)
 
 

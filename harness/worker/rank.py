@@ -35,7 +35,7 @@ from harness.record import Purpose, RankRecord
 from harness.recovery import RankRestart
 from harness.spec import CaseSpec, Device, Window
 from harness.store import write_text
-from harness.worker import gate
+from harness.worker import gate, transport
 from harness.worker.context import Loaded, RankContext, Trainer, build_model, load
 from harness.worker.describe import case_batching
 from harness.worker.feed import make_feed
@@ -160,7 +160,7 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     device = _device(case, place)
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32, in matmuls and convolutions
-    issued.enable()
+    issued.enable(issued.COUNTED if is_gate else issued.LAST)
     if is_gate and device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
     sweeping = spec.purpose is Purpose.FABRIC
@@ -171,6 +171,9 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     if spec.detailed:
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         dist.set_debug_level_from_env()
+    nccl_log = out / f"rank{place.rank}.nccl"
+    if sweeping:
+        transport.listen(case.backend, nccl_log)
     store, earlier = place.store(), threads.running()
     dist.init_process_group(
         case.backend if case.communicate else "fake",
@@ -190,7 +193,7 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats, out: Path) -> None:
     beats.write(place.rank, Phase.BUILD)
     if loaded is None:
         alive = lambda: beats.write(place.rank, Phase.GATE)  # noqa: E731
-        rows = sweep(case, place.rank, device, spec.only, alive)
+        rows = sweep(case, place.rank, device, spec.only, alive, nccl_log)
         write_text(out / f"rank{place.rank}.json", json.dumps(to_doc(tuple(rows))))
         meet.part()
         beats.write(place.rank, Phase.DONE)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from harness.fabric import OPERATIONS, Row, sizes
 from harness.spec import CaseSpec
+from harness.worker import transport
 
 #: Seconds that the timed iterations of one operation at one size may take, and how many they are.
 BUDGET_S, FEWEST, MOST = 0.1, 3, 30
@@ -102,19 +103,24 @@ assert set(MAKERS) == set(OPERATIONS)
 
 
 def sweep(
-    case: CaseSpec, rank: int, device: torch.device, only: str, beat: Callable[[], None]
+    case: CaseSpec,
+    rank: int,
+    device: torch.device,
+    only: str,
+    beat: Callable[[], None],
+    log: Path,
 ) -> list[Row]:
     """Every row, alike on all ranks: a time is the slowest rank's, a check holds on all of them.
 
-    ``only`` one operation, at the largest payload; empty = all of them at all.
+    ``only`` one operation, at the largest payload; empty = all of them at all. ``log`` is
+    NCCL's, read at the end: connections are made when they are needed.
     """
-    n, rows = case.world_size, []
-    name = transport(case.backend)
+    n, rows = case.world_size, list[Row]()
     payloads = sizes(case.device)[-1:] if only else sizes(case.device)
     for operation, make in MAKERS.items():
         for payload in payloads if only in ("", operation) else ():
             beat()
-            told, row = "", dict(operation=operation, payload_bytes=payload, transport=name)
+            row = Row(nodes=case.nodes, operation=operation, payload_bytes=payload, transport="")
             try:
                 made = make(rank, n, max(1, payload // 4), device)
                 made.run()
@@ -122,22 +128,16 @@ def sweep(
                 told = str(error).splitlines()[0]
                 if not any(word in told.lower() for word in ("not support", "not implement")):
                     raise  # a fabric that breaks refuses nothing
-                rows.append(Row(nodes=case.nodes, **row, refused=told))  # type: ignore[arg-type]
+                rows.append(replace(row, refused=told))
                 break  # refused alike on all ranks, and at every size
             right = torch.tensor([float(made.right())], device=device)
             dist.all_reduce(right, dist.ReduceOp.MIN)
             first_s = _timed(made.run, 1, device)[0]
             times = _timed(made.run, min(MOST, max(FEWEST, int(BUDGET_S / first_s))), device)
-            rows.append(
-                Row(
-                    nodes=case.nodes,
-                    **row,  # type: ignore[arg-type]
-                    time_s=statistics.median(times),
-                    worst_s=max(times),
-                    right=bool(right.item()),
-                )
-            )
-    return rows
+            median_s, worst_s = statistics.median(times), max(times)
+            rows.append(replace(row, time_s=median_s, worst_s=worst_s, right=bool(right.item())))
+    over = transport.name(case.backend, log)
+    return [replace(row, transport=over) for row in rows]
 
 
 def _timed(run: Callable[[], object], times: int, device: torch.device) -> list[float]:
@@ -153,10 +153,3 @@ def _timed(run: Callable[[], object], times: int, device: torch.device) -> list[
     slowest = torch.tensor(found, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return [float(v) for v in slowest.tolist()]
-
-
-def transport(backend: str) -> str:
-    """What the ranks talk over, as far as it can be told: NCCL says it in its own log."""
-    if backend == "gloo":
-        return f"tcp {os.environ.get('GLOO_SOCKET_IFNAME', '(any interface)')}"
-    return f"{backend}, see its log"

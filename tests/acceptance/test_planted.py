@@ -1,4 +1,4 @@
-"""Planted truths are found again: four short ladders (``planted.py`` has 25 long ones a cell)."""
+"""Planted truths are found again: two short ladders (``planted.py`` has 25 long ones a cell)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import planted
 import pytest
 
 #: Efficiency, world and strategy.
-LADDERS = [(0.95, 2, "ddp"), (0.85, 2, "pipeline"), (0.70, 4, "pipeline"), (0.50, 4, "ddp")]
+LADDERS = [(0.85, 2, "pipeline"), (0.70, 4, "ddp")]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -63,6 +64,10 @@ def test_detached_watched_and_collected(env: dict[str, str], tmp_path: Path) -> 
         )  # fmt: skip
         assert early.returncode in (0, 5, 11) and "Traceback" not in early.stderr
     assert "2x1cpu" in scaleproof(env, "collect", job, *where)
+    (record,) = tmp_path.glob("runs/*/*/record.json")
+    found = json.loads(record.read_text())
+    assert any(re.fullmatch(r"engine: \d+ s in the queue", note) for note in found["notes"])
+    assert "SCALEPROOF_SUBMITTED" not in found["environment"]
 
 
 def test_a_detached_run_can_be_cancelled(env: dict[str, str], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     ("chosen", "least"),
-    [("test_control or (test_weak and fsdp)", 2), pytest.param("", 15, marks=pytest.mark.full)],
+    [("test_control or (test_strong and ddp)", 2), pytest.param("", 15, marks=pytest.mark.full)],
 )
 def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     tmp_path: Path, chosen: str, least: int
@@ -52,7 +52,7 @@ def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     assert "where the efficiency went" in done.stdout
     strategies = {a["case"]["strategy"] for p in run["plans"] for a in p["arms"]}
     every = {"single", "ddp", "fsdp", "pipeline", "compressed"}
-    assert strategies == ({"single", "fsdp", "compressed"} if chosen else every)
+    assert strategies == ({"single", "ddp", "compressed"} if chosen else every)
     assert "is the harness" in done.stdout and "report   scaleproof report" in done.stdout
     verified = subprocess.run(
         [sys.executable, "-m", "harness", "verify", str(path.parent)],

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 
 from scipy.stats import beta
 
@@ -54,20 +54,23 @@ FOLDER = Path(__file__).parent / "strategies"
 GONE_S, STEPS_S = 5.0, 2.0
 #: Worlds that may be in their first step at a time, and seconds for which one may hold up others:
 #: on a busy machine a first step of FSDP would take longer than its collectives may.
-STARTING, FIRST_STEP_S = BoundedSemaphore(os.cpu_count() or 1), 4.0
+TURNS, FIRST_STEP_S = os.cpu_count() or 1, 4.0
+STARTING, WAITING = BoundedSemaphore(TURNS), Lock()
 
 
 class Turn:
     """A world's turn to start: over with its first step. Called with the step it is at.
 
-    One that trains to its end keeps its turn as long: others would slow its ranks down.
+    One that trains to its end takes every turn until then: others would slow its ranks down.
     """
 
     def __init__(self, whole: bool) -> None:
-        self.whole = whole
+        self.whole, self.turns = whole, TURNS if whole else 1
 
     def __enter__(self) -> Turn:
-        STARTING.acquire()
+        with WAITING:  # two that want all would each keep what the other needs
+            for _ in range(self.turns):
+                STARTING.acquire()
         self.began, self.over = time.monotonic(), False
         return self
 
@@ -81,7 +84,7 @@ class Turn:
         """Let the next world start."""
         if not self.over:
             self.over = True
-            STARTING.release()
+            STARTING.release(self.turns)
 
     def __exit__(self, *why: object) -> None:
         self.end()

@@ -92,14 +92,18 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
 def test_the_exit_status_is_the_verdicts(
     suite: pytest.Pytester, bound: str, code: int, word: str
 ) -> None:
+    """Of one chosen verdict, too: what it needs is measured with it, and nothing else."""
     rules(suite, bound)
     result = run(suite, "-k", "test_weak and 2cpu and not wrapped")
     assert result.ret == code
     assert word in result.stdout.str()
+    found = record(suite)
+    assert [p["name"] for p in found["plans"]] == ["ddp/mlp-nano/weak"]  # type: ignore[attr-defined]
+    assert {x["arm"] for x in found["launches"]} == {"plain", "@2"}  # type: ignore[attr-defined]
 
 
 def test_without_rules_nothing_is_judged_and_that_is_not_green(suite: pytest.Pytester) -> None:
-    assert run(suite, "-k", "test_other").ret == 5
+    assert run(suite, "-k", "test_other and 2cpu").ret == 5
 
 
 def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester) -> None:
@@ -141,13 +145,6 @@ def test_a_budget_cuts_whole_plans_and_says_so(suite: pytest.Pytester) -> None:
     found = record(suite)
     assert not [x for x in found["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
     assert {v["reason"] for v in found["verdicts"]} == {"out_of_time"}  # type: ignore[attr-defined]
-
-
-def test_k_keeps_the_baselines_it_needs_and_drops_the_rest(suite: pytest.Pytester) -> None:
-    run(suite, "-k", "test_weak and 2cpu and not wrapped")
-    found = record(suite)
-    assert [p["name"] for p in found["plans"]] == ["ddp/mlp-nano/weak"]  # type: ignore[attr-defined]
-    assert {x["arm"] for x in found["launches"]} == {"plain", "@2"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.full

@@ -23,6 +23,7 @@ from harness.settings import Settings
 from harness.sweeps import swept
 from harness.thresholds import Source, Threshold, Waiver, reach
 from harness.worker.sweep import MAKERS
+from harness.worker.transport import of_log
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,22 @@ from harness.worker.sweep import MAKERS
 )  # fmt: skip
 def test_factors_are_those_of_nccl_tests(operation: str, n: int, expected: float) -> None:
     assert factor(operation, n) == expected
+
+
+NCCL_LOG = """\
+gpu01:27224:27909 [2] NCCL INFO Channel 02/0 : 2[2] -> 0[0] via P2P/CUMEM
+gpu01:27225:27907 [3] NCCL INFO Channel 03/0 : 7[3] -> 3[3] [receive] via NET/IB/3/GDRDMA
+gpu01:27225:27907 [3] NCCL INFO Channel 07/0 : 3[3] -> 7[3] [send] via NET/IB/2/GDRDMA/Shared
+gpu01:46841:46897 [6] NCCL INFO Channel 02 : 14[e1000] -> 13[a7000] via P2P/direct pointer/read
+gpu01:46841:46897 [6] NCCL INFO NVLS multicast support is available on dev 0
+"""
+
+
+def test_what_nccl_connects_by_is_read_in_its_log() -> None:
+    ways = {"P2P/CUMEM", "NET/IB/GDRDMA", "NET/IB/GDRDMA/Shared", "P2P/direct pointer/read"}
+    assert of_log(NCCL_LOG) == ways, "that there could be multicast does not say that it is used"
+    assert of_log(NCCL_LOG + "gpu01:1:2 [0] NCCL INFO Connected NVLS tree\n") == {*ways, "NVLS"}
+    assert of_log("") == set()
 
 
 def row(launch: int = 0, **fields: Any) -> Row:

@@ -41,7 +41,7 @@ class Stub:
 def node(order: int, host: str = "10.0.0.1") -> Node:
     return Node(
         agent=f"{order}", door=Address(host, 1), order=order, machine=machine.detect(),
-        software=machine.software(),
+        software=machine.software(), environment={},
     )  # fmt: skip
 
 

@@ -23,17 +23,24 @@ def end(rank: int) -> RankEnd:
     )  # fmt: skip
 
 
+def spec(folder: Path, *nodes: int) -> LaunchSpec:
+    case = Site(device=Device.CPU, backend="gloo", nodes=nodes).case("ddp/mlp-nano")
+    return LaunchSpec(
+        launch="x", purpose=Purpose.TIMED, case=case, twin=case, steps=1, cut=0,
+        out=str(folder), files={}, draw=0,
+    )  # fmt: skip
+
+
+def share(node: int, count: int) -> Share:
+    return Share(node=node, first=node, count=count, node_first=node, node_count=count)
+
+
 def test_nodes_that_were_never_asked_to_start_ranks_are_not_waited_for(tmp_path: Path) -> None:
     """Rank 0's agent dies before anybody knows where its store is."""
     pairs = [socket.socketpair() for _ in range(3)]
     links = [Link(node=i, channel=Channel(ours, dialed=False)) for i, (ours, _) in enumerate(pairs)]
-    case = Site(device=Device.CPU, backend="gloo", nodes=(1, 1, 1)).case("ddp/mlp-nano")
-    spec = LaunchSpec(
-        launch="x", purpose=Purpose.TIMED, case=case, twin=case, steps=1, cut=0,
-        out=str(tmp_path), files={}, draw=0,
-    )  # fmt: skip
-    shares = [Share(node=i, first=i, count=1, node_first=i, node_count=1) for i in range(3)]
-    running = Running(spec, list(zip(links, shares, strict=True)))
+    shares = [share(node=i, count=1) for i in range(3)]
+    running = Running(spec(tmp_path, 1, 1, 1), list(zip(links, shares, strict=True)))
     links[0].lose("its agent is gone")
     running.watch()
     running.end()
@@ -50,14 +57,8 @@ def test_nodes_that_were_never_asked_to_start_ranks_are_not_waited_for(tmp_path:
 def test_an_agent_that_leaves_out_a_rank_is_not_believed(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     link = Link(node=0, channel=Channel(ours, dialed=False))
-    case = Site(device=Device.CPU, backend="gloo", nodes=(2,)).case("ddp/mlp-nano")
-    spec = LaunchSpec(
-        launch="x", purpose=Purpose.TIMED, case=case, twin=case, steps=1, cut=0,
-        out=str(tmp_path), files={}, draw=0,
-    )  # fmt: skip
-    share = Share(node=0, first=0, count=2, node_first=0, node_count=2)
     with theirs:
-        running = Running(spec, [(link, share)])
+        running = Running(spec(tmp_path, 2), [(link, share(node=0, count=2))])
         running.hear(link, {"ended": [to_doc(end(0))]}, b"")
         assert not running.over
         running.watch()
@@ -65,3 +66,15 @@ def test_an_agent_that_leaves_out_a_rank_is_not_believed(tmp_path: Path) -> None
     cause = failure.attribute(running.ends())
     assert cause is not None and cause.kind == "node"
     assert "tells of 1 ranks, 2 were asked for" in cause.message
+
+
+def test_a_file_that_comes_in_pieces_is_whole_and_replaces_an_older_one(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    link = Link(node=0, channel=Channel(ours, dialed=False))
+    running = Running(spec(tmp_path, 1), [(link, share(node=0, count=1))])
+    (tmp_path / "rank0.json").write_text("from an earlier launch")
+    for begins, piece in ((True, b"ab"), (False, b"cd")):
+        running.hear(link, {"file": "../rank0.json", "begins": begins}, piece)
+    assert (tmp_path / "rank0.json").read_bytes() == b"abcd"
+    ours.close()
+    theirs.close()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from harness import machine
+from harness import launcher, machine
+from harness.discover import Catalogue
+from harness.launch.engine import Where
+from harness.launcher import Launcher
+from harness.protocol import Address, Node
 from harness.worker.rank import set_backend
 
 
@@ -26,3 +31,16 @@ def test_files_that_say_how_to_route_are_part_of_the_case(monkeypatch: pytest.Mo
     monkeypatch.setenv("NCCL_DEBUG_FILE", "/tmp/nccl.log")
     found = machine.backend_environment("nccl")
     assert "NCCL_TOPO_FILE" in found and "NCCL_DEBUG_FILE" not in found
+
+
+def test_what_a_node_sets_beyond_the_case_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    there = {"NCCL_ALGO": "Ring", "NCCL_NET_PLUGIN": "ofi", "NCCL_SOCKET_IFNAME": "ib0"}
+    node = Node(
+        agent="1", door=Address("10.0.0.1", 1), order=0, machine=machine.detect(), software={},
+        environment=there,
+    )  # fmt: skip
+    worlds = SimpleNamespace(nodes=(node,), queued_s=0.0)
+    monkeypatch.setattr(launcher, "open_worlds", lambda *_: worlds)
+    found = Launcher(Catalogue(), "hosts", Where(), tune_loop_thread=False, poll_gpus=False).notes
+    assert len(found) == 1 and "also sets NCCL_NET_PLUGIN=ofi" in found[0]

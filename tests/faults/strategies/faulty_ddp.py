@@ -5,5 +5,5 @@ from planting import plant
 from harness.strategies import ddp
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
-KNOBS = dict(kind="none", rank=1)
+KNOBS = dict(kind="none", rank=1, struck="")
 expect, build = plant(ddp, "faulty_ddp")

@@ -5,5 +5,5 @@ from planting import plant
 from harness.strategies import fsdp
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="same_seed")
-KNOBS = dict(kind="none", rank=1)
+KNOBS = dict(kind="none", rank=1, struck="")
 expect, build = plant(fsdp, "faulty_fsdp")

@@ -5,5 +5,5 @@ from planting import plant
 from harness.strategies import pipeline
 
 SUPPORTS = dict(worlds="any", oracle="micro_batched", initial="same_seed", whole=True)
-KNOBS = dict(kind="none", rank=1)
+KNOBS = dict(kind="none", rank=1, struck="")
 expect, build = plant(pipeline, "faulty_pipeline")

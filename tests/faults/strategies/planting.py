@@ -33,8 +33,8 @@ OWN: tuple[dict[str, Any], ...] = ({"process_group": 0}, {"start_new_session": T
 class Planted:
     """A trainer that goes wrong on one rank."""
 
-    def __init__(self, inner: Any, model: Any, ctx: Any, kind: str, rank: int) -> None:
-        self.inner, self.model, self.ctx, self.kind = inner, model, ctx, kind
+    def __init__(self, inner: Any, model: Any, ctx: Any, kind: str, rank: int, struck: str) -> None:
+        self.inner, self.model, self.ctx, self.kind, self.struck = inner, model, ctx, kind, struck
         self.here = ctx.rank == rank
         self.count = 0
 
@@ -44,6 +44,8 @@ class Planted:
     def step(self, batch: Any) -> Any:
         self.count += 1
         strikes = self.here and self.count == STEP
+        if strikes and self.struck:
+            Path(self.struck).touch()  # from here on it counts how long the world lasts
         if strikes and self.kind in AT_ONCE:
             AT_ONCE[self.kind]()
         self.chat(self.kind if strikes else "none")
@@ -138,11 +140,12 @@ def plant(base: ModuleType, name: str) -> tuple[Any, Any]:
         inner = base.build(model, ctx)
         trained = getattr(inner, "module", getattr(inner, "model", model))
         kind, rank = knob(f"{name}.kind", "none"), knob(f"{name}.rank", 1)
+        struck = knob(f"{name}.struck", "")
         if LOG.suffix == ".log":
             helpers = OWN if kind != "agent" else ()  # one that is forked has no family
             pids = [subprocess.Popen(["sleep", "3600"], **own).pid for own in helpers]
             for i, pid in enumerate([os.getpid(), *pids]):
                 LOG.with_suffix(f".{i}.pid").write_text(str(pid))
-        return Planted(inner, trained, ctx, kind, rank)
+        return Planted(inner, trained, ctx, kind, rank, struck)
 
     return expect, build

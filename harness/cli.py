@@ -164,7 +164,7 @@ def _measurer(
     stream = sys.stderr if parsed.json else sys.stdout
     end_on_sigterm()
     measurer = Measurer(known, settings, rules, Live(stream))
-    measurer.notes += detached.notes()
+    measurer.run.notes += detached.notes()
     return measurer
 
 
@@ -175,10 +175,12 @@ def _plan(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     measurer = _measurer(parsed, known, site, arguments)
     try:
         measurer.describe([a.case for p in plans for a in p.arms])
-        found = [planning.outlook(p, measurer.described, measurer.thresholds) for p in plans]
+        found = [
+            planning.outlook(p, measurer.run.described, measurer.run.thresholds) for p in plans
+        ]
     finally:
         measurer.close()
-    _emit(parsed, [to_doc(f) for f in found], planning.lines(found, measurer.machine))
+    _emit(parsed, [to_doc(f) for f in found], planning.lines(found, measurer.run.machine))
     return Exit.PASSED
 
 
@@ -192,7 +194,7 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
         site, parsed.cluster = resume.where(load(folder))
         measurer = _measurer(parsed, known, site, arguments)
         measurer.resume(folder)
-        plans = list(measurer.plans)
+        plans = list(measurer.run.plans)
     elif parsed.target:
         site = options.site(_values(parsed), known)
         plans = planning.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
@@ -207,7 +209,7 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     stopped = False
-    measurer.announce(plans)
+    measurer.run.announce(plans)
     try:
         measurer.measure(plans)
     except KeyboardInterrupt:
@@ -215,12 +217,12 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     finally:
         measurer.progress.clear()
         measurer.close()
-    record = measurer.save(complete=not stopped)
+    record = measurer.run.save(complete=not stopped)
     rerun = shlex.join(["scaleproof", *arguments])
     _emit(
         parsed,
         to_doc(record),
-        tables.summary(record, text.shown(measurer.folder), rerun, text.columns()),
+        tables.summary(record, text.shown(measurer.run.folder), rerun, text.columns()),
     )
     if stopped:
         return Exit.INTERRUPTED

@@ -49,9 +49,9 @@ def fabric(
     """Sweep every world of the site, judge it, and once more where a FAIL has to be confirmed."""
     _needs_two(site)
     with _measuring(measurer):
-        measurer.sweeper.sweep(site, knobs, num_sweeps, measurer.folder)
-        if any(v.reason is Reason.UNCONFIRMED for v in measurer.record(complete=True).verdicts):
-            measurer.sweeper.sweep(site, knobs, num_sweeps, measurer.folder)
+        measurer.sweeper.sweep(site, knobs, num_sweeps)
+        if any(v.reason is Reason.UNCONFIRMED for v in measurer.run.record(complete=True).verdicts):
+            measurer.sweeper.sweep(site, knobs, num_sweeps)
     return _judged(measurer, rerun)
 
 
@@ -67,9 +67,10 @@ def pairs(
     with _measuring(measurer):
         found = pairing.search(
             len(site.nodes),
-            lambda a, b: measurer.sweeper.pair_bps(site, knobs, (a, b), measurer.folder),
+            lambda a, b: measurer.sweeper.pair_bps(site, knobs, (a, b)),
         )
-        names = [m.host for m in measurer.nodes] or [f"node {i}" for i in range(len(site.nodes))]
+        hosts = [m.host for m in measurer.run.nodes]
+        names = hosts or [f"node {i}" for i in range(len(site.nodes))]
     lines = []
     for pair in sorted(found.pairs, key=lambda p: p.bps):
         slow = "  slow" if pair.bps < found.limit_bps else ""
@@ -111,10 +112,10 @@ def recover(
             courses += [(Course(case=case, fault=fault), trials) for fault in faults]
             for course, times in courses:
                 try:
-                    measurer.recoverer.measure(course, times, measurer.folder)
+                    measurer.recoverer.measure(course, times)
                 except LaunchError as error:
                     broken = True
-                    measurer.notes.append(f"ERROR {course.name}: {error.what}")
+                    measurer.run.notes.append(f"ERROR {course.name}: {error.what}")
     exit_, document, lines = _judged(measurer, rerun)
     return (Exit.ERROR if broken else exit_), document, lines
 
@@ -126,7 +127,7 @@ def _measuring(measurer: Measurer) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        measurer.save(complete=False)
+        measurer.run.save(complete=False)
         raise
     finally:
         measurer.progress.clear()
@@ -135,8 +136,8 @@ def _measuring(measurer: Measurer) -> Iterator[None]:
 
 def _judged(measurer: Measurer, rerun: str) -> tuple[Exit, Json, list[str]]:
     """What was measured, written down and judged."""
-    record = measurer.save(complete=True)
-    lines = tables.summary(record, text.shown(measurer.folder), rerun, text.columns())
+    record = measurer.run.save(complete=True)
+    lines = tables.summary(record, text.shown(measurer.run.folder), rerun, text.columns())
     return exit_status([v.counts for v in record.verdicts]), to_doc(record), lines
 
 

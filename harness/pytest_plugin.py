@@ -126,7 +126,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     try:
         scaling = _scaling(metafunc.config)
         rules = scaling.thresholds(folder)
-        hardware = scaling.start().machine.hardware_class
+        hardware = scaling.start().run.machine.hardware_class
         for recipe in recipes:
             for raw in recipe(scaling.site):
                 plan = options.normalise(raw, scaling.catalogue)
@@ -176,8 +176,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
     scaling.selected = {h: scaling.plans[h].only(found) for h, found in wanted.items()}
     if ours and not config.option.collectonly:
-        scaling.start().judge_by(scaling.all_rules())
-        scaling.start().announce(list(scaling.selected.values()))
+        scaling.start().run.judge_by(scaling.all_rules())
+        scaling.start().run.announce(list(scaling.selected.values()))
         scaling.start().warm()
 
 
@@ -235,7 +235,7 @@ def _verdict(request: pytest.FixtureRequest) -> Verdict:
     request.node.stash[VERDICT] = answer
     if isinstance(found, Expectation):
         launches = [
-            x for x in measurer.launches if x.plan == scaling.selected[found.plan.hash].hash
+            x for x in measurer.run.launches if x.plan == scaling.selected[found.plan.hash].hash
         ]
         benchmark_bridge.show(request, found.plan.name, found.contrast.subject, answer, launches)
     return answer
@@ -311,9 +311,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     measurer = scaling.measurer
     stopped = exitstatus == pytest.ExitCode.INTERRUPTED or scaling.interrupted
     try:
-        if measurer.plans or measurer.recoverer.trials:
+        if measurer.run.plans or measurer.run.recoveries:
             whole = not stopped and measurer.waiting == 0
-            scaling.record = measurer.save(complete=whole)
+            scaling.record = measurer.run.save(complete=whole)
     finally:
         measurer.close()
     if session.exitstatus not in (0, 1, 5):
@@ -334,7 +334,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if scaling.record is None or scaling.measurer is None:
         return
     width = min(140, max(80, terminalreporter._tw.fullwidth))
-    folder = text.shown(scaling.measurer.folder)
+    folder = text.shown(scaling.measurer.run.folder)
     lines = tables.summary(scaling.record, folder, scaling.rerun, width)
     color = terminalreporter._tw.hasmarkup
     terminalreporter.write_line("")

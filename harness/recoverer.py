@@ -18,6 +18,7 @@ from harness.launcher import Launcher
 from harness.progress import Progress
 from harness.protocol import Deadlines, Restart
 from harness.recovery import Course, Fault, RankRestart, Trial
+from harness.run import Run
 from harness.spec import CaseSpec
 
 #: Steps of a training, the one after which it saves, and the one before which it breaks.
@@ -34,33 +35,31 @@ RESTARTS = 3
 
 
 class Recoverer:
-    """All trials of one run; ``trials`` goes into its record."""
+    """All trials of one run."""
 
-    def __init__(self, launcher: Launcher, progress: Progress) -> None:
-        self._launcher, self._progress = launcher, progress
-        self.trials: list[Trial] = []
+    def __init__(self, launcher: Launcher, progress: Progress, run: Run) -> None:
+        self._launcher, self._progress, self._run = launcher, progress, run
         self._whole: dict[tuple[str, bool], RankRestart] = {}
 
-    def measure(self, course: Course, times: int, folder: Path) -> None:
+    def measure(self, course: Course, times: int) -> None:
         """Break and go on ``times`` times, on one rank after the other."""
         for i in range(times):
             rank = course.victim(i)
             self._progress.note(
                 f"{course.case.id}: {course.fault} of rank {rank}, trial {i + 1}/{times}"
             )
-            self.trials.append(self._trial(course, rank, folder))
+            self._run.recoveries.append(self._trial(course, rank))
 
-    def _trial(self, course: Course, rank: int, folder: Path) -> Trial:
+    def _trial(self, course: Course, rank: int) -> Trial:
         """One fault and what comes after it."""
         case, into = course.case, course.into or course.case
-        whole = self._uninterrupted(case, course.asynchronous, folder)
-        place = folder / "checkpoint"
-        shutil.rmtree(place, ignore_errors=True)
+        whole = self._uninterrupted(case, course.asynchronous)
+        place = self._empty_place()
         plan = Restart(
-            folder=str(place.resolve()), save_after=SAVE_AFTER, asynchronous=course.asynchronous,
+            folder=str(place), save_after=SAVE_AFTER, asynchronous=course.asynchronous,
             fault=course.fault, rank=rank, fault_step=BREAK_BEFORE,
         )  # fmt: skip
-        ended, out = self._launcher.restart(case, folder, plan, STEPS, DEADLINES)
+        ended, out = self._launcher.restart(case, self._run.folder, plan, STEPS, DEADLINES)
         cause = failure.attribute(ended.ranks, ended.unreachable)
         struck = out / f"rank{rank}.struck"
         if cause is None or not struck.is_file():
@@ -73,7 +72,7 @@ class Recoverer:
         began_at = time.time()
         self._launcher.ready()
         import_s = time.time() - began_at
-        ranks = self._go_on(into, folder, resumed)
+        ranks = self._go_on(into, resumed)
         slowest = max(ranks, key=lambda r: r.first_step_at)
         group_s = sum(slowest.phases_s.get(k, 0.0) for k in ("process group", "first collective"))
         load_s = slowest.load_s
@@ -94,22 +93,26 @@ class Recoverer:
             stall_s=whole.stall_s, save_s=whole.save_s, bytes=whole.bytes,
         )  # fmt: skip
 
-    def _uninterrupted(self, case: CaseSpec, later: bool, folder: Path) -> RankRestart:
+    def _uninterrupted(self, case: CaseSpec, later: bool) -> RankRestart:
         """Rank 0 of the same training, never broken."""
         key = (case.hash, later)
         if key not in self._whole:
-            place = folder / "checkpoint"
-            shutil.rmtree(place, ignore_errors=True)
-            plan = Restart(folder=str(place.resolve()), save_after=SAVE_AFTER, asynchronous=later)
-            ended, out = self._launcher.restart(case, folder, plan, STEPS, DEADLINES)
+            place = self._empty_place()
+            plan = Restart(folder=str(place), save_after=SAVE_AFTER, asynchronous=later)
+            ended, out = self._launcher.restart(case, self._run.folder, plan, STEPS, DEADLINES)
             self._whole[key] = self._read(ended, out, case)[0]
         return self._whole[key]
 
-    def _go_on(self, case: CaseSpec, folder: Path, plan: Restart) -> Sequence[RankRestart]:
+    def _empty_place(self) -> Path:
+        place = (self._run.folder / "checkpoint").resolve()
+        shutil.rmtree(place, ignore_errors=True)
+        return place
+
+    def _go_on(self, case: CaseSpec, plan: Restart) -> Sequence[RankRestart]:
         """Every rank of the world that went on; LaunchError with every attempt's cause."""
         causes: list[str] = []
         while True:
-            ended, out = self._launcher.restart(case, folder, plan, STEPS, DEADLINES)
+            ended, out = self._launcher.restart(case, self._run.folder, plan, STEPS, DEADLINES)
             cause = failure.attribute(ended.ranks, ended.unreachable)
             if cause is None:
                 return self._read(ended, out, case)

@@ -111,13 +111,13 @@ class Scaling:
         measurer.warm()
 
         def judged() -> list[Verdict]:
-            run = measurer.record(complete=True)
+            run = measurer.run.record(complete=True)
             return [v for v in judgement.of_apart(run) if v.case == course.name]
 
-        if all(t.name != course.name for t in measurer.recoverer.trials):
-            measurer.recoverer.measure(course, FIRST, measurer.folder)
+        if all(t.name != course.name for t in measurer.run.recoveries):
+            measurer.recoverer.measure(course, FIRST)
             if any(v.reason is Reason.UNCONFIRMED for v in judged()):
-                measurer.recoverer.measure(course, FIRST, measurer.folder)
+                measurer.recoverer.measure(course, FIRST)
         found = judged()
         if not found:
             pytest.skip(f"no rule is about {course.name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from harness import fabric
 from harness.codec import Json
@@ -11,29 +10,28 @@ from harness.errors import ScaleproofError
 from harness.launcher import Launcher
 from harness.progress import Moment, Progress, waiting
 from harness.record import Purpose
-from harness.settings import Settings
+from harness.run import Run
 from harness.site import Site
 from harness.spec import Plan, StandIn
 
 
 class Sweeper:
-    """All sweeps of one run; ``rows`` and ``notes`` go into its record."""
+    """All sweeps of one run."""
 
-    def __init__(self, launcher: Launcher, progress: Progress) -> None:
-        self._launcher, self._progress = launcher, progress
-        self.rows: list[fabric.Row] = []
-        self.notes: list[str] = []
+    def __init__(self, launcher: Launcher, progress: Progress, run: Run) -> None:
+        self._launcher, self._progress, self._run = launcher, progress, run
 
-    def first(self, plans: Sequence[Plan], settings: Settings, folder: Path) -> None:
+    def first(self, plans: Sequence[Plan]) -> None:
         """One sweep over every network that these plans use, where there is none yet.
 
         A fabric that breaks is noted: what is trained over it will say the rest.
         """
+        settings = self._run.settings
         if sum(settings.nodes) < 2:
             return
         cases = [a.case for p in plans for a in p.arms if a.case.device is settings.device]
         networks = {c.network: c for c in cases if c.world_size > 1}
-        done = {r.network for r in self.rows}
+        done = {r.network for r in self._run.fabric}
         for network, case in networks.items():
             if fabric.label(network) in done:
                 continue
@@ -43,12 +41,12 @@ class Sweeper:
                 engine=settings.engine, emulated=emulated,
             )  # fmt: skip
             try:
-                self.sweep(site, dict(network), 1, folder)
+                self.sweep(site, dict(network), 1)
             except ScaleproofError as error:
-                self.notes.append(f"fabric: {error.what}")
-                self._progress.note(self.notes[-1])
+                self._run.notes.append(f"fabric: {error.what}")
+                self._progress.note(self._run.notes[-1])
 
-    def sweep(self, site: Site, knobs: Mapping[str, Json], times: int, folder: Path) -> None:
+    def sweep(self, site: Site, knobs: Mapping[str, Json], times: int) -> None:
         """Sweep every shape of a site, in turn."""
         self._launcher.ready(waiting(self._progress))
         for i in range(times):
@@ -59,12 +57,10 @@ class Sweeper:
                     num_launches=times, step=0, num_steps=0, elapsed_s=0.0, left_s=None, last="",
                 )  # fmt: skip
                 self._progress.show(moment)
-                self.rows += self._launcher.sweep(case, folder)
+                self._run.fabric += self._launcher.sweep(case, self._run.folder)
 
-    def pair_bps(
-        self, site: Site, knobs: Mapping[str, Json], hosts: tuple[int, int], folder: Path
-    ) -> float:
+    def pair_bps(self, site: Site, knobs: Mapping[str, Json], hosts: tuple[int, int]) -> float:
         """Bus bandwidth of two nodes' all-reduce at the largest payload, B/s."""
         case = site.fabric(tuple(site.nodes[host] for host in hosts), knobs)
-        (row,) = self._launcher.sweep(case, folder, hosts, only="all_reduce")
+        (row,) = self._launcher.sweep(case, self._run.folder, hosts, only="all_reduce")
         return row.bus_bps or 0.0

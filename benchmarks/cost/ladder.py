@@ -39,7 +39,7 @@ def main() -> None:
         measurer = Measurer(known, Settings(results=Path(folder)), (), Quiet())
         measurer.measure([plan])
         ours = time.perf_counter() - began
-        launches = len(measurer.launches)
+        launches = len(measurer.run.launches)
         measurer.close()
         engine, began = Torchrun(), time.perf_counter()
         for arm in plan.arms:

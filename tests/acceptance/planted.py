@@ -108,7 +108,7 @@ def measure(
         for efficiency, world, strategy, seed in cells:
             plan = plan_of(efficiency, world, strategy, seed, blocks, known, steps)
             measurer.measure([plan])
-            run = measurer.record(complete=True)
+            run = measurer.run.record(complete=True)
             (contrast,) = plan.contrasts
             pairs = contrasts.pairs(run, plan, contrast).values
             if not pairs:

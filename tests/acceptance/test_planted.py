@@ -57,7 +57,7 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
             protocol = Protocol(steps=6, cut=1, min_blocks=8, max_blocks=8, seed=seed)
             plan = normalise(like(case, protocol=protocol), known)
             measurer.measure([plan])
-            run = measurer.record(complete=True)
+            run = measurer.run.record(complete=True)
             pairs = contrasts.pairs(run, plan, plan.contrasts[0]).values
             if not pairs:
                 continue  # the host stood still

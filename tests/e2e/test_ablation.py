@@ -55,7 +55,7 @@ def test_what_an_ablation_saves_is_recorded_and_its_arm_is_never_checked(
     assert (skipped.status, skipped.reason) == (Status.SKIP, Reason.UNSUPPORTED)
     assert "nothing to compute without its neighbours" in skipped.detail
     assert pipeline["efficiency@2/plain"].value is not None
-    apart = [x for x in measurer.launches if x.arm.startswith("@2-")]
+    apart = [x for x in measurer.run.launches if x.arm.startswith("@2-")]
     assert {x.purpose for x in apart} == {Purpose.PILOT, Purpose.TIMED}
     silent = [x for x in apart if x.arm == "@2-communication"]
     assert {r.backend for x in silent for r in x.ranks} == {"fake"}

@@ -41,7 +41,7 @@ def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
     above = found["efficiency@4/plain"]
     assert (above.status, above.reason) == (Status.SKIP, Reason.CLIMB_STOPPED)
     assert "the climb stopped at mutant/paced-small/weak@2cpu" in above.detail
-    arms = {(x.purpose, x.arm) for x in measurer.launches}
+    arms = {(x.purpose, x.arm) for x in measurer.run.launches}
     assert (Purpose.TIMED, "@1") in arms
     assert not {(p, a) for p, a in arms if a == "@4" or (a == "@2" and p is not Purpose.GATE)}
 
@@ -56,11 +56,11 @@ def test_pilots_are_shared_and_windows_frozen_before_the_first_block(
         for c in ("ddp/mlp-nano", "fsdp/mlp-nano")
     ]
     measurer.measure(plans)
-    pilots = [x.arm for x in measurer.launches if x.purpose is Purpose.PILOT]
+    pilots = [x.arm for x in measurer.run.launches if x.purpose is Purpose.PILOT]
     assert sorted(pilots) == ["@1", "@1", "plain", "plain"], "plain twice (A/A), for both plans"
-    purposes = [x.purpose for x in measurer.launches]
+    purposes = [x.purpose for x in measurer.run.launches]
     assert purposes.index(Purpose.TIMED) == len(purposes) - purposes[::-1].index(Purpose.PILOT)
-    run = measurer.record(complete=True)
+    run = measurer.run.record(complete=True)
     for x in run.launches:
         if x.purpose is Purpose.TIMED and x.steps:
             window = run.window(next(p for p in plans if p.hash == x.plan), x)

@@ -131,7 +131,7 @@ def test_a_wrong_result_is_among_what_a_session_is_judged_by(tmp_path: Path) -> 
     measurer = Measurer(Catalogue(), Settings(results=tmp_path), (), Quiet())
     try:
         assert not measurer.judged
-        measurer.sweeper.rows = [row(launch=0, time_s=0.001, right=False)]
+        measurer.run.fabric = [row(launch=0, time_s=0.001, right=False)]
         assert [v.status for v in measurer.judged] == [Status.ERROR]
     finally:
         measurer.close()

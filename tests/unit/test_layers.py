@@ -21,7 +21,7 @@ LAYERS: dict[str, int] = {
     "launch": 3,
     **dict.fromkeys(["derive", "contrasts", "judge", "fingerprint", "references", "pilots", "findings", "verdict", "verify", "resume",
          "compare", "history", "timeline", "profiles", "sweeps", "pairing", "apart", "judgement"], 4),
-    **dict.fromkeys(["measure", "launcher", "settings", "sweeper", "recoverer", "progress", "report", "frames"], 5),
+    **dict.fromkeys(["measure", "run", "launcher", "settings", "sweeper", "recoverer", "progress", "report", "frames"], 5),
     **dict.fromkeys(["options", "planning", "arguments", "cli", "baseline", "timelines", "network", "nodes", "detached", "nsys", "session", "pytest_plugin", "benchmark_bridge", "__main__", "schema"], 6),
 }  # fmt: skip
 

@@ -1,0 +1,146 @@
+"""The Run: a record in the making, from its first plan on; written down after every block."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness import contrasts, doctor, judgement, machine
+from harness.admission import Finding
+from harness.discover import Catalogue
+from harness.fabric import Row
+from harness.launcher import mean_wall_s
+from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord
+from harness.recovery import Trial
+from harness.resume import unfinished
+from harness.settings import Settings
+from harness.spec import Arm, Contrast, Plan, Window
+from harness.store import save
+from harness.thresholds import Statistic, Threshold
+
+
+class Run:
+    """What was measured so far, and what is known of where. ``queued_s`` is time in a queue."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        settings: Settings,
+        thresholds: Sequence[Threshold],
+        queued_s: Callable[[], float],
+    ) -> None:
+        self.settings, self._catalogue, self._queued_s = settings, catalogue, queued_s
+        self.machine, self.software = machine.detect(), machine.software()
+        self.nodes = tuple[machine.Machine, ...]()
+        now = datetime.datetime.now(datetime.UTC)
+        self.name = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        self.started_at = now.isoformat(timespec="seconds")
+        self._before_s, self._began = 0.0, time.monotonic()
+        self.plans, self.described = list[Plan](), dict[str, Described]()
+        self.launches: list[LaunchRecord] = []
+        self.windows: dict[str, dict[str, Window]] = {}
+        self.fabric: list[Row] = []
+        self.recoveries: list[Trial] = []
+        self.out_of_time, self.notes = list[str](), doctor.notes()
+        self.admission: tuple[Finding, ...] = ()
+        self.launch_sd: float | None = None
+        self.judge_by(thresholds)
+
+    @property
+    def folder(self) -> Path:
+        """Where this run is written."""
+        return self.settings.results / "runs" / self.machine.hardware_class / self.name
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds spent on this run, all sittings, no queue."""
+        return self._before_s + time.monotonic() - self._began - self._queued_s()
+
+    def judge_by(self, thresholds: Sequence[Threshold]) -> None:
+        """The rules of this run; strict ones judge the worst pair."""
+        self.thresholds = tuple(
+            dataclasses.replace(t, statistic=Statistic.WORST) if self.settings.strict else t
+            for t in thresholds
+        )
+
+    def resume(self, folder: Path) -> None:
+        """Go on with an interrupted run: whole blocks are kept, a half-measured one is dropped."""
+        old = unfinished(folder, self.machine)
+        self.name, self.started_at, self._before_s = old.run, old.started_at, old.elapsed_s
+        self.described, self.notes = dict(old.described), list(old.notes)
+        self.plans, self.thresholds = list(old.plans), old.thresholds
+        self.windows = {plan: dict(found) for plan, found in old.windows.items()}
+        self.admission, self.launch_sd = old.admission, old.launch_sd
+        self.launches, self.fabric = list(old.launches), list(old.fabric)
+        self.recoveries = list(old.recoveries)
+
+    def announce(self, plans: Sequence[Plan]) -> None:
+        """Enter plans in the record before they are measured, so that none is lost."""
+        known = {p.hash for p in self.plans}
+        self.plans += [p for p in plans if p.hash not in known]
+
+    def record(self, *, complete: bool) -> RunRecord:
+        """The run so far, judged."""
+        bare = self.bare(complete=complete)
+        return dataclasses.replace(bare, verdicts=judgement.verdicts(bare))
+
+    def bare(self, *, complete: bool = True) -> RunRecord:
+        """The run so far without verdicts, as if it ended here unless told otherwise."""
+        return RunRecord(
+            schema=SCHEMA,
+            run=self.name,
+            started_at=self.started_at,
+            complete=complete,
+            machine=self.machine,
+            software=self.software,
+            settings=self.settings.texts,
+            environment=machine.environment(),
+            plans=tuple(self.plans),
+            described=dict(self.described),
+            launches=tuple(self.launches),
+            thresholds=self.thresholds,
+            notes=tuple(self.notes),
+            elapsed_s=self.elapsed_s,
+            windows={plan: dict(found) for plan, found in self.windows.items()},
+            nodes=self.nodes,
+            fabric=tuple(self.fabric),
+            recoveries=tuple(self.recoveries),
+            admission=self.admission,
+            launch_sd=self.launch_sd,
+            out_of_time=tuple(self.out_of_time),
+            offered={
+                kind: tuple(self._catalogue.entries[kind])
+                for kind in ("strategies", "models", "compressors")
+            },
+        )
+
+    def save(self, *, complete: bool) -> RunRecord:
+        """Write the run down, whole or not at all."""
+        record = self.record(complete=complete)
+        save(record, self.folder)
+        return record
+
+    def contrasts_of(self, plan: Plan) -> tuple[Contrast, ...]:
+        """What is judged of a plan, by the rules of this run."""
+        return contrasts.of(plan, self.thresholds, self.machine.hardware_class)
+
+    def timed(self, plan: Plan) -> list[LaunchRecord]:
+        """The launches of a plan that count, good or not, of all attempts."""
+        return [x for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
+
+    def blocks_of(self, plan: Plan, attempt: int = 0) -> set[int]:
+        """The blocks that were measured."""
+        return {x.block for x in self.timed(plan) if x.attempt == attempt}
+
+    def block_s(self, arms: Sequence[Arm]) -> float:
+        """What another block of these arms will take."""
+        wall_s = mean_wall_s(self.launches)
+        return 2 * sum(wall_s.get(a.case.hash, 0.0) for a in arms)
+
+    def in_time(self, more_s: float, limit_s: float | None) -> bool:
+        """Whether there is time for this much more."""
+        return limit_s is None or self.elapsed_s + more_s <= limit_s

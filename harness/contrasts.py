@@ -283,3 +283,12 @@ def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
 def gates(run: RunRecord) -> Mapping[str, LaunchRecord]:
     """Case hash -> its gate launch."""
     return {x.case: x for x in run.launches if x.purpose is Purpose.GATE}
+
+
+def rests_on(run: RunRecord, plan: Plan, contrast: Contrast) -> list[LaunchRecord]:
+    """What a contrast rests on: its arms' pilots (shared between plans) and timed launches."""
+    names = {contrast.subject, *contrast.baseline}
+    cases = {plan.arm(n).case.hash for n in names}
+    pilots = [x for x in run.launches if x.purpose is Purpose.PILOT and x.case in cases]
+    own = timed(run, plan, None, purpose_of(contrast.metric))
+    return [*pilots, *(x for x in own if x.arm in names)]

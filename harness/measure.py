@@ -20,6 +20,7 @@ from harness import (
     admission,
     contrasts,
     judgement,
+    obstacles,
     pilots,
     profiles,
     units,
@@ -173,7 +174,7 @@ class Measurer:
         right, ended = set(), set()
         for arm in sorted(plan.arms, key=lambda a: a.case.world_size):
             answer = self.run.described[arm.case.hash]
-            unfit = not verdict.fits(answer, arm.case, self.run.machine)
+            unfit = not obstacles.fits(answer, arm.case, self.run.machine)
             if answer.error or answer.unsupported or unfit or arm.case.strategy in ended:
                 continue
             if arm.role is Role.ABLATION:
@@ -181,7 +182,7 @@ class Measurer:
                 continue
             if arm.case.hash not in gates:
                 gates[arm.case.hash] = self._launch(plan, arm, Purpose.GATE)
-            problem = verdict.gate_failure(gates[arm.case.hash])
+            problem = obstacles.gate_failure(gates[arm.case.hash])
             if problem is None:
                 right.add(arm.name)
             elif arm.role is not Role.CONTROL:
@@ -312,7 +313,7 @@ class Measurer:
         """
         if contrasts.usable(launch):
             return True
-        problem = launch.wrong[0] if launch.wrong else verdict.blame(launch)
+        problem = launch.wrong[0] if launch.wrong else obstacles.blame(launch)
         arm = plan.arm(launch.arm)
         self.progress.note(f"{arm.case.id}: {problem}")
         if launch.purpose is Purpose.PROFILE:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from harness import contrasts, options, verdict
+from harness import contrasts, obstacles, options, verdict
 from harness import machine as machines
 from harness.codec import Json, from_doc, to_doc
 from harness.discover import Catalogue
@@ -233,7 +233,7 @@ def lines(found: Sequence[Outlook], machine: Machine) -> list[str]:
                     si(float(d.expected.memory_bytes), "B"),
                     si(max(d.expected.sent_bytes), "B"),
                     ", ".join(f.rules[arm.name])
-                    if verdict.fits(d, arm.case, machine)
+                    if obstacles.fits(d, arm.case, machine)
                     else "SKIP: does not fit",
                 ]
             )

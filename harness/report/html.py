@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup  # jinja2's own dependency
 
-from harness import contrasts, findings, units, verdict
+from harness import contrasts, findings, obstacles, units, verdict
 from harness.budget import Term
 from harness.codec import to_doc
 from harness.machine import PEAK_TFLOPS
@@ -188,7 +188,7 @@ def _cases(run: RunRecord) -> list[dict[str, Any]]:
             own = [x for x in contrasts.timed(run, plan) if x.arm == arm.name and x.steps]
             steps = [x.steps for x in own if x.steps]
             gate = gates.get(arm.case.hash)
-            failure = verdict.gate_failure(gate) if gate else "not checked"
+            failure = obstacles.gate_failure(gate) if gate else "not checked"
             described = run.described.get(arm.case.hash)
             expected = described.expected if described else None
             sent = [q for x in own if (q := contrasts.quantity(x, "sent_bytes")) is not None]

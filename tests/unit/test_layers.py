@@ -19,7 +19,7 @@ LAYERS: dict[str, int] = {
          "site", "recipes", "suite", "doctor", "admission", "channel", "cluster", "disk", "evidence", "orphans", "recovery", "store", "upgrade", "__init__"], 1),
     **dict.fromkeys(["models", "strategies", "compressors", "capture", "worker"], 2),
     "launch": 3,
-    **dict.fromkeys(["derive", "contrasts", "judge", "fingerprint", "references", "pilots", "findings", "verdict", "verify", "resume",
+    **dict.fromkeys(["derive", "contrasts", "judge", "fingerprint", "references", "pilots", "findings", "verdict", "obstacles", "verify", "resume",
          "compare", "history", "timeline", "profiles", "sweeps", "pairing", "apart", "judgement"], 4),
     **dict.fromkeys(["measure", "run", "launcher", "settings", "sweeper", "recoverer", "progress", "report", "frames"], 5),
     **dict.fromkeys(["options", "planning", "arguments", "cli", "baseline", "timelines", "network", "nodes", "detached", "nsys", "session", "pytest_plugin", "benchmark_bridge", "__main__", "schema"], 6),

@@ -1,0 +1,182 @@
+"""Obstacles: why a contrast may not be judged by its speed. Correct before fast.
+
+A case that failed its gate, a launch that failed or ran something else than was asked for, is an
+ERROR; what cannot run here is a SKIP; what was not measured is never green.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness import contrasts
+from harness.contrasts import gates
+from harness.machine import Machine
+from harness.outcome import Reason, Status
+from harness.record import Described, LaunchRecord, LaunchStatus, RunRecord
+from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
+
+#: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
+NORM_LIMIT = {Precision.FP32: 1e-5, Precision.AUTOCAST: 2e-2, Precision.BF16: 2e-2}
+
+Obstacle = tuple[Status, Reason, str]
+
+
+def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None:
+    """What keeps this contrast from being judged, if anything does."""
+    arms = [plan.arm(n) for n in (contrast.subject, *contrast.baseline)]
+    for arm in arms:
+        described = run.described.get(arm.case.hash)
+        if described is None:
+            return *unmeasured(run, plan), f"{arm.case.id} was not measured"
+        if described.error:
+            return Status.ERROR, Reason.LAUNCH_FAILED, f"{arm.case.id}: {described.error}"
+        if described.unsupported:
+            return Status.SKIP, Reason.UNSUPPORTED, f"{arm.case.id}: {described.unsupported}"
+        if not fits(described, arm.case, run.machine):
+            return Status.SKIP, Reason.DOES_NOT_FIT, f"{arm.case.id} does not fit here"
+    if contrast.against == "smallest_fit" and contrast.baseline[0] != smallest_fit(run, plan):
+        return Status.SKIP, Reason.UNSUPPORTED, f"the smallest fit is {smallest_fit(run, plan)}"
+    checked = gates(run)
+    for arm in arms:
+        gate = checked.get(arm.case.hash)
+        if arm.role is Role.CONTROL:
+            return _control(gate)
+        if arm.role is Role.ABLATION:
+            continue  # wrong on purpose
+        if gate is None and (lower := _stopped_at(run, plan, arm.case, checked)) is not None:
+            why = f"{arm.case.id} was not launched: the climb stopped at {lower}"
+            return Status.SKIP, Reason.CLIMB_STOPPED, why
+        if gate is None:
+            return *unmeasured(run, plan), f"{arm.case.id} was never checked"
+        if (failure := gate_failure(gate)) is not None:
+            reason = Reason.LAUNCH_FAILED if gate.cause else Reason.INCORRECT
+            if failure.startswith("bytes."):
+                reason = Reason.WRONG_BYTES
+            whose = "" if arm.name == contrast.subject else f"{arm.case.id}: "
+            return Status.ERROR, reason, f"{whose}{failure}"
+    if (mismatch := _norms(plan, contrast, checked)) is not None:
+        return Status.ERROR, Reason.INCORRECT, mismatch
+    for launch in contrasts.rests_on(run, plan, contrast):
+        if launch.status is LaunchStatus.FAILED:
+            return Status.ERROR, Reason.LAUNCH_FAILED, blame(launch)
+        if launch.wrong:
+            return Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}"
+    return None
+
+
+def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
+    """Whether a case's ranks find their devices, and its closed-form memory is within theirs (or
+    within the host's).
+    """
+    if described.expected is None:
+        return False
+    if case.device is Device.CUDA:
+        if case.devices_per_rank > 1 and max(case.nodes) * case.devices_per_rank > machine.num_gpus:
+            return False
+        if machine.gpu_memory_gib is None:
+            return True
+        return described.expected.memory_bytes <= 0.95 * machine.gpu_memory_gib * 2**30
+    ranks = max(case.nodes)
+    return described.expected.memory_bytes * ranks <= 0.9 * machine.memory_gib * 2**30
+
+
+def unmeasured(run: RunRecord, plan: Plan) -> tuple[Status, Reason]:
+    """Never green: a bug in a complete run, open in one that was stopped or ran out of time."""
+    if plan.hash in run.out_of_time:
+        return Status.INCONCLUSIVE, Reason.OUT_OF_TIME
+    if run.complete:
+        return Status.ERROR, Reason.NOT_MEASURED
+    return Status.INCONCLUSIVE, Reason.INTERRUPTED
+
+
+def _stopped_at(
+    run: RunRecord, plan: Plan, case: CaseSpec, checked: Mapping[str, LaunchRecord]
+) -> str | None:
+    """The id of the lower rung that ended the climb before this case, if one did."""
+    for arm in plan.arms:
+        gate = checked.get(arm.case.hash)
+        below = arm.case.world_size < case.world_size and arm.case.strategy == case.strategy
+        if below and gate is not None and gate_failure(gate) is not None:
+            return arm.case.id
+    return None
+
+
+def smallest_fit(run: RunRecord, plan: Plan) -> str:
+    """The name of the plan's smallest subject arm that fits."""
+    fitting = [
+        a
+        for a in plan.arms
+        if a.role is Role.SUBJECT
+        and (d := run.described.get(a.case.hash)) is not None
+        and not d.unsupported
+        and fits(d, a.case, run.machine)
+    ]
+    return min(fitting, key=lambda a: a.case.world_size).name if fitting else ""
+
+
+def gate_failure(gate: LaunchRecord) -> str | None:
+    """The first check that failed, as a sentence; None if all hold on every rank."""
+    if gate.status is not LaunchStatus.OK:
+        return f"correctness gate: {blame(gate)}"
+    for rank in gate.ranks:
+        for check in rank.checks:
+            if not check.ok:
+                figures = (
+                    "" if check.value is None else f" {check.value:.6g} against {check.limit:.6g}"
+                )
+                detail = f" ({check.detail})" if check.detail else ""
+                return f"{check.name} on rank {rank.rank}:{figures}{detail}"
+    if not gate.ranks or not all(r.checks for r in gate.ranks):
+        return "correctness gate: nothing was checked"
+    return None
+
+
+def blame(launch: LaunchRecord) -> str:
+    """Which rank ended a launch, in which phase, how sure that is, and where its log lies."""
+    cause = launch.cause
+    if cause is None:
+        return f"{launch.launch} did not finish"
+    steps = f", step {cause.step}" if cause.phase in ("warmup", "steady") else ""
+    facts = [f"in {cause.phase}{steps}"] if cause.phase else []
+    facts += [f"node {cause.node}"] if cause.node else []
+    facts.append("sure of the rank" if cause.sure else "not sure of the rank")
+    if cause.victims:
+        few = len(cause.victims) <= 8
+        facts.append(
+            f"victims {', '.join(map(str, cause.victims))}"
+            if few
+            else f"{len(cause.victims)} victims"
+        )
+    facts.append(f"log launches/{launch.launch}/rank{cause.rank}.log")
+    return f"rank {cause.rank}: {cause.message} ({'; '.join(facts)})"
+
+
+def _control(gate: LaunchRecord | None) -> Obstacle:
+    """A control passes only if its bytes gave it away: not by crashing, not by another check."""
+    if gate is None or gate.status is not LaunchStatus.OK:
+        return Status.ERROR, Reason.NOT_MEASURED, "the gate did not run to its end"
+    wrong = [c for c in gate.ranks[0].checks if c.name.startswith("bytes.") and not c.ok]
+    if not wrong:
+        return Status.FAIL, Reason.NOT_CAUGHT, "the byte checks let a known-wrong case pass"
+    sent = [c for c in wrong if c.name == "bytes.sent"]
+    return Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}"
+
+
+def _norms(plan: Plan, contrast: Contrast, checked: Mapping[str, LaunchRecord]) -> str | None:
+    """Strong ladder: the first step's gradient norm must not depend on the world size."""
+    subject = plan.arm(contrast.subject).case
+    ablation = plan.arm(contrast.subject).role is Role.ABLATION
+    if subject.mode is not Mode.STRONG or subject.compressor or ablation:
+        return None
+    norm = checked[subject.hash].ranks[0].grad_norm
+    for name in contrast.baseline:
+        case = plan.arm(name).case
+        other = checked[case.hash].ranks[0].grad_norm
+        if norm is None or other is None or case.global_batch != subject.global_batch:
+            continue
+        if (case.model, case.size) != (subject.model, subject.size):
+            continue
+        error = abs(norm - other) / max(other, 1e-300)
+        if error > NORM_LIMIT[subject.precision]:
+            return f"step-1 gradient norm {norm:.8g}, {other:.8g} on {name}: {error:.1e} apart"
+    return None

@@ -17,6 +17,8 @@ from harness.launcher import Launcher
 from harness.progress import Quiet
 from harness.recoverer import Recoverer
 from harness.recovery import Course, Fault, Trial
+from harness.run import Run
+from harness.settings import Settings
 from harness.site import Site
 from harness.spec import CaseSpec, Device
 from harness.store import load
@@ -38,10 +40,16 @@ def case_of(launcher: Launcher, strategy: str) -> CaseSpec:
     return launcher.catalogue.normalise(SITE.case(f"{strategy}/decoder-nano"))
 
 
+def trials(launcher: Launcher, folder: Path, course: Course, times: int = 1) -> list[Trial]:
+    settings = Settings(results=folder)
+    run = Run(launcher.catalogue, settings, (), queued_s=lambda: launcher.queued_s)
+    Recoverer(launcher, Quiet(), run).measure(course, times)
+    return run.recoveries
+
+
 def one(launcher: Launcher, folder: Path, course: Course) -> Trial:
-    recoverer = Recoverer(launcher, Quiet())
-    recoverer.measure(course, 1, folder)
-    return recoverer.trials[0]
+    (trial,) = trials(launcher, folder, course)
+    return trial
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -88,13 +96,12 @@ def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> No
     site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1), engine="emulated", emulated=True)
     known = Catalogue()
     found = Launcher(known, "emulated", Where(nodes=(1, 1)), tune_loop_thread=True, poll_gpus=False)
-    recoverer = Recoverer(found, Quiet())
     try:
         case = known.normalise(site.case("ddp/decoder-nano"))
-        recoverer.measure(Course(case=case, fault=Fault.NODE), 2, tmp_path)
+        both = trials(found, tmp_path, Course(case=case, fault=Fault.NODE), 2)
     finally:
         found.close()
-    for rank, trial in enumerate(recoverer.trials):
+    for rank, trial in enumerate(both):
         assert trial.equal and trial.blamed == trial.rank == rank
         assert trial.detect_s >= trial.timeout_s > 0
 
@@ -119,7 +126,7 @@ def test_a_course_that_breaks_is_an_error_and_the_others_go_on(
 ) -> None:
     tried: list[Course] = []
 
-    def measure(self: Recoverer, course: Course, trials: int, folder: Path) -> None:
+    def measure(self: Recoverer, course: Course, trials: int) -> None:
         tried.append(course)
         if course.fault is Fault.HANG:
             raise LaunchError("planted", fix="nothing")

@@ -46,10 +46,10 @@ def test_strategy_trains_as_one_device_would(
 
 def test_what_is_recorded_of_collectives_does_not_grow(launch: Any) -> None:
     """Else people would look for a leak in their model: 36 kB a step, where everything is kept."""
-    world = launch("fsdp/mlp-nano", 2, Purpose.TIMED, steps=200)
+    world = launch("fsdp/mlp-nano", 2, Purpose.TIMED, steps=100)
     assert world.cause is None
     with np.load(world.out / "rank0.npz") as samples:
-        assert stats.slope(samples["rss_bytes"][50:].astype(float).tolist()).mean < 15_000
+        assert stats.slope(samples["rss_bytes"][40:].astype(float).tolist()).mean < 15_000
 
 
 def test_compressor_keeps_its_promise_on_four_ranks(launch: Any) -> None:

@@ -30,7 +30,9 @@ ELSEWHERE = (
     "bash scripts/system",
 )
 #: Half a minute each, and tests of their own.
-LONG = ("scaleproof recover", "scaleproof pairs", "python benchmarks/cost/launch.py")
+LONG = (
+    "scaleproof recover", "scaleproof pairs", "scaleproof run ddp", "python benchmarks/cost/launch.py",
+)  # fmt: skip
 
 
 def test_the_two_commands_are_the_first_two() -> None:

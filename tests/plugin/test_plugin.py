@@ -29,6 +29,8 @@ SUITE = """
     def test_other(verdict):
         pass
 """
+#: Where nothing has to be decided.
+SHORT = SUITE.replace("min_blocks=4, max_blocks=4", "min_blocks=1, max_blocks=1")
 #: Bytes do not depend on how busy the machine is: what is tested here is the plugin.
 RULE = """
 [[rule]]
@@ -102,12 +104,13 @@ def test_the_exit_status_is_the_verdicts(
     assert {x["arm"] for x in found["launches"]} == {"plain", "@2"}  # type: ignore[attr-defined]
 
 
-def test_without_rules_nothing_is_judged_and_that_is_not_green(suite: pytest.Pytester) -> None:
-    assert run(suite, "-k", "test_other and 2cpu").ret == 5
+def test_without_rules_nothing_is_judged_and_that_is_not_green(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_suite=SHORT)
+    assert run(pytester, "-k", "test_other and 2cpu").ret == 5
 
 
 def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_suite=SUITE.replace("assert verdict.n > 0", "assert verdict.n > 99"))
+    pytester.makepyfile(test_suite=SHORT.replace("assert verdict.n > 0", "assert verdict.n > 99"))
     rules(pytester, "at_least = 1.0")
     result = run(pytester, "-k", "test_weak and 2cpu and not wrapped")
     assert result.ret == 1
@@ -171,7 +174,7 @@ def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.P
         'SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)\nKNOBS = {}\n'
         "def build(model, ctx):\n    if ctx.rank == 1:\n        raise RuntimeError('planted')\n    return ddp.build(model, ctx)\n"
     )
-    pytester.makepyfile(test_suite=SUITE.replace("ddp/mlp-nano", "broken/mlp-nano"))
+    pytester.makepyfile(test_suite=SHORT.replace("ddp/mlp-nano", "broken/mlp-nano"))
     result = run(pytester, "--path", "mine")
     assert result.ret == 11
     out = " ".join(result.stdout.str().split())

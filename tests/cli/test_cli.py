@@ -138,6 +138,7 @@ def scaleproof(*arguments: str, cwd: Path, **kw: Any) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.full  # as the main job does
 def test_run_measures_judges_and_writes_a_record_that_verifies(tmp_path: Path) -> None:
     done = scaleproof("run", "ddp/mlp-nano/weak", "--cpus", "2", cwd=tmp_path)
     assert done.returncode == 5, "no rule applies, so nothing was judged"

@@ -31,7 +31,8 @@ ELSEWHERE = (
 )
 #: Half a minute each, and tests of their own.
 LONG = (
-    "scaleproof recover", "scaleproof pairs", "scaleproof run ddp", "python benchmarks/cost/launch.py",
+    "scaleproof recover", "scaleproof pairs", "scaleproof run ddp", "scaleproof plan suites",
+    "python benchmarks/cost/launch.py",
 )  # fmt: skip
 
 

@@ -88,9 +88,10 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     ("bound", "code", "word"),
     [
         ("at_least = 1.0", 0, "PASS"),
-        pytest.param("at_most = 1.0", 1, "FAIL", marks=pytest.mark.full),
+        ("at_most = 1.0", 1, "FAIL"),
     ],
 )
+@pytest.mark.full
 def test_the_exit_status_is_the_verdicts(
     suite: pytest.Pytester, bound: str, code: int, word: str
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_fail_is_measured_again_before_it_is_reported(suite: pytest.Pytester) 
     assert [sum(x["attempt"] == a for x in launches) for a in (0, 1)] == [8, 8]
 
 
+@pytest.mark.full
 def test_a_budget_cuts_whole_plans_and_says_so(suite: pytest.Pytester) -> None:
     rules(suite, "at_least = 1.0")
     result = run(suite, "--time-budget", "1s")

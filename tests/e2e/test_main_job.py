@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     ("chosen", "least"),
-    [("test_control or test_planted", 2), pytest.param("", 15, marks=pytest.mark.full)],
+    [("test_control or (test_strong and ddp)", 2), pytest.param("", 15, marks=pytest.mark.full)],
 )
 def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     tmp_path: Path, chosen: str, least: int
 ) -> None:
     """A noisy machine may give FAIL or INCONCLUSIVE; nothing judged, or an ERROR, is a bug.
 
-    CI runs a planted ladder and the control; the whole of it takes six minutes and more.
+    CI runs one real ladder and the control; the whole of it takes six minutes and more.
     """
     arguments = [
         "suites/",

@@ -46,6 +46,7 @@ def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
     assert not {(p, a) for p, a in arms if a == "@4" or (a == "@2" and p is not Purpose.GATE)}
 
 
+@pytest.mark.full
 def test_pilots_are_shared_and_windows_frozen_before_the_first_block(
     measurer: Measurer, catalogue: Catalogue
 ) -> None:

@@ -105,6 +105,7 @@ def test_the_exit_status_is_the_verdicts(
     assert {x["arm"] for x in found["launches"]} == {"plain", "@2"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 def test_without_rules_nothing_is_judged_and_that_is_not_green(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_suite=SHORT)
     assert run(pytester, "-k", "test_other and 2cpu").ret == 5

@@ -11,10 +11,10 @@ import functools
 import os
 from pathlib import Path
 
-from harness.history import asv_adapter
-from harness.history.latest import latest_run
+from harness.analysis.history import asv
+from harness.analysis.history.latest import latest_run
 from harness.record import RunRecord
-from harness.store import load
+from harness.record.store import load
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -30,7 +30,7 @@ def record() -> RunRecord | None:
 def cases(benchmark: str) -> list[str]:
     """The cases of the record that have this figure."""
     run = record()
-    found = sorted(asv_adapter.figures(run)[benchmark]) if run else []
+    found = sorted(asv.figures(run)[benchmark]) if run else []
     return found or ["no run was ingested"]
 
 
@@ -44,7 +44,7 @@ def value(benchmark: str, case: str) -> float:
             "asv would store nothing: add --set-commit-hash"
             " $(git --git-dir results/axis.git rev-parse main)"
         )
-    return asv_adapter.value_of(run, benchmark, case)
+    return asv.value_of(run, benchmark, case)
 
 
 def unstored() -> bool:
@@ -78,10 +78,10 @@ def track_wire_bytes(case: str) -> float:
     return value("records.track_wire_bytes", case)
 
 
-for _name, _unit in asv_adapter.BENCHMARKS.items():
+for _name, _unit in asv.BENCHMARKS.items():
     _function = globals()[_name.removeprefix("records.")]
     _function.unit = _unit
-    _function.version = asv_adapter.VERSION
+    _function.version = asv.VERSION
     _function.params = [cases(_name)]
     _function.param_names = ["case"]
     _function.pretty_name = _name.split(".track_")[1].replace("_", " ")

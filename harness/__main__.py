@@ -1,5 +1,5 @@
 """``python -m harness`` is ``scaleproof``."""
 
-from harness.cli import main
+from harness.interface.cli.main import main
 
 raise SystemExit(main())

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Course, Fault, Recipe, Site, control, ladder, like, shapes, versus
-from harness.recipes import PACED, metrics_of, strong_worlds
-from harness.recovery import resharded
-from harness.site import rungs
 from harness.spec import Mode, Plan
+from harness.spec.courses import resharded
+from harness.spec.recipes import PACED, metrics_of, strong_worlds
+from harness.spec.site import rungs
 
 #: The model that fits the device: milliseconds a step on one core, or a GPU's worth of work.
 CPU_MODEL, GPU_MODEL = "decoder-tiny", "decoder-350m"

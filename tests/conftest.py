@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from harness.codec import from_doc
-from harness.discover import Catalogue
-from harness.launch import failure
+from harness.base.documents import from_doc
+from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.fleet import Fleet
-from harness.protocol import Deadlines, LaunchSpec, RankEnd
+from harness.launch.wire.messages import Deadlines, LaunchSpec, RankEnd
 from harness.record import Cause, Check, Described, Purpose, RankRecord
-from harness.site import Site
+from harness.record.store import load
 from harness.spec import CaseSpec, Device, Mode
-from harness.store import load
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
 
 ROOT = Path(__file__).parents[1]
 MUTANTS = Path(__file__).parent / "mutants"
@@ -101,7 +101,7 @@ def launch(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Any:
         ranks = [from_doc(RankRecord, json.loads(f.read_text())) for f in files_ if f.is_file()]
         return World(
             ended.ranks,
-            failure.attribute(ended.ranks, ended.unreachable),
+            causes.attribute(ended.ranks, ended.unreachable),
             ranks,
             out,
             described,

@@ -1,4 +1,4 @@
-"""Modules import only from lower layers; only layer 2 imports torch; files stay small."""
+"""Folders are layers: imports point down, only training imports torch, files stay small."""
 
 from __future__ import annotations
 
@@ -9,31 +9,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 HARNESS = ROOT / "harness"
 
-LAYERS: dict[str, int] = {
-    **dict.fromkeys(["outcome", "errors", "codec", "spec", "units", "stats", "sequential", "steadiness", "budget", "ranges", "fabric"], 0),
-    **dict.fromkeys(
-        ["discover", "config", "thresholds", "nvml", "machine", "record", "protocol", "beat",
-         "site", "recipes", "suite", "doctor", "admission", "channel", "cluster", "disk", "evidence", "orphans", "recovery", "store", "upgrade", "__init__"], 1),
-    **dict.fromkeys(["models", "strategies", "compressors", "capture", "worker"], 2),
-    "launch": 3,
-    **dict.fromkeys(["derive", "contrasts", "judge", "fingerprint", "references", "pilots", "findings", "verdict", "obstacles", "verify", "resume",
-         "compare", "history", "timeline", "profiles", "sweeps", "pairing", "apart", "judgement"], 4),
-    **dict.fromkeys(["measure", "run", "launcher", "settings", "sweeper", "recoverer", "progress", "report", "frames"], 5),
-    **dict.fromkeys(["options", "planning", "arguments", "cli", "baseline", "timelines", "network", "nodes", "detached", "nsys", "session", "pytest_plugin", "benchmark_bridge", "__main__", "schema"], 6),
-}  # fmt: skip
-
-
-def modules() -> list[Path]:
-    return sorted(p for p in HARNESS.rglob("*.py"))
-
-
-def layer(path: Path) -> int:
-    first = path.relative_to(HARNESS).parts[0].removesuffix(".py")
-    assert first in LAYERS, f"{path} belongs to no layer: add it to LAYERS and docs/design.md"
-    return LAYERS[first]
+ROOMS = ["base", "host", "spec", "record", "launch", "analysis", "training", "measure", "interface"]
+#: Rooms side by side: neither imports the other.
+APART = [{"launch", "analysis"}, {"training", "measure"}]
+MODULES = sorted(HARNESS.rglob("*.py"))
 
 
 def imports(path: Path) -> set[str]:
@@ -42,42 +24,34 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            if node.module == "harness":
-                found |= {f"harness.{a.name}" for a in node.names}
+            found |= {f"{node.module}.{a.name}" for a in node.names}
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(HARNESS)))
-def test_imports_point_down(path: Path) -> None:
-    own = layer(path)
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(HARNESS)))
+def test_imports_point_down_and_only_training_imports_torch(path: Path) -> None:
+    room = path.relative_to(HARNESS).parts[0].removesuffix(".py")
+    below = ROOMS[: ROOMS.index(room) + 1] if room in ROOMS else ROOMS
     for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "harness" and len(parts) > 1 and parts[1] in LAYERS:
-            other = LAYERS[parts[1]]
-            assert other <= own, f"{path.name} (layer {own}) imports {name} (layer {other})"
-            if own > 2:
-                assert other != 2, f"{path.name} imports layer 2, which imports torch"
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(HARNESS)))
-def test_only_layer_2_imports_torch(path: Path) -> None:
-    if layer(path) != 2:
-        assert not any(n.split(".")[0] == "torch" for n in imports(path))
-
-
-def test_no_module_outgrows_its_noun() -> None:
-    long = {p.name: n for p in modules() if (n := len(p.read_text().splitlines())) > 450}
-    assert not long
+        top, _, rest = name.partition(".")
+        other = rest.partition(".")[0]
+        if top == "harness" and room in ROOMS:
+            assert other in below and {room, other} not in APART, f"{path} imports {name}"
+            assert other != "training" or room == "training", f"{path} imports {name}: nobody may"
+        assert top != "torch" or room == "training", f"{path} imports torch"
+        if room == "training" and other == "launch":
+            assert rest.startswith("launch.wire."), (
+                f"{path} imports {name}: of launch only the wire"
+            )
 
 
 @pytest.mark.parametrize(
     "code",
     [
         "import harness",
-        "from harness.cli import main; assert main(['list']) == 0",
-        "from harness.cli import main; assert main(['verify', 'results/samples/ddp-nano']) == 0",
-        "from harness.cli import main; assert main(['report', 'results/samples/ddp-nano', '--json']) == 0",
+        "from harness.interface.cli.main import main; assert main(['list']) == 0",
+        "from harness.interface.cli.main import main; assert main(['verify', 'results/samples/ddp-nano']) == 0",
+        "from harness.interface.cli.main import main; assert main(['report', 'results/samples/ddp-nano', '--json']) == 0",
         "import pytest; assert not pytest.main(['--collect-only', '-q', 'suites/', '--cpus', '2'])",
     ],
 )

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import f as f_distribution
 
-from harness.codec import from_doc
-from harness.discover import Catalogue
+from harness.base.documents import from_doc
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
-from harness.protocol import LaunchSpec
+from harness.launch.wire.messages import LaunchSpec
 from harness.record import Purpose, RankRecord
-from harness.site import Site
 from harness.spec import Device
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
 
 
 def main() -> None:

@@ -13,17 +13,17 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness.discover import Catalogue
-from harness.launch.torchrun import Torchrun
-from harness.measure import Measurer
-from harness.options import normalise
-from harness.progress import Quiet
-from harness.protocol import LaunchSpec
-from harness.recipes import REAL, ladder
+from harness.launch.engines.torchrun import Torchrun
+from harness.launch.wire.messages import LaunchSpec
+from harness.measure.measurer import Measurer
+from harness.measure.progress import Quiet
+from harness.measure.settings import Settings
 from harness.record import Purpose
-from harness.settings import Settings
-from harness.site import Site, rungs
 from harness.spec import Device
+from harness.spec.catalogue import Catalogue
+from harness.spec.recipes import REAL, ladder
+from harness.spec.site import Site, rungs
+from harness.spec.targets import normalise
 
 
 def main() -> None:

@@ -15,14 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness.discover import Catalogue
+from harness.base.stats import median
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
-from harness.protocol import LaunchSpec
+from harness.launch.wire.messages import LaunchSpec
 from harness.record import Purpose
-from harness.site import Site
 from harness.spec import Device
-from harness.stats import median
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
 
 
 def main() -> None:

@@ -20,16 +20,16 @@ from pathlib import Path
 OURS = """
 import sys
 from pathlib import Path
-from harness.timeline.reader import read
+from harness.analysis.timeline.reader import read
 if len(sys.argv) > 1:
     read(Path(sys.argv[1]))
 """
 CLOSED = """
 import sys
 from pathlib import Path
-from harness.timeline.close import close
-from harness.timeline.lanes import lanes
-from harness.timeline.reader import read
+from harness.analysis.timeline.close import close
+from harness.analysis.timeline.lanes import lanes
+from harness.analysis.timeline.reader import read
 if len(sys.argv) > 1:
     close([lanes(read(Path(sys.argv[1])))])
 """

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.capture import spans
-from harness.stats import median
+from harness.base.stats import median
+from harness.training.observe import spans
 
 MAKE: dict[str, Callable[[int], AbstractContextManager[object]]] = {
     "nothing": lambda i: contextlib.nullcontext(),

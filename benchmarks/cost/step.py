@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from harness.beat import Beats, Phase
-from harness.capture.memory import Memory
-from harness.stats import median, t_interval
-from harness.worker.data import Batch
-from harness.worker.window import StepLog
+from harness.base.stats import median, t_interval
+from harness.launch.wire.beats import Beats, Phase
+from harness.training.data import Batch
+from harness.training.observe.memory import Memory
+from harness.training.rank.timed import StepLog
 
 
 class Sleeper:

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.report.html import render
-from harness.store import load, save
-from harness.verdict import verdicts
-from harness.verify import verify
+from harness.analysis.judging.verdicts import verdicts
+from harness.analysis.verify import verify
+from harness.interface.report.html import render
+from harness.record.store import load, save
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "results" / "samples" / "ddp-nano"

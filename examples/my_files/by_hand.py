@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from harness.strategies import ddp
-from harness.strategies.local import LocalTrainer
+from harness import LocalTrainer, ddp
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn import functional
 
-from harness.worker.data import labels, uniform
+from harness import labels, uniform
 
 SIZES = {"small": dict(d=256, batch=32)}
 

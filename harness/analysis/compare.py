@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness import contrasts, stats
-from harness.errors import SpecError
-from harness.fingerprint import between, fingerprint
+from harness.analysis.judging import pairs
+from harness.analysis.judging.fingerprint import between, fingerprint
+from harness.base import stats
+from harness.base.errors import SpecError
 from harness.record import RunRecord
 from harness.spec import CaseSpec
 
@@ -122,7 +123,7 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
             continue
         x = values_a[key][1] if key in values_a else []
         y = values_b[key][1] if key in values_b else []
-        mean_a, mean_b = contrasts.geometric_mean(x), contrasts.geometric_mean(y)
+        mean_a, mean_b = pairs.geometric_mean(x), pairs.geometric_mean(y)
         ratio = low = high = None
         reading = Reading.ONLY_A if not y else Reading.ONLY_B
         if x and y:
@@ -190,9 +191,9 @@ def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[Case
         for arm in plan.arms:
             found = [
                 q
-                for x in contrasts.timed(run, plan)
-                if x.arm == arm.name and contrasts.usable(x)
-                and (q := contrasts.quantity(x, metric)) is not None and q > 0
+                for x in pairs.timed(run, plan)
+                if x.arm == arm.name and pairs.usable(x)
+                and (q := pairs.quantity(x, metric)) is not None and q > 0
             ]  # fmt: skip
             if found:
                 out.setdefault(_key(arm.case, hardware), (arm.case, []))[1].extend(found)
@@ -203,7 +204,7 @@ def _efficiency(run: RunRecord, hardware: bool) -> dict[str, float]:
     by_id: dict[str, float] = {}
     for plan in run.plans:
         cases = {arm.case.id: arm.case for arm in plan.arms}
-        for point in contrasts.points(run, plan):
+        for point in pairs.points(run, plan):
             by_id[_key(cases[point.case], hardware)] = point.efficiency
     return by_id
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import contrasts, derive, judgement, pilots
-from harness.codec import Json, to_doc
-from harness.errors import RecordError, ScaleproofError
+from harness.analysis.judging import judgement, pairs
+from harness.analysis.samples import figures, pilots
+from harness.analysis.timeline.profiled import budget_of, talks, trace_path
+from harness.base.documents import Json, to_doc
+from harness.base.errors import RecordError, ScaleproofError
 from harness.record import JUDGED_SINCE, LaunchRecord, LaunchStatus, Purpose, RunRecord
-from harness.store import load_samples
-from harness.thresholds import Threshold
-from harness.timeline.launch import budget_of, talks, trace_path
+from harness.record.store import load_samples
+from harness.spec.rules import Threshold
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9
@@ -56,7 +57,7 @@ def verify(run: RunRecord, folder: Path) -> Verification:
         expected = run.described[launch.case].expected
         assert expected is not None
         case = plan.arm(launch.arm).case
-        again = derive.figures(case, expected, launch.ranks, samples, cut)
+        again = figures.figures(case, expected, launch.ranks, samples, cut)
         for name, value in vars(again).items():
             recorded = getattr(launch, name)
             if name == "wrong":  # what the traces lacked does not follow from the samples
@@ -72,10 +73,10 @@ def verify(run: RunRecord, folder: Path) -> Verification:
                 differences += _budget(launch, folder, plan.profile.profiled, talking)
             else:
                 traceless += 1
-            if not same(derive.perturbation(samples, plan.profile), launch.perturbation):
+            if not same(figures.perturbation(samples, plan.profile), launch.perturbation):
                 differences.append(f"{launch.launch}: perturbation differs")
         for rank, own in zip(launch.ranks, samples, strict=True):
-            if not same(derive.window_s(own, cut), rank.window_s):
+            if not same(figures.window_s(own, cut), rank.window_s):
                 differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
     if not differences:
         differences += _windows(run, folder)
@@ -145,7 +146,7 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
         frozen = run.windows.get(plan.hash)
         if frozen and frozen != pilots.windows(plan, pilots.read(run, folder, plan)):
             out.append(f"{plan.name}: windows are {frozen}, the pilots say something else")
-        for launch in contrasts.timed(run, plan, None):
+        for launch in pairs.timed(run, plan, None):
             kept = run.window(plan, launch)
             if launch.steps is not None and launch.steps.count != kept.steps - kept.cut:
                 out.append(f"{launch.launch}: {launch.steps.count} steps kept, not {kept}")

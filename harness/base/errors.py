@@ -9,10 +9,7 @@ LaunchError              an engine that cannot start or lost its agent (exit 11)
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from enum import IntEnum
-
-from harness.outcome import Status
 
 
 class Exit(IntEnum):
@@ -59,18 +56,3 @@ class LaunchError(ScaleproofError):
     """An engine that cannot start a world, or lost the agent that does."""
 
     exit = Exit.ERROR
-
-
-def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True) -> Exit:
-    """Fold verdicts into one exit status: ERROR before FAIL before INCONCLUSIVE.
-
-    RECORDED and SKIP judge nothing: alone they give NOTHING_JUDGED, never PASSED.
-    """
-    if Status.ERROR in statuses:
-        return Exit.ERROR
-    if Status.FAIL in statuses:
-        return Exit.FAILED
-    if Status.INCONCLUSIVE in statuses and inconclusive_fails:
-        return Exit.INCONCLUSIVE
-    judged = Status.PASS in statuses or Status.INCONCLUSIVE in statuses
-    return Exit.PASSED if judged else Exit.NOTHING_JUDGED

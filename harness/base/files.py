@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.errors import Exit, ScaleproofError
+from harness.base.errors import Exit, ScaleproofError
 
 #: Bytes below which a disk counts as full when a rank has just failed.
 FLOOR_BYTES = 64 << 10

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ConfigError
+from harness.base.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

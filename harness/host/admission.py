@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from harness import machine, nvml
+from harness.base import programs
+from harness.host import machine, nvml
 
 #: Share of a core's time that others may take, on average over the cores in use.
 FOREIGN_LOAD = 0.25
@@ -94,7 +95,7 @@ class Workers:
                 fields = (process / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            if b"harness.worker" in command:
+            if programs.TRAINING.encode() in command:
                 out[int(process.name)] = int(fields[11]) + int(fields[12])
         return out
 

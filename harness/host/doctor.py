@@ -8,8 +8,8 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from harness import admission, machine, nvml
-from harness.admission import Finding, Level
+from harness.host import admission, machine, nvml
+from harness.host.admission import Finding, Level
 
 
 def examine() -> list[Finding]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from harness import nvml
+from harness.host import nvml
 
 #: Dense peak TFLOP/s without sparsity, by exact device name and compute dtype (vendor data
 #: sheets). An unknown device gets no MFU: a guess would be worse than n/a.

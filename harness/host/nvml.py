@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.codec import Json
+from harness.base.documents import Json
 
 #: Bits of the clocks-event reasons mask that mean the device ran slower than it could.
 THROTTLE = {

@@ -6,17 +6,18 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import cluster, machine, references
-from harness.codec import Json
-from harness.discover import Catalogue
-from harness.errors import SpecError
-from harness.site import Site, resolve
-from harness.spec import Plan
-from harness.thresholds import Threshold, load_thresholds
+from harness.analysis.judging import expected as references
+from harness.base.documents import Json
+from harness.base.errors import SpecError
+from harness.host import machine
+from harness.launch import cluster
+from harness.spec.catalogue import Catalogue
+from harness.spec.rules import Threshold, load_thresholds
+from harness.spec.site import Site, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +124,3 @@ def thresholds(
     if expected is not None:
         found += references.rules(Path(expected), machine.detect().hardware_class)
     return tuple(found)
-
-
-def normalise(plan: Plan, known: Catalogue) -> Plan:
-    """The plan with every case checked and brought to its one spelling."""
-    arms = tuple(replace(a, case=known.normalise(a.case)) for a in plan.arms)
-    return replace(plan, arms=arms)

@@ -1,1 +1,1 @@
-"""Who starts ranks on which nodes. One file adds one engine; none of them imports torch."""
+"""Starting ranks: engines, the fleet of agents, and who is to blame when a launch breaks."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.launch.divergence import divergence, latest
-from harness.protocol import Collective, RankEnd
+from harness.launch.wire.messages import Collective, RankEnd
 from harness.record import Cause
 
 #: What an exception for want of memory says, on a device and on the host.

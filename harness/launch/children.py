@@ -9,13 +9,13 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
-from harness import orphans
-from harness.channel import Channel
+from harness.base import programs
 from harness.launch.engine import RANK_ENV, Command, State
-from harness.protocol import LaunchSpec
+from harness.launch.wire import processes
+from harness.launch.wire.channel import Channel
+from harness.launch.wire.messages import LaunchSpec
 
 #: Seconds that an agent has to leave once nobody talks to it.
 LEAVE_S = 5.0
@@ -31,11 +31,11 @@ def agent_command(
     python: str, node: int, env: Mapping[str, str], prefix: Sequence[str] = (), *options: str
 ) -> Command:
     """An agent of this package, behind ``prefix`` (a namespace to enter, for example)."""
-    root = str(Path(__file__).parents[2])
+    root = str(programs.ROOT)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     return Command(
         nodes=(node,),
-        argv=(*prefix, python, "-m", "harness.worker.agent", *options),
+        argv=(*prefix, python, "-m", programs.AGENT, *options),
         env={**RANK_ENV, **env, "PYTHONPATH": path},
     )
 
@@ -47,8 +47,8 @@ class InheritingJob:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._said: list[IO[bytes]] = []
         self._channels: dict[int, Channel] = {}
-        orphans.adopt()  # what an agent that is killed leaves is ours to end
-        self._family = orphans.new_family()
+        processes.adopt()  # what an agent that is killed leaves is ours to end
+        self._family = processes.new_family()
         for command in commands:
             ours, theirs = socket.socketpair()
             said = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
@@ -92,5 +92,5 @@ class InheritingJob:
                 process.kill()
                 process.wait()
             said.close()
-        orphans.end(self._family, {process.pid for process in self._processes})
+        processes.end(self._family, {process.pid for process in self._processes})
         self._processes, self._said = [], []

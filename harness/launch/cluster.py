@@ -11,10 +11,10 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.codec import Json
-from harness.config import Problems
-from harness.discover import Entry
-from harness.errors import ConfigError
+from harness.base.documents import Json
+from harness.base.errors import ConfigError
+from harness.base.toml import Problems
+from harness.spec.catalogue import Entry
 
 
 def settings(path: Path | None, engine: str, known: Mapping[str, Entry]) -> dict[str, Json]:

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from harness.channel import Listener, make_token
-from harness.discover import Entry
-from harness.errors import LaunchError
+from harness.base.errors import LaunchError
 from harness.launch.engine import Command, Deployment, Ended, Engine, Job, Tick, Watch, Where, make
 from harness.launch.fleet import Fleet
-from harness.protocol import LaunchSpec, Node
+from harness.launch.wire.channel import Listener, make_token
+from harness.launch.wire.messages import LaunchSpec, Node
 from harness.record import Described
 from harness.spec import CaseSpec
+from harness.spec.catalogue import Entry
 
 
 class Worlds(Protocol):

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.channel import Channel
+from harness.base import programs
+from harness.launch.children import LEAVE_S, die_with_parent
 from harness.launch.engine import RANK_ENV, Command, Deployment, State
-from harness.launch.inherit import LEAVE_S, die_with_parent
-from harness.protocol import LaunchSpec
+from harness.launch.wire.channel import Channel
+from harness.launch.wire.messages import LaunchSpec
 
 #: Seconds in which an agent must reach the program that had it started, and so was there first.
 WAIT_S = 60.0
@@ -22,7 +23,7 @@ WAIT_S = 60.0
 def agent(deployment: Deployment, *options: str, token: str = "") -> list[str]:
     """The command of an agent on some node; the token is named by its file, or comes on stdin."""
     return [
-        *(deployment.python, "-m", "harness.worker.agent"),
+        *(deployment.python, "-m", programs.AGENT),
         *("--join", deployment.join, "--token-file", token or str(deployment.token_file)),
         f"--wait={WAIT_S:.0f}",
         *options,
@@ -31,7 +32,7 @@ def agent(deployment: Deployment, *options: str, token: str = "") -> list[str]:
 
 def exported() -> dict[str, str]:
     """What an agent needs in its environment on any node."""
-    root = str(Path(__file__).parents[2])
+    root = str(programs.ROOT)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     return {**RANK_ENV, "PYTHONPATH": path}
 

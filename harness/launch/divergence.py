@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.protocol import Collective
+from harness.launch.wire.messages import Collective
 
 #: One rank sends to another and only that one knows: such operations are numbered by pairs.
 _PAIRED = ("send", "recv")

@@ -15,11 +15,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from harness.channel import Channel
-from harness.codec import Json
-from harness.discover import Entry
-from harness.protocol import LaunchSpec, RankEnd
+from harness.base.documents import Json
+from harness.launch.wire.channel import Channel
+from harness.launch.wire.messages import LaunchSpec, RankEnd
 from harness.spec import Device
+from harness.spec.catalogue import Entry
 
 #: Called a few times a second while a launch runs, with the step that the slowest rank is at.
 Tick = Callable[[int], None]
@@ -134,7 +134,7 @@ class Engine(Protocol):
 
 def make(entry: Entry) -> Engine:
     """The engine of a discovered file (its ``build()``)."""
-    module = importlib.import_module(f"harness.launch.{entry.name}")
+    module = importlib.import_module(entry.module)
     engine: Engine = module.build()
     return engine
 

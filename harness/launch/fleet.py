@@ -13,13 +13,13 @@ import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from harness.channel import Listener
-from harness.codec import from_doc, to_doc
-from harness.errors import LaunchError
+from harness.base.documents import from_doc, to_doc
+from harness.base.errors import LaunchError
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.link import Link, Message
 from harness.launch.running import LOST_S, Running
-from harness.protocol import LaunchSpec, Node, Share
+from harness.launch.wire.channel import Listener
+from harness.launch.wire.messages import LaunchSpec, Node, Share
 from harness.record import Described
 from harness.spec import CaseSpec, Device
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from harness.channel import Channel, ChannelError
-from harness.codec import Json
-from harness.protocol import Node
+from harness.base.documents import Json
+from harness.launch.wire.channel import Channel, ChannelError
+from harness.launch.wire.messages import Node
 
 Message = dict[str, Json]
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.codec import from_doc, to_doc
+from harness.base.documents import from_doc, to_doc
 from harness.launch.link import Link, Message
-from harness.protocol import Address, LaunchSpec, RankEnd, Share
+from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 
 #: Seconds without a beat after which an agent counts as lost, and for which ranks of other nodes
 #: may write down what they saw.

@@ -11,19 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import derive, disk, fabric, machine, nvml
-from harness.codec import Json, from_doc, to_doc
-from harness.discover import Catalogue
-from harness.errors import LaunchError, ScaleproofError
-from harness.fabric import Row
-from harness.launch import failure
+from harness.analysis.samples import figures as derive
+from harness.analysis.timeline.profiled import budget_of, talks
+from harness.base import files
+from harness.base.documents import Json, from_doc, to_doc
+from harness.base.errors import LaunchError, ScaleproofError
+from harness.host import machine, nvml
+from harness.launch import causes
 from harness.launch.deploy import Worlds, open_worlds
 from harness.launch.engine import Ended, Watch, Where
-from harness.protocol import Deadlines, LaunchSpec, Node, Restart
-from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord
+from harness.launch.wire.messages import Deadlines, LaunchSpec, Node, Restart
+from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, fabric
+from harness.record.fabric import Row
+from harness.record.store import load_samples, write_text
 from harness.spec import Arm, CaseSpec, Device, Plan, Window
-from harness.store import load_samples, write_text
-from harness.timeline.launch import budget_of, talks
+from harness.spec.catalogue import Catalogue
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
 POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1
@@ -116,10 +118,10 @@ class Launcher:
         of every collective; that launch counts for nothing else.
         """
         self._check_engine(order.arm.case)
-        with disk.told(folder):
+        with files.told(folder):
             found = self._launch(order, folder, described, on_step, detailed=False)
         if found.cause is not None:
-            disk.refuse_full(folder)
+            files.refuse_full(folder)
         if found.cause is None or found.cause.sure or found.cause.kind == "node":
             return found
         again = self._launch(order, folder, described, on_step, detailed=True).cause
@@ -143,7 +145,7 @@ class Launcher:
             tune_loop_thread=self.tune_loop_thread,
         )  # fmt: skip
         ended = self._run(spec, lambda step: None)
-        cause = failure.attribute(ended.ranks, ended.unreachable)
+        cause = causes.attribute(ended.ranks, ended.unreachable)
         if cause is not None:
             raise LaunchError(
                 f"the fabric sweep broke: rank {cause.rank}: {cause.message}", where=case.world,
@@ -251,7 +253,7 @@ class Launcher:
     ) -> LaunchRecord:
         """Read what the ranks left and derive the launch's figures."""
         out = Path(spec.out)
-        cause = failure.attribute(ended.ranks, ended.unreachable)
+        cause = causes.attribute(ended.ranks, ended.unreachable)
         ranks = []
         for end in ended.ranks:
             path = out / f"rank{end.rank}.json"

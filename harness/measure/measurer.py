@@ -16,29 +16,24 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness import (
-    admission,
-    contrasts,
-    judgement,
-    obstacles,
-    pilots,
-    profiles,
-    units,
-    verdict,
-)  # fmt: skip
-from harness.discover import Catalogue
-from harness.disk import FullDiskError
-from harness.errors import ScaleproofError
-from harness.launcher import Launcher, Order, mean_wall_s
-from harness.outcome import Verdict
-from harness.progress import Progress, moment, waiting
+from harness.analysis.judging import judgement, obstacles, pairs
+from harness.analysis.judging import verdicts as verdict
+from harness.analysis.samples import pilots
+from harness.base.errors import ScaleproofError
+from harness.base.files import FullDiskError
+from harness.host import admission
+from harness.measure import profiling
+from harness.measure.bench import Launcher, Order, mean_wall_s
+from harness.measure.progress import Progress, moment, waiting
+from harness.measure.recoverer import Recoverer
+from harness.measure.run import Run
+from harness.measure.settings import Settings
+from harness.measure.sweeper import Sweeper
 from harness.record import LaunchRecord, Purpose
-from harness.recoverer import Recoverer
-from harness.run import Run
-from harness.settings import Settings
-from harness.spec import Arm, CaseSpec, Plan, Role
-from harness.sweeper import Sweeper
-from harness.thresholds import Threshold
+from harness.record.outcome import Verdict
+from harness.spec import Arm, CaseSpec, Plan, Role, metrics
+from harness.spec.catalogue import Catalogue
+from harness.spec.rules import Threshold
 
 
 class Measurer:
@@ -170,7 +165,7 @@ class Measurer:
         The climb of a strategy ends at its first wrong rung: the larger ones are not launched.
         """
         self.describe([a.case for a in plan.arms])
-        gates = dict(contrasts.gates(self.run.bare(complete=False)))
+        gates = dict(pairs.gates(self.run.bare(complete=False)))
         right, ended = set(), set()
         for arm in sorted(plan.arms, key=lambda a: a.case.world_size):
             answer = self.run.described[arm.case.hash]
@@ -194,7 +189,7 @@ class Measurer:
             if {c.subject, *c.baseline} <= right
             for name in (c.subject, *c.baseline)
         }
-        failed = any(not contrasts.usable(x) for x in self.run.timed(plan))  # of a resumed run
+        failed = any(not pairs.usable(x) for x in self.run.timed(plan))  # of a resumed run
         if plan.protocol.max_blocks > 0 and not failed:
             self._arms[plan.hash] = [a for a in plan.arms if a.name in needed]
 
@@ -258,7 +253,7 @@ class Measurer:
         found = verdict.unconfirmed if attempt else verdict.verdicts_of
         names = {v.contrast for v in found(self.run.bare(), plan) if v.rule}
         judged = [c for c in self.run.contrasts_of(plan) if c.name in names]
-        for arm, turn in profiles.missing(self.run.bare(), plan, judged, attempt):
+        for arm, turn in profiling.missing(self.run.bare(), plan, judged, attempt):
             mean_s = mean_wall_s(self.run.launches).get(arm.case.hash, 0.0)
             if not self.run.in_time(2 * mean_s, self.settings.budget_s):
                 self.progress.note(f"{plan.name}: no timeline, it is over the time budget")
@@ -272,7 +267,7 @@ class Measurer:
         """A fresh set of launches of the arms whose FAIL would be reported."""
         self._profile(plan, attempt=1)
         found = verdict.unconfirmed(self.run.bare(), plan)
-        failing = {v.contrast for v in found if not units.profiled(v.metric)}
+        failing = {v.contrast for v in found if not metrics.profiled(v.metric)}
         if not failing:
             return
         contrasts_ = [c for c in self.run.contrasts_of(plan) if c.name in failing]
@@ -311,7 +306,7 @@ class Measurer:
 
         What is measured for an explanation only, a profile or an ablation, ends alone.
         """
-        if contrasts.usable(launch):
+        if pairs.usable(launch):
             return True
         problem = launch.wrong[0] if launch.wrong else obstacles.blame(launch)
         arm = plan.arm(launch.arm)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from harness import contrasts, units
+from harness.analysis.judging import pairs
 from harness.record import LaunchStatus, Purpose, RunRecord
-from harness.spec import Arm, Contrast, Plan, Role
-
-#: Profiled steps longer than this by factor are another program's: no attribution.
-PERTURBED = 1.05
+from harness.spec import Arm, Contrast, Plan, Role, metrics
 
 
 def missing(
@@ -21,7 +18,7 @@ def missing(
     their subjects get as many as a contrast has pairs. A case that an earlier plan has profiled
     is not profiled again for the sake of its budget alone.
     """
-    subjects = {c.subject for c in judged if units.profiled(c.metric)}
+    subjects = {c.subject for c in judged if metrics.profiled(c.metric)}
     out = []
     for arm in plan.arms:
         if arm.role in (Role.ABLATION, Role.CONTROL):
@@ -32,7 +29,7 @@ def missing(
         wanted = 2 * plan.protocol.min_blocks if arm.name in subjects else 1 - attempt
         if arm.name in subjects:
             own = [x for x in own if x.plan == plan.hash and x.attempt == attempt]
-        timed = [x for x in contrasts.timed(run, plan) if x.arm == arm.name]
-        if timed and all(contrasts.usable(x) for x in timed):
+        timed = [x for x in pairs.timed(run, plan) if x.arm == arm.name]
+        if timed and all(pairs.usable(x) for x in timed):
             out += [(arm, turn) for turn in range(len(own), wanted)]
     return out

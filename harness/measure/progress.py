@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness import contrasts
+from harness.analysis.judging import pairs
+from harness.base.numbers import rate
 from harness.launch.engine import Watch
-from harness.launcher import Order, mean_wall_s
+from harness.measure.bench import Order, mean_wall_s
 from harness.record import LaunchRecord, Purpose
 from harness.spec import Arm, Plan
-from harness.units import rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def moment(
             missing = max(0, 2 * plan.protocol.min_blocks - turns)
             left += missing * sum(wall_s.get(a.case.hash, usual) for a in needed)
     last = ""
-    if own and (seen := contrasts.quantity(own[-1], "throughput")) is not None:
+    if own and (seen := pairs.quantity(own[-1], "throughput")) is not None:
         last = f"{rate(seen)} samples/s"
     return Moment(
         plan=order.plan.name,

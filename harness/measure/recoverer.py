@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.codec import from_doc
-from harness.errors import LaunchError
-from harness.launch import failure
+from harness.base.documents import from_doc
+from harness.base.errors import LaunchError
+from harness.launch import causes as failure
 from harness.launch.engine import Ended
 from harness.launch.running import LOST_S
-from harness.launcher import Launcher
-from harness.progress import Progress
-from harness.protocol import Deadlines, Restart
-from harness.recovery import Course, Fault, RankRestart, Trial
-from harness.run import Run
+from harness.launch.wire.messages import Deadlines, Restart
+from harness.measure.bench import Launcher
+from harness.measure.progress import Progress
+from harness.measure.run import Run
+from harness.record.recovery import RankRestart, Trial
 from harness.spec import CaseSpec
+from harness.spec.courses import Course, Fault
 
 #: Steps of a training, the one after which it saves, and the one before which it breaks.
 STEPS, SAVE_AFTER, BREAK_BEFORE = 12, 4, 7

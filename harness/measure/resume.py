@@ -7,13 +7,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from harness.contrasts import timed, usable
-from harness.errors import RecordError
-from harness.machine import Machine
+from harness.analysis.judging.pairs import timed, usable
+from harness.base.errors import RecordError
+from harness.host.machine import Machine
 from harness.record import SCHEMA, LaunchRecord, RunRecord
-from harness.site import Site
+from harness.record.store import load
 from harness.spec import Device
-from harness.store import load
+from harness.spec.site import Site
 
 
 def unfinished(folder: Path, machine: Machine) -> RunRecord:

@@ -9,18 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness import contrasts, doctor, judgement, machine
-from harness.admission import Finding
-from harness.discover import Catalogue
-from harness.fabric import Row
-from harness.launcher import mean_wall_s
+from harness.analysis.judging import judgement, pairs
+from harness.host import doctor, machine
+from harness.host.admission import Finding
+from harness.measure.bench import mean_wall_s
+from harness.measure.resume import unfinished
+from harness.measure.settings import Settings
 from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord
-from harness.recovery import Trial
-from harness.resume import unfinished
-from harness.settings import Settings
+from harness.record.fabric import Row
+from harness.record.recovery import Trial
+from harness.record.store import save
 from harness.spec import Arm, Contrast, Plan, Window
-from harness.store import save
-from harness.thresholds import Statistic, Threshold
+from harness.spec.catalogue import Catalogue
+from harness.spec.rules import Statistic, Threshold
 
 
 class Run:
@@ -126,7 +127,7 @@ class Run:
 
     def contrasts_of(self, plan: Plan) -> tuple[Contrast, ...]:
         """What is judged of a plan, by the rules of this run."""
-        return contrasts.of(plan, self.thresholds, self.machine.hardware_class)
+        return pairs.of(plan, self.thresholds, self.machine.hardware_class)
 
     def timed(self, plan: Plan) -> list[LaunchRecord]:
         """The launches of a plan that count, good or not, of all attempts."""

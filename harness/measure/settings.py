@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from harness import cluster
-from harness.discover import Entry
+from harness.launch import cluster
 from harness.launch.engine import Where
 from harness.spec import Device
+from harness.spec.catalogue import Entry
 
 
 def end_on_sigterm() -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness import fabric
-from harness.codec import Json
-from harness.errors import ScaleproofError
-from harness.launcher import Launcher
-from harness.progress import Moment, Progress, waiting
-from harness.record import Purpose
-from harness.run import Run
-from harness.site import Site
+from harness.base.documents import Json
+from harness.base.errors import ScaleproofError
+from harness.measure.bench import Launcher
+from harness.measure.progress import Moment, Progress, waiting
+from harness.measure.run import Run
+from harness.record import Purpose, fabric
 from harness.spec import Plan, StandIn
+from harness.spec.site import Site
 
 
 class Sweeper:

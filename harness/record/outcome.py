@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+
+from harness.base.errors import Exit
 
 
 class Status(StrEnum):
@@ -132,3 +135,18 @@ class ScalingPoint:
     p95: float | None
     worst: float
     karp_flatt: float | None
+
+
+def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True) -> Exit:
+    """Fold verdicts into one exit status: ERROR before FAIL before INCONCLUSIVE.
+
+    RECORDED and SKIP judge nothing: alone they give NOTHING_JUDGED, never PASSED.
+    """
+    if Status.ERROR in statuses:
+        return Exit.ERROR
+    if Status.FAIL in statuses:
+        return Exit.FAILED
+    if Status.INCONCLUSIVE in statuses and inconclusive_fails:
+        return Exit.INCONCLUSIVE
+    judged = Status.PASS in statuses or Status.INCONCLUSIVE in statuses
+    return Exit.PASSED if judged else Exit.NOTHING_JUDGED

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from harness import disk
-from harness.codec import from_doc, to_doc
-from harness.errors import RecordError
-from harness.record import SCHEMA, RankRecord, RunRecord
-from harness.upgrade import upgrade
+from harness.base import files
+from harness.base.documents import from_doc, to_doc
+from harness.base.errors import RecordError
+from harness.record.rank import RankRecord
+from harness.record.record import SCHEMA, RunRecord
+from harness.record.upgrade import upgrade
 
 TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
@@ -39,15 +40,15 @@ class Samples:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    disk.write({path: text})
+    files.write({path: text})
 
 
 def save(record: RunRecord, folder: Path) -> None:
     """Write ``record.json`` and its digest, both or none; FullDiskError if there is no room."""
     text = json.dumps(to_doc(record), indent=1) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest() + "\n"
-    with disk.told(folder):
-        disk.write({folder / "record.json": text, folder / "record.sha256": digest})
+    with files.told(folder):
+        files.write({folder / "record.json": text, folder / "record.sha256": digest})
 
 
 def load(folder: Path) -> RunRecord:

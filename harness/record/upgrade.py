@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.codec import Json, from_doc
+from harness.base.documents import Json, from_doc
 from harness.spec import Plan, digest
 
 

@@ -1,4 +1,4 @@
-"""What is measured: CaseSpec, Arm, Contrast, Protocol, Plan. Pure data, no torch.
+"""What is run: CaseSpec, its id and its hash. Pure data, no torch.
 
 Identity has one owner, ``CaseSpec.series``: id, hash, pytest id, threshold pattern and asv
 parameters are all made from it. Settings (steps, blocks, hosts, time-outs, paths) never enter.
@@ -8,21 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 
-from harness.codec import Json, to_doc
-
-#: Steps that a profiled launch traces.
-PROFILED = 8
-#: Kinds of baseline that a ratio can refer to.
-BASELINES = (
-    "plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "rung", "other",
-)  # fmt: skip
+from harness.base.documents import Json, to_doc
 
 
 class Mode(StrEnum):
@@ -74,15 +66,6 @@ class Ablation(StrEnum):
 
     COMMUNICATION = "communication"
     DATA = "data"
-
-
-class Role(StrEnum):
-    """What an arm is for."""
-
-    SUBJECT = "subject"
-    BASELINE = "baseline"
-    ABLATION = "ablation"
-    CONTROL = "control"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,175 +200,13 @@ class CaseSpec:
         return self.knobs.get(name, default)
 
 
-def _text(value: Json) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batching:
-    """How a global batch falls apart: each shard's micro-batch, ``accumulate`` times."""
-
-    micros: tuple[int, ...]
-    accumulate: int
-
-    @property
-    def shards(self) -> int:
-        """Parts of a batch that are trained on side by side."""
-        return len(self.micros)
-
-    @property
-    def largest(self) -> int:
-        """Samples of the largest micro-batch."""
-        return max(self.micros)
-
-    @property
-    def global_batch(self) -> int:
-        """Samples that the whole world trains on in one optimizer step."""
-        return sum(self.micros) * self.accumulate
-
-    def place(self, shard: int) -> slice:
-        """Where a shard's samples lie in a global batch."""
-        start = sum(self.micros[:shard]) * self.accumulate
-        return slice(start, start + self.micros[shard] * self.accumulate)
-
-    def weight(self, shard: int) -> float:
-        """What a shard's mean loss counts in the mean over shards, so that all samples count alike.
-
-        1.0 where all shards are of one size.
-        """
-        return self.micros[shard] * self.shards / sum(self.micros)
-
-
-def batching(case: CaseSpec, default_micro: int, *, whole: bool) -> Batching:
-    """How a case's global batch falls apart; ValueError when it does not divide.
-
-    ``whole`` strategies (pipeline) see the whole batch as one shard and cut it themselves.
-    """
-    if case.shares and whole:
-        raise ValueError("this strategy has no shards of unequal size")
-    shards = 1 if whole else case.world_size
-    if case.mode is Mode.WEAK:
-        total, rest = (case.micro_batch or default_micro) * case.world_size, 0
-    else:
-        assert case.global_batch is not None
-        total, rest = divmod(case.global_batch, case.accumulate)
-    micros = apportion(total, case.shares or (1.0,) * shards)
-    if rest or min(micros) == 0 or (len(set(micros)) > 1 and not case.shares):
-        raise ValueError(
-            f"a batch of {case.global_batch or total} does not divide over {shards} shards"
-            f" x {case.accumulate} accumulation steps"
-        )
-    return Batching(micros=micros, accumulate=case.accumulate)
-
-
-def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Whole parts of ``total`` in these proportions, by largest remainder (Hamilton)."""
-    exact = [total * share / math.fsum(shares) for share in shares]
-    parts = [math.floor(x) for x in exact]
-    behind = sorted(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))
-    for i in behind[: total - sum(parts)]:
-        parts[i] += 1
-    return tuple(parts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """A case with a role, measured once in every pass."""
-
-    name: str
-    case: CaseSpec
-    role: Role
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contrast:
-    """One metric of a subject arm, as a ratio to its baseline arm(s), or absolute without them.
-
-    ``against`` names the kind of baseline (plain, wrapped, one_node, smallest_fit,
-    sum_of_devices, ...). Several baseline arms are added up. ``ideal`` is the ratio that
-    perfect scaling would give; a ratio metric is shown divided by it.
-    """
-
-    name: str
-    metric: str
-    subject: str
-    baseline: tuple[str, ...]
-    against: str
-    ideal: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """Steps of a launch: the first ``cut`` warm up, the last ``profiled`` are traced."""
-
-    steps: int
-    cut: int
-    profiled: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Protocol:
-    """How a plan is measured: settings, never identity.
-
-    ``steps`` optimizer steps per launch, of which the first ``cut`` are warm-up: so a pilot runs,
-    and a timed launch at least. A block is one pass over the arms and one back, two pairs per
-    contrast; the judge looks after every block from ``min_blocks`` to ``max_blocks``.
-    """
-
-    steps: int
-    cut: int
-    min_blocks: int = 4
-    max_blocks: int = 8
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.cut < self.steps and 0 <= self.min_blocks <= self.max_blocks):
-            raise ValueError(
-                f"a protocol needs 0 <= cut < steps and min_blocks <= max_blocks: {self}"
-            )
-
-
 def digest(doc: Json) -> str:
     """16 hex digits of the sha256 of a document."""
     text = json.dumps(doc, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Arms measured in the same blocks, and the contrasts that are judged."""
-
-    name: str
-    arms: tuple[Arm, ...]
-    contrasts: tuple[Contrast, ...]
-    protocol: Protocol
-
-    def arm(self, name: str) -> Arm:
-        """The arm of that name; AssertionError if a recipe forgot it."""
-        found = [a for a in self.arms if a.name == name]
-        assert len(found) == 1, f"plan {self.name}: {len(found)} arms named {name!r}"
-        return found[0]
-
-    @property
-    def pilot(self) -> Window:
-        """What a pilot runs."""
-        return Window(steps=self.protocol.steps, cut=self.protocol.cut)
-
-    @property
-    def profile(self) -> Window:
-        """What a profiled launch runs: as many steps without the profiler as with it, for scale."""
-        cut = self.protocol.cut
-        return Window(steps=cut + 2 * PROFILED + 1, cut=cut, profiled=PROFILED)
-
-    def only(self, wanted: Collection[Contrast]) -> Plan:
-        """The same plan with these contrasts, and only the arms that they need."""
-        names = {c.subject for c in wanted} | {b for c in wanted for b in c.baseline}
-        kept = tuple(c for c in self.contrasts if c in wanted)
-        return replace(self, contrasts=kept, arms=tuple(a for a in self.arms if a.name in names))
-
-    @cached_property
-    def hash(self) -> str:
-        """Content hash: equal plans are measured once; a new field keeps every old hash."""
-        return digest(to_doc(self, lean=True))
+def _text(value: Json) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

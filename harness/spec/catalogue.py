@@ -16,17 +16,17 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import cast
 
-from harness.codec import Json
-from harness.errors import SpecError
-from harness.spec import CaseSpec, Mode, StandIn
+from harness.base.documents import Json
+from harness.base.errors import SpecError
+from harness.base.programs import PACKAGE
+from harness.spec.case import CaseSpec, Mode, StandIn
 
-HERE = Path(__file__).parent
 KINDS = ("strategies", "models", "compressors", "engines", "suites")
 _FOLDERS = {
-    "strategies": "strategies",
-    "models": "models",
-    "compressors": "compressors",
-    "engines": "launch",
+    "strategies": "training/strategies",
+    "models": "training/models",
+    "compressors": "training/compressors",
+    "engines": "launch/engines",
 }
 _SINGULAR = {
     "strategies": "strategy",
@@ -59,9 +59,9 @@ class Entry:
     @property
     def module(self) -> str:
         """What to import: a module of this package by name, a user's file by path."""
-        if not self.path.is_relative_to(HERE):
+        if not self.path.is_relative_to(PACKAGE):
             return str(self.path)
-        return ".".join(("harness", *self.path.relative_to(HERE).with_suffix("").parts))
+        return ".".join(("harness", *self.path.relative_to(PACKAGE).with_suffix("").parts))
 
     @property
     def knobs(self) -> Mapping[str, Json]:
@@ -128,7 +128,7 @@ class Catalogue:
         """Kind -> name -> Entry. A user's file may not hide one of the package."""
         found: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
         for kind, folder in _FOLDERS.items():
-            for path in sorted((HERE / folder).glob("*.py")):
+            for path in sorted((PACKAGE / folder).glob("*.py")):
                 self._add(found, path, kind)
         for path in [
             f for p in (*_entry_point_folders(), *self.paths) for f in sorted(p.glob("*.py"))

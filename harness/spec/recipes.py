@@ -10,21 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness import units
-from harness.errors import SpecError
-from harness.site import Site
-from harness.spec import (
-    BASELINES,
-    Ablation,
-    Arm,
-    CaseSpec,
-    Contrast,
-    Data,
-    Mode,
-    Plan,
-    Protocol,
-    Role,
-)
+from harness.base.errors import SpecError
+from harness.spec import metrics as units
+from harness.spec.case import Ablation, CaseSpec, Data, Mode
+from harness.spec.plan import BASELINES, Arm, Contrast, Plan, Protocol, Role
+from harness.spec.site import Site
 
 #: What a suite hands to ``@scaling``: the site in, plans out.
 Recipe = Callable[[Site], Sequence[Plan]]

@@ -9,10 +9,11 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from harness import units
-from harness.config import Key, Problems, Table, check_table, read_tables
-from harness.spec import BASELINES, CaseSpec, Contrast, Device, Mode
-from harness.units import Form
+from harness.base.toml import Key, Problems, Table, check_table, read_tables
+from harness.spec import metrics
+from harness.spec.case import CaseSpec, Device, Mode
+from harness.spec.metrics import Form
+from harness.spec.plan import BASELINES, Contrast
 
 
 class Statistic(StrEnum):
@@ -166,10 +167,10 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
         return table.lines.get(key, table.line)
 
     try:
-        metric = units.metric(v["metric"])
+        metric = metrics.metric(v["metric"])
     except KeyError:
-        near = difflib.get_close_matches(v["metric"], units.METRICS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(units.METRICS)}"
+        near = difflib.get_close_matches(v["metric"], metrics.METRICS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(metrics.METRICS)}"
         problems.add(line("metric"), f"no metric {v['metric']!r}", hint)
         return None
     if v["unit"] != metric.unit:
@@ -233,7 +234,7 @@ def reach(
     """Whether a rule matched something; if not, whether it could have here, and why not."""
     if any(rule.matches(case, contrast, hardware) for case, contrast in judged):
         return Reach.MATCHED, ""
-    if command := units.apart(rule.metric):
+    if command := metrics.apart(rule.metric):
         return Reach.OUT_OF_REACH, f"{rule.metric} is measured by {command}"
     if rule.device is not None and rule.device is not device:
         return Reach.OUT_OF_REACH, f"needs {rule.device}"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness import machine, nvml
-from harness.errors import SpecError
-from harness.spec import CaseSpec, Device, Mode, StandIn
+from harness.base.errors import SpecError
+from harness.host import machine, nvml
+from harness.spec.case import CaseSpec, Device, Mode, StandIn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from harness.recipes import Recipe
-from harness.recovery import Course
-from harness.site import Site
+from harness.spec.courses import Course
+from harness.spec.recipes import Recipe
+from harness.spec.site import Site
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

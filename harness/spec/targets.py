@@ -1,47 +1,28 @@
-"""``plan``: what would be launched, how long it will take, and what each case will need."""
+"""What a command line can name to be measured: a case, a recipe, a file or folder of suites."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from harness import contrasts, obstacles, options, verdict
-from harness import machine as machines
-from harness.codec import Json, from_doc, to_doc
-from harness.discover import Catalogue
-from harness.errors import SpecError
-from harness.machine import Machine
-from harness.recipes import PACED, REAL, Recipe, ladder, metrics_of, strong_worlds
-from harness.record import Described
-from harness.report import text
-from harness.site import Site
-from harness.spec import Ablation, CaseSpec, Mode, Plan
-from harness.suite import MARK
-from harness.thresholds import Threshold
-from harness.units import duration, si
+from harness.base.documents import Json, from_doc, to_doc
+from harness.base.errors import SpecError
+from harness.spec.case import Ablation, CaseSpec, Mode
+from harness.spec.catalogue import Catalogue
+from harness.spec.plan import Plan
+from harness.spec.recipes import PACED, REAL, Recipe, ladder, metrics_of, strong_worlds
+from harness.spec.site import Site
+from harness.spec.suite import MARK
 
 #: Fields of a case that ``--set`` may change; the others follow from its name and the site.
 SETTABLE = (
     "micro_batch", "global_batch", "seq_len", "precision", "optimizer", "accumulate",
     "checkpoint", "data", "seed", "shares", "devices_per_rank", "stragglers",
 )  # fmt: skip
-
-#: Seconds that a launch costs beside its steps, and a step when nothing better is known.
-LAUNCH_S, GATE_S = 0.15, 1.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """One plan with what the agent said of its cases, and which rules judge each arm."""
-
-    plan: Plan
-    described: dict[str, Described]
-    rules: dict[str, list[str]]
-    num_launches: int
 
 
 def plans_of(
@@ -66,7 +47,7 @@ def plans_of(
         raw = [plan for f in _files(Path(path)) for plan in _recipes(f, site, function or None)]
     else:
         raw = [case_plan(target, site, settings, ablations)]
-    unique = {p.hash: p for p in (options.normalise(plan, catalogue) for plan in raw)}
+    unique = {p.hash: p for p in (normalise(plan, catalogue) for plan in raw)}
     return list(unique.values())
 
 
@@ -164,86 +145,7 @@ def _import(path: Path) -> ModuleType:
         sys.path.pop(0)
 
 
-def outlook(
-    plan: Plan, described: dict[str, Described], thresholds: Sequence[Threshold]
-) -> Outlook:
-    """What a plan will do, with the rules that will judge it."""
-    hardware = machines.detect().hardware_class
-    judged = contrasts.of(plan, thresholds, hardware)
-    rules: dict[str, list[str]] = {a.name: [] for a in plan.arms}
-    for c in judged:
-        matched = verdict.rules_for(thresholds, plan.arm(c.subject).case, c, hardware)
-        rules[c.subject] += [t.name for t in matched if t.name not in rules[c.subject]]
-    return Outlook(
-        plan=plan,
-        described={a.case.hash: described[a.case.hash] for a in plan.arms},
-        rules=rules,
-        num_launches=2 * plan.protocol.min_blocks * len(plan.arms),
-    )
-
-
-def estimate_s(found: Outlook) -> float:
-    """Rough seconds for the plan's first blocks: closed-form FLOPs at a core's usual rate.
-
-    Paced models state their own step time; on a GPU the rate is a guess and the figure is too.
-    """
-    total = 0.0
-    protocol = found.plan.protocol
-    for arm in found.plan.arms:
-        facts = found.described[arm.case.hash].facts
-        expected = found.described[arm.case.hash].expected
-        if facts is None or expected is None:
-            continue
-        rate = 3e10 if arm.case.device == "cpu" else 2e14
-        step_s = facts.flops_per_sample * expected.global_batch / arm.case.world_size / rate
-        if arm.case.model == "paced":
-            step_s = float(arm.case.knob("paced.step_ms", 40.0)) / 1e3 * 1.2
-        total += 2 * protocol.min_blocks * (LAUNCH_S + protocol.steps * max(step_s, 2e-3)) + GATE_S
-    return total
-
-
-def lines(found: Sequence[Outlook], machine: Machine) -> list[str]:
-    """The table of ``plan``."""
-    columns = [
-        text.Column(header="case", keep=9, left=True),
-        text.Column(header="ranks", keep=9),
-        text.Column(header="params", keep=4),
-        text.Column(header="batch", keep=5),
-        text.Column(header="GFLOP/step", keep=3),
-        text.Column(header="memory", keep=6),
-        text.Column(header="sends/step", keep=7),
-        text.Column(header="rules", keep=8, left=True),
-    ]
-    rows = []
-    for f in found:
-        for arm in f.plan.arms:
-            d = f.described[arm.case.hash]
-            if d.facts is None or d.expected is None:
-                skipped = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
-                rows.append([arm.case.family, arm.case.world, "", "", "", "", "", skipped])
-                continue
-            flops = d.facts.flops_per_sample * d.expected.global_batch / arm.case.world_size
-            rows.append(
-                [
-                    arm.case.family,
-                    arm.case.world,
-                    si(float(d.facts.num_params)),
-                    str(d.expected.global_batch),
-                    f"{flops / 1e9:.3g}",
-                    si(float(d.expected.memory_bytes), "B"),
-                    si(max(d.expected.sent_bytes), "B"),
-                    ", ".join(f.rules[arm.name])
-                    if obstacles.fits(d, arm.case, machine)
-                    else "SKIP: does not fit",
-                ]
-            )
-        extras = f.plan.arms[-1].case.extras.split("+")[1:] if f.plan.arms else []
-        rows += [[f"  +{extra}", *[""] * (len(columns) - 1)] for extra in extras]
-    launches = sum(f.num_launches for f in found)
-    seconds = sum(estimate_s(f) for f in found)
-    return [
-        *(text.table(columns, rows, text.columns()) if rows else [" nothing to launch here"]),
-        "",
-        f" {len(found)} plans, at least {launches} timed launches, about {duration(seconds)};"
-        f" memory and bytes are per rank, in closed form",
-    ]
+def normalise(plan: Plan, known: Catalogue) -> Plan:
+    """The plan with every case checked and brought to its one spelling."""
+    arms = tuple(replace(a, case=known.normalise(a.case)) for a in plan.arms)
+    return replace(plan, arms=arms)

@@ -1,1 +1,1 @@
-"""What a rank and the agent that forks it do: the measuring protocol and the correctness gate."""
+"""The ranks: the only folder that imports torch, and that nobody imports."""

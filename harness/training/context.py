@@ -15,11 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from harness.codec import Json
-from harness.discover import read_head
+from harness.base.documents import Json
 from harness.record import WhatRan
 from harness.spec import Batching, CaseSpec, Optimizer, Precision
-from harness.worker.data import Batch
+from harness.spec.catalogue import read_head
+from harness.training.data import Batch
 
 
 class Trainer(Protocol):

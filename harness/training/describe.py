@@ -9,7 +9,7 @@ from torch import nn
 
 from harness.record import Described, Expected, ModelFacts
 from harness.spec import Batching, CaseSpec, batching
-from harness.worker.context import Loaded, build_model, make_batch
+from harness.training.context import Loaded, build_model, make_batch
 
 
 def case_batching(loaded: Loaded, case: CaseSpec) -> Batching:

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.codec import Json
-from harness.worker.context import RankContext
+from harness.base.documents import Json
+from harness.training.context import RankContext
 
 #: A DDP communication hook without its state: a bucket in, the averaged flat gradient out.
 Hook: TypeAlias = Callable[[dist.GradBucket], torch.futures.Future[Tensor]]

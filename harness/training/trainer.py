@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from harness.capture.spans import span
-from harness.ranges import Category
 from harness.record import ModelFacts, WhatRan
-from harness.worker.context import RankContext
-from harness.worker.data import Batch
+from harness.record.spans import Category
+from harness.training.context import RankContext
+from harness.training.data import Batch
+from harness.training.observe.spans import span
 
 
 class LocalTrainer:

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.budget import Budget, RankBudget, Term
-from harness.codec import Json
-from harness.discover import Catalogue
+from harness.base.documents import Json
 from harness.launch.engine import Where
-from harness.launcher import Launcher, Order
+from harness.measure.bench import Launcher, Order
 from harness.record import Purpose
-from harness.site import Site
+from harness.record.budget import Budget, RankBudget, Term
 from harness.spec import Arm, CaseSpec, Data, Device, Plan, Protocol, Role
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
 
 PLANTS = Path(__file__).parents[1] / "plants"
 DDP = ("late", "link", "data", "stall", "slow")

@@ -16,14 +16,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness.discover import Catalogue
-from harness.findings import EMULATED_OFF, PAYLOAD_SHARE
+from harness.analysis.judging.notices import EMULATED_OFF, PAYLOAD_SHARE
+from harness.base.stats import median
 from harness.launch.engine import Where
-from harness.launcher import Launcher, Order
+from harness.measure.bench import Launcher, Order
 from harness.record import LaunchRecord, Purpose
-from harness.site import Site
 from harness.spec import Arm, Device, Plan, Protocol, Role
-from harness.stats import median
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
 
 #: Steps differ from bytes / rate + compute by this much at most, relatively.
 TOLERANCE = 0.25

@@ -20,22 +20,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import contrasts
-from harness.codec import from_doc, to_doc
-from harness.discover import Catalogue
-from harness.judge import estimate, judge
-from harness.measure import Measurer
-from harness.options import normalise
-from harness.outcome import Status
-from harness.progress import Quiet
-from harness.recipes import ladder
+from harness.analysis.judging import pairs as contrasts
+from harness.analysis.judging.judge import estimate, judge
+from harness.base.documents import from_doc, to_doc
+from harness.base.stats import median
+from harness.measure.measurer import Measurer
+from harness.measure.progress import Quiet
+from harness.measure.settings import Settings
 from harness.record import LaunchRecord
-from harness.settings import Settings
-from harness.site import Site
+from harness.record.outcome import Status
 from harness.spec import Device, Plan, Protocol
-from harness.stats import median
-from harness.thresholds import Source, Threshold
-from harness.units import Form
+from harness.spec.catalogue import Catalogue
+from harness.spec.metrics import Form
+from harness.spec.recipes import ladder
+from harness.spec.rules import Source, Threshold
+from harness.spec.site import Site
+from harness.spec.targets import normalise
 
 CELLS = [(e, n) for e in (0.95, 0.85, 0.70, 0.50) for n in (2, 4)]
 STRATEGIES = ("ddp", "pipeline")

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge import judge
-from harness.outcome import Status
-from harness.thresholds import Source, Threshold
-from harness.units import Form
+from harness.analysis.judging.judge import judge
+from harness.record.outcome import Status
+from harness.spec.metrics import Form
+from harness.spec.rules import Source, Threshold
 
 #: Relative deviation of a pair, as assumed by the comparison of stopping rules.
 SD = 0.0133

@@ -36,16 +36,16 @@ def test_no_bound_two_points_off_is_decided_wrongly(ladders: list[planted.Ladder
 @pytest.mark.full
 def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     """A/A on real launches: of 20 comparisons at most 4 decide anything (nominal: 2 of 20)."""
-    from harness import contrasts
-    from harness.discover import Catalogue
-    from harness.measure import Measurer
-    from harness.options import normalise
-    from harness.outcome import Status
-    from harness.progress import Quiet
-    from harness.recipes import like
-    from harness.settings import Settings
-    from harness.site import Site
+    from harness.analysis.judging import pairs as contrasts
+    from harness.measure.measurer import Measurer
+    from harness.measure.progress import Quiet
+    from harness.measure.settings import Settings
+    from harness.record.outcome import Status
     from harness.spec import Device, Protocol
+    from harness.spec.catalogue import Catalogue
+    from harness.spec.recipes import like
+    from harness.spec.site import Site
+    from harness.spec.targets import normalise
 
     known = Catalogue()
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))

@@ -53,7 +53,7 @@ def test_looking_often_with_a_fixed_interval_would_err() -> None:
     """The mutant: Student's t at every look, which is what one would write first."""
     import numpy as np
 
-    from harness.stats import t_interval
+    from harness.base.stats import t_interval
 
     rng, wrong, runs = np.random.default_rng(3), 0, 400
     for _ in range(runs):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.codec import from_doc, to_doc
-from harness.compare import Reading, compare, compare_hardware
-from harness.errors import SpecError
+from harness.analysis.compare import Reading, compare, compare_hardware
+from harness.base.documents import from_doc, to_doc
+from harness.base.errors import SpecError
 from harness.record import RunRecord
-from harness.store import load
+from harness.record.store import load
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.codec import from_doc, json_schema, to_doc
-from harness.outcome import Reason, Status, Verdict
+from harness.base.documents import from_doc, json_schema, to_doc
+from harness.record.outcome import Reason, Status, Verdict
 from harness.spec import Mode, Protocol
 
 floats = st.floats(allow_nan=False, allow_infinity=False)

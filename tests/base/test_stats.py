@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import stats
+from harness.base import stats
 
 some = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30)
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.compressors import int8, topk
+from harness.training.compressors import int8, topk
 
 
 class Bucket:
@@ -47,7 +47,7 @@ def group() -> Iterator[None]:
 
 
 def hook(name: str, **knobs: Any) -> Any:
-    module = importlib.import_module(f"harness.compressors.{name}")
+    module = importlib.import_module(f"harness.training.compressors.{name}")
     context = SimpleNamespace(world_size=1)
     return module.build(context, {**getattr(module, "KNOBS", {}), **knobs})
 
@@ -111,7 +111,7 @@ def test_topk_contracts() -> None:
 
 @pytest.mark.parametrize("name", ["none", "fp16", "bf16", "int8"])
 def test_stateless_compressors_stay_below_their_stated_error(name: str) -> None:
-    module = importlib.import_module(f"harness.compressors.{name}")
+    module = importlib.import_module(f"harness.training.compressors.{name}")
     parameters = [torch.nn.Parameter(torch.zeros(300, 40))]
     gradient = torch.randn(300, 40)
     seen = hook(name)(Bucket(parameters).fill([gradient])).wait()

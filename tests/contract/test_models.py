@@ -9,11 +9,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.discover import Catalogue
-from harness.site import Site
 from harness.spec import Device, Precision
-from harness.worker.context import build_model, load, make_batch
-from harness.worker.describe import model_facts
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
+from harness.training.context import build_model, load, make_batch
+from harness.training.describe import model_facts
 
 KNOWN = Catalogue()
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,))

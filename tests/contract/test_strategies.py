@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import stats
-from harness.discover import Catalogue
+from harness.base import stats
 from harness.record import Purpose
 from harness.spec import Precision
+from harness.spec.catalogue import Catalogue
 
 KNOWN = Catalogue().entries
 STRATEGIES = [s for s in KNOWN["strategies"] if s not in ("single", "compressed")]

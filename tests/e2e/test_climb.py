@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.discover import Catalogue
-from harness.measure import Measurer
-from harness.options import normalise
-from harness.outcome import Reason, Status
-from harness.progress import Quiet
-from harness.recipes import ladder
+from harness.measure.measurer import Measurer
+from harness.measure.progress import Quiet
+from harness.measure.settings import Settings
 from harness.record import Purpose
-from harness.settings import Settings
-from harness.site import Site
+from harness.record.outcome import Reason, Status
 from harness.spec import Device, Protocol
+from harness.spec.catalogue import Catalogue
+from harness.spec.recipes import ladder
+from harness.spec.site import Site
+from harness.spec.targets import normalise
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.store import load
+from harness.record.store import load
 
 ROOT = Path(__file__).parents[2]
 

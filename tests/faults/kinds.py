@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from harness.launch.running import LOST_S
-from harness.protocol import Deadlines
+from harness.launch.wire.messages import Deadlines
 
 COLLECTIVE_S, TRAINS_S = 3.0, 6.0
 DEADLINES = Deadlines(start_s=6, first_step_s=20, step_s=6, collective_s=COLLECTIVE_S)

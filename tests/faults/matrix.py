@@ -31,18 +31,18 @@ from threading import BoundedSemaphore, Lock
 
 from scipy.stats import beta
 
-from harness.codec import from_doc
-from harness.discover import Catalogue
-from harness.evidence import lives
-from harness.launch import failure
+from harness.analysis.timeline.profiled import budget_of
+from harness.base.documents import from_doc
+from harness.launch import causes
 from harness.launch.deploy import Worlds, open_worlds
-from harness.launch.emulated import enter
 from harness.launch.engine import Where
-from harness.protocol import Deadlines, LaunchSpec
+from harness.launch.engines.emulated import enter
+from harness.launch.wire.evidence import lives
+from harness.launch.wire.messages import Deadlines, LaunchSpec
 from harness.record import Purpose, RankRecord
-from harness.site import Site
 from harness.spec import Device
-from harness.timeline.launch import budget_of
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
 
 from .kinds import DEADLINES, KINDS, STRATEGIES, On
 from .nodes import forked
@@ -152,7 +152,7 @@ def strike(worlds: Worlds, known: Catalogue, cell: Cell, folder: Path) -> Found:
         ended = worlds.launch(spec, turn)
         took_s = time.time() - (struck.stat().st_mtime if struck.exists() else began)
     left = sum(lives(int(p.read_text())) for p in out.glob("*.pid"))
-    cause = failure.attribute(ended.ranks, ended.unreachable)
+    cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None:
         return Found(
             rank=cause.rank, kind=cause.kind, message=cause.message, sure=cause.sure,

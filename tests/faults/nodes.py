@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from unittest import mock
 
-from harness.channel import Channel
 from harness.launch.engine import RANK_ENV, State, Where
 from harness.launch.fleet import Fleet
-from harness.protocol import LaunchSpec
-from harness.worker import agent
+from harness.launch.wire.channel import Channel
+from harness.launch.wire.messages import LaunchSpec
+from harness.training.agent import agent
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([agent.__name__])

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from harness.beat import Beats, Phase
-from harness.discover import Catalogue
-from harness.evidence import lives
-from harness.launch.emulated import Emulated
 from harness.launch.engine import Where
-from harness.launcher import Launcher, Order
-from harness.protocol import Deadlines
+from harness.launch.engines.emulated import Emulated
+from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.evidence import lives
+from harness.launch.wire.messages import Deadlines
+from harness.measure.bench import Launcher, Order
 from harness.record import Purpose
-from harness.site import Site
 from harness.spec import Arm, Device, Plan, Protocol, Role
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
 
 from .kinds import KINDS, On
 from .matrix import FOLDER, Cell, Found, striking
@@ -59,7 +59,9 @@ class Fault:
 
     def pid(self) -> int:
         """The rank's pid: the agent's children, forked in the order of ranks."""
-        (agent,) = [int(p) for p in children(os.getpid()) if b"harness.worker.agent" in cmdline(p)]
+        (agent,) = [
+            int(p) for p in children(os.getpid()) if b"harness.training.agent.agent" in cmdline(p)
+        ]
         return sorted(map(int, children(agent)))[self.rank]
 
 
@@ -177,7 +179,9 @@ def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
             os.sched_yield()
         pids = [int(f.read_text()) for f in found]
         assert all(map(lives, pids))
-        (agent,) = [p for p in children(program.pid) if b"harness.worker.agent" in cmdline(p)]
+        (agent,) = [
+            p for p in children(program.pid) if b"harness.training.agent.agent" in cmdline(p)
+        ]
         os.kill(int(agent) if who == "agent" else program.pid, signal.SIGKILL)
         if who == "agent":
             assert program.stdout.readline() == "node\n"
@@ -208,7 +212,9 @@ def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int) 
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and len(pids) < 3:
         with contextlib.suppress(OSError):  # whoever it was has gone
-            agents = [p for p in children(process.pid) if b"harness.worker.agent" in cmdline(p)]
+            agents = [
+                p for p in children(process.pid) if b"harness.training.agent.agent" in cmdline(p)
+            ]
             pids = {int(a) for a in agents} | {int(r) for a in agents for r in children(int(a))}
         os.sched_yield()
     process.send_signal(number)

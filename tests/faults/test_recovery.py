@@ -7,21 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from harness import judgement
-from harness.cli import main
-from harness.discover import Catalogue
-from harness.errors import Exit, LaunchError
-from harness.launch import emulated
+from harness.analysis.judging import judgement
+from harness.base.errors import Exit, LaunchError
+from harness.interface.cli.main import main
 from harness.launch.engine import Where
-from harness.launcher import Launcher
-from harness.progress import Quiet
-from harness.recoverer import Recoverer
-from harness.recovery import Course, Fault, Trial
-from harness.run import Run
-from harness.settings import Settings
-from harness.site import Site
+from harness.launch.engines import emulated
+from harness.measure.bench import Launcher
+from harness.measure.progress import Quiet
+from harness.measure.recoverer import Recoverer
+from harness.measure.run import Run
+from harness.measure.settings import Settings
+from harness.record.recovery import Trial
+from harness.record.store import load
 from harness.spec import CaseSpec, Device
-from harness.store import load
+from harness.spec.catalogue import Catalogue
+from harness.spec.courses import Course, Fault
+from harness.spec.site import Site
 
 FOLDER = Path(__file__).parent / "strategies"
 MUTANTS = Path(__file__).parents[1] / "mutants"

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from harness.discover import Catalogue
-from harness.errors import LaunchError
-from harness.evidence import lives
+from harness.analysis.timeline.profiled import budget_of
+from harness.base.errors import LaunchError
 from harness.launch.engine import Where
-from harness.launcher import Launcher, Order
+from harness.launch.wire.evidence import lives
+from harness.measure.bench import Launcher, Order
 from harness.record import Described, Purpose
-from harness.site import Site
 from harness.spec import Arm, Device, Plan, Protocol, Role
-from harness.timeline.launch import budget_of
-from harness.worker.straggler import GROUPS, Straggler
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
+from harness.training.agent.straggler import GROUPS, Straggler
 
 
 @pytest.mark.parametrize("groups", [GROUPS, ()], ids=["as-here", "duty-cycle"])

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from harness import admission, machine, nvml
-from harness.admission import Level
+from harness.host import admission, machine, nvml
+from harness.host.admission import Level
 
 GPU = nvml.Gpu(
     index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=150 << 30, mig=False, used_bytes=1 << 20,

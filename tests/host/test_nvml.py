@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness import machine, nvml
+from harness.host import machine, nvml
 
 
 class FakeError(Exception):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.launch.failure import attribute
-from harness.protocol import Collective, RankEnd, RankError
+from harness.launch.causes import attribute
+from harness.launch.wire.messages import Collective, RankEnd, RankError
 
 
 def end(rank: int, **kw: Any) -> RankEnd:

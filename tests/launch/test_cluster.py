@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from harness import cluster
-from harness.discover import Catalogue
-from harness.errors import ConfigError, LaunchError, SpecError
-from harness.launch import emulated, hosts, shaping, slurm
+from harness.base.errors import ConfigError, LaunchError, SpecError
+from harness.launch import cluster
+from harness.launch.emulation import shaping
 from harness.launch.engine import Deployment, State
-from harness.protocol import Share
-from harness.site import parse_nodes, resolve
+from harness.launch.engines import emulated, hosts, slurm
+from harness.launch.wire.messages import Share
 from harness.spec import Device
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import parse_nodes, resolve
 
 ENGINES = Catalogue().entries["engines"]
 
@@ -176,7 +177,7 @@ def test_tasks_are_of_nodes_or_of_ranks() -> None:
     ],
 )
 def test_a_rank_gets_its_own_device(share: dict[str, int], visible: int, device: int) -> None:
-    from harness.worker.world import device_of
+    from harness.training.agent.world import device_of
 
     assert device_of(11, Share(node=1, **share), visible) == device
 
@@ -202,7 +203,7 @@ def test_a_controller_that_does_not_answer_ends_no_job(
 
 
 def test_links_have_rates_of_their_own_and_between_nodes() -> None:
-    from harness.site import Site
+    from harness.spec.site import Site
 
     site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1, 1), emulated=True)
     knobs = {"emulated.rate_mbit": 200.0, "emulated.slow_links": "1:50,0-2:20"}

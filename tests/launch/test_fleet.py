@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import machine
-from harness.channel import Channel, Listener, dial, make_token, read_token
-from harness.codec import to_doc
-from harness.errors import LaunchError
+from harness.base.documents import to_doc
+from harness.base.errors import LaunchError
+from harness.host import machine
 from harness.launch.engine import State, Where
 from harness.launch.fleet import Fleet
-from harness.protocol import Address, LaunchSpec, Node
+from harness.launch.wire.channel import Channel, Listener, dial, make_token, read_token
+from harness.launch.wire.messages import Address, LaunchSpec, Node
 
 
 class Stub:

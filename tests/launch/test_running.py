@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from harness.channel import Channel
-from harness.codec import to_doc
-from harness.launch import failure
+from harness.base.documents import to_doc
+from harness.launch import causes
 from harness.launch.link import Link
 from harness.launch.running import Running
-from harness.protocol import LaunchSpec, RankEnd, Share
+from harness.launch.wire.channel import Channel
+from harness.launch.wire.messages import LaunchSpec, RankEnd, Share
 from harness.record import Purpose
-from harness.site import Site
 from harness.spec import Device
+from harness.spec.site import Site
 
 
 def end(rank: int) -> RankEnd:
@@ -47,7 +47,7 @@ def test_nodes_that_were_never_asked_to_start_ranks_are_not_waited_for(tmp_path:
     running.watch()
     assert running.over
     assert [link.lost for link in links[1:]] == ["", ""], "they go on"
-    cause = failure.attribute(running.ends())
+    cause = causes.attribute(running.ends())
     assert cause is not None and (cause.kind, cause.rank, cause.sure) == ("node", 0, True)
     for ours, theirs in pairs:
         ours.close()
@@ -63,7 +63,7 @@ def test_an_agent_that_leaves_out_a_rank_is_not_believed(tmp_path: Path) -> None
         assert not running.over
         running.watch()
     assert running.over and running.failing
-    cause = failure.attribute(running.ends())
+    cause = causes.attribute(running.ends())
     assert cause is not None and cause.kind == "node"
     assert "tells of 1 ranks, 2 were asked for" in cause.message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.pairing import search
+from harness.measure.slow_nodes import search
 
 
 @given(st.data(), st.integers(3, 40))

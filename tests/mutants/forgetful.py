@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from harness.strategies import ddp
-from harness.strategies.local import LocalTrainer
-from harness.worker.context import RankContext
+from harness.training.context import RankContext
+from harness.training.strategies import ddp
+from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 expect = ddp.expect

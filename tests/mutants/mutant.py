@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
-from harness.strategies import ddp
-from harness.strategies.local import LocalTrainer
-from harness.worker import data
-from harness.worker.context import RankContext
-from harness.worker.data import Batch
+from harness.training import data
+from harness.training.context import RankContext
+from harness.training.data import Batch
+from harness.training.strategies import ddp
+from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(bug="none")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from harness.strategies import pipeline
-from harness.worker.context import RankContext
+from harness.training.context import RankContext
+from harness.training.strategies import pipeline
 
 SUPPORTS = dict(worlds="any", oracle="micro_batched", initial="same_seed", whole=True)
 KNOBS = dict(microbatches=8)

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.capture.spans import span
-from harness.ranges import Category
-from harness.strategies import ddp
-from harness.strategies.ddp import expect  # noqa: F401
-from harness.strategies.local import LocalTrainer
-from harness.worker.context import RankContext
+from harness.record.spans import Category
+from harness.training.context import RankContext
+from harness.training.observe.spans import span
+from harness.training.strategies import ddp
+from harness.training.strategies.ddp import expect  # noqa: F401
+from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(link_ms=0.0)

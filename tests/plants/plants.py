@@ -15,10 +15,10 @@ from collections.abc import Mapping
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.codec import Json
-from harness.models import paced
-from harness.models.paced import flops, loss  # noqa: F401
+from harness.base.documents import Json
 from harness.spec import CaseSpec
+from harness.training.models import paced
+from harness.training.models.paced import flops, loss  # noqa: F401
 
 SIZES = {"small": dict(width=64, layers=4, layer_kb=256, batch=8)}
 KNOBS = dict(step_ms=40.0, late_ms=0.0, stall_ms=0.0, slow_ms=0.0, uneven_ms=0.0, data_ms=0.0)

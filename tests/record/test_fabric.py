@@ -9,21 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from harness import judgement
-from harness.admission import Finding, Level
-from harness.discover import Catalogue
-from harness.fabric import Row, factor, shapes
-from harness.findings import PAYLOAD_SHARE, emulated, switched_off
-from harness.measure import Measurer
-from harness.outcome import Reason, Status
-from harness.progress import Quiet
+from harness.analysis.judging import judgement
+from harness.analysis.judging.notices import PAYLOAD_SHARE, emulated, switched_off
+from harness.host.admission import Finding, Level
+from harness.interface.report.fabric import lines
+from harness.measure.measurer import Measurer
+from harness.measure.progress import Quiet
+from harness.measure.settings import Settings
 from harness.record import RunRecord
-from harness.report.fabric import lines
-from harness.settings import Settings
-from harness.sweeps import swept
-from harness.thresholds import Source, Threshold, Waiver, reach
-from harness.worker.sweep import MAKERS
-from harness.worker.transport import of_log
+from harness.record.fabric import Row, factor, shapes, swept
+from harness.record.outcome import Reason, Status
+from harness.spec.catalogue import Catalogue
+from harness.spec.rules import Source, Threshold, Waiver, reach
+from harness.training.rank.sweep import MAKERS
+from harness.training.rank.transport import of_log
 
 
 @pytest.mark.parametrize(

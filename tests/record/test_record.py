@@ -14,21 +14,22 @@ import numpy as np
 import pytest
 from editing import confirm, judged, timed
 
-from harness import derive, frames
-from harness.codec import from_doc, to_doc
-from harness.contrasts import points
-from harness.errors import RecordError
-from harness.findings import findings
-from harness.nvml import GpuWindow
-from harness.outcome import Reason, Status
+from harness.analysis.judging.notices import findings
+from harness.analysis.judging.pairs import points
+from harness.analysis.judging.verdicts import verdicts
+from harness.analysis.samples import figures
+from harness.analysis.verify import verify
+from harness.base.documents import from_doc, to_doc
+from harness.base.errors import RecordError
+from harness.host.nvml import GpuWindow
+from harness.interface import frames
+from harness.measure.resume import carried_over
 from harness.record import SCHEMA, LaunchStatus, Purpose, RunRecord
-from harness.resume import carried_over
-from harness.schema import RECORD, record_schema
+from harness.record.outcome import Reason, Status
+from harness.record.schema import RECORD, record_schema
+from harness.record.store import Samples, load, save
+from harness.record.upgrade import upgrade
 from harness.spec import Contrast, Device, Mode, Plan
-from harness.store import Samples, load, save
-from harness.upgrade import upgrade
-from harness.verdict import verdicts
-from harness.verify import verify
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def change(folder: Path, edit: Any) -> None:
 
 
 def test_shipped_schema_is_the_one_of_the_code() -> None:
-    assert json.loads(RECORD.read_text()) == record_schema(), "python -m harness.schema"
+    assert json.loads(RECORD.read_text()) == record_schema(), "python -m harness.record.schema"
 
 
 def test_sample_records_match_the_schema(sample: Path) -> None:
@@ -260,9 +261,9 @@ def make(ids: list[list[int]], loss: float = 1.0) -> Samples:
 def test_samples_are_counted_as_consumed_not_as_asked() -> None:
     disjoint = [make([[0, 1], [4, 5]]), make([[2, 3], [6, 7]])]
     same = [make([[0, 1], [4, 5]]), make([[0, 1], [4, 5]])]
-    assert derive.consumed(disjoint, 0) == 8
-    assert derive.consumed(same, 0) == 4
-    assert derive.consumed(disjoint, 1) == 4
+    assert figures.consumed(disjoint, 0) == 8
+    assert figures.consumed(same, 0) == 4
+    assert figures.consumed(disjoint, 1) == 4
 
 
 def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
@@ -274,7 +275,7 @@ def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
     good = [make([[i * 16 + r * 8 + j for j in range(8)] for i in range(4)]) for r in range(2)]
 
     def wrong(ranks: Any, samples: Any = good) -> str:
-        return " | ".join(derive.wrong(case, expected, ranks, samples, 1))
+        return " | ".join(figures.wrong(case, expected, ranks, samples, 1))
 
     ranks = [
         dataclasses.replace(r, sent_bytes=int(expected.sent_bytes[0] * 3)) for r in launch.ranks

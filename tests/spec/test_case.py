@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.codec import from_doc, to_doc
-from harness.site import Site, parse_name, rungs
+from harness.base.documents import from_doc, to_doc
 from harness.spec import Batching, CaseSpec, Device, Mode, Precision, StandIn, apportion, batching
+from harness.spec.site import Site, parse_name, rungs
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(4,))
 GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(4, 4))
@@ -138,7 +138,7 @@ def test_shards_lie_side_by_side_and_all_samples_count_alike(
 
 
 def test_names_that_are_no_cases_are_refused() -> None:
-    from harness.errors import SpecError
+    from harness.base.errors import SpecError
 
     for bad in ("ddp", "ddp/", "/decoder-tiny", "ddp/decoder", ""):
         with pytest.raises(SpecError):

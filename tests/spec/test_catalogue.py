@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.discover import Catalogue, read_head
-from harness.errors import SpecError
-from harness.site import Site
+from harness.base.errors import SpecError
 from harness.spec import Device, Mode, StandIn
+from harness.spec.catalogue import Catalogue, read_head
+from harness.spec.site import Site
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 

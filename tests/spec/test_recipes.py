@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.errors import SpecError
-from harness.recipes import control, ladder, plain, shapes, strong_worlds, versus
-from harness.site import Site
+from harness.base.errors import SpecError
 from harness.spec import Device, Mode, Protocol, Role
+from harness.spec.recipes import control, ladder, plain, shapes, strong_worlds, versus
+from harness.spec.site import Site
 
 SITE = Site(device=Device.CUDA, backend="nccl", nodes=(8, 8, 8, 8))
 

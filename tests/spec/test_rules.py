@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ConfigError
-from harness.site import Site
+from harness.base.errors import ConfigError
 from harness.spec import Contrast, Device, Mode
-from harness.thresholds import Reach, load_thresholds, reach
+from harness.spec.rules import Reach, load_thresholds, reach
+from harness.spec.site import Site
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import contrasts
-from harness.codec import Json
-from harness.history import ledger
+from harness.analysis.history import ledger
+from harness.analysis.judging import pairs
+from harness.base.documents import Json
 from harness.record import RunRecord
 
 #: Benchmarks of ``benchmarks/records.py``: name -> unit. asv prettifies seconds and bytes only.
@@ -47,11 +47,9 @@ def figures(run: RunRecord) -> dict[str, dict[str, list[float]]]:
     """Benchmark -> case id -> its launches' values; stand-ins have a machine of their own."""
     out: dict[str, dict[str, list[float]]] = {name: {} for name in BENCHMARKS}
     for plan in run.plans:
-        efficiency = {p.case: p.efficiency for p in contrasts.points(run, plan)}
+        efficiency = {p.case: p.efficiency for p in pairs.points(run, plan)}
         for arm in plan.arms:
-            own = [
-                x for x in contrasts.timed(run, plan) if x.arm == arm.name and contrasts.usable(x)
-            ]
+            own = [x for x in pairs.timed(run, plan) if x.arm == arm.name and pairs.usable(x)]
             if not own:
                 continue
             case = arm.case.id
@@ -62,7 +60,7 @@ def figures(run: RunRecord) -> dict[str, dict[str, list[float]]]:
                 ("records.track_peak_memory", "peak_bytes"),
                 ("records.track_wire_bytes", "sent_bytes"),
             ):
-                values = [q for x in own if (q := contrasts.quantity(x, quantity)) is not None]
+                values = [q for x in own if (q := pairs.quantity(x, quantity)) is not None]
                 if values:
                     out[name].setdefault(case, []).extend(values)
             if case in efficiency and arm.case.world_size > 1:

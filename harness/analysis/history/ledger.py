@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.errors import RecordError
+from harness.base.errors import RecordError
 from harness.record import RunRecord
 
 BRANCH = "main"

@@ -26,15 +26,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import contrasts, judge, units
-from harness.config import Key, check_table, read_tables
-from harness.errors import ConfigError
-from harness.fingerprint import as_items, fingerprint
+from harness.analysis.judging import judge, pairs
+from harness.analysis.judging.fingerprint import as_items, fingerprint
+from harness.base.errors import ConfigError
+from harness.base.toml import Key, check_table, read_tables
 from harness.record import RunRecord
-from harness.spec import BASELINES
-from harness.store import write_text
-from harness.thresholds import Source, Threshold
-from harness.units import Form
+from harness.record.store import write_text
+from harness.spec import BASELINES, metrics
+from harness.spec.metrics import Form
+from harness.spec.rules import Source, Threshold
 
 STATUSES = ("measured", "derived", "claimed", "provisional")
 
@@ -109,7 +109,7 @@ def load(path: Path) -> tuple[Reference, ...]:
             continue
         v, line = table.values, table.lines
         try:
-            unit = units.metric(v["metric"]).unit
+            unit = metrics.metric(v["metric"]).unit
         except KeyError:
             problems.add(line["metric"], f"no metric {v['metric']!r}")
             continue
@@ -159,10 +159,10 @@ def measured(run: RunRecord, tolerance: float) -> list[Reference]:
     items = as_items(fingerprint(run))
     for plan in run.plans:
         subjects = {c.subject: c for c in plan.contrasts if c.baseline}
-        rates = [contrasts.absolute("throughput", name) for name in subjects]
+        rates = [pairs.absolute("throughput", name) for name in subjects]
         for contrast in (*plan.contrasts, *rates):
-            case, metric = plan.arm(contrast.subject).case, units.metric(contrast.metric)
-            values = contrasts.pairs(run, plan, contrast).values
+            case, metric = plan.arm(contrast.subject).case, metrics.metric(contrast.metric)
+            values = pairs.pairs(run, plan, contrast).values
             if case.stand_in or not values or metric.form is Form.GATE:
                 continue
             e = judge.estimate(values, metric.form)

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness import sequential
-from harness.outcome import Reason, Status
-from harness.thresholds import Source, Statistic, Threshold
-from harness.units import Form
+from harness.analysis.judging import sequential
+from harness.record.outcome import Reason, Status
+from harness.spec.metrics import Form
+from harness.spec.rules import Source, Statistic, Threshold
 
 #: Error of an interval, half of it at either end: 95 % for each one-sided statement.
 ALPHA = 0.1

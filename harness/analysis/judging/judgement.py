@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from harness import recovery, sweeps, verdict
-from harness.apart import Series
-from harness.outcome import Verdict
+from harness.analysis.judging import sweeps
+from harness.analysis.judging import verdicts as verdict
+from harness.analysis.judging.series import Series
 from harness.record import RunRecord
+from harness.record.outcome import Verdict
+from harness.record.recovery import Trial
 
 
 def apart(run: RunRecord) -> list[Series]:
@@ -23,9 +25,9 @@ def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
     return (*of_apart(run), *verdict.verdicts(run))
 
 
-def recoveries(trials: tuple[recovery.Trial, ...]) -> list[Series]:
+def recoveries(trials: tuple[Trial, ...]) -> list[Series]:
     """Trials by case, fault, way of saving and new world."""
-    found: dict[str, list[recovery.Trial]] = {}
+    found: dict[str, list[Trial]] = {}
     for t in trials:
         found.setdefault(t.name, []).append(t)
     out = []

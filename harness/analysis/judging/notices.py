@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from harness import stats, sweeps
-from harness.contrasts import timed
+from harness.analysis.judging.pairs import timed
+from harness.base import stats
 from harness.record import Purpose, RunRecord
+from harness.record.fabric import swept
 
 #: Memory growth below this a step, or seen over fewer steps, is an allocator that settles.
 LEAK_BYTES, LEAK_STEPS = 65_536, 20
@@ -59,7 +60,7 @@ def switched_off(run: RunRecord) -> list[str]:
 def emulated(run: RunRecord) -> list[str]:
     """Whether an emulated network carries what it was set to: else nothing over it means much."""
     out = []
-    for found in sweeps.swept(run.fabric):
+    for found in swept(run.fabric):
         if found.operation != "all_reduce" or set(found.nodes) != {1} or len(found.nodes) < 2:
             continue
         if run.settings.get("engine") != "emulated" or "slow_links" in found.network:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness import contrasts
-from harness.contrasts import gates
-from harness.machine import Machine
-from harness.outcome import Reason, Status
+from harness.analysis.judging import pairs
+from harness.analysis.judging.pairs import gates
+from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, LaunchStatus, RunRecord
+from harness.record.outcome import Reason, Status
 from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
@@ -56,7 +56,7 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None:
             return Status.ERROR, reason, f"{whose}{failure}"
     if (mismatch := _norms(plan, contrast, checked)) is not None:
         return Status.ERROR, Reason.INCORRECT, mismatch
-    for launch in contrasts.rests_on(run, plan, contrast):
+    for launch in pairs.rests_on(run, plan, contrast):
         if launch.status is LaunchStatus.FAILED:
             return Status.ERROR, Reason.LAUNCH_FAILED, blame(launch)
         if launch.wrong:

@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import stats, units
-from harness.budget import EXPOSED, Budget, Term
-from harness.judge import estimate
-from harness.machine import peak_flops
-from harness.outcome import ScalingPoint
+from harness.analysis.judging.judge import estimate
+from harness.base import stats
+from harness.host.machine import peak_flops
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord
-from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
-from harness.thresholds import Statistic, Threshold
-from harness.units import Form
+from harness.record.budget import EXPOSED, Budget, Term
+from harness.record.outcome import ScalingPoint
+from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role, metrics
+from harness.spec.metrics import Form
+from harness.spec.rules import Statistic, Threshold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Pairs:
     """One value per turn: a ratio of the subject's launch to its baseline's, or its own value.
 
     Nothing is ever dropped: a turn whose launches did not all end well makes the contrast an
-    error, in ``harness.verdict``.
+    error, in ``verdicts``.
     """
 
     values: tuple[float, ...]
@@ -45,7 +45,7 @@ def timed(
 
 def purpose_of(metric: str) -> Purpose:
     """Which launches a metric is read from."""
-    return Purpose.PROFILE if units.profiled(metric) else Purpose.TIMED
+    return Purpose.PROFILE if metrics.profiled(metric) else Purpose.TIMED
 
 
 def usable(launch: LaunchRecord) -> bool:
@@ -65,7 +65,7 @@ def quantity(
     if slash:
         top, bottom = (quantity(launch, part, statistic) for part in (above, below))
         return None if top is None or not bottom else top / bottom
-    if name in units.PROFILED:
+    if name in metrics.PROFILED:
         return None if launch.budget is None else share(launch.budget, name)
     if launch.steps is None:
         return None
@@ -133,7 +133,7 @@ def pairs(
     Empty as soon as one launch of these arms failed, ran something else than was asked, or lacks
     the quantity: a mean over the others would hide it.
     """
-    metric = units.metric(contrast.metric)
+    metric = metrics.metric(contrast.metric)
     names_of_arms = {contrast.subject, *contrast.baseline}
     by_turn: dict[int, dict[str, LaunchRecord]] = {}
     for launch in timed(run, plan, attempt, purpose_of(contrast.metric)):
@@ -185,7 +185,7 @@ def of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tuple[Cont
     """
     out = list(plan.contrasts)
     for rule in thresholds:
-        if units.metric(rule.metric).form is not Form.ABSOLUTE or units.apart(rule.metric):
+        if metrics.metric(rule.metric).form is not Form.ABSOLUTE or metrics.apart(rule.metric):
             continue
         for arm in plan.arms:
             found = absolute(rule.metric, arm.name)

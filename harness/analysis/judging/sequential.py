@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.stats import Interval, t_quantile
+from harness.base.stats import Interval, t_quantile
 
 #: Width of the mixture over effect sizes, in deviations; between 0.5 and 2 little changes.
 MIXTURE = 1.0

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from harness import fingerprint, verdict
-from harness.admission import Level
-from harness.judge import judge
-from harness.outcome import Reason, Status, Verdict
+from harness.analysis.judging import fingerprint
+from harness.analysis.judging import verdicts as verdict
+from harness.analysis.judging.judge import judge
+from harness.host.admission import Level
 from harness.record import RunRecord
+from harness.record.outcome import Reason, Status, Verdict
 from harness.spec import Device
-from harness.thresholds import Threshold
-from harness.units import Form
+from harness.spec.metrics import Form
+from harness.spec.rules import Threshold
 
 #: Values that are judged; those after them confirm a FAIL.
 FIRST = 8

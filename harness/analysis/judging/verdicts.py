@@ -1,6 +1,6 @@
 """From a record to its verdicts. Offline and without torch.
 
-Where ``harness.obstacles`` finds none, ``harness.judge`` decides; what it decided stands only on a
+Where ``obstacles`` finds none, ``judge`` decides; what it decided stands only on a
 quiet host, on steady launches, and a FAIL only if a fresh set confirms it.
 """
 
@@ -11,20 +11,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness import admission, contrasts, fingerprint, obstacles, sequential, steadiness, units
-from harness.admission import Level
-from harness.contrasts import pairs, timed
-from harness.judge import ALPHA, Estimate, Judged, judge, lag1, worst
-from harness.outcome import Reason, Status, Verdict
-from harness.profiles import PERTURBED
+from harness.analysis.judging import fingerprint, obstacles, sequential
+from harness.analysis.judging import pairs as contrasts
+from harness.analysis.judging.judge import ALPHA, Estimate, Judged, judge, lag1, worst
+from harness.analysis.judging.pairs import pairs, timed
+from harness.analysis.samples import steadiness
+from harness.base.stats import median
+from harness.host import admission
+from harness.host.admission import Level
 from harness.record import Purpose, RunRecord
-from harness.spec import CaseSpec, Contrast, Plan
-from harness.stats import median
-from harness.thresholds import Statistic, Threshold
-from harness.units import Form
+from harness.record.outcome import Reason, Status, Verdict
+from harness.spec import CaseSpec, Contrast, Plan, metrics
+from harness.spec.metrics import Form
+from harness.spec.rules import Statistic, Threshold
 
 #: Throughput per rank above this share of the baseline's is not scaling, it is a mistake.
 IMPLAUSIBLE_EFFICIENCY = 1.1
+
+#: Profiled steps longer than this by factor are another program's: no attribution.
+PERTURBED = 1.05
 
 
 def rules_for(
@@ -78,7 +83,7 @@ class _Found:
 
 def verdict(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> Verdict:
     """One contrast under one rule."""
-    form = units.metric(contrast.metric).form
+    form = metrics.metric(contrast.metric).form
     case = plan.arm(contrast.subject).case
     found = _find(run, plan, contrast, rule)
     status, reason, detail = waived(run, rule, found.status, found.reason, found.detail)
@@ -130,13 +135,13 @@ def waived(
 
 def _find(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> _Found:
     """Obstacles first, then the judge, then what its answer must survive."""
-    form = units.metric(contrast.metric).form
+    form = metrics.metric(contrast.metric).form
     stopped = obstacles.obstacle(run, plan, contrast)
     if stopped is not None:
         return _Found(status=stopped[0], reason=stopped[1], detail=stopped[2])
     statistic = rule.statistic if rule else Statistic.MEAN
     first = pairs(run, plan, contrast, statistic)
-    if not first.values and units.profiled(contrast.metric):
+    if not first.values and metrics.profiled(contrast.metric):
         why = "no profiled launch shows it: none was made (--no-timeline, or over the time budget)"
         if timed(run, plan, purpose=Purpose.PROFILE):
             why = "the profiled launches do not show it: see scaleproof timeline RUN"
@@ -183,9 +188,9 @@ def confirmed(run: RunRecord, first: Judged, second: Judged | None) -> tuple[Sta
 
 def _doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Reason, str] | None:
     """Why neither PASS nor FAIL may stand: a noisy host, or launches that were not steady."""
-    if not units.timed(contrast.metric):
+    if not metrics.timed(contrast.metric):
         return None
-    if units.profiled(contrast.metric) and (why := _perturbed(run, plan, contrast)) is not None:
+    if metrics.profiled(contrast.metric) and (why := _perturbed(run, plan, contrast)) is not None:
         return Reason.PERTURBED, why
     bad = [f for f in run.admission if f.level is Level.BAD]
     if bad:
@@ -235,7 +240,7 @@ def _perturbed(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
 
 def _impossible(run: RunRecord, plan: Plan, contrast: Contrast, e: Estimate) -> str | None:
     """Why a value cannot be, if so: surely more than linear scaling, or than the device's peak."""
-    metric = units.metric(contrast.metric)
+    metric = metrics.metric(contrast.metric)
     if metric.quantity == "throughput" and metric.form is Form.RATIO:
         surely = e.value if e.low is None else e.low
         ranks = sum(plan.arm(b).case.world_size for b in contrast.baseline)

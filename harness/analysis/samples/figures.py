@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness import stats
-from harness.record import Expected, Growth, RankRecord, Steps
+from harness.analysis.samples.steadiness import steadiness
+from harness.base import stats
+from harness.record import Expected, Growth, RankRecord, Steadiness, Steps
+from harness.record.store import Samples
 from harness.spec import CaseSpec, Window
-from harness.steadiness import Steadiness, steadiness
-from harness.store import Samples
 
 #: Messages smaller than this carry too much protocol to be compared with a closed form.
 COMPARABLE_MESSAGE_BYTES = 500_000

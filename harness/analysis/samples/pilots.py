@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import contrasts, derive, steadiness
+from harness.analysis.judging import pairs as contrasts
+from harness.analysis.samples import figures, steadiness
 from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.record.store import load_samples
 from harness.spec import Arm, Plan, Window
-from harness.store import load_samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ def _pilot(launch: LaunchRecord, window: Window, folder: Path) -> Pilot:
     return Pilot(
         case=launch.case,
         window=window,
-        steps=tuple(derive.slowest(samples, window.cut)),
+        steps=tuple(figures.slowest(samples, window.cut)),
         launch_s=max(1e-3, launch.wall_s - stepping),
     )
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from harness import stats
+from harness.base import stats
+from harness.record import Steadiness
 
 #: MSER works on means of this many steps.
 BATCH = 5
@@ -26,20 +26,6 @@ MIN_LAUNCH_SD = 0.007
 #: A window grows to at most this many times what the recipe asks for, and only while its steps
 #: take no longer than this many times what the launch costs to start.
 MAX_GROWTH, MAX_STEPPING = 8, 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steadiness:
-    """A launch's kept window: ``drift`` = log of its later half's mean step over its earlier's.
-
-    ``t`` is that over its standard error, from means of 5 steps; None where the window is too
-    short to tell. ``mser`` is what MSER-5 would have cut on top. ``steady`` is its own view.
-    """
-
-    drift: float
-    t: float | None
-    mser: int
-    steady: bool
 
 
 def batch_means(steps: Sequence[float]) -> list[float]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.budget import Budget, Term
+from harness.analysis.timeline.losses import WORDS, Losses
+from harness.record.budget import Budget, Term
 from harness.spec import CaseSpec, Device
-from harness.timeline.losses import WORDS, Losses
 
 #: Terms below this share of the step are not worth a sentence.
 LARGE = 0.03

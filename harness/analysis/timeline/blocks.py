@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from harness.errors import ScaleproofError
+from harness.base.errors import ScaleproofError
 
 BLOCK_BYTES = 1 << 20
 _START = re.compile(rb'"traceEvents"\s*:\s*\[\s*')

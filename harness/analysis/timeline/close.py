@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.budget import Blame, Budget, RankBudget, Term
-from harness.timeline import intervals
-from harness.timeline.intervals import (
+from harness.analysis.timeline import intervals
+from harness.analysis.timeline.intervals import (
     Intervals,
     intersect,
     merge,
@@ -18,8 +17,9 @@ from harness.timeline.intervals import (
     subtract,
     total,
 )
-from harness.timeline.lanes import Lanes, Op
-from harness.timeline.match import Matched, clock_bounds, match
+from harness.analysis.timeline.lanes import Lanes, Op
+from harness.analysis.timeline.match import Matched, clock_bounds, match
+from harness.record.budget import Blame, Budget, RankBudget, Term
 
 
 @dataclass(frozen=True, kw_only=True)

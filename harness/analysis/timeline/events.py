@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from harness.timeline.blocks import BORDER
+from harness.analysis.timeline.blocks import BORDER
 
 INT64 = (1 << 63) - 1
 _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:)', re.S)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.ranges import Category, category_of
-from harness.timeline import intervals
-from harness.timeline.events import Args
-from harness.timeline.intervals import EMPTY, Intervals, merge, subtract, union
-from harness.timeline.reader import Trace
+from harness.analysis.timeline import intervals
+from harness.analysis.timeline.events import Args
+from harness.analysis.timeline.intervals import EMPTY, Intervals, merge, subtract, union
+from harness.analysis.timeline.reader import Trace
+from harness.record.spans import Category, category_of
 
 _STEP = re.compile(r"ProfilerStep#\d+$")
 _DATA = re.compile(r"enumerate\(DataLoader\)#.*__next__")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from harness.budget import EXPOSED, Budget, Term
+from harness.record.budget import EXPOSED, Budget, Term
 
 #: A term's words for people; compute has another one when it is a difference.
 WORDS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.timeline.lanes import ALONE, Lanes, Op
+from harness.analysis.timeline.lanes import ALONE, Lanes, Op
 
 #: Some ranks may leave these before the others have come.
 _ONE_WAY = frozenset({"broadcast", "gather", "scatter", "reduce"})

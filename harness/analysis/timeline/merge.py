@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.budget import Term
-from harness.codec import Json
-from harness.timeline.close import Closed
-from harness.timeline.lanes import Lanes
-from harness.timeline.reader import Trace
+from harness.analysis.timeline.close import Closed
+from harness.analysis.timeline.lanes import Lanes
+from harness.analysis.timeline.reader import Trace
+from harness.base.documents import Json
+from harness.record.budget import Term
 
 _COLORS = {
     Term.COMPUTE: "thread_state_running",

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.budget import Budget
-from harness.errors import ScaleproofError
+from harness.analysis.timeline.close import Closed, close
+from harness.analysis.timeline.lanes import Lanes, lanes
+from harness.analysis.timeline.reader import Trace, read
+from harness.analysis.timeline.tallies import operators
+from harness.base.errors import ScaleproofError
 from harness.record import Expected, RankRecord
+from harness.record.budget import Budget
 from harness.spec import CaseSpec
-from harness.timeline.close import Closed, close
-from harness.timeline.lanes import Lanes, lanes
-from harness.timeline.reader import Trace, read
-from harness.timeline.tallies import operators
 
 
 def trace_path(folder: Path, launch: str, rank: int) -> Path:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.errors import ScaleproofError
-from harness.timeline.blocks import Blocks
-from harness.timeline.events import INT64, NO_ARGS, Args, Event, decode
+from harness.analysis.timeline.blocks import Blocks
+from harness.analysis.timeline.events import INT64, NO_ARGS, Args, Event, decode
+from harness.base.errors import ScaleproofError
 
 #: Python frames and graph nodes: up to nine tenths of a trace with stacks, none of it timed here.
 DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g"})

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.budget import Operator
-from harness.ranges import category_of
-from harness.timeline.reader import Trace
+from harness.analysis.timeline.reader import Trace
+from harness.record.budget import Operator
+from harness.record.spans import category_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from harness import baseline, compare, detached, network, nodes, options, timelines
-from harness.discover import KINDS
-from harness.errors import Exit
+from harness.analysis import compare
+from harness.base.errors import Exit
+from harness.interface import options
+from harness.interface.cli import baseline, detached, fabric, join, timeline
 from harness.spec import Ablation
+from harness.spec.catalogue import KINDS
 
 SAYS = "Prove or disprove that distributed training scales on this hardware, and say why."
 
@@ -71,12 +73,12 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
         verb("cancel", "end such a run; what it measured is kept"),
         verb("collect", "the tables of such a run, once it is over"),
     )
-    network.add_to(
+    fabric.add_to(
         verb("fabric", "how fast ranks exchange data: every collective, checked, timed and judged"),
         verb("pairs", "which node or link is slower than the others: pairs of nodes in rounds"),
         verb("recover", "break a training on purpose and time how it goes on from its checkpoint"),
     )
-    nodes.add_to(verb("join", "be a node of a run that waits for its nodes (--engine hosts)"))
+    join.add_to(verb("join", "be a node of a run that waits for its nodes (--engine hosts)"))
     sub = verb("report", "the tables of a run, and its HTML page")
     sub.add_argument("run", type=Path)
     sub.add_argument("--every", action="store_true", help="a line for every verdict")
@@ -85,7 +87,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     sub.add_argument(
         "--thresholds", type=Path, metavar="FILE", help="also judge it anew by these rules"
     )
-    timelines.add_to(verb("timeline", "where the time of a step went, from any profiler's traces"))
+    timeline.add_to(verb("timeline", "where the time of a step went, from any profiler's traces"))
     baseline.add_to(verb("baseline", "expected values of a hardware class: show, set, accept"))
     for name, help_ in (
         ("compare", "two runs on one hardware class"),

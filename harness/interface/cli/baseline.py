@@ -7,13 +7,13 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from harness import references
-from harness.codec import Json, to_doc
-from harness.errors import SpecError
-from harness.machine import detect
-from harness.references import Reference
-from harness.report import text
-from harness.store import load
+from harness.analysis.judging import expected
+from harness.analysis.judging.expected import Reference
+from harness.base.documents import Json, to_doc
+from harness.base.errors import SpecError
+from harness.host.machine import detect
+from harness.interface.report import text
+from harness.record.store import load
 
 DEFAULT = Path("results/baselines")
 
@@ -53,11 +53,9 @@ def act(parsed: argparse.Namespace) -> tuple[Json, list[str]]:
             "the run was interrupted: its values are not whole", where=str(parsed.run),
             fix=f"scaleproof run --resume {parsed.run}",
         )  # fmt: skip
-    path = references.path_for(parsed.references, run.machine.hardware_class)
-    known = {r.key: r for r in references.load(path)} if path.is_file() else {}
-    new = [
-        r for r in references.measured(run, parsed.tolerance) if fnmatchcase(r.case, parsed.case)
-    ]
+    path = expected.path_for(parsed.references, run.machine.hardware_class)
+    known = {r.key: r for r in expected.load(path)} if path.is_file() else {}
+    new = [r for r in expected.measured(run, parsed.tolerance) if fnmatchcase(r.case, parsed.case)]
     if not new:
         raise SpecError(
             "nothing here can be a reference", where=str(parsed.run),
@@ -76,7 +74,7 @@ def act(parsed: argparse.Namespace) -> tuple[Json, list[str]]:
         lines.append(f" {'new' if old is None else 'changed':<8} {_name(r)}: {was}{r.value:.4g}")
         known[r.key] = r
         changed.append(r)
-    references.write(path, list(known.values()))
+    expected.write(path, list(known.values()))
     lines.append(f" {path}: {len(known)} references, {len(changed)} written")
     if parsed.action == "set" and len(changed) < len(new):
         lines.append(
@@ -95,13 +93,13 @@ def _range(r: Reference) -> str:
 
 
 def _show(place: Path) -> tuple[Json, list[str]]:
-    path = references.path_for(place, detect().hardware_class)
+    path = expected.path_for(place, detect().hardware_class)
     if not path.is_file():
         raise SpecError(
             "no references for this hardware", where=str(path),
             fix=f"scaleproof baseline set RUN --references {place}",
         )  # fmt: skip
-    found = references.load(path)
+    found = expected.load(path)
     columns = [
         text.Column(header="case", keep=9, left=True),
         text.Column(header="metric", keep=8, left=True),

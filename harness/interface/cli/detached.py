@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.codec import Json, from_doc, to_doc
-from harness.errors import LaunchError, SpecError
-from harness.launch import slurm
+from harness.base.documents import Json, from_doc, to_doc
+from harness.base.errors import LaunchError, SpecError
 from harness.launch.engine import Command, Deployment
-from harness.site import Site
-from harness.store import write_text
+from harness.launch.engines import slurm
+from harness.record.store import write_text
+from harness.spec.site import Site
 
 #: Tells a run that came out of the queue since when it was in it, in seconds of the epoch.
 SUBMITTED = "SCALEPROOF_SUBMITTED"

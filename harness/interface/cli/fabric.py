@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness import options, pairing
-from harness.apart import FIRST
-from harness.codec import Json, to_doc
-from harness.errors import Exit, LaunchError, SpecError, exit_status
-from harness.measure import Measurer
-from harness.outcome import Reason
-from harness.recovery import Course, Fault, resharded
-from harness.report import tables, text
-from harness.site import Site
+from harness.analysis.judging.series import FIRST
+from harness.base.documents import Json, to_doc
+from harness.base.errors import Exit, LaunchError, SpecError
+from harness.base.numbers import si
+from harness.interface import options
+from harness.interface.report import tables, text
+from harness.measure import slow_nodes
+from harness.measure.measurer import Measurer
+from harness.record.outcome import Reason, exit_status
 from harness.spec import CaseSpec
-from harness.units import si
+from harness.spec.courses import Course, Fault, resharded
+from harness.spec.site import Site
 
 
 def add_to(
@@ -65,7 +66,7 @@ def pairs(
             fix="--nodes 4",
         )  # fmt: skip
     with _measuring(measurer):
-        found = pairing.search(
+        found = slow_nodes.search(
             len(site.nodes),
             lambda a, b: measurer.sweeper.pair_bps(site, knobs, (a, b)),
         )

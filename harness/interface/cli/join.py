@@ -9,12 +9,13 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from harness.admission import Finding, Level
-from harness.codec import Json, to_doc
-from harness.discover import Entry
+from harness.base import programs
+from harness.base.documents import Json, to_doc
+from harness.host.admission import Finding, Level
 from harness.launch import deploy
 from harness.launch.engine import RANK_ENV, Where, make
-from harness.site import Site
+from harness.spec.catalogue import Entry
+from harness.spec.site import Site
 
 
 def add_to(sub: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def join(parsed: argparse.Namespace) -> NoReturn:
     rest += [f"--order={parsed.order}"] if parsed.order is not None else []
     rest += [f"--address={parsed.own_address}"] if parsed.own_address else []
     os.environ.update(RANK_ENV)
-    os.execv(sys.executable, [sys.executable, "-m", "harness.worker.agent", *rest])
+    os.execv(sys.executable, [sys.executable, "-m", programs.AGENT, *rest])
 
 
 def engines(known: Mapping[str, Entry]) -> list[Finding]:

@@ -12,34 +12,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import (
-    admission,
-    baseline,
-    compare,
-    detached,
-    doctor,
-    network,
-    nodes,
-    nsys,
-    options,
-    planning,
-    resume,
-    timelines,
-)  # fmt: skip
-from harness.arguments import arguments_of
-from harness.codec import Json, to_doc
-from harness.discover import KINDS, Catalogue
-from harness.errors import Exit, ScaleproofError, exit_status
-from harness.measure import Measurer
+from harness.analysis import compare
+from harness.analysis.verify import rejudge, verify
+from harness.base.documents import Json, to_doc
+from harness.base.errors import Exit, ScaleproofError
+from harness.host import admission, doctor
+from harness.interface import options
+from harness.interface.cli import baseline, detached, fabric, join, nsys, timeline
+from harness.interface.cli import plan as planned
+from harness.interface.cli.arguments import arguments_of
+from harness.interface.report import comparison, tables, text
+from harness.interface.report.live import Live
+from harness.measure import resume
+from harness.measure.measurer import Measurer
+from harness.measure.settings import Settings, end_on_sigterm
 from harness.record import RunRecord
-from harness.report import comparison, tables, text
-from harness.report.live import Live
-from harness.settings import Settings, end_on_sigterm
-from harness.site import Site
-from harness.spec import Ablation
-from harness.store import load, write_text
-from harness.thresholds import load_thresholds
-from harness.verify import rejudge, verify
+from harness.record.outcome import exit_status
+from harness.record.store import load, write_text
+from harness.spec import Ablation, targets
+from harness.spec.catalogue import KINDS, Catalogue
+from harness.spec.rules import load_thresholds
+from harness.spec.site import Site
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,7 +71,7 @@ def _emit(parsed: argparse.Namespace, document: Json, lines: Sequence[str]) -> N
 
 def _doctor(parsed: argparse.Namespace, _: list[str]) -> Exit:
     installed, host = doctor.examine(), admission.examine()
-    found = [*installed, *host, *nodes.engines(Catalogue().entries["engines"])]
+    found = [*installed, *host, *join.engines(Catalogue().entries["engines"])]
     wide = max(len(f.check) for f in found)
     lines = []
     for f in found:
@@ -171,16 +164,14 @@ def _measurer(
 def _plan(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     known = options.catalogue(parsed.path)
     site = options.site(_values(parsed), known)
-    plans = planning.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
+    plans = targets.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
     measurer = _measurer(parsed, known, site, arguments)
     try:
         measurer.describe([a.case for p in plans for a in p.arms])
-        found = [
-            planning.outlook(p, measurer.run.described, measurer.run.thresholds) for p in plans
-        ]
+        found = [planned.outlook(p, measurer.run.described, measurer.run.thresholds) for p in plans]
     finally:
         measurer.close()
-    _emit(parsed, [to_doc(f) for f in found], planning.lines(found, measurer.run.machine))
+    _emit(parsed, [to_doc(f) for f in found], planned.lines(found, measurer.run.machine))
     return Exit.PASSED
 
 
@@ -197,7 +188,7 @@ def _run(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
         plans = list(measurer.run.plans)
     elif parsed.target:
         site = options.site(_values(parsed), known)
-        plans = planning.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
+        plans = targets.plans_of(parsed.target, site, known, _settings(parsed), _ablations(parsed))
         if parsed.detach or parsed.dry_run:
             _emit(parsed, *_instead(parsed, known, site, arguments))
             return Exit.PASSED
@@ -238,7 +229,7 @@ def _instead(
     settings = options.engine_settings(_values(parsed), known)
     if parsed.detach:
         return detached.submit(site, settings, arguments, Path(parsed.results or "results"))
-    return nodes.dry_run(known.get("engines", site.engine), site, settings)
+    return join.dry_run(known.get("engines", site.engine), site, settings)
 
 
 def _detached(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
@@ -258,12 +249,12 @@ def _network(parsed: argparse.Namespace, arguments: list[str]) -> Exit:
     if parsed.verb != "recover":  # there are no cases whose knobs would be checked
         knobs = known.checked([known.get("engines", site.engine)], knobs, parsed.verb)
     if parsed.verb == "pairs":
-        exit_, document, lines = network.pairs(measurer, site, knobs, parsed.exclude)
+        exit_, document, lines = fabric.pairs(measurer, site, knobs, parsed.exclude)
     elif parsed.verb == "recover":
         cases = [known.normalise(site.case(name, knobs=knobs)) for name in parsed.cases]
-        exit_, document, lines = network.recover(measurer, site, cases, parsed.trials, rerun)
+        exit_, document, lines = fabric.recover(measurer, site, cases, parsed.trials, rerun)
     else:
-        exit_, document, lines = network.fabric(measurer, site, knobs, parsed.sweeps, rerun)
+        exit_, document, lines = fabric.fabric(measurer, site, knobs, parsed.sweeps, rerun)
     _emit(parsed, document, lines)
     return exit_
 
@@ -274,7 +265,7 @@ def _exit(run: RunRecord, inconclusive_fails: bool = True) -> Exit:
 
 def _report(parsed: argparse.Namespace, _: list[str]) -> Exit:
     run = load(parsed.run)
-    from harness.report.html import render
+    from harness.interface.report.html import render
 
     folder = parsed.run if parsed.run.is_dir() else parsed.run.parent
     page = folder / "report.html"
@@ -320,7 +311,7 @@ def _baseline(parsed: argparse.Namespace, _: list[str]) -> Exit:
 
 
 def _timeline(parsed: argparse.Namespace, _: list[str]) -> Exit:
-    _emit(parsed, *timelines.act(parsed, text.columns()))
+    _emit(parsed, *timeline.act(parsed, text.columns()))
     return Exit.PASSED
 
 
@@ -336,10 +327,10 @@ def _compare(parsed: argparse.Namespace, _: list[str]) -> Exit:
 
 
 def _ingest(parsed: argparse.Namespace, _: list[str]) -> Exit:
-    from harness.history import asv_adapter
+    from harness.analysis.history import asv
 
-    added = [x for run in parsed.runs for x in asv_adapter.ingest(load(run), parsed.results)]
-    lines = [f" {asv_adapter.summary(x)}" for x in added]
+    added = [x for run in parsed.runs for x in asv.ingest(load(run), parsed.results)]
+    lines = [f" {asv.summary(x)}" for x in added]
     machines = sorted({x.machine for x in added})
     lines += ["", " next     asv publish && asv preview"]
     lines += [f" compare  asv compare main~1 main --machine {m}" for m in machines]
@@ -358,7 +349,7 @@ _VERBS: dict[str, Callable[[argparse.Namespace, list[str]], Exit]] = {
     "status": _detached,
     "cancel": _detached,
     "collect": _detached,
-    "join": lambda parsed, _: nodes.join(parsed),
+    "join": lambda parsed, _: join.join(parsed),
     "report": _report,
     "verify": _verify,
     "timeline": _timeline,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from harness.errors import ScaleproofError
+from harness.base.errors import ScaleproofError
 
 
 def become(arguments: Sequence[str], results: Path) -> NoReturn:

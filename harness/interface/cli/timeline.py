@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.budget import Budget
-from harness.codec import Json, to_doc
-from harness.errors import ScaleproofError
+from harness.analysis.timeline import merge
+from harness.analysis.timeline.close import Closed, close
+from harness.analysis.timeline.lanes import Lanes, lanes
+from harness.analysis.timeline.profiled import close_launch
+from harness.analysis.timeline.reader import Trace, read, split
+from harness.analysis.timeline.tallies import operators, ranges
+from harness.base.documents import Json, to_doc
+from harness.base.errors import ScaleproofError
+from harness.interface.report import timeline as pages
 from harness.record import LaunchRecord, Purpose
-from harness.report import timeline as pages
-from harness.store import load
-from harness.timeline import merge
-from harness.timeline.close import Closed, close
-from harness.timeline.lanes import Lanes, lanes
-from harness.timeline.launch import close_launch
-from harness.timeline.reader import Trace, read, split
-from harness.timeline.tallies import operators, ranges
+from harness.record.budget import Budget
+from harness.record.store import load
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.outcome import Verdict
 from harness.record import LaunchRecord
+from harness.record.outcome import Verdict
 
 _SHOWN = pytest.StashKey[set[tuple[str, str]]]()
 _NOW = 0.0

@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 
-from harness import benchmark_bridge, contrasts, options, verdict
-from harness.discover import Catalogue
-from harness.errors import Exit, ScaleproofError, SpecError, exit_status
-from harness.outcome import Status, Verdict
-from harness.recovery import Course
-from harness.report import tables, text
-from harness.session import Expectation, Scaling, option
-from harness.site import Site
-from harness.spec import Contrast
-from harness.suite import MARK, RECOVERS
-from harness.thresholds import Threshold
+from harness.analysis.judging import pairs, verdicts
+from harness.base.errors import Exit, ScaleproofError, SpecError
+from harness.interface import options
+from harness.interface.plugin import benchmark
+from harness.interface.plugin.session import Expectation, Scaling, option
+from harness.interface.report import tables, text
+from harness.record.outcome import Status, Verdict, exit_status
+from harness.spec import Contrast, targets
+from harness.spec.catalogue import Catalogue
+from harness.spec.courses import Course
+from harness.spec.rules import Threshold
+from harness.spec.site import Site
+from harness.spec.suite import MARK, RECOVERS
 
 _CATEGORY = {
     Status.PASS: ("passed", ".", "PASSED"),
@@ -129,11 +131,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         hardware = scaling.start().run.machine.hardware_class
         for recipe in recipes:
             for raw in recipe(scaling.site):
-                plan = options.normalise(raw, scaling.catalogue)
+                plan = targets.normalise(raw, scaling.catalogue)
                 scaling.plans.setdefault(plan.hash, plan)
-                for contrast in contrasts.of(plan, rules, hardware):
+                for contrast in pairs.of(plan, rules, hardware):
                     case = plan.arm(contrast.subject).case
-                    matched = verdict.rules_for(rules, case, contrast, hardware)
+                    matched = verdicts.rules_for(rules, case, contrast, hardware)
                     every: list[Threshold | None] = [*matched] or [None]
                     found += [Expectation(plan, contrast, rule) for rule in every]
     except ScaleproofError as error:
@@ -237,7 +239,7 @@ def _verdict(request: pytest.FixtureRequest) -> Verdict:
         launches = [
             x for x in measurer.run.launches if x.plan == scaling.selected[found.plan.hash].hash
         ]
-        benchmark_bridge.show(request, found.plan.name, found.contrast.subject, answer, launches)
+        benchmark.show(request, found.plan.name, found.contrast.subject, answer, launches)
     return answer
 
 

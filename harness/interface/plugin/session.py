@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from harness import judgement, options
-from harness.apart import FIRST
-from harness.discover import Catalogue
-from harness.errors import SpecError
-from harness.measure import Measurer
-from harness.outcome import Reason, Status, Verdict
+from harness.analysis.judging import judgement
+from harness.analysis.judging.series import FIRST
+from harness.base.errors import SpecError
+from harness.interface import options
+from harness.interface.report.live import Live
+from harness.measure.measurer import Measurer
+from harness.measure.settings import Settings, end_on_sigterm
 from harness.record import RunRecord
-from harness.recovery import Course
-from harness.report.live import Live
-from harness.settings import Settings, end_on_sigterm
-from harness.site import Site
+from harness.record.outcome import Reason, Status, Verdict
 from harness.spec import Contrast, Plan
-from harness.thresholds import Threshold
+from harness.spec.catalogue import Catalogue
+from harness.spec.courses import Course
+from harness.spec.rules import Threshold
+from harness.spec.site import Site
 
 #: From harmless to worst.
 _WORSE = (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from harness.compare import DRIFT, Comparison
+from harness.analysis.compare import DRIFT, Comparison
+from harness.base.numbers import rate, si
+from harness.interface.report.text import Column, table, wrap
 from harness.record import RunRecord
-from harness.report.text import Column, table, wrap
-from harness.units import METRICS, rate, si
+from harness.spec.metrics import METRICS
 
 _COLUMNS = (
     Column(header="case", keep=10, left=True),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from harness import contrasts, findings, judgement
-from harness.outcome import Status
+from harness.analysis.judging import judgement, notices, pairs
+from harness.interface.report.text import wrap
 from harness.record import Purpose, RunRecord
-from harness.report.text import wrap
+from harness.record.outcome import Status
 from harness.spec import CaseSpec
-from harness.thresholds import Reach, reach
+from harness.spec.rules import Reach, reach
 
 
 def coverage(run: RunRecord, width: int = 100) -> list[str]:
@@ -17,14 +17,14 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     every = {a.case.hash: a.case for p in run.plans for a in p.arms}
     if not every:
         return []
-    timed = {x.case for x in run.launches if x.purpose is Purpose.TIMED and contrasts.usable(x)}
+    timed = {x.case for x in run.launches if x.purpose is Purpose.TIMED and pairs.usable(x)}
     cases = [c for h, c in every.items() if h in timed]
     profiled = {x.case for x in run.launches if x.purpose is Purpose.PROFILE and x.budget}
     out = [f" covered  {len(cases)} of {len(every)} cases timed, {len(profiled)} profiled"]
     out += wrap(f" worlds   {_worlds(cases)}", width, 10)
     for kind, text in _names(run, cases):
         out += wrap(f" {kind:<8} {text}", width, 10)
-    out.append(f" losses   {findings.reproducible(run)}")
+    out.append(f" losses   {notices.reproducible(run)}")
     for why in dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP):
         out += wrap(f" skipped  {why}", width, 10)
     cut = [p.name for p in run.plans if p.hash in run.out_of_time]
@@ -77,9 +77,7 @@ def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int) -> list[str]
     """Rules that met nothing: because they could not here, or because they match no case."""
     hardware = run.machine.hardware_class
     judged = [
-        (p.arm(c.subject).case, c)
-        for p in run.plans
-        for c in contrasts.of(p, run.thresholds, hardware)
+        (p.arm(c.subject).case, c) for p in run.plans for c in pairs.of(p, run.thresholds, hardware)
     ]
     largest = max((c.world_size for c in cases if not c.stand_in), default=1)
     nodes = max(len(c.nodes) for c in cases)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from harness import sweeps
-from harness.fabric import sizes
+from harness.base.numbers import si
+from harness.base.stats import median
+from harness.interface.report.text import Column, rule, table
 from harness.record import RunRecord
-from harness.report.text import Column, rule, table
+from harness.record.fabric import sizes, swept
 from harness.spec import Device
-from harness.stats import median
-from harness.units import si
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
     """A line for each world and operation; nothing where nothing was swept."""
-    found = sweeps.swept(run.fabric)
+    found = swept(run.fabric)
     if not found:
         return []
     device = Device(run.settings.get("device", Device.CPU))

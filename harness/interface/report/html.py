@@ -11,17 +11,18 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup  # jinja2's own dependency
 
-from harness import contrasts, findings, obstacles, units, verdict
-from harness.budget import Term
-from harness.codec import to_doc
-from harness.machine import PEAK_TFLOPS
-from harness.outcome import SEVERITY, Reason, ScalingPoint, Verdict
+from harness.analysis.judging import notices, obstacles, pairs, verdicts
+from harness.base.documents import to_doc
+from harness.base.numbers import rate, si
+from harness.host.machine import PEAK_TFLOPS
+from harness.interface.report import svg, timeline
+from harness.interface.report.coverage import coverage
+from harness.interface.report.svg import Series
 from harness.record import Expected, LaunchRecord, RunRecord
-from harness.report import svg, timeline
-from harness.report.coverage import coverage
-from harness.report.svg import Series
-from harness.spec import Plan
-from harness.units import Form, rate, si
+from harness.record.budget import Term
+from harness.record.outcome import SEVERITY, Reason, ScalingPoint, Verdict
+from harness.spec import Plan, metrics
+from harness.spec.metrics import Form
 
 #: Wider than any sentence: the browser wraps.
 WIDE = 10_000
@@ -37,13 +38,13 @@ def render(run: RunRecord) -> str:
     return environment.get_template("page.html.jinja").render(
         run=run,
         counts=[(s, counts[s]) for s in SEVERITY if counts[s]],
-        notes=[*findings.findings(run), *run.notes],
+        notes=[*notices.findings(run), *run.notes],
         charts=_charts(run),
         stand_ins=any(a.case.stand_in for p in run.plans for a in p.arms),
         verdicts=[
             _verdict(run, v) for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
         ],
-        together=verdict.together(run.verdicts),
+        together=verdicts.together(run.verdicts),
         timelines=_timelines(run),
         explained=[line.strip() for line in timeline.remarks(run, WIDE)],
         cases=_cases(run),
@@ -57,14 +58,14 @@ def _charts(run: RunRecord) -> list[dict[str, Any]]:
     """Speedup and efficiency over ranks, one pair for each mode, hardware and stand-ins apart."""
     groups: dict[tuple[str, bool], list[Plan]] = {}
     for plan in run.plans:
-        if len(contrasts.points(run, plan)) > 1:
+        if len(pairs.points(run, plan)) > 1:
             case = plan.arms[0].case
             groups.setdefault((str(case.mode), bool(case.stand_in)), []).append(plan)
     out = []
     for (mode, stand_in), plans in sorted(groups.items(), key=lambda g: (g[0][1], g[0][0])):
         speedups, efficiencies, worlds = [], [], set()
         for plan in plans:
-            points = contrasts.points(run, plan)
+            points = pairs.points(run, plan)
             xs = [float(p.world_size) for p in points]
             worlds |= set(xs)
             speedups.append(_series(plan.name, xs, points, "speedup"))
@@ -150,7 +151,7 @@ def _timelines(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
-    metric = units.metric(v.metric)
+    metric = metrics.metric(v.metric)
     rules = {t.name: t for t in run.thresholds}
     rule = rules.get(v.rule or "")
     bound = None if rule is None else rule.at_most if rule.at_least is None else rule.at_least
@@ -181,25 +182,25 @@ def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
 
 
 def _cases(run: RunRecord) -> list[dict[str, Any]]:
-    gates = contrasts.gates(run)
+    gates = pairs.gates(run)
     out = []
     for plan in run.plans:
         for arm in plan.arms:
-            own = [x for x in contrasts.timed(run, plan) if x.arm == arm.name and x.steps]
+            own = [x for x in pairs.timed(run, plan) if x.arm == arm.name and x.steps]
             steps = [x.steps for x in own if x.steps]
             gate = gates.get(arm.case.hash)
             failure = obstacles.gate_failure(gate) if gate else "not checked"
             described = run.described.get(arm.case.hash)
             expected = described.expected if described else None
-            sent = [q for x in own if (q := contrasts.quantity(x, "sent_bytes")) is not None]
-            peaks = [q for x in own if (q := contrasts.quantity(x, "peak_bytes")) is not None]
+            sent = [q for x in own if (q := pairs.quantity(x, "sent_bytes")) is not None]
+            peaks = [q for x in own if (q := pairs.quantity(x, "peak_bytes")) is not None]
             ran = own[0].ranks[0].ran if own else None
             checks = len(gate.ranks[0].checks) if gate and gate.ranks else 0
             out.append(
                 {
                     "id": arm.case.id,
                     "launches": len(own),
-                    "rate": rate(contrasts.throughput(run, plan, arm.name)),
+                    "rate": rate(pairs.throughput(run, plan, arm.name)),
                     "step": f"{sum(s.mean_s for s in steps) / len(steps) * 1e3:.1f}"
                     if steps
                     else "n/a",

@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Callable
 from typing import TextIO
 
-from harness.progress import Moment, Waiting
+from harness.base.numbers import duration
+from harness.interface.report.text import wrap
+from harness.measure.progress import Moment, Waiting
 from harness.record import Purpose
-from harness.report.text import wrap
-from harness.units import duration
 
 
 class Live:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from harness.base.numbers import si
+from harness.base.stats import median
+from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import RunRecord
-from harness.recovery import PARTS, Trial
-from harness.report.text import Column, rule, table, wrap
-from harness.stats import median
-from harness.units import si
+from harness.record.recovery import PARTS, Trial
 
 #: How the parts are headed.
 _HEADS = dict(zip(PARTS, ("seen", "gone", "import", "start", "met", "load", "step"), strict=True))

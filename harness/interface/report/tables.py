@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import contrasts, findings, units, verdict
-from harness.outcome import SEVERITY, Reason, ScalingPoint, Status, Verdict
+from harness.analysis.judging import notices, pairs, verdicts
+from harness.base.numbers import duration, rate, si
+from harness.interface.report import fabric, recovery, timeline
+from harness.interface.report.coverage import coverage
+from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.report import fabric, recovery, timeline
-from harness.report.coverage import coverage
-from harness.report.text import Column, rule, table, wrap
-from harness.spec import Plan
-from harness.units import Form, duration, rate, si
+from harness.record.outcome import SEVERITY, Reason, ScalingPoint, Status, Verdict
+from harness.spec import Plan, metrics
+from harness.spec.metrics import Form
 
 _COLUMNS = (
     Column(header="case", keep=100, left=True),
@@ -71,13 +72,13 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
         key=lambda p: min((SEVERITY.index(v.status) for v in found if v.plan == p.hash), default=9),
     )
     for plan in ranked:
-        points = contrasts.points(run, plan)
+        points = pairs.points(run, plan)
         rows = [_row(run, plan, p, found) for p in points]
         if not rows:
             continue
         case = plan.arms[-1].case
         names = [case.family, *(f"  +{extra}" for extra in case.extras.split("+")[1:])]
-        if (against := contrasts.reference(plan)) != "plain":
+        if (against := pairs.reference(plan)) != "plain":
             names.append(f"  v {against}")
         rows += [[""] * len(_COLUMNS) for _ in range(len(names) - len(rows))]
         for name, row in zip([*names, *[""] * len(rows)], rows, strict=False):
@@ -98,7 +99,7 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
 def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdict]) -> list[str]:
     arm = next(a for a in plan.arms if a.case.id == point.case)
     case = arm.case
-    launches = [x for x in contrasts.timed(run, plan) if x.arm == arm.name and x.steps is not None]
+    launches = [x for x in pairs.timed(run, plan) if x.arm == arm.name and x.steps is not None]
     own = [
         v
         for v in found
@@ -107,15 +108,15 @@ def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdic
         and v.metric in ("efficiency", "efficiency_of_ideal", "speedup")
     ]
     judged = sorted((v for v in own if v.rule), key=lambda v: SEVERITY.index(v.status)) or own
-    wrapped = [p for p in contrasts.points(run, plan, "wrapped") if p.case == point.case]
+    wrapped = [p for p in pairs.points(run, plan, "wrapped") if p.case == point.case]
     described = run.described[case.hash]
     facts, expected = described.facts, described.expected
     steps_s = [x.steps.mean_s for x in launches if x.steps]
     mean_step = sum(steps_s) / len(steps_s) if steps_s else None
-    sent = [q for x in launches if (q := contrasts.quantity(x, "sent_bytes")) is not None]
-    peaks = [q for x in launches if (q := contrasts.quantity(x, "peak_bytes")) is not None]
+    sent = [q for x in launches if (q := pairs.quantity(x, "sent_bytes")) is not None]
+    peaks = [q for x in launches if (q := pairs.quantity(x, "peak_bytes")) is not None]
     wanted = max(expected.sent_bytes) if expected else 0.0
-    flops, used = contrasts.flops(run, plan, arm.name), contrasts.mfu(run, plan, arm.name)
+    flops, used = pairs.flops(run, plan, arm.name), pairs.mfu(run, plan, arm.name)
     bound = judged[0].bound if judged else ""
     if bound and not _in_table(judged[0], point.against):
         bound += " *"
@@ -156,7 +157,7 @@ def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> l
         quiet = v.status in (Status.PASS, Status.RECORDED, Status.SKIP)
         quiet = quiet and v.reason is not Reason.CAUGHT
         plan = next((p for p in run.plans if p.hash == v.plan), None)
-        shown = plan is not None and _in_table(v, contrasts.reference(plan))
+        shown = plan is not None and _in_table(v, pairs.reference(plan))
         tabled = plan is None or any(c.metric in _TABLED for c in plan.contrasts)
         said = v.status is Status.PASS or (v.status is Status.RECORDED and not tabled)
         if quiet and not every and (shown or not said):
@@ -172,7 +173,7 @@ def _in_table(v: Verdict, against: str) -> bool:
 
 def verdict_line(v: Verdict, width: int) -> list[str]:
     """``FAIL  case  metric against baseline: value [interval], bound: why``"""
-    metric = units.metric(v.metric)
+    metric = metrics.metric(v.metric)
     figures = ""
     if v.value is not None and metric.form is Form.ABSOLUTE:
         figures = (
@@ -198,7 +199,7 @@ def counts(run: RunRecord) -> list[str]:
         out += f"  ({waived} waived)"
     lines = [f" {out}"]
     if found[Status.PASS] or found[Status.FAIL]:
-        passes, fails = verdict.together(run.verdicts)
+        passes, fails = verdicts.together(run.verdicts)
         lines.append(
             f" each alone errs at most once in 20; together, at most 5% false:"
             f" {passes} PASS, {fails} FAIL"
@@ -246,7 +247,7 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
     out += ["", *fabric.lines(run, width), *recovery.lines(run, width), *timeline.lines(run, width)]
     out += [rule("verdicts", width), *verdict_lines(run, width)]
     out += [*counts(run), ""]
-    for finding in [*findings.findings(run), *run.notes]:
+    for finding in [*notices.findings(run), *run.notes]:
         out += wrap(f" noticed  {finding}", width, 10)
     out += [*coverage(run, width), *cost(run, width)]
     out += [f" rerun    {rerun}"]

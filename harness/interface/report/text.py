@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from harness.outcome import Status
+from harness.record.outcome import Status
 
 _COLORS = {
     Status.PASS: "32",

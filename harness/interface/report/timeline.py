@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from harness import contrasts
-from harness.budget import EXPOSED, Budget, Term
-from harness.profiles import PERTURBED
+from harness.analysis.judging import pairs
+from harness.analysis.judging.verdicts import PERTURBED
+from harness.analysis.timeline.advice import advice
+from harness.analysis.timeline.losses import Losses, losses
+from harness.analysis.timeline.tallies import Range
+from harness.base.stats import median
+from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import LaunchRecord, RunRecord
-from harness.report.text import Column, rule, table, wrap
+from harness.record.budget import EXPOSED, Budget, Term
 from harness.spec import Arm, Plan
-from harness.stats import median
-from harness.timeline.advice import advice
-from harness.timeline.losses import Losses, losses
-from harness.timeline.tallies import Range
 
 #: The terms in the words of a column.
 TERMS = {
@@ -56,7 +56,7 @@ def rungs(run: RunRecord) -> list[Rung]:
     """The largest profiled rung of every ladder, against what its table is shown against."""
     out = []
     for plan in run.plans:
-        against = contrasts.reference(plan)
+        against = pairs.reference(plan)
         found = [
             c
             for c in plan.contrasts
@@ -66,7 +66,7 @@ def rungs(run: RunRecord) -> list[Rung]:
         ]
         for c in sorted(found, key=lambda c: -plan.arm(c.subject).case.world_size)[:1]:
             arm, base = plan.arm(c.subject), plan.arm(c.baseline[0])
-            own, other = contrasts.budgets(run, arm.case), contrasts.budgets(run, base.case)
+            own, other = pairs.budgets(run, arm.case), pairs.budgets(run, base.case)
             if not own or not other or arm.case.hash == base.case.hash:
                 continue
             assert own[0].budget is not None and other[0].budget is not None

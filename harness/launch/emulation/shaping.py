@@ -1,7 +1,7 @@
 """The links of an emulated network: their rates and delays, and how Linux is told of them.
 
 Rates are token buckets of the kernel (``tc``). It has no delay everywhere, so a network with delays
-goes through our own switch (``harness.launch.switch``), which then sees to the rates as well.
+goes through our own switch (``switch``), which then sees to the rates as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import LaunchError
+from harness.base.errors import LaunchError
 from harness.spec import CaseSpec
 
 #: Rates up to which TCP's own buffers must be small, in Mbit/s.

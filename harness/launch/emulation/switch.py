@@ -1,6 +1,6 @@
 """A switch in user space for emulated networks with delays: packets in, later out.
 
-    python -m harness.launch.switch '{"pids": .., "own": .., "between": .., "delay_ms": ..}'
+    python -m harness.launch.emulation.switch '{"pids": .., "own": .., "delay_ms": .., ..}'
 
 Opens a TUN device in the network namespace of each process and says ``ready``. A packet leaves its
 sender at the rate of its link, travels, and arrives at the rate of the receiver's link.

@@ -20,13 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.channel import Channel
-from harness.errors import LaunchError
+from harness.base import programs
+from harness.base.errors import LaunchError
+from harness.launch.children import InheritingJob, agent_command
+from harness.launch.emulation.shaping import Links, buffers, links_of, shape
+from harness.launch.emulation.switch import DEVICE, MTU
 from harness.launch.engine import Capabilities, Command, Deployment, State
-from harness.launch.inherit import InheritingJob, agent_command
-from harness.launch.shaping import Links, buffers, links_of, shape
-from harness.launch.switch import DEVICE, MTU
-from harness.protocol import LaunchSpec
+from harness.launch.wire.channel import Channel
+from harness.launch.wire.messages import LaunchSpec
 
 ENGINE = dict(multi_node=True, one_machine=True, always_emulated=True, faults=("agent", "node"))
 KNOBS = dict(rate_mbit=1000.0, delay_ms=0.0, slow_links="", far_links="")
@@ -203,9 +204,9 @@ class EmulatedJob:
         self._switch = subprocess.Popen(
             [
                 *prefix, "setpriv", "--pdeathsig=KILL",
-                *(sys.executable, "-m", "harness.launch.switch", json.dumps(plan)),
+                *(sys.executable, "-m", programs.SWITCH, json.dumps(plan)),
             ],
-            cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            cwd=programs.ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         assert self._switch.stdout is not None and self._switch.stderr is not None

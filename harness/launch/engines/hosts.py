@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 
-from harness.channel import read_token
-from harness.errors import SpecError
+from harness.base.errors import SpecError
+from harness.launch.dialers import Processes, agent, exported, shell
 from harness.launch.engine import Capabilities, Command, Deployment
-from harness.launch.joining import Processes, agent, exported, shell
+from harness.launch.wire.channel import read_token
 
 ENGINE = dict(multi_node=True, joins=True, remote=True)
 SETTINGS = dict(

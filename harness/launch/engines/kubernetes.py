@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from harness.channel import Channel, read_token
-from harness.codec import Json
-from harness.errors import LaunchError, SpecError
+from harness.base import programs
+from harness.base.documents import Json
+from harness.base.errors import LaunchError, SpecError
+from harness.launch.dialers import WAIT_S
 from harness.launch.engine import RANK_ENV, Capabilities, Command, Deployment, State
-from harness.launch.joining import WAIT_S
-from harness.protocol import LaunchSpec
+from harness.launch.wire.channel import Channel, read_token
+from harness.launch.wire.messages import LaunchSpec
 from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True)
@@ -98,7 +99,7 @@ def _container(deployment: Deployment, ranks: int, first: int) -> dict[str, Json
     secret = {"secretKeyRef": {"name": asked["name"], "key": "token"}}
     env.append({"name": "SCALEPROOF_TOKEN", "valueFrom": secret})
     env.append({"name": "SCALEPROOF_FIRST", "value": str(first)})
-    command = [asked["python"], "-m", "harness.worker.agent", "--join", deployment.join]
+    command = [asked["python"], "-m", programs.AGENT, "--join", deployment.join]
     command.append(f"--wait={WAIT_S:.0f}")
     out: dict[str, Json] = {
         "name": "agent",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.launch.children import InheritingJob, agent_command
 from harness.launch.engine import Capabilities, Command, Deployment
-from harness.launch.inherit import InheritingJob, agent_command
 
 ENGINE = dict(multi_node=False, faults=("agent",))
 

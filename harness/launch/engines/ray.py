@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from harness.channel import Channel, read_token
-from harness.codec import Json
-from harness.errors import LaunchError
+from harness.base.documents import Json
+from harness.base.errors import LaunchError
+from harness.launch.children import die_with_parent
+from harness.launch.dialers import agent, exported
 from harness.launch.engine import Capabilities, Command, Deployment, State
-from harness.launch.inherit import die_with_parent
-from harness.launch.joining import agent, exported
-from harness.protocol import LaunchSpec
+from harness.launch.wire.channel import Channel, read_token
+from harness.launch.wire.messages import LaunchSpec
 from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True)

@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.channel import Channel
-from harness.codec import Json
-from harness.errors import LaunchError, SpecError
+from harness.base.documents import Json
+from harness.base.errors import LaunchError, SpecError
+from harness.launch.dialers import Processes, agent, exported
 from harness.launch.engine import Capabilities, Command, Deployment, State
-from harness.launch.joining import Processes, agent, exported
-from harness.protocol import LaunchSpec
+from harness.launch.wire.channel import Channel
+from harness.launch.wire.messages import LaunchSpec
 from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True)

@@ -16,10 +16,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness import orphans
-from harness.beat import Beats, Phase
-from harness.codec import to_doc
-from harness.evidence import examine, lives, rank_end
+from harness.base import programs
+from harness.base.documents import to_doc
+from harness.launch.children import InheritingJob, agent_command, die_with_parent
 from harness.launch.engine import (
     RANK_ENV,
     Capabilities,
@@ -31,8 +30,10 @@ from harness.launch.engine import (
     Where,
 )
 from harness.launch.fleet import Fleet
-from harness.launch.inherit import InheritingJob, agent_command, die_with_parent
-from harness.protocol import LaunchSpec, Node, RankEnd
+from harness.launch.wire import processes
+from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.evidence import examine, lives, rank_end
+from harness.launch.wire.messages import LaunchSpec, Node, RankEnd
 from harness.record import Described
 from harness.spec import CaseSpec, Device, StandIn
 
@@ -58,7 +59,7 @@ def commands(nodes: Sequence[int], name: str, port: int | str, spec: str) -> lis
                 f"--rdzv-conf={conf}",
                 "--local-addr=127.0.0.1",
                 "--max-restarts=0",
-                *("-m", "harness.worker.torchrun_rank"),
+                *("-m", programs.TORCHRUN_RANK),
                 spec,
             ]
         )
@@ -67,7 +68,7 @@ def commands(nodes: Sequence[int], name: str, port: int | str, spec: str) -> lis
 
 def environment() -> dict[str, str]:
     """What every torchrun runs with."""
-    root = str(Path(__file__).parents[2])
+    root = str(programs.ROOT)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     ours = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return {**os.environ, **RANK_ENV, **ours, "PYTHONPATH": path}
@@ -191,7 +192,7 @@ class Watched:
     def __init__(self, spec: LaunchSpec, out: Path, beats: Beats) -> None:
         self.spec, self.out, self.beats = spec, out, beats
         self.nodes: list[subprocess.Popen[bytes]] = []
-        self.family = orphans.new_family()
+        self.family = processes.new_family()
         self.noticed_at = 0.0
         self.began = time.monotonic()
         self._gone: dict[int, float] = {}
@@ -233,7 +234,7 @@ class Watched:
             if node.poll() is None:
                 os.killpg(node.pid, signal.SIGKILL)
             node.wait()
-        orphans.end(self.family, self._pids().values())
+        processes.end(self.family, self._pids().values())
 
     def _pids(self) -> dict[int, int]:
         found = {}

@@ -29,8 +29,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.codec import Json
-from harness.errors import LaunchError
+from harness.base.documents import Json
+from harness.base.errors import LaunchError
 
 GREETING = b"scaleproof 1\n"
 NONCE, MAC = 32, 32

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.beat import Beats, Phase
-from harness.codec import from_doc
-from harness.errors import ScaleproofError
-from harness.protocol import Collective, RankEnd, RankError
+from harness.base.documents import from_doc
+from harness.base.errors import ScaleproofError
+from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.messages import Collective, RankEnd, RankError
 
 #: Seconds that hung ranks get to write down their stacks and collectives; and py-spy, for the rest.
 EXAMINE_S, SPY_S = 0.5, 2.0

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.machine import Machine
+from harness.host.machine import Machine
 from harness.record import Purpose
-from harness.recovery import Fault
 from harness.spec import CaseSpec
+from harness.spec.courses import Fault
 
 
 @dataclass(frozen=True, kw_only=True)

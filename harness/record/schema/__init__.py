@@ -1,12 +1,12 @@
-"""JSON Schemas that ship with the package; ``python -m harness.schema`` writes them again."""
+"""The shipped JSON Schema; ``python -m harness.record.schema`` writes it again."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from harness.codec import Json, json_schema
-from harness.record import SCHEMA, RunRecord
+from harness.base.documents import Json, json_schema
+from harness.record.record import SCHEMA, RunRecord
 
 HERE = Path(__file__).parent
 RECORD = HERE / "record.schema.json"

@@ -1,5 +1,5 @@
 """Write the shipped schemas."""
 
-from harness.schema import write
+from harness.record.schema import write
 
 write()

@@ -2,8 +2,8 @@
 
 Started by exec in a session of its own, so that Ctrl-C reaches only whoever started it:
 
-    python -m harness.worker.agent --fd N                              the parent's socket pair
-    python -m harness.worker.agent --join HOST:PORT --token-file FILE  over the network
+    python -m harness.training.agent.agent --fd N                              over a socket pair
+    python -m harness.training.agent.agent --join HOST:PORT --token-file FILE  over the network
 
 It answers ``describe`` and ``launch`` (see ``harness.protocol``). When the other end is gone it
 leaves, and every process that its ranks have started goes with it.
@@ -39,22 +39,23 @@ import torch.profiler
 import torch.utils.checkpoint
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _preloaded  # noqa: F401
 
-import harness.strategies.compressed
-import harness.strategies.fsdp
-import harness.strategies.pipeline
-import harness.strategies.single  # noqa: F401
-from harness import machine, orphans
-from harness.capture import threads
-from harness.channel import Channel, ChannelError, dial, read_token
-from harness.codec import Json, from_doc, to_doc
-from harness.errors import ScaleproofError
-from harness.protocol import Address, LaunchSpec, Node, Share
+import harness.training.strategies.compressed
+import harness.training.strategies.fsdp
+import harness.training.strategies.pipeline
+import harness.training.strategies.single  # noqa: F401
+from harness.base.documents import Json, from_doc, to_doc
+from harness.base.errors import ScaleproofError
+from harness.host import machine
+from harness.launch.wire import processes
+from harness.launch.wire.channel import Channel, ChannelError, dial, read_token
+from harness.launch.wire.messages import Address, LaunchSpec, Node, Share
 from harness.record import Described
 from harness.spec import CaseSpec
-from harness.worker.context import load
-from harness.worker.describe import describe
-from harness.worker.interface import choose_interface
-from harness.worker.world import World
+from harness.training.agent.address import choose_interface
+from harness.training.agent.world import World
+from harness.training.context import load
+from harness.training.describe import describe
+from harness.training.observe import threads
 
 POLL_S = 0.1
 BEAT_S = 0.2
@@ -170,7 +171,7 @@ class Agent:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes with the end of the channel
             if self.world is not None:
                 self.world.kill()
-            orphans.end()
+            processes.end()
 
     def launch(self, spec: LaunchSpec, share: Share) -> None:
         """Fork this node's ranks and stay with them until the last one is over."""
@@ -202,7 +203,7 @@ class Agent:
                 if (now := time.monotonic()) - beaten > BEAT_S:
                     beaten = now
                     self.channel.send({"beats": world.seen()})
-        orphans.end()
+        processes.end()
         world.beats_file.unlink()
         if self.scratch is not None:
             self.ship(Path(spec.out))
@@ -288,7 +289,7 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGINT, _stop)
     if asked.parent:
         threads.die_with_parent(asked.parent, signal.SIGTERM)
-    orphans.adopt()
+    processes.adopt()
     with contextlib.ExitStack() as stack:
         try:
             if asked.fd is not None:

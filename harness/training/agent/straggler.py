@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.capture import threads
+from harness.training.observe import threads
 
 #: One turn of computing and standing still: shorter than most steps.
 PERIOD_S = 0.02

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.compressors.hooks import cast
+from harness.training.hooks import cast
 
 ERROR_BOUND = 1e-2
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from harness.codec import Json
-from harness.compressors.hooks import Hook, Promise, all_gather, done
-from harness.worker.context import RankContext
+from harness.base.documents import Json
+from harness.training.context import RankContext
+from harness.training.hooks import Hook, Promise, all_gather, done
 
 ERROR_BOUND = 0.03
 KNOBS = dict(block=256)

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.codec import Json
-from harness.compressors.hooks import ErrorFeedback, Hook, Promise, done
-from harness.worker.context import RankContext
+from harness.base.documents import Json
+from harness.training.context import RankContext
+from harness.training.hooks import ErrorFeedback, Hook, Promise, done
 
 ERROR_BOUND = 1.0
 KNOBS = dict(rank=2)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.codec import Json
+from harness.base.documents import Json
 from harness.spec import CaseSpec
-from harness.worker.data import hashed
+from harness.training.data import hashed
 
 SIZES = {
     "nano": dict(d=64, layers=4, heads=4, kv=4, ff=256, vocab=256, seq=32, batch=8),

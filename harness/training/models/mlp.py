@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.codec import Json
+from harness.base.documents import Json
 from harness.spec import CaseSpec
-from harness.worker.data import labels, uniform
+from harness.training.data import labels, uniform
 
 SIZES = {
     "nano": dict(d=64, layers=8, classes=16, batch=8),

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.codec import Json
+from harness.base.documents import Json
 from harness.spec import CaseSpec, Mode, batching
-from harness.worker.data import uniform
+from harness.training.data import uniform
 
 SIZES = {"small": dict(width=64, layers=8, layer_kb=128, batch=8)}
 KNOBS = dict(mode="wait", step_ms=40.0, plant="", noise=0.01)

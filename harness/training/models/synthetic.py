@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from harness.codec import Json
+from harness.base.documents import Json
 from harness.spec import CaseSpec
-from harness.worker.data import uniform
+from harness.training.data import uniform
 
 SIZES = {
     "nano": dict(d=64, layers=8, batch=4),

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.codec import Json
+from harness.base.documents import Json
 from harness.spec import CaseSpec
-from harness.worker.data import images, labels
+from harness.training.data import images, labels
 
 SIZES = {
     "nano": dict(width=8, fc=128, image=32, classes=16, batch=4),

@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from harness.capture import issued
-from harness.codec import to_doc
-from harness.protocol import Collective
-from harness.store import write_text
+from harness.base.documents import to_doc
+from harness.launch.wire.messages import Collective
+from harness.record.store import write_text
+from harness.training.observe import issued
 
 #: A C function: Python's own handlers would run in the main thread, after the end.
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)

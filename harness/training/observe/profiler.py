@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from harness.capture import spans
-from harness.codec import to_doc
-from harness.store import write_text
+from harness.base.documents import to_doc
+from harness.record.store import write_text
+from harness.training.observe import spans
 
 
 class Profiler:

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import nvtx
 import torch
 
-from harness.ranges import DOMAIN, Category, label
 from harness.record import SpanRow
+from harness.record.spans import DOMAIN, Category, label
 
 _COLORS = {
     Category.STEP: "green",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from harness.spec import Data
-from harness.worker.context import Loaded, RankContext, make_batch
-from harness.worker.data import Batch, Sampler
-from harness.worker.window import Feed
+from harness.training.context import Loaded, RankContext, make_batch
+from harness.training.data import Batch, Sampler
+from harness.training.rank.timed import Feed
 
 #: Bytes of batches made beforehand at most; beyond, the first ones are used again.
 POOL_BYTES = 1 << 30

@@ -18,17 +18,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.capture import issued, sockets
-from harness.capture.spans import span
-from harness.codec import Json
-from harness.ranges import Category
+from harness.base.documents import Json
 from harness.record import Check, Expected, Issued
+from harness.record.spans import Category
 from harness.spec import CaseSpec, Optimizer, Precision
-from harness.strategies.compressed import knobs_of
-from harness.worker.context import Loaded, RankContext, Trainer, build_model, make_batch
-from harness.worker.data import Sampler
-from harness.worker.describe import expect, model_facts
-from harness.worker.reference import Reference, grad_norm, relative_error, snapshot
+from harness.training.context import Loaded, RankContext, Trainer, build_model, make_batch
+from harness.training.data import Sampler
+from harness.training.describe import expect, model_facts
+from harness.training.observe import issued, sockets
+from harness.training.observe.spans import span
+from harness.training.rank.oracle import Reference, grad_norm, relative_error, snapshot
+from harness.training.strategies.compressed import knobs_of
 
 STEPS = 4
 STEPS_PER_EPOCH = 2  # so that the gate crosses an epoch

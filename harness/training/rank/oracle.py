@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from harness.worker.context import RankContext
-from harness.worker.data import Batch
+from harness.training.context import RankContext
+from harness.training.data import Batch
 
 
 class Reference:

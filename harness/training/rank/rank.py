@@ -24,25 +24,25 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from harness.beat import Beats, Phase
-from harness.capture import flight, issued, threads
-from harness.capture.clock import Clock
-from harness.capture.memory import Memory
-from harness.capture.profiler import Profiler
-from harness.codec import to_doc
-from harness.protocol import LaunchSpec, RankError, Restart
+from harness.base.documents import to_doc
+from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.messages import LaunchSpec, RankError, Restart
 from harness.record import Purpose, RankRecord
-from harness.recovery import RankRestart
+from harness.record.recovery import RankRestart
+from harness.record.store import write_text
 from harness.spec import CaseSpec, Device, Window
-from harness.store import write_text
-from harness.worker import gate, transport
-from harness.worker.context import Loaded, RankContext, Trainer, build_model, load
-from harness.worker.describe import case_batching
-from harness.worker.feed import make_feed
-from harness.worker.meeting import Meeting
-from harness.worker.restart import train
-from harness.worker.sweep import sweep
-from harness.worker.window import Timed, measure
+from harness.training.context import Loaded, RankContext, Trainer, build_model, load
+from harness.training.describe import case_batching
+from harness.training.observe import flight, issued, threads
+from harness.training.observe.clock import Clock
+from harness.training.observe.memory import Memory
+from harness.training.observe.profiler import Profiler
+from harness.training.rank import gate, transport
+from harness.training.rank.barrier import Meeting
+from harness.training.rank.feed import make_feed
+from harness.training.rank.restart import train
+from harness.training.rank.sweep import sweep
+from harness.training.rank.timed import Timed, measure
 
 #: Texts by which a rank only reports that another one is gone, in any case.
 PEER_ERRORS = (

@@ -18,15 +18,16 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from harness.beat import Phase
-from harness.capture.spans import span
-from harness.protocol import LaunchSpec, Restart
-from harness.ranges import Category
-from harness.recovery import Fault, RankRestart
-from harness.store import write_text
-from harness.strategies.local import LocalTrainer
-from harness.worker.context import Trainer
-from harness.worker.window import Feed
+from harness.launch.wire.beats import Phase
+from harness.launch.wire.messages import LaunchSpec, Restart
+from harness.record.recovery import RankRestart
+from harness.record.spans import Category
+from harness.record.store import write_text
+from harness.spec.courses import Fault
+from harness.training.context import Trainer
+from harness.training.observe.spans import span
+from harness.training.rank.timed import Feed
+from harness.training.trainer import LocalTrainer
 
 
 @dataclass

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.fabric import OPERATIONS, Row, sizes
+from harness.record.fabric import OPERATIONS, Row, sizes
 from harness.spec import CaseSpec
-from harness.worker import transport
+from harness.training.rank import transport
 
 #: Seconds that the timed iterations of one operation at one size may take, and how many they are.
 BUDGET_S, FEWEST, MOST = 0.1, 3, 30

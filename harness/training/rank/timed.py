@@ -16,17 +16,17 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from harness import machine
-from harness.beat import Phase
-from harness.capture import sockets
-from harness.capture.memory import Memory
-from harness.capture.profiler import Profiler
-from harness.capture.spans import span
-from harness.ranges import Category
+from harness.host import machine
+from harness.launch.wire.beats import Phase
+from harness.record.spans import Category
+from harness.record.store import Samples
 from harness.spec import Window
-from harness.store import Samples
-from harness.worker.context import RankContext, Trainer
-from harness.worker.data import Batch
+from harness.training.context import RankContext, Trainer
+from harness.training.data import Batch
+from harness.training.observe import sockets
+from harness.training.observe.memory import Memory
+from harness.training.observe.profiler import Profiler
+from harness.training.observe.spans import span
 
 #: The batch of a step, of this rank.
 Feed: TypeAlias = Callable[[int], Batch]

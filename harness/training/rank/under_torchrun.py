@@ -1,4 +1,4 @@
-"""The entry that torchrun starts as every rank: ``python -m harness.worker.torchrun_rank SPEC``."""
+"""What torchrun starts as every rank: ``python -m harness.training.rank.under_torchrun SPEC``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch.distributed as dist
 import torch.distributed.pipelining  # noqa: F401  (loaded before the rank counts its modules)
 from torch.distributed.distributed_c10d import rendezvous
 
-from harness import orphans
-from harness.beat import Beats
-from harness.codec import from_doc
-from harness.protocol import LaunchSpec
-from harness.worker.rank import Place, leave, run_rank
+from harness.base.documents import from_doc
+from harness.launch.wire import processes
+from harness.launch.wire.beats import Beats
+from harness.launch.wire.messages import LaunchSpec
+from harness.training.rank.rank import Place, leave, run_rank
 
 
 def env_store() -> dist.Store:
@@ -26,7 +26,7 @@ def env_store() -> dist.Store:
 
 def main() -> None:
     """Read the place from torchrun's environment and do the launch."""
-    program = int(os.environ[orphans.FAMILY].partition("-")[0])
+    program = int(os.environ[processes.FAMILY].partition("-")[0])
     if os.getppid() in (1, program):  # torchrun is gone already: nobody waits for this rank
         leave(1)
     spec = from_doc(LaunchSpec, json.loads(Path(sys.argv[1]).read_text()))

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.capture.spans import span
-from harness.codec import Json
+from harness.base.documents import Json
 from harness.record import Expected, ModelFacts, WhatRan
 from harness.spec import Batching, CaseSpec
-from harness.strategies import ddp
-from harness.strategies.local import LocalTrainer
-from harness.worker.context import RankContext
+from harness.training.context import RankContext
+from harness.training.observe.spans import span
+from harness.training.strategies import ddp
+from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(
     worlds="any", oracle="compressed", initial="broadcast", replicas=True, compressor=True

@@ -7,8 +7,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
-from harness.strategies.local import LocalTrainer, element_bytes, num_elements, training_bytes
-from harness.worker.context import RankContext
+from harness.training.context import RankContext
+from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(bucket_cap_mb=25.0, static_graph=False, bucket_view=True)

@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
-from harness.strategies.local import LocalTrainer, element_bytes, num_elements, training_bytes
-from harness.worker.context import RankContext
+from harness.training.context import RankContext
+from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="same_seed")
 KNOBS = dict(reshard=True)

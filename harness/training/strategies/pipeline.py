@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from harness.capture.spans import span
-from harness.ranges import Category
 from harness.record import Expected, ModelFacts, WhatRan
+from harness.record.spans import Category
 from harness.spec import Batching, CaseSpec, Precision
-from harness.strategies.local import element_bytes, observe_dtype, training_bytes
-from harness.worker.context import RankContext
-from harness.worker.data import Batch
+from harness.training.context import RankContext
+from harness.training.data import Batch
+from harness.training.observe.spans import span
+from harness.training.trainer import element_bytes, observe_dtype, training_bytes
 
 SUPPORTS = dict(worlds="any", oracle="micro_batched", initial="same_seed", whole=True)
 KNOBS = dict(schedule="gpipe", microbatches=8)

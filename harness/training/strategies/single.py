@@ -6,8 +6,8 @@ from torch import nn
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
-from harness.strategies.local import LocalTrainer, element_bytes, num_elements, training_bytes
-from harness.worker.context import RankContext, Trainer
+from harness.training.context import RankContext, Trainer
+from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
 SUPPORTS = dict(worlds="one", oracle="shard_ordered", initial="own")
 

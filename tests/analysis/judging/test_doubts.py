@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from editing import bound, confirm, even, judged, timed
 
-from harness.outcome import Reason, Status, Verdict
 from harness.record import RunRecord
+from harness.record.outcome import Reason, Status, Verdict
 
 SUBJECT = "efficiency@2/plain"
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from editing import even, judged
 
-from harness import references
-from harness.cli import main
-from harness.codec import to_doc
-from harness.errors import ConfigError
-from harness.outcome import Reason, Status
+from harness.analysis.judging import expected as references
+from harness.analysis.verify import rejudge
+from harness.base.documents import to_doc
+from harness.base.errors import ConfigError
+from harness.interface.cli.main import main
 from harness.record import RunRecord
-from harness.verify import rejudge
+from harness.record.outcome import Reason, Status
 
 GOOD = """
 [[reference]]
@@ -50,7 +50,7 @@ def test_a_run_meets_what_it_measured(sample_run: RunRecord, tmp_path: Path) -> 
 
     doc = to_doc(sample_run)
     quiet(doc)
-    from harness.codec import from_doc
+    from harness.base.documents import from_doc
 
     run = from_doc(RunRecord, doc)
     rules = [r.threshold(run.machine.hardware_class) for r in references.measured(run, 0.1)]

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from editing import bound, even, judged, timed
 
-from harness import derive
-from harness.codec import from_doc, to_doc
-from harness.errors import ConfigError, Exit, exit_status
-from harness.outcome import Reason, Status
+from harness.analysis.samples import figures
+from harness.analysis.verify import verify
+from harness.base.documents import from_doc, to_doc
+from harness.base.errors import ConfigError, Exit
+from harness.interface.report import coverage
 from harness.record import RunRecord
-from harness.report import coverage
-from harness.site import rungs
-from harness.thresholds import load_thresholds
-from harness.verify import verify
+from harness.record.outcome import Reason, Status, exit_status
+from harness.spec.rules import load_thresholds
+from harness.spec.site import rungs
 
 SUBJECT = "efficiency@2/plain"
 
@@ -169,5 +169,5 @@ def test_ranks_that_never_joined_are_not_a_world(sample_run: RunRecord) -> None:
     assert expected is not None
     launch = next(x for x in sample_run.launches if x.arm == "@2" and x.steps)
     alone = [dataclasses.replace(r, rank=0) for r in launch.ranks]
-    (wrong,) = derive.wrong(case, expected, alone, [], 1)
+    (wrong,) = figures.wrong(case, expected, alone, [], 1)
     assert "ranks [0, 0] joined, 2 were asked for" in wrong

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import Exit, exit_status
-from harness.judge import Judged, estimate, judge, lag1, worst
-from harness.outcome import Reason, Status
-from harness.thresholds import Source, Statistic, Threshold
-from harness.units import Form
+from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
+from harness.base.errors import Exit
+from harness.record.outcome import Reason, Status, exit_status
+from harness.spec.metrics import Form
+from harness.spec.rules import Source, Statistic, Threshold
 
 EPOCHS = {1: 480.0, 2: 245.0, 4: 128.0, 8: 68.0}
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate
 
-from harness import sequential
+from harness.analysis.judging import sequential
 
 VALUES = st.lists(st.floats(-1, 1), min_size=6, max_size=40)
 

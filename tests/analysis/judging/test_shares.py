@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from editing import even, judged
 
-from harness.outcome import Reason, Status
 from harness.record import RunRecord
-from harness.store import load
+from harness.record.outcome import Reason, Status
+from harness.record.store import load
 
-SAMPLE = Path(__file__).parents[2] / "results" / "samples" / "ddp-nano"
+SAMPLE = Path(__file__).parents[3] / "results" / "samples" / "ddp-nano"
 RULE = {
     "name": "exposed", "case": "ddp/*", "metric": "exposed_comm_share", "at_least": None,
     "at_most": 0.25, "unit": "1", "source": "requirement", "device": "cpu",

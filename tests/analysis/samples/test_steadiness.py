@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness import steadiness
+from harness.analysis.samples import steadiness
 
 
 def series(n: int, *, seed: int = 0, sd: float = 0.02, rho: float = 0.0) -> np.ndarray:

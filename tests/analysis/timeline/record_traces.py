@@ -1,6 +1,6 @@
 """Records the traces of ``recorded/``: two gloo ranks of every strategy family, three steps each.
 
-    python tests/timeline/record_traces.py
+    python tests/analysis/timeline/record_traces.py
 
 Only needed when what ranks leave behind changes.
 """
@@ -11,12 +11,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from harness.discover import Catalogue
 from harness.launch.engine import Where
-from harness.launcher import Launcher, Order
+from harness.measure.bench import Launcher, Order
 from harness.record import Purpose
-from harness.site import Site
 from harness.spec import Arm, Device, Plan, Protocol, Role, Window
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
 
 HERE = Path(__file__).parent / "recorded"
 CASES = {

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.budget import Budget, Term
-from harness.timeline.close import close
-from harness.timeline.intervals import EMPTY, Intervals, union
-from harness.timeline.lanes import Lanes, Op
-from harness.timeline.losses import losses
+from harness.analysis.timeline.close import close
+from harness.analysis.timeline.intervals import EMPTY, Intervals, union
+from harness.analysis.timeline.lanes import Lanes, Op
+from harness.analysis.timeline.losses import losses
+from harness.record.budget import Budget, Term
 
 SPAN = 60
 

@@ -10,7 +10,7 @@ import sys
 SCRIPT = """
 import json, sys, time
 import torch.distributed as dist
-from harness.capture import clock
+from harness.training.observe import clock
 
 rank, port, off_ns = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 true = time.time_ns

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.timeline.intervals import (
+from harness.analysis.timeline.intervals import (
     Intervals,
     intersect,
     merge,

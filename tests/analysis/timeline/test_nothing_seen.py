@@ -12,28 +12,28 @@ from typing import Any
 import pytest
 from test_budget import rank_of
 
-from harness import contrasts
-from harness.errors import ScaleproofError
+from harness.analysis.judging import pairs
+from harness.analysis.timeline.close import close
+from harness.analysis.timeline.profiled import budget_of
+from harness.base.errors import ScaleproofError
 from harness.record import RankRecord
-from harness.store import load
-from harness.timeline.close import close
-from harness.timeline.launch import budget_of
+from harness.record.store import load
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_undivided_communication_has_no_share_of_waiting() -> None:
     twice = replace(rank_of(1, 0), ops=rank_of(1, 0).ops * 2)
     budget = close([rank_of(0, 0), twice], {}, 0).budget
-    assert contrasts.share(budget, "wait_share") is None
-    assert contrasts.share(budget, "bubble_share") is None
-    exposed = contrasts.share(budget, "exposed_comm_share")
+    assert pairs.share(budget, "wait_share") is None
+    assert pairs.share(budget, "bubble_share") is None
+    exposed = pairs.share(budget, "exposed_comm_share")
     assert exposed is not None and exposed > 0
 
 
 def test_without_compute_there_is_no_balance() -> None:
     idle = [replace(rank_of(r, 0), compute=rank_of(r, 0).launch) for r in (0, 1)]
-    assert contrasts.share(close(idle, {}, 0).budget, "stage_imbalance") is None
+    assert pairs.share(close(idle, {}, 0).budget, "stage_imbalance") is None
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def launch(tmp_path: Path) -> tuple[Path, list[RankRecord]]:
     folder = tmp_path / "launches" / "x"
     folder.mkdir(parents=True)
     for rank in (0, 1):
-        source = ROOT / "tests" / "timeline" / "recorded" / f"ddp-rank{rank}.json.gz"
+        source = ROOT / "tests" / "analysis" / "timeline" / "recorded" / f"ddp-rank{rank}.json.gz"
         shutil.copy(source, folder / f"rank{rank}.trace.json.gz")
     run = load(ROOT / "results" / "samples" / "ddp-nano")
     ranks = next(x for x in run.launches if x.budget and len(x.ranks) == 2).ranks

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from writing import BASE_NS, event, step, write
 
-from harness.errors import ScaleproofError
-from harness.timeline import blocks
-from harness.timeline.reader import read
+from harness.analysis.timeline import blocks
+from harness.analysis.timeline.reader import read
+from harness.base.errors import ScaleproofError
 
 EVENTS: list[dict[str, Any]] = [
     step(3, 1_000, 9_001),

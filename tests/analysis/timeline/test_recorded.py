@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.budget import Term
-from harness.timeline import merge
-from harness.timeline.close import Closed, close
-from harness.timeline.lanes import lanes
-from harness.timeline.reader import Trace, read
-from harness.timeline.tallies import operators, ranges
+from harness.analysis.timeline import merge
+from harness.analysis.timeline.close import Closed, close
+from harness.analysis.timeline.lanes import lanes
+from harness.analysis.timeline.reader import Trace, read
+from harness.analysis.timeline.tallies import operators, ranges
+from harness.record.budget import Term
 
 HERE = Path(__file__).parent / "recorded"
 FAMILIES = ("ddp", "fsdp", "gpipe", "1f1b", "compressed")

@@ -12,8 +12,8 @@ import pytest
 
 HERE = Path(__file__).parent
 SPEAK = """
-from harness.capture.spans import span
-from harness.ranges import Category
+from harness.training.observe.spans import span
+from harness.record.spans import Category
 with span("step", payload=3):
     with span("batch", Category.DATA, 7):
         pass
@@ -53,9 +53,9 @@ def test_a_profiled_window_has_them_in_its_trace_and_in_its_log(tmp_path: Path) 
     script = f"""
 import json, torch
 from pathlib import Path
-from harness.capture.profiler import Profiler
-from harness.capture.spans import span
-from harness.ranges import Category
+from harness.training.observe.profiler import Profiler
+from harness.training.observe.spans import span
+from harness.record.spans import Category
 out = Path({str(tmp_path)!r})
 profiler = Profiler(steps=4, active=2, device=torch.device("cpu"))
 for step in range(4):
@@ -70,9 +70,9 @@ assert digest == hashlib.sha256((out / "rank0.trace.json.gz").read_bytes()).hexd
     subprocess.run([sys.executable, "-c", script], check=True)
     import json
 
-    from harness.ranges import Category, category_of
-    from harness.timeline.lanes import lanes
-    from harness.timeline.reader import read
+    from harness.analysis.timeline.lanes import lanes
+    from harness.analysis.timeline.reader import read
+    from harness.record.spans import Category, category_of
 
     log = json.loads((tmp_path / "rank0.spans.json").read_text())
     assert [(r["name"], r["category"], r["payload"]) for r in log] == [

@@ -2,7 +2,7 @@
 
 from planting import plant
 
-from harness.strategies import ddp
+from harness.training.strategies import ddp
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(kind="none", rank=1, struck="")

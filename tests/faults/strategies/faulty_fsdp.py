@@ -2,7 +2,7 @@
 
 from planting import plant
 
-from harness.strategies import fsdp
+from harness.training.strategies import fsdp
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="same_seed")
 KNOBS = dict(kind="none", rank=1, struck="")

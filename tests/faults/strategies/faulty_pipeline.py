@@ -2,7 +2,7 @@
 
 from planting import plant
 
-from harness.strategies import pipeline
+from harness.training.strategies import pipeline
 
 SUPPORTS = dict(worlds="any", oracle="micro_batched", initial="same_seed", whole=True)
 KNOBS = dict(kind="none", rank=1, struck="")

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from harness.cli import main
+from harness.interface.cli.main import main
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = Path(__file__).parents[1] / "golden"
+ROOT = Path(__file__).parents[3]
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def screen(
@@ -206,7 +206,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(tmp_path: Path) -> No
 
 def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(
-        "from harness import ladder\nfrom harness.recipes import Protocol\n"
+        "from harness import Protocol, ladder\n"
         "TWO = Protocol(steps=6, cut=2, min_blocks=2, max_blocks=2)\n"
         "CASES = ('ddp/mlp-nano', 'fsdp/mlp-nano')\n"
         "def both(site):\n"
@@ -230,11 +230,11 @@ def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> No
     assert sorted(turns) == sorted([*range(4), *range(4)]), "two blocks each, none twice"
 
 
-@pytest.mark.full  # two minutes; tests/clusters launches worlds by torchrun
+@pytest.mark.full  # two minutes; tests/launch/clusters launches worlds by torchrun
 def test_several_nodes_by_torchrun(tmp_path: Path) -> None:
     """Two torchrun agents on this machine: two nodes of one rank."""
     (tmp_path / "two.py").write_text(
-        "from harness import ladder\nfrom harness.recipes import Protocol\n"
+        "from harness import Protocol, ladder\n"
         "FAST = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)\n"
         "def plain(site):\n"
         "    return [ladder(site.case('ddp/mlp-nano'), (2,), baselines=('plain',), protocol=FAST, shape=site.shape)]\n"
@@ -298,7 +298,7 @@ def test_ingest_fills_asvs_history(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_every_kind_of_baseline_is_measured(tmp_path: Path) -> None:
     (tmp_path / "kinds.py").write_text(
-        "from harness import ladder, versus\nfrom harness.recipes import Protocol\n"
+        "from harness import Protocol, ladder, versus\n"
         "FAST = Protocol(steps=6, cut=2, min_blocks=2, max_blocks=2)\n"
         "def all_kinds(site):\n"
         "    kinds = ('plain', 'wrapped', 'smallest_fit', 'sum_of_devices')\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.interface.report.html import render
 from harness.record import RunRecord
-from harness.report.html import render
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (

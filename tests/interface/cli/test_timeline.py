@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
+from harness.interface.cli.main import main
 
-ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "tests" / "timeline" / "recorded"
+ROOT = Path(__file__).parents[3]
+RECORDED = ROOT / "tests" / "analysis" / "timeline" / "recorded"
 SAMPLE = ROOT / "results" / "samples" / "ddp-nano"
 
 

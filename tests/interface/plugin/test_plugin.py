@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 SUITE = """
-    from harness import Site, control, ladder, scaling
-    from harness.recipes import Protocol
+    from harness import Protocol, Site, control, ladder, scaling
 
     FAST = Protocol(steps=6, cut=2, min_blocks=4, max_blocks=4)
 
@@ -173,7 +172,7 @@ def test_collect_only_launches_nothing(suite: pytest.Pytester) -> None:
 
 def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.Pytester) -> None:
     (pytester.mkdir("mine") / "broken.py").write_text(
-        '"""Raises on rank 1."""\nfrom harness.strategies.ddp import *  # noqa\nfrom harness.strategies import ddp\n'
+        '"""Raises on rank 1."""\nfrom harness.training.strategies.ddp import *  # noqa\nfrom harness import ddp\n'
         'SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)\nKNOBS = {}\n'
         "def build(model, ctx):\n    if ctx.rank == 1:\n        raise RuntimeError('planted')\n    return ddp.build(model, ctx)\n"
     )

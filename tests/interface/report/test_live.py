@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from harness.progress import Moment, Waiting
+from harness.interface.report.live import Live, line
+from harness.measure.progress import Moment, Waiting
 from harness.record import Purpose
-from harness.report.live import Live, line
 
 
 class Terminal(io.StringIO):

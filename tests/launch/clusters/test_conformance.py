@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from harness.codec import from_doc
-from harness.discover import Catalogue
-from harness.evidence import lives
-from harness.launch import failure
+from harness.base.documents import from_doc
+from harness.launch import causes
 from harness.launch.deploy import Worlds, open_worlds
 from harness.launch.engine import Ended, Where
 from harness.launch.fleet import Fleet
-from harness.protocol import Deadlines, LaunchSpec
+from harness.launch.wire.evidence import lives
+from harness.launch.wire.messages import Deadlines, LaunchSpec
 from harness.record import Cause, Purpose, RankRecord
-from harness.site import Site
 from harness.spec import Device
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
 
 from . import ray_cluster, slurm
 
-FAULTS = Path(__file__).parents[1] / "faults" / "strategies"
+FAULTS = Path(__file__).parents[2] / "faults" / "strategies"
 QUICK = Deadlines(start_s=60, first_step_s=30, step_s=8, collective_s=5)
 ENGINES = (
     "local",
@@ -68,7 +68,7 @@ class Bench:
             out=str(out), files=self.known.files(case), draw=0, deadlines=QUICK,
         )  # fmt: skip
         ended = self.worlds.launch(spec, lambda step: None)
-        return ended, failure.attribute(ended.ranks, ended.unreachable), out
+        return ended, causes.attribute(ended.ranks, ended.unreachable), out
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ def there() -> tuple[set[int], set[str]]:
     agents, namespaces = set(), set()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"harness.worker.agent" in (path / "cmdline").read_bytes().split(b"\0"):
+            if b"harness.training.agent.agent" in (path / "cmdline").read_bytes().split(b"\0"):
                 agents.add(int(path.name))
             namespaces.add(str((path / "ns" / "net").readlink()))
     return agents, namespaces
@@ -206,7 +206,7 @@ def test_a_node_whose_agent_dies_is_named_and_the_next_world_gets_a_new_one(benc
 
     ended = worlds.launch(spec, kill)
     assert time.monotonic() - killed[0] < 5, "the world is gone within 5 s"
-    cause = failure.attribute(ended.ranks, ended.unreachable)
+    cause = causes.attribute(ended.ranks, ended.unreachable)
     assert cause is not None and (cause.kind, cause.sure) == ("node", True)
     assert cause.node == len(bench.nodes) - 1
     assert "agent is gone" in cause.message

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.discover import Catalogue
-from harness.launch.emulated import build
 from harness.launch.engine import Where
-from harness.launcher import Launcher
-from harness.site import Site
+from harness.launch.engines.emulated import build
+from harness.measure.bench import Launcher
 from harness.spec import Device
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
 
 HERE = build().probe()
 DELAY_MS = 10.0

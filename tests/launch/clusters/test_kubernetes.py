@@ -12,10 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from harness.channel import make_token
-from harness.errors import LaunchError, SpecError
-from harness.launch import kubernetes as engine
+from harness.base.errors import LaunchError, SpecError
 from harness.launch.engine import Deployment, State
+from harness.launch.engines import kubernetes as engine
+from harness.launch.wire.channel import make_token
 from harness.spec import Device
 
 VERSION = "1.33"
@@ -81,7 +81,7 @@ def test_custom_kinds_are_what_their_published_models_know(
     made["spec"]["replikas"] = 2
     assert published.from_dict(made).to_dict() != made
     text = json.dumps(made)
-    assert "harness.worker.agent" in text and "secretKeyRef" in text
+    assert "harness.training.agent.agent" in text and "secretKeyRef" in text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from harness.launch.switch import Switch
+from harness.launch.emulation.switch import Switch
 
 SIZE = 1000
 

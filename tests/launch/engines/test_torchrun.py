@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from harness.discover import Catalogue
-from harness.launch.torchrun import _FAILED, commands, device_shares
-from harness.protocol import LaunchSpec
+from harness.launch.engines.torchrun import _FAILED, commands, device_shares
+from harness.launch.wire.messages import LaunchSpec
 from harness.record import Purpose
-from harness.site import Site, resolve
 from harness.spec import Device, StandIn
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site, resolve
 
 GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(2, 4), engine="torchrun")
 

@@ -7,12 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from harness.beat import Beats, Phase
+from harness.launch.wire.beats import Beats, Phase
 
 WRITER = """
 import sys
 from pathlib import Path
-from harness.beat import Beats, Phase
+from harness.launch.wire.beats import Beats, Phase
 beats = Beats(Path(sys.argv[1]), 2)
 step = 0
 while True:

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.channel import (
+from harness.base.errors import LaunchError
+from harness.launch.wire.channel import (
     GREETING,
     LARGEST,
     NONCE,
@@ -28,8 +29,7 @@ from harness.channel import (
     make_token,
     parse_address,
     read_token,
-)  # fmt: skip
-from harness.errors import LaunchError
+)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_frames_survive_any_cut(messages: list[tuple[dict[str, int], bytes]], cu
 
 
 def test_an_idle_connection_is_no_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.channel.STALL_S", 0.05)
+    monkeypatch.setattr("harness.launch.wire.channel.STALL_S", 0.05)
     one, other = socket.socketpair()
     ours, theirs = Channel(one, dialed=True), Channel(other, dialed=False)
     OPEN.extend((ours, theirs))

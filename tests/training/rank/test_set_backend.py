@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import launcher, machine
-from harness.discover import Catalogue
+from harness.host import machine
 from harness.launch.engine import Where
-from harness.launcher import Launcher
-from harness.protocol import Address, Node
-from harness.worker.rank import set_backend
+from harness.launch.wire.messages import Address, Node
+from harness.measure import bench
+from harness.measure.bench import Launcher
+from harness.spec.catalogue import Catalogue
+from harness.training.rank.rank import set_backend
 
 
 def test_the_case_wins_but_not_over_a_nodes_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +42,6 @@ def test_what_a_node_sets_beyond_the_case_is_told(monkeypatch: pytest.MonkeyPatc
         environment=there,
     )  # fmt: skip
     worlds = SimpleNamespace(nodes=(node,), queued_s=0.0)
-    monkeypatch.setattr(launcher, "open_worlds", lambda *_: worlds)
+    monkeypatch.setattr(bench, "open_worlds", lambda *_: worlds)
     found = Launcher(Catalogue(), "hosts", Where(), tune_loop_thread=False, poll_gpus=False).notes
     assert len(found) == 1 and "also sets NCCL_NET_PLUGIN=ofi" in found[0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.codec import from_doc, to_doc
-from harness.outcome import Verdict
+from harness.analysis.judging.verdicts import verdicts
+from harness.base.documents import from_doc, to_doc
 from harness.record import RunRecord
-from harness.verdict import verdicts
+from harness.record.outcome import Verdict
 
 
 def judged(run: RunRecord, edit: Any) -> dict[str, Verdict]:

@@ -1,0 +1,1 @@
+"""From a record to figures, budgets and verdicts: offline, without torch."""

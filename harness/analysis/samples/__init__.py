@@ -1,0 +1,1 @@
+"""From ranks' samples to a launch's figures."""

@@ -1,0 +1,1 @@
+"""Ground: documents, errors, strict TOML, statistics, numbers, whole files."""

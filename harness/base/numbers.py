@@ -1,0 +1,30 @@
+"""How numbers are written for people."""
+
+from __future__ import annotations
+
+
+def si(value: float | None, unit: str = "") -> str:
+    """``1.23 MB``; n/a for None."""
+    if value is None:
+        return "n/a"
+    if unit == "s" and 0 < abs(value) < 0.1:
+        return f"{value * 1e3:.3g} ms"
+    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}".rstrip()
+    return f"{value:.3g} {unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """``0:42`` or ``1:02:03``."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
+
+
+def rate(value: float | None) -> str:
+    """A throughput: thousands separated, or three digits when small."""
+    if value is None:
+        return "n/a"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

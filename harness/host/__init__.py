@@ -1,0 +1,1 @@
+"""This machine: its facts and devices, its environment, whether it is fit to measure on."""

@@ -1,0 +1,1 @@
+"""What people touch: the command, the pytest plugin, tables and pages."""

@@ -1,0 +1,1 @@
+"""The command ``scaleproof``. One file adds one verb."""

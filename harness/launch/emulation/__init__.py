@@ -1,0 +1,1 @@
+"""Nodes emulated on one machine: shaped links, and a switch that delays."""

@@ -1,0 +1,1 @@
+"""Who starts agents on which nodes. One file adds one engine: a head of literals, connect."""

@@ -1,0 +1,1 @@
+"""What crosses the border between a program and its agents, and what ranks leave behind."""

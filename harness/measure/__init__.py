@@ -1,0 +1,1 @@
+"""A run: climbs, pilots, blocks, sweeps and trials, into one record."""

@@ -1,0 +1,56 @@
+"""What an agent answers about a case before it runs: facts, expectations, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Closed-form facts of a model at a size. FLOPs count forward and backward of one sample."""
+
+    num_params: int
+    flops_per_sample: float
+    tokens_per_sample: int
+    activation_bytes_per_sample: int
+    input_shape: tuple[int, ...]
+    input_dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What a strategy says a case will do, before it runs. Bytes are per rank and step.
+
+    ``sent_bytes`` is the closed form for the case's backend, one figure per rank.
+    ``payload_bytes`` maps a collective to the input bytes that each rank issues in one step (one
+    figure per rank); ``largest_message`` is the largest single one.
+    ``dense_bytes`` is what an uncompressed all-reduce would send, 0 where that is no measure.
+    ``module``, ``schedule`` and ``placements`` must be what ran (placements () = not asserted).
+    ``memory_bytes`` is what a rank will need, roughly.
+    """
+
+    sent_bytes: tuple[float, ...]
+    payload_bytes: Mapping[str, tuple[float, ...]]
+    largest_message: float
+    module: str
+    ideal_efficiency: float
+    dense_bytes: float = 0.0
+    placements: tuple[str, ...] = ()
+    schedule: str = ""
+    memory_bytes: int
+    formula: str
+    global_batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """The answer to ``describe``: facts and expectations, or why there are none.
+
+    ``unsupported`` is what the case's files refuse (SKIP); ``error`` that they broke (ERROR).
+    """
+
+    facts: ModelFacts | None = None
+    expected: Expected | None = None
+    unsupported: str = ""
+    error: str = ""

@@ -1,0 +1,127 @@
+"""What one launch measured, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.host.nvml import GpuWindow
+from harness.record.budget import Budget
+from harness.record.rank import RankRecord
+
+
+class LaunchStatus(StrEnum):
+    """How a launch ended."""
+
+    OK = "ok"
+    FAILED = "failed"
+
+
+class Purpose(StrEnum):
+    """What a launch was for: only ``timed`` ones are compared, budgets come from ``profile``."""
+
+    GATE = "gate"
+    PILOT = "pilot"
+    TIMED = "timed"
+    PROFILE = "profile"
+    FABRIC = "fabric"
+    RECOVERY = "recovery"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steadiness:
+    """A launch's kept window: ``drift`` = log of its later half's mean step over its earlier's.
+
+    ``t`` is that over its standard error, from means of 5 steps; None where the window is too
+    short to tell. ``mser`` is what MSER-5 would have cut on top. ``steady`` is its own view.
+    """
+
+    drift: float
+    t: float | None
+    mser: int
+    steady: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Which rank ended a launch and why. ``sure`` is about the rank, not the reason.
+
+    ``kind`` is exception, memory, signal, exit, node, collective, hang or peer.
+    """
+
+    rank: int | None
+    kind: str
+    message: str
+    phase: str
+    step: int
+    sure: bool
+    victims: tuple[int, ...] = ()
+    node: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Kept steps of a launch; each iteration counts as its slowest rank's. Seconds."""
+
+    count: int
+    mean_s: float
+    median_s: float
+    p95_s: float
+    worst_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """Memory growth in bytes per step (least squares) of the fastest-growing rank, 95 % interval.
+
+    ``steady`` is the share of steps that grew: a leak grows at most of them, an allocator that
+    settles at few.
+    """
+
+    rank: int
+    steady: float
+    slope: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRecord:
+    """One launch of one arm: a fresh world of processes, the unit of replication.
+
+    ``attempt`` is 0, or 1 for the fresh set that confirms a FAIL; ``foreign_load`` the share of
+    the ranks' cores that others used meanwhile.
+
+    ``turn`` counts passes over the plan's arms: launches of one turn form a pair. ``consumed`` is
+    the number of distinct samples that the world trained on in the kept window, ``losses`` a
+    digest of every step's loss. ``wall_s`` is from the command to the last rank's end, ``agent``
+    identifies the process that forked the ranks. ``wrong`` lists what the parent found not to be
+    as asked (world, samples, bytes): such a launch is never judged. A profiled launch has a
+    ``budget``, and in ``perturbation`` the ratio of its profiled steps to its others (medians).
+    """
+
+    launch: str
+    purpose: Purpose
+    plan: str
+    arm: str
+    case: str
+    block: int
+    turn: int
+    started_at: str
+    wall_s: float
+    agent: str
+    engine: str
+    status: LaunchStatus
+    cause: Cause | None
+    ranks: tuple[RankRecord, ...]
+    consumed: int = 0
+    steps: Steps | None = None
+    growth: Growth | None = None
+    losses: str = ""
+    wrong: tuple[str, ...] = ()
+    gpus: tuple[GpuWindow, ...] = ()
+    attempt: int = 0
+    steadiness: Steadiness | None = None
+    foreign_load: float | None = None
+    budget: Budget | None = None
+    perturbation: float | None = None

@@ -1,0 +1,114 @@
+"""What one rank measured and checked in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from harness.record.spans import Category
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatRan:
+    """What a strategy observed of itself: classes and placements, never what was asked for.
+
+    ``module`` is the class of the trained module, ``placements`` those of its parameters;
+    ``compute_dtype`` is the dtype that leaf modules really returned.
+    """
+
+    module: str
+    placements: tuple[str, ...] = ()
+    schedule: str = ""
+    compressor: str = ""
+    compute_dtype: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check of the correctness gate, with its number beside its limit."""
+
+    name: str
+    ok: bool
+    value: float | None = None
+    limit: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Issued:
+    """Collectives of one kind that a rank issued in one step; payload is this rank's input."""
+
+    count: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocator:
+    """The device allocator's peaks in bytes over the kept window, and how often it had to retry.
+
+    ``reserved_bytes - allocated_bytes`` is what fragmentation and caching hold back.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    inactive_split_bytes: int
+    num_retries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanRow:
+    """One span of a profiled window; ns of the rank's own clock."""
+
+    name: str
+    category: Category
+    payload: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """What one rank measured. Times in s on its own monotonic clock, sizes in bytes.
+
+    ``step_s`` etc. are not here: they are in the samples (``rank<r>.npz``: marks_s, loss,
+    sample_ids, rss_bytes), whose digest is ``samples_sha256``. ``sent_bytes`` and
+    ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic; so does
+    ``busy_s``, the CPU seconds that the cores of ``affinity`` worked for anyone. ``phases_s`` says
+    where the rank's time before its first step went.
+
+    Of profiled launches: ``clock_offset_ns`` is this rank's clock less rank 0's, known to
+    ``clock_half_ns``; ``trace_sha256`` is the digest of ``rank<r>.trace.json.gz``.
+    """
+
+    rank: int
+    local_rank: int
+    node: int
+    host: str
+    pid: int
+    device: str
+    backend: str
+    window_s: float
+    cpu_s: float
+    setup_s: float
+    stepping_s: float
+    sent_bytes: int | None
+    resent_bytes: int | None
+    peak_bytes: int | None
+    first_loss: float | None
+    last_loss: float | None
+    tuned_threads: int
+    affinity: tuple[int, ...]
+    modules_after_fork: tuple[str, ...]
+    clock_misses: int
+    planted_s: float | None
+    ran: WhatRan
+    issued: Mapping[str, Issued] = field(default_factory=dict)
+    grad_norm: float | None = None
+    checks: tuple[Check, ...] = ()
+    samples_sha256: str = ""
+    busy_s: float | None = None
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    allocator: Allocator | None = None
+    clock_offset_ns: int = 0
+    clock_half_ns: int | None = None
+    trace_sha256: str = ""

@@ -1,0 +1,80 @@
+"""Recovery: what a rank that trained with a checkpoint left, and what a planted fault took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from harness.spec.courses import title
+
+#: What a recovery consists of, in order.
+PARTS = ("detect", "stop", "import", "start", "group", "load", "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRestart:
+    """What one rank of a training with a checkpoint left.
+
+    ``saved``, ``loaded`` and ``last`` are digests of parameters and optimizer state: when they were
+    saved, after they were loaded, and at the end; empty where that did not happen. ``stall_s`` is
+    how long training stood still to save, ``save_s`` until all was written; ``first_step_at`` is
+    the time (s since the epoch) at which its first step was done.
+    """
+
+    rank: int
+    first_step: int
+    losses: tuple[float, ...]
+    saved: str
+    loaded: str
+    last: str
+    load_s: float
+    save_s: float
+    stall_s: float
+    bytes: int
+    first_step_at: float
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One planted fault and what came after it, in s from the fault on.
+
+    ``detect_s`` until the break was noticed (``timeout_s`` of it by its nature: silence has to last
+    that long), ``stop_s`` until nothing of the old world was left, ``import_s`` until agents that
+    were lost had been replaced and had torch in memory, ``start_s`` until the new ranks ran,
+    ``group_s`` until they had met, ``load_s`` to load, ``step_s`` until the first step was done;
+    they add up to ``recovery_s``. ``equal``: the end is that of a training that was never broken,
+    to the bit. ``world_before`` and ``world`` are the sizes of the old and the new world: where
+    they differ, only what was loaded can be equal. ``blamed`` is the rank that was named.
+    """
+
+    case: str
+    fault: str
+    rank: int
+    blamed: int | None
+    world_before: int
+    world: int
+    detect_s: float
+    stop_s: float
+    start_s: float
+    group_s: float
+    load_s: float
+    step_s: float
+    equal: bool
+    import_s: float = 0.0
+    timeout_s: float = 0.0
+    asynchronous: bool = False
+    stall_s: float = 0.0
+    save_s: float = 0.0
+    bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """As its course is called."""
+        return title(self.case, self.fault, self.asynchronous, self.world_before, self.world)
+
+    @property
+    def recovery_s(self) -> float:
+        """From the fault to the first step of the new world."""
+        return math.fsum(getattr(self, f"{part}_s") for part in PARTS)

@@ -1,0 +1,76 @@
+"""How a global batch falls apart over shards and accumulation steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.spec.case import CaseSpec, Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How a global batch falls apart: each shard's micro-batch, ``accumulate`` times."""
+
+    micros: tuple[int, ...]
+    accumulate: int
+
+    @property
+    def shards(self) -> int:
+        """Parts of a batch that are trained on side by side."""
+        return len(self.micros)
+
+    @property
+    def largest(self) -> int:
+        """Samples of the largest micro-batch."""
+        return max(self.micros)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples that the whole world trains on in one optimizer step."""
+        return sum(self.micros) * self.accumulate
+
+    def place(self, shard: int) -> slice:
+        """Where a shard's samples lie in a global batch."""
+        start = sum(self.micros[:shard]) * self.accumulate
+        return slice(start, start + self.micros[shard] * self.accumulate)
+
+    def weight(self, shard: int) -> float:
+        """What a shard's mean loss counts in the mean over shards, so that all samples count alike.
+
+        1.0 where all shards are of one size.
+        """
+        return self.micros[shard] * self.shards / sum(self.micros)
+
+
+def batching(case: CaseSpec, default_micro: int, *, whole: bool) -> Batching:
+    """How a case's global batch falls apart; ValueError when it does not divide.
+
+    ``whole`` strategies (pipeline) see the whole batch as one shard and cut it themselves.
+    """
+    if case.shares and whole:
+        raise ValueError("this strategy has no shards of unequal size")
+    shards = 1 if whole else case.world_size
+    if case.mode is Mode.WEAK:
+        total, rest = (case.micro_batch or default_micro) * case.world_size, 0
+    else:
+        assert case.global_batch is not None
+        total, rest = divmod(case.global_batch, case.accumulate)
+    micros = apportion(total, case.shares or (1.0,) * shards)
+    if rest or min(micros) == 0 or (len(set(micros)) > 1 and not case.shares):
+        raise ValueError(
+            f"a batch of {case.global_batch or total} does not divide over {shards} shards"
+            f" x {case.accumulate} accumulation steps"
+        )
+    return Batching(micros=micros, accumulate=case.accumulate)
+
+
+def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Whole parts of ``total`` in these proportions, by largest remainder (Hamilton)."""
+    exact = [total * share / math.fsum(shares) for share in shares]
+    parts = [math.floor(x) for x in exact]
+    behind = sorted(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))
+    for i in behind[: total - sum(parts)]:
+        parts[i] += 1
+    return tuple(parts)

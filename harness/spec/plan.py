@@ -1,0 +1,122 @@
+"""What is measured together: arms, contrasts, protocol, plan. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+
+from harness.base.documents import to_doc
+from harness.spec.case import CaseSpec, digest
+
+#: Steps that a profiled launch traces.
+PROFILED = 8
+#: Kinds of baseline that a ratio can refer to.
+BASELINES = (
+    "plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "rung", "other",
+)  # fmt: skip
+
+
+class Role(StrEnum):
+    """What an arm is for."""
+
+    SUBJECT = "subject"
+    BASELINE = "baseline"
+    ABLATION = "ablation"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A case with a role, measured once in every pass."""
+
+    name: str
+    case: CaseSpec
+    role: Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """One metric of a subject arm, as a ratio to its baseline arm(s), or absolute without them.
+
+    ``against`` names the kind of baseline (plain, wrapped, one_node, smallest_fit,
+    sum_of_devices, ...). Several baseline arms are added up. ``ideal`` is the ratio that
+    perfect scaling would give; a ratio metric is shown divided by it.
+    """
+
+    name: str
+    metric: str
+    subject: str
+    baseline: tuple[str, ...]
+    against: str
+    ideal: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Steps of a launch: the first ``cut`` warm up, the last ``profiled`` are traced."""
+
+    steps: int
+    cut: int
+    profiled: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How a plan is measured: settings, never identity.
+
+    ``steps`` optimizer steps per launch, of which the first ``cut`` are warm-up: so a pilot runs,
+    and a timed launch at least. A block is one pass over the arms and one back, two pairs per
+    contrast; the judge looks after every block from ``min_blocks`` to ``max_blocks``.
+    """
+
+    steps: int
+    cut: int
+    min_blocks: int = 4
+    max_blocks: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.cut < self.steps and 0 <= self.min_blocks <= self.max_blocks):
+            raise ValueError(
+                f"a protocol needs 0 <= cut < steps and min_blocks <= max_blocks: {self}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Arms measured in the same blocks, and the contrasts that are judged."""
+
+    name: str
+    arms: tuple[Arm, ...]
+    contrasts: tuple[Contrast, ...]
+    protocol: Protocol
+
+    def arm(self, name: str) -> Arm:
+        """The arm of that name; AssertionError if a recipe forgot it."""
+        found = [a for a in self.arms if a.name == name]
+        assert len(found) == 1, f"plan {self.name}: {len(found)} arms named {name!r}"
+        return found[0]
+
+    @property
+    def pilot(self) -> Window:
+        """What a pilot runs."""
+        return Window(steps=self.protocol.steps, cut=self.protocol.cut)
+
+    @property
+    def profile(self) -> Window:
+        """What a profiled launch runs: as many steps without the profiler as with it, for scale."""
+        cut = self.protocol.cut
+        return Window(steps=cut + 2 * PROFILED + 1, cut=cut, profiled=PROFILED)
+
+    def only(self, wanted: Collection[Contrast]) -> Plan:
+        """The same plan with these contrasts, and only the arms that they need."""
+        names = {c.subject for c in wanted} | {b for c in wanted for b in c.baseline}
+        kept = tuple(c for c in self.contrasts if c in wanted)
+        return replace(self, contrasts=kept, arms=tuple(a for a in self.arms if a.name in names))
+
+    @cached_property
+    def hash(self) -> str:
+        """Content hash: equal plans are measured once; a new field keeps every old hash."""
+        return digest(to_doc(self, lean=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from harness.analysis.judging.verdicts import verdicts
@@ -12,7 +13,7 @@ from harness.record.outcome import Verdict
 
 def judged(run: RunRecord, edit: Any) -> dict[str, Verdict]:
     """Verdicts of an edited record, by contrast."""
-    doc = to_doc(run)
+    doc = json.loads(json.dumps(to_doc(run)))
     edit(doc)
     return {v.contrast: v for v in verdicts(from_doc(RunRecord, doc))}
 

@@ -207,6 +207,6 @@ def digest(doc: Json) -> str:
 
 
 def _text(value: Json) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
-from harness.base.documents import to_doc
+from harness.base.documents import lean
 from harness.spec.case import CaseSpec, digest
 
 #: Steps that a profiled launch traces.
@@ -119,4 +119,4 @@ class Plan:
     @cached_property
     def hash(self) -> str:
         """Content hash: equal plans are measured once; a new field keeps every old hash."""
-        return digest(to_doc(self, lean=True))
+        return digest(lean(self))

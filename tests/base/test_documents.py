@@ -38,8 +38,8 @@ def test_schema_accepts_every_document(verdict: Verdict) -> None:
     ("change", "says"),
     [
         ({"extra": 1}, "unknown field 'extra'"),
-        ({"steps": "ten"}, r"Protocol.steps: expected int, found str 'ten'"),
-        ({"steps": True}, "Protocol.steps: expected int"),
+        ({"steps": "ten"}, r"Protocol.steps: Expected `int`, got `str`"),
+        ({"steps": True}, "Protocol.steps: Expected `int`"),
     ],
 )
 def test_wrong_documents_are_refused_by_decoder_and_schema(
@@ -53,7 +53,7 @@ def test_wrong_documents_are_refused_by_decoder_and_schema(
 
 
 def test_missing_fields_and_unknown_enums_name_their_path() -> None:
-    with pytest.raises(ValueError, match="missing 1 required"):
+    with pytest.raises(ValueError, match="Protocol: Object missing required field `cut`"):
         from_doc(Protocol, {"steps": 3})
-    with pytest.raises(ValueError, match="'wek' is none of"):
+    with pytest.raises(ValueError, match="Mode: Invalid enum value .wek."):
         from_doc(Mode, "wek")

@@ -17,18 +17,23 @@ if TYPE_CHECKING:
     from harness.record.spans import Category as Category
     from harness.spec import Batching as Batching
     from harness.spec import CaseSpec as CaseSpec
+    from harness.spec import Mode as Mode
     from harness.spec import Plan as Plan
     from harness.spec import Protocol as Protocol
     from harness.spec.courses import Course as Course
     from harness.spec.courses import Fault as Fault
+    from harness.spec.courses import resharded as resharded
+    from harness.spec.recipes import PACED as PACED
     from harness.spec.recipes import Recipe as Recipe
     from harness.spec.recipes import control as control
     from harness.spec.recipes import ladder as ladder
     from harness.spec.recipes import like as like
     from harness.spec.recipes import plain as plain
     from harness.spec.recipes import shapes as shapes
+    from harness.spec.recipes import strong_worlds as strong_worlds
     from harness.spec.recipes import versus as versus
     from harness.spec.site import Site as Site
+    from harness.spec.site import rungs as rungs
     from harness.spec.suite import recovering as recovering
     from harness.spec.suite import scaling as scaling
     from harness.training.context import RankContext as RankContext
@@ -47,10 +52,20 @@ _ROOMS = {
     "interface.frames": ("frames",),
     "record": ("Expected", "ModelFacts", "WhatRan"),
     "record.spans": ("Category",),
-    "spec": ("Batching", "CaseSpec", "Plan", "Protocol"),
-    "spec.courses": ("Course", "Fault"),
-    "spec.recipes": ("Recipe", "control", "ladder", "like", "plain", "shapes", "versus"),
-    "spec.site": ("Site",),
+    "spec": ("Batching", "CaseSpec", "Mode", "Plan", "Protocol"),
+    "spec.courses": ("Course", "Fault", "resharded"),
+    "spec.recipes": (
+        "PACED",
+        "Recipe",
+        "control",
+        "ladder",
+        "like",
+        "plain",
+        "shapes",
+        "strong_worlds",
+        "versus",
+    ),
+    "spec.site": ("Site", "rungs"),
     "spec.suite": ("recovering", "scaling"),
     "training.context": ("RankContext", "Trainer"),
     "training.data": ("Batch", "images", "labels", "uniform"),

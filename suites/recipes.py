@@ -6,14 +6,28 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Course, Fault, Recipe, Site, control, ladder, like, shapes, versus
-from harness.spec import Mode, Plan
-from harness.spec.courses import resharded
-from harness.spec.recipes import PACED, metrics_of, strong_worlds
-from harness.spec.site import rungs
+from harness import (
+    PACED,
+    Course,
+    Fault,
+    Mode,
+    Plan,
+    Recipe,
+    Site,
+    control,
+    ladder,
+    like,
+    resharded,
+    rungs,
+    shapes,
+    strong_worlds,
+    versus,
+)
 
 #: The model that fits the device: milliseconds a step on one core, or a GPU's worth of work.
 CPU_MODEL, GPU_MODEL = "decoder-tiny", "decoder-350m"
+#: What ladders are judged by, where that is not efficiency alone.
+METRICS = {"pipeline": ("efficiency", "efficiency_of_ideal")}
 
 
 def model_for(site: Site) -> str:
@@ -26,7 +40,11 @@ def weak(strategy: str, **fields: Any) -> Recipe:
 
     def recipe(site: Site) -> list[Plan]:
         case = site.case(f"{strategy}/{model_for(site)}", Mode.WEAK, **fields)
-        return [ladder(case, site.worlds, shape=site.shape, metrics=metrics_of(strategy))]
+        return [
+            ladder(
+                case, site.worlds, shape=site.shape, metrics=METRICS.get(strategy, ("efficiency",))
+            )
+        ]
 
     return recipe
 
@@ -40,7 +58,11 @@ def strong(strategy: str, *, global_batch: int) -> Recipe:
         worlds = strong_worlds(case, site.worlds)
         return [
             ladder(
-                case, worlds, shape=site.shape, baselines=("plain",), metrics=metrics_of(strategy)
+                case,
+                worlds,
+                shape=site.shape,
+                baselines=("plain",),
+                metrics=METRICS.get(strategy, ("efficiency",)),
             )
         ]
 
@@ -53,7 +75,11 @@ def paced(strategy: str, largest: int = 4, **fields: Any) -> Recipe:
     def recipe(site: Site) -> list[Plan]:
         here = site.cpu(largest)
         case = here.case(f"{strategy}/paced-small", Mode.WEAK, **fields)
-        return [ladder(case, here.worlds, protocol=PACED, metrics=metrics_of(strategy))]
+        return [
+            ladder(
+                case, here.worlds, protocol=PACED, metrics=METRICS.get(strategy, ("efficiency",))
+            )
+        ]
 
     return recipe
 
@@ -104,7 +130,7 @@ def across(strategy: str) -> Recipe:
             return []
         case = site.case(f"{strategy}/{model_for(site)}", Mode.WEAK)
         worlds = [sum(site.nodes[:n]) for n in rungs(len(site.nodes))]
-        metrics = metrics_of(strategy)
+        metrics = METRICS.get(strategy, ("efficiency",))
         return [ladder(case, worlds, shape=site.shape, baselines=("one_node",), metrics=metrics)]
 
     return recipe
@@ -127,11 +153,7 @@ def broken(strategy: str) -> Callable[[Site], list[Course]]:
             return []
         model = "decoder-nano" if site.device == "cpu" else GPU_MODEL
         case = site.case(f"{strategy}/{model}")
-        faults = [Fault.KILL, Fault.HANG]
-        if site.engine in ("local", "emulated"):
-            faults.append(Fault.AGENT)
-        if site.engine == "emulated":
-            faults.append(Fault.NODE)
+        faults = [Fault.KILL, Fault.HANG, *map(Fault, site.faults)]
         courses = [Course(case=case, fault=fault) for fault in faults]
         courses.append(Course(case=case, fault=Fault.KILL, asynchronous=True))
         return [*courses, *(resharded(case) if len(site.nodes) == 1 else ())]

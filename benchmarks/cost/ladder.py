@@ -17,11 +17,11 @@ from harness.launch.engines.torchrun import Torchrun
 from harness.launch.wire.messages import LaunchSpec
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
-from harness.measure.settings import Settings
 from harness.record import Purpose
 from harness.spec import Device
 from harness.spec.catalogue import Catalogue
 from harness.spec.recipes import REAL, ladder
+from harness.spec.settings import Settings
 from harness.spec.site import Site, rungs
 from harness.spec.targets import normalise
 

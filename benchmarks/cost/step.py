@@ -19,7 +19,7 @@ from harness.base.stats import median, t_interval
 from harness.launch.wire.beats import Beats, Phase
 from harness.training.data import Batch
 from harness.training.observe.memory import Memory
-from harness.training.rank.timed import StepLog
+from harness.training.rank.window import StepLog
 
 
 class Sleeper:

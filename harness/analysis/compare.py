@@ -6,28 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from statistics import geometric_mean
 
-from harness.analysis.judging import pairs
 from harness.analysis.judging.fingerprint import between, fingerprint
+from harness.analysis.judging.pairs import timed
+from harness.analysis.judging.points import points
 from harness.base import stats
 from harness.base.errors import SpecError
 from harness.record import RunRecord
 from harness.spec import CaseSpec
+from harness.spec.metrics import COMPARABLE, METRICS
 
 #: Two runs are not interleaved, so what drifts from one to the other is not in the interval: a
 #: difference is only called one when its whole interval lies beyond this.
 DRIFT = 0.03
 #: Two-sided error of the intervals here: one look, at launches that are all there.
 ALPHA = 0.05
-
-#: Metrics that two runs can be compared on: quantity -> whether more is better.
-METRICS = {
-    "throughput": True,
-    "step_s": False,
-    "median_step_s": False,
-    "peak_bytes": False,
-    "sent_bytes": False,
-}
 
 
 class Reading(StrEnum):
@@ -109,9 +103,9 @@ def _key(case: CaseSpec, hardware: bool) -> str:
 
 
 def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comparison:
-    if metric not in METRICS:
+    if metric not in COMPARABLE:
         raise SpecError(
-            f"--metric {metric}", expected=", ".join(METRICS), fix="--metric throughput"
+            f"--metric {metric}", expected=", ".join(COMPARABLE), fix="--metric throughput"
         )
     values_a, values_b = _values(a, metric, hardware), _values(b, metric, hardware)
     efficiency_a, efficiency_b = _efficiency(a, hardware), _efficiency(b, hardware)
@@ -123,7 +117,7 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
             continue
         x = values_a[key][1] if key in values_a else []
         y = values_b[key][1] if key in values_b else []
-        mean_a, mean_b = pairs.geometric_mean(x), pairs.geometric_mean(y)
+        mean_a, mean_b = (geometric_mean(v) if v else None for v in (x, y))
         ratio = low = high = None
         reading = Reading.ONLY_A if not y else Reading.ONLY_B
         if x and y:
@@ -132,7 +126,7 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
             reading = Reading.SAME
             if radius is not None:
                 low, high = math.exp(difference - radius), math.exp(difference + radius)
-                up = METRICS[metric]
+                up = METRICS[metric].more_is_better
                 if low > 1 + DRIFT:
                     reading = Reading.FASTER if up else Reading.SLOWER
                 elif high < 1 - DRIFT:
@@ -175,7 +169,7 @@ def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
         (facts_a, facts_b),
         (a.software, b.software),
         (a.environment, b.environment),
-        ({"engine": a.settings.get("engine")}, {"engine": b.settings.get("engine")}),
+        ({"engine": a.settings.engine}, {"engine": b.settings.engine}),
     )
     for left, right in groups:
         for name in sorted({*left, *right}):
@@ -190,11 +184,13 @@ def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[Case
     for plan in run.plans:
         for arm in plan.arms:
             found = [
-                q
-                for x in pairs.timed(run, plan)
-                if x.arm == arm.name and pairs.usable(x)
-                and (q := pairs.quantity(x, metric)) is not None and q > 0
-            ]  # fmt: skip
+                value
+                for x in timed(run, plan)
+                if x.arm == arm.name
+                and x.usable
+                and (value := x.value(METRICS[metric])) is not None
+                and value > 0
+            ]
             if found:
                 out.setdefault(_key(arm.case, hardware), (arm.case, []))[1].extend(found)
     return out
@@ -204,7 +200,7 @@ def _efficiency(run: RunRecord, hardware: bool) -> dict[str, float]:
     by_id: dict[str, float] = {}
     for plan in run.plans:
         cases = {arm.case.id: arm.case for arm in plan.arms}
-        for point in pairs.points(run, plan):
+        for point in points(run, plan):
             by_id[_key(cases[point.case], hardware)] = point.efficiency
     return by_id
 

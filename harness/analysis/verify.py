@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.judging import judgement, pairs
+from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import figures, pilots
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
 from harness.base.documents import Json, to_doc
@@ -87,7 +87,7 @@ def verify(run: RunRecord, folder: Path) -> Verification:
             num_verdicts=0,
             differences=tuple(differences),
         )
-    again_verdicts = judgement.verdicts(run)
+    again_verdicts = verdicts.verdicts(run)
     if len(again_verdicts) != len(run.verdicts):
         differences.append(
             f"{len(run.verdicts)} verdicts recorded, {len(again_verdicts)} recomputed"
@@ -156,4 +156,4 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
 def rejudge(run: RunRecord, thresholds: Sequence[Threshold]) -> RunRecord:
     """The same measurements under other rules."""
     other = dataclasses.replace(run, thresholds=tuple(thresholds))
-    return dataclasses.replace(other, verdicts=judgement.verdicts(other))
+    return dataclasses.replace(other, verdicts=verdicts.verdicts(other))

@@ -9,6 +9,8 @@ LaunchError              an engine that cannot start or lost its agent (exit 11)
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -56,3 +58,9 @@ class LaunchError(ScaleproofError):
     """An engine that cannot start a world, or lost the agent that does."""
 
     exit = Exit.ERROR
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``: did you mean 'ddp'?``, or nothing where no known name is near."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f": did you mean {near[0]!r}?" if near else ""

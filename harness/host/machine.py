@@ -26,12 +26,6 @@ PEAK_TFLOPS: Mapping[str, Mapping[str, float]] = {
     "NVIDIA A100 80GB PCIe": {"bfloat16": 311.8, "float32": 19.5},
 }
 
-#: Environment that can change speed and is worth recording; never the whole environment.
-_ENVIRONMENT = re.compile(r"^(NCCL|GLOO|TORCH|PYTORCH|CUDA|OMP|MKL|SCALEPROOF)_")
-#: Of those, what only says how long to wait, whom to meet and what to tell.
-_NO_SPEED = re.compile(r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_VERSION$")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.I)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -145,28 +139,6 @@ def software() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def environment() -> dict[str, str]:
-    """The variables that can change speed, secrets left out."""
-    return {
-        k: v
-        for k, v in sorted(os.environ.items())
-        if _ENVIRONMENT.match(k) and not _SECRET.search(k)
-    }
-
-
-def backend_environment(*backends: str) -> dict[str, str]:
-    """The variables of these backends that can change speed; they are part of what is measured.
-
-    Of NCCL and gloo if none is named.
-    """
-    prefixes = tuple(f"{backend.upper()}_" for backend in backends or ("nccl", "gloo"))
-    return {
-        k: v
-        for k, v in sorted(os.environ.items())
-        if k.startswith(prefixes) and not _NO_SPEED.search(k)
-    }
 
 
 def peak_flops(device: str, dtype: str) -> float | None:

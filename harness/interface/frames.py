@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.judging import pairs
+from harness.analysis.judging.points import points as scaling_points
 from harness.base.documents import to_doc
 from harness.record import RunRecord
 from harness.record.store import load, load_samples
@@ -37,7 +37,7 @@ def points(runs: Runs) -> pd.DataFrame:
         for run, _ in _load(runs)
         for plan in run.plans
         for against in dict.fromkeys(c.against for c in plan.contrasts)
-        for point in pairs.points(run, plan, against)
+        for point in scaling_points(run, plan, against)
     )
 
 
@@ -98,13 +98,13 @@ def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
             "attempt": x.attempt,
             "status": str(x.status),
             "wall_s": x.wall_s,
-            "throughput": pairs.quantity(x, "throughput"),
+            "throughput": x.throughput,
             "step_mean_s": x.steps.mean_s if x.steps else None,
             "step_median_s": x.steps.median_s if x.steps else None,
             "step_p95_s": x.steps.p95_s if x.steps else None,
             "step_worst_s": x.steps.worst_s if x.steps else None,
-            "sent_bytes": pairs.quantity(x, "sent_bytes"),
-            "peak_bytes": pairs.quantity(x, "peak_bytes"),
+            "sent_bytes": x.sent_bytes,
+            "peak_bytes": x.peak_bytes,
             "setup_s": max((r.setup_s for r in x.ranks), default=None),
             "cpu_s": sum(r.cpu_s for r in x.ranks),
             "planted_s": x.ranks[0].planted_s if x.ranks else None,

@@ -17,6 +17,7 @@ from harness.host import machine
 from harness.launch import cluster
 from harness.spec.catalogue import Catalogue
 from harness.spec.rules import Threshold, load_thresholds
+from harness.spec.settings import Settings
 from harness.spec.site import Site, resolve
 
 
@@ -107,6 +108,21 @@ def engine_settings(values: Mapping[str, Any], known: Catalogue) -> Mapping[str,
     if engine not in known.entries["engines"]:
         return {}  # ``resolve`` says so
     return cluster.settings(Path(file) if file else None, engine, known.entries["engines"])
+
+
+def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Settings:
+    """How a run is made, for both programs."""
+    return Settings(
+        engine=site.engine,
+        nodes=site.nodes,
+        device=site.device,
+        cluster=values["cluster"],
+        budget_s=seconds(values["time-budget"]),
+        strict=values["strict"],
+        timeline=not values["no-timeline"],
+        fabric=not values["no-fabric"],
+        argv=tuple(argv),
+    )
 
 
 def thresholds(

@@ -78,7 +78,7 @@ def _begin(entry: Entry, engine: Engine, where: Where) -> tuple[Job, Listener | 
     """Start an engine's job, and listen for its agents unless they inherit their sockets."""
     asked = where.settings
     listener, join, token_file = None, "", where.folder / "token"
-    if entry.head["ENGINE"].get("joins"):
+    if entry.engine.joins:
         given = asked.get("token_file")
         if given:
             token_file = Path(given)

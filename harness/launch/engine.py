@@ -8,13 +8,13 @@ manifests and the names of states, never scheduling.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from harness.base import modules
 from harness.base.documents import Json
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd
@@ -120,7 +120,7 @@ class Job(Protocol):
 
 
 class Engine(Protocol):
-    """One file of ``launch/`` builds one."""
+    """One file of ``engines/`` builds one."""
 
     def probe(self) -> Capabilities:
         """Whether it can be used here, and if not, why."""
@@ -132,10 +132,31 @@ class Engine(Protocol):
         """Run the commands of that plan."""
 
 
+class Queue(Protocol):
+    """What an engine whose head says ``queues`` can do beside: keep a whole run until its turn."""
+
+    def leave(self, deployment: Deployment, command: Sequence[str]) -> str:
+        """Submit a job whose first node runs this command; its id."""
+
+    def log(self, folder: Path) -> Path:
+        """Where such a job writes."""
+
+    def state_of(self, job: str) -> tuple[str, str]:
+        """The queue's word for a job, and its reason; empty when the job is not in it."""
+
+    def cancel(self, job: str) -> None:
+        """End a job, and wait until it has left."""
+
+
+def queue_of(entry: Entry) -> Queue:
+    """The queue of an engine that has one."""
+    queue: Queue = modules.load(entry.module).build()
+    return queue
+
+
 def make(entry: Entry) -> Engine:
     """The engine of a discovered file (its ``build()``)."""
-    module = importlib.import_module(entry.module)
-    engine: Engine = module.build()
+    engine: Engine = modules.load(entry.module).build()
     return engine
 
 

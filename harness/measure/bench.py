@@ -1,4 +1,4 @@
-"""The Launcher: one world of fresh processes for one arm, and the LaunchRecord that it leaves."""
+"""The Bench: one world of fresh processes for one arm, and the LaunchRecord that it leaves."""
 
 from __future__ import annotations
 
@@ -10,27 +10,38 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
-from harness.analysis.samples import figures as derive
+from harness.analysis.samples import figures
 from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
-from harness.host import machine, nvml
+from harness.host import environment, nvml
 from harness.launch import causes
 from harness.launch.deploy import Worlds, open_worlds
 from harness.launch.engine import Ended, Watch, Where
-from harness.launch.wire.messages import Deadlines, LaunchSpec, Node, Restart
-from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, fabric
-from harness.record.fabric import Row
+from harness.launch.wire.messages import (
+    Deadlines,
+    Gate,
+    LaunchSpec,
+    Node,
+    Sweep,
+    Task,
+    Timed,
+    Train,
+)
+from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord
+from harness.record.fabric import Row, label
 from harness.record.store import load_samples, write_text
 from harness.spec import Arm, CaseSpec, Device, Plan, Window
-from harness.spec.catalogue import Catalogue
+from harness.spec.catalogue import Catalogue, Entry
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
 POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1
 #: FLOP/s of a slow CPU core, for deadlines only.
 SLOW_FLOPS = 5e9
+_USUAL = Deadlines()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,22 +56,27 @@ class Order:
     turn: int = -1
     attempt: int = 0
 
+    @property
+    def label(self) -> str:
+        """``gate``, ``pilot``, or the turn: ``t03`` and ``p00``, ``c03`` and ``q00`` to confirm."""
+        if self.purpose not in (Purpose.TIMED, Purpose.PROFILE):
+            return str(self.purpose)
+        letters = "tc" if self.purpose is Purpose.TIMED else "pq"
+        return f"{letters[self.attempt]}{self.turn:02}"
 
-class Launcher:
-    """Owns the engine and the agent that describes cases; launches one world at a time."""
+    @property
+    def draw(self) -> int:
+        """The seed of the launch's own noise."""
+        place = f"{self.arm.name}-{self.purpose}-{self.attempt}-{self.turn}"
+        return random.Random(f"{self.plan.protocol.seed}-{place}").randrange(2**31)
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        engine: str,
-        where: Where,
-        *,
-        tune_loop_thread: bool,
-        poll_gpus: bool,
-    ) -> None:
-        self.catalogue, self.engine_name = catalogue, engine
-        self.tune_loop_thread, self.poll_gpus = tune_loop_thread, poll_gpus
-        self._worlds: Worlds = open_worlds(catalogue.get("engines", engine), where)
+
+class Bench:
+    """Owns the engine and its agents; launches one world at a time."""
+
+    def __init__(self, catalogue: Catalogue, engine: Entry, where: Where, poll_gpus: bool) -> None:
+        self.catalogue, self.engine, self.poll_gpus = catalogue, engine, poll_gpus
+        self._worlds: Worlds = open_worlds(engine, where)
         self._polls: list[list[dict[str, Json]]] = []
         self._last_poll = 0.0
         self._count = 0
@@ -87,10 +103,10 @@ class Launcher:
     def notes(self) -> list[str]:
         """What the engine has to say of itself, for the record."""
         out = [f"engine: {self.queued_s:.0f} s in the queue"] if self.queued_s >= 1 else []
-        here = machine.backend_environment()
+        here = environment.of_backends()
         for number, node in enumerate(self.nodes):
             for name, value in node.environment.items():
-                if name not in here and not name.endswith("_IFNAME"):
+                if name not in here and not environment.names_interface(name):
                     out.append(
                         f"node {number} ({node.machine.host}) also sets {name}={value}: part of"
                         " what was measured, not of the case"
@@ -106,20 +122,15 @@ class Launcher:
         self._worlds.close()
 
     def launch(
-        self,
-        order: Order,
-        folder: Path,
-        described: Described,
-        on_step: Callable[[int], None],
+        self, order: Order, folder: Path, described: Described, on_step: Callable[[int], None]
     ) -> LaunchRecord:
         """One world, from its start to its record. ``folder`` is the run's.
 
         Where the cause of a failure is not sure it is launched once more, under torch's own check
         of every collective; that launch counts for nothing else.
         """
-        self._check_engine(order.arm.case)
         with files.told(folder):
-            found = self._launch(order, folder, described, on_step, detailed=False)
+            found = self._launch(order, folder, described, on_step)
         if found.cause is not None:
             files.refuse_full(folder)
         if found.cause is None or found.cause.sure or found.cause.kind == "node":
@@ -134,44 +145,70 @@ class Launcher:
         self, case: CaseSpec, folder: Path, hosts: tuple[int, ...] = (), only: str = ""
     ) -> list[Row]:
         """Sweep the collectives of a world once; LaunchError with the cause if it breaks."""
-        self._check_engine(case)
-        self._count += 1
-        name = f"fabric-{case.world.replace('+', '-')}-{self._count:04}"
-        out = folder / "launches" / name
-        out.mkdir(parents=True, exist_ok=True)
-        spec = LaunchSpec(
-            launch=name, purpose=Purpose.FABRIC, case=case, twin=case, steps=0, cut=0,
-            out=str(out.resolve()), files={}, draw=0, hosts=hosts, only=only,
-            tune_loop_thread=self.tune_loop_thread,
-        )  # fmt: skip
-        ended = self._run(spec, lambda step: None)
+        name = f"fabric-{case.world.replace('+', '-')}"
+        spec = self._spec(name, case, folder, Sweep(only=only), hosts=hosts)
+        ended = self._run(spec)
         cause = causes.attribute(ended.ranks, ended.unreachable)
         if cause is not None:
             raise LaunchError(
                 f"the fabric sweep broke: rank {cause.rank}: {cause.message}", where=case.world,
-                expected="collectives that work", fix=f"less {out}/rank{cause.rank}.log",
+                expected="collectives that work", fix=f"less {spec.out}/rank{cause.rank}.log",
             )  # fmt: skip
-        rows = json.loads((out / "rank0.json").read_text())
-        label = fabric.label(case.network)
+        rows = json.loads((Path(spec.out) / "rank0.json").read_text())
+        network = label(self.catalogue.network(case))
+        knobs, shapes = case.knobs_of(self.engine.name, self.engine.knobs), self.engine.engine
+        rate_mbit = knobs["rate_mbit"] if shapes.shapes_links else None
         found = (from_doc(Row, r) for r in rows)
-        return [dataclasses.replace(r, launch=self._count, network=label) for r in found]
+        return [
+            dataclasses.replace(r, launch=self._count, network=network, link_mbit=rate_mbit)
+            for r in found
+        ]
 
-    def restart(
-        self, case: CaseSpec, folder: Path, plan: Restart, steps: int, deadlines: Deadlines
+    def train(
+        self, case: CaseSpec, folder: Path, task: Train, deadlines: Deadlines
     ) -> tuple[Ended, Path]:
         """Train with a checkpoint, broken or gone on with; the folder that the ranks wrote to."""
-        self._check_engine(case)
-        self._count += 1
-        out = folder / "launches" / f"recovery-{self._count:04}"
-        out.mkdir(parents=True, exist_ok=True)
-        spec = LaunchSpec(
-            launch=out.name, purpose=Purpose.RECOVERY, case=case, twin=case, steps=steps, cut=0,
-            out=str(out.resolve()), files=self.catalogue.files(case), draw=0, restart=plan,
-            tune_loop_thread=self.tune_loop_thread, deadlines=deadlines,
-        )  # fmt: skip
-        return self._run(spec, lambda step: None), out
+        spec = self._spec("recovery", case, folder, task, deadlines=deadlines)
+        return self._run(spec), Path(spec.out)
 
-    def _run(self, spec: LaunchSpec, tick: Callable[[int], None]) -> Ended:
+    def _spec(
+        self,
+        name: str,
+        case: CaseSpec,
+        folder: Path,
+        task: Task,
+        *,
+        hosts: tuple[int, ...] = (),
+        deadlines: Deadlines = _USUAL,
+        detailed: bool = False,
+    ) -> LaunchSpec:
+        """The next launch, and a folder for what it leaves.
+
+        Raises LaunchError if the case asks for links or stragglers that this engine does not make.
+        """
+        option, facts = f"--engine {self.engine.name}", self.engine.engine
+        if case.slowed and not facts.slows_ranks:
+            raise LaunchError(
+                f"stragglers are not supported with {option}", where=case.id,
+                expected="an engine whose agents start the ranks", fix="--engine local",
+            )  # fmt: skip
+        if (network := self.catalogue.network(case)) and not facts.shapes_links:
+            raise LaunchError(
+                f"{option} shapes no links, {network[0][0]} was asked for", where=case.id,
+                expected="the engine that the knob belongs to",
+                fix=f"--engine {network[0][0].partition('.')[0]}",
+            )  # fmt: skip
+        self._count += 1
+        name = f"{name}-{self._count:04}"
+        out = folder / "launches" / name
+        out.mkdir(parents=True, exist_ok=True)
+        return LaunchSpec(
+            launch=name, case=case, out=str(out.resolve()), task=task, hosts=hosts,
+            files={} if isinstance(task, Sweep) else self.catalogue.files(case),
+            detailed=detailed, deadlines=deadlines,
+        )  # fmt: skip
+
+    def _run(self, spec: LaunchSpec, tick: Callable[[int], None] = lambda step: None) -> Ended:
         """One world; how each rank of a broken one ended is kept beside what it left."""
         ended = self._worlds.launch(spec, tick)
         if not all(end.finished for end in ended.ranks):
@@ -185,129 +222,93 @@ class Launcher:
         described: Described,
         on_step: Callable[[int], None],
         *,
-        detailed: bool,
+        detailed: bool = False,
     ) -> LaunchRecord:
-        self._count += 1
-        plan, arm, case = order.plan, order.arm, order.arm.case
-        label = str(order.purpose)
-        if order.purpose in (Purpose.TIMED, Purpose.PROFILE):
-            letters = "tc" if order.purpose is Purpose.TIMED else "pq"
-            label = f"{letters[order.attempt]}{order.turn:02}"
-        name = f"{plan.hash[:6]}-{label}-{arm.name.strip('@')}-{self._count:04}"
-        out = folder / "launches" / name
-        out.mkdir(parents=True, exist_ok=True)
-        draw = f"{plan.protocol.seed}-{arm.name}-{order.purpose}-{order.attempt}-{order.turn}"
-        spec = LaunchSpec(
-            launch=name,
-            purpose=order.purpose,
-            case=case,
-            twin=self.catalogue.twin(case),
-            steps=order.window.steps,
-            cut=order.window.cut,
-            profiled=order.window.profiled,
-            out=str(out.resolve()),
-            files=self.catalogue.files(case),
-            draw=random.Random(draw).randrange(2**31),
-            detailed=detailed,
-            tune_loop_thread=self.tune_loop_thread,
-            deadlines=_deadlines(case, described),
-        )
+        case, window = order.arm.case, order.window
+        task: Task = Gate(twin=self.catalogue.twin(case))
+        if order.purpose is not Purpose.GATE:
+            task = Timed(
+                steps=window.steps, cut=window.cut, profiled=window.profiled, draw=order.draw
+            )
+        name = f"{order.plan.hash[:6]}-{order.label}-{order.arm.name.strip('@')}"
+        deadlines = _deadlines(case, described)
+        spec = self._spec(name, case, folder, task, deadlines=deadlines, detailed=detailed)
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         began = time.monotonic()
         self._polls = []
-        ended = self._run(spec, lambda step: self._tick(spec, step, on_step))
-        wall_s = time.monotonic() - began
-        return self._assemble(order, spec, folder, ended, described, began_at, wall_s)
+        every_s = POLL_PROFILED_S if window.profiled else POLL_GPUS_S
+        ended = self._run(spec, lambda step: self._tick(every_s, step, on_step))
+        cause = causes.attribute(ended.ranks, ended.unreachable)
+        launch = LaunchRecord(
+            launch=spec.launch,
+            purpose=order.purpose,
+            plan=order.plan.hash,
+            arm=order.arm.name,
+            case=case.hash,
+            block=order.block,
+            turn=order.turn,
+            attempt=order.attempt,
+            started_at=began_at,
+            wall_s=time.monotonic() - began,
+            agent=ended.agent,
+            engine=self.engine.name,
+            status=LaunchStatus.OK if cause is None else LaunchStatus.FAILED,
+            cause=cause,
+            ranks=_left_by(ended, Path(spec.out)),
+            gpus=nvml.summarise(self._polls),
+        )
+        if cause is not None or order.purpose is Purpose.GATE:
+            return launch
+        return self._figured(order, launch, folder, described)
 
-    def _tick(self, spec: LaunchSpec, step: int, on_step: Callable[[int], None]) -> None:
+    def _tick(self, every_s: float, step: int, on_step: Callable[[int], None]) -> None:
         """Poll the devices now and then; pass on which step the slowest rank is at."""
         now = time.monotonic()
-        every_s = POLL_PROFILED_S if spec.profiled else POLL_GPUS_S
         if self.poll_gpus and now - self._last_poll > every_s:
             self._polls.append(nvml.poll())
             self._last_poll = now
         on_step(step)
 
-    def _check_engine(self, case: CaseSpec) -> None:
-        """LaunchError if a case asks for links or stragglers that this engine does not make."""
-        if case.slowed and self.engine_name == "torchrun":  # no agent of ours starts its ranks
-            raise LaunchError(
-                "--engine torchrun slows no rank down", where=case.id,
-                expected="an engine with agents for stragglers", fix="--engine local",
-            )  # fmt: skip
-        if case.network and self.engine_name != "emulated":
-            raise LaunchError(
-                f"--engine {self.engine_name} shapes no links", where=case.id,
-                expected="--engine emulated for emulated.* knobs", fix="--engine emulated",
-            )  # fmt: skip
-
-    def _assemble(
-        self,
-        order: Order,
-        spec: LaunchSpec,
-        folder: Path,
-        ended: Ended,
-        described: Described,
-        began_at: str,
-        wall_s: float,
+    def _figured(
+        self, order: Order, launch: LaunchRecord, folder: Path, described: Described
     ) -> LaunchRecord:
-        """Read what the ranks left and derive the launch's figures."""
-        out = Path(spec.out)
-        cause = causes.attribute(ended.ranks, ended.unreachable)
-        ranks = []
-        for end in ended.ranks:
-            path = out / f"rank{end.rank}.json"
-            if path.is_file():
-                ranks.append(from_doc(RankRecord, json.loads(path.read_text())))
-        launch = LaunchRecord(
-            launch=spec.launch,
-            purpose=spec.purpose,
-            plan=order.plan.hash,
-            arm=order.arm.name,
-            case=order.arm.case.hash,
-            block=order.block,
-            turn=order.turn,
-            attempt=order.attempt,
-            started_at=began_at,
-            wall_s=wall_s,
-            agent=ended.agent,
-            engine=self.engine_name,
-            status=LaunchStatus.OK if cause is None else LaunchStatus.FAILED,
-            cause=cause,
-            ranks=tuple(ranks),
-            gpus=nvml.summarise(self._polls),
-        )
-        if cause is not None or spec.purpose is Purpose.GATE:
-            return launch
-        samples = [load_samples(folder, spec.launch, r) for r in ranks]
-        assert described.expected is not None
-        figures = derive.figures(order.arm.case, described.expected, ranks, samples, spec.cut)
-        launch = dataclasses.replace(launch, **vars(figures))
+        """The launch with what follows from its ranks' samples, and from their traces."""
+        case, expected, ranks = order.arm.case, described.expected, launch.ranks
+        assert expected is not None
+        samples = [load_samples(folder, launch.launch, r) for r in ranks]
+        derived = figures.figures(case, expected, ranks, samples, order.window.cut)
+        launch = dataclasses.replace(launch, **vars(derived))
         if order.purpose is not Purpose.PROFILE:
             return launch
         if self._polls:
-            write_text(out / "gpus.json", json.dumps([r for poll in self._polls for r in poll]))
+            readings = json.dumps([r for poll in self._polls for r in poll])
+            write_text(folder / "launches" / launch.launch / "gpus.json", readings)
         try:
-            talking = talks(order.arm.case, described.expected)
-            budget = budget_of(folder, spec.launch, ranks, spec.profiled, talking)
+            talking = talks(case, expected)
+            budget = budget_of(folder, launch.launch, ranks, order.window.profiled, talking)
         except ScaleproofError as error:
             return dataclasses.replace(launch, wrong=(*launch.wrong, f"timeline: {error.what}"))
-        perturbed = derive.perturbation(samples, order.window)
+        perturbed = figures.perturbation(samples, order.window)
         return dataclasses.replace(launch, budget=budget, perturbation=perturbed)
+
+
+def _left_by(ended: Ended, out: Path) -> tuple[RankRecord, ...]:
+    """The records that the ranks left, of those that did."""
+    paths = (out / f"rank{end.rank}.json" for end in ended.ranks)
+    return tuple(from_doc(RankRecord, json.loads(p.read_text())) for p in paths if p.is_file())
 
 
 def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
     """Silence that no healthy step of this case lasts, by its FLOPs at a slow core's rate."""
-    usual = Deadlines()
     if described.facts is None or described.expected is None:
-        return usual
+        return _USUAL
     flops = described.facts.flops_per_sample * described.expected.global_batch
     step_s = flops / case.world_size / (SLOW_FLOPS if case.device is Device.CPU else 1e13)
     return dataclasses.replace(
-        usual,
-        step_s=max(usual.step_s, 10 * step_s),
-        first_step_s=max(usual.first_step_s, 20 * step_s),
-        collective_s=max(usual.collective_s, 10 * step_s),
+        _USUAL,
+        step_s=max(_USUAL.step_s, 10 * step_s),
+        first_step_s=max(_USUAL.first_step_s, 20 * step_s),
+        collective_s=max(_USUAL.collective_s, 10 * step_s),
     )
 
 
@@ -320,4 +321,4 @@ def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
             if x.purpose is purpose:
                 found.setdefault(x.case, []).append(x.wall_s)
         out |= found
-    return {case: sum(v) / len(v) for case, v in out.items()}
+    return {case: fmean(walls) for case, walls in out.items()}

@@ -14,93 +14,40 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from harness.analysis.judging import judgement, obstacles, pairs
-from harness.analysis.judging import verdicts as verdict
+from harness.analysis.judging import obstacles, verdicts
+from harness.analysis.judging.verdicts import unconfirmed
 from harness.analysis.samples import pilots
 from harness.base.errors import ScaleproofError
 from harness.base.files import FullDiskError
-from harness.host import admission
 from harness.measure import profiling
-from harness.measure.bench import Launcher, Order, mean_wall_s
-from harness.measure.progress import Progress, moment, waiting
-from harness.measure.recoverer import Recoverer
-from harness.measure.run import Run
-from harness.measure.settings import Settings
+from harness.measure.bench import Order, mean_wall_s
+from harness.measure.climb import climb
+from harness.measure.confirming import confirm
+from harness.measure.progress import moment
+from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper
 from harness.record import LaunchRecord, Purpose
 from harness.record.outcome import Verdict
-from harness.spec import Arm, CaseSpec, Plan, Role, metrics
-from harness.spec.catalogue import Catalogue
-from harness.spec.rules import Threshold
+from harness.spec import Arm, Plan, Role, metrics
 
 
 class Measurer:
     """Measures plans; ``run`` is what it has so far."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        settings: Settings,
-        thresholds: Sequence[Threshold],
-        progress: Progress,
-    ) -> None:
-        self.catalogue, self.settings, self.progress = catalogue, settings, progress
-        self.run = Run(catalogue, settings, thresholds, lambda: self._launcher.queued_s)
-        self._launcher: Launcher = Launcher(
-            catalogue, settings.engine, settings.where(self.run.name, catalogue.entries["engines"]),
-            tune_loop_thread=settings.tune_loop_thread, poll_gpus=self.run.machine.num_gpus > 0,
-        )  # fmt: skip
-        self.sweeper = Sweeper(self._launcher, progress, self.run)
-        self.recoverer = Recoverer(self._launcher, progress, self.run)
-        self._examined = False
+    def __init__(self, session: Session) -> None:
+        self._session, self.run, self._progress = session, session.run, session.progress
+        self._budget_s = session.settings.budget_s
+        self._limit_s = self._budget_s or session.settings.more_until_s
+        self._sweeper = Sweeper(session)
         self._arms: dict[str, list[Arm]] = {}  # what is worth timing
         self._broken: dict[str, ScaleproofError] = {}
         self._done: dict[str, tuple[Verdict, ...]] = {}
-
-    def resume(self, folder: Path) -> None:
-        """Go on with an interrupted run, on the machine that it was begun on."""
-        self.meet()
-        self.run.resume(folder)
 
     @property
     def waiting(self) -> int:
         """Plans that are still to come."""
         return sum(p.hash not in self._done for p in self.run.plans)
-
-    def warm(self) -> None:
-        """See whether the host is fit, then start the agent: it imports torch while we go on.
-
-        What was wrong in an earlier sitting of a resumed run stays wrong.
-        """
-        if not self._examined:
-            self._examined = True
-            earlier = [f for f in self.run.admission if f.level is admission.Level.BAD]
-            now = admission.examine()
-            self.run.admission = (*earlier, *now)
-            for found in now:
-                if found.level is not admission.Level.OK:
-                    self.progress.note(f"{found.check}: {found.text} ({found.advice})")
-        self._launcher.warm()
-        self.meet()
-
-    def meet(self) -> None:
-        """Take the machine from the first node, where the engine reaches others than this one."""
-        head = self.catalogue.get("engines", self.settings.engine).head["ENGINE"]
-        if head.get("remote") and not self.run.nodes:
-            self._launcher.ready(waiting(self.progress))
-            self.run.nodes = tuple(node.machine for node in self._launcher.nodes)
-            self.run.machine = self.run.nodes[0]
-            self.run.notes += self._launcher.notes
-
-    def describe(self, cases: Sequence[CaseSpec]) -> None:
-        """Ask the agent about cases that are new."""
-        unknown = list({c.hash: c for c in cases if c.hash not in self.run.described}.values())
-        if unknown:
-            self._launcher.ready(waiting(self.progress))
-            answers = self._launcher.describe(unknown)
-            self.run.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
 
     def measure(self, plans: Sequence[Plan]) -> None:
         """Measure what is not measured yet; ``verdicts`` gives the answers.
@@ -110,12 +57,12 @@ class Measurer:
         new = [p for p in plans if p.hash not in self._done and p.hash not in self._broken]
         if not new:
             return
-        self.warm()
+        self._session.warm()
         self.run.announce(new)
         self._arms.update({p.hash: [] for p in new})
         try:
-            if self.settings.fabric:
-                self.sweeper.first(new)
+            if self._session.settings.fabric:
+                self._sweeper.first(new)
             for stage in (self._climb, self._pilot):
                 self._attempt(new, stage)
             self._freeze(new)
@@ -129,8 +76,12 @@ class Measurer:
             raise
         for plan in new:
             if plan.hash not in self._broken:
-                self._done[plan.hash] = tuple(verdict.verdicts_of(self.run.bare(), plan))
+                self._done[plan.hash] = tuple(verdicts.of_plan(self.run.bare(), plan))
         self.run.save(complete=False)
+
+    def broken(self, plan: Plan) -> ScaleproofError | None:
+        """What kept a plan from being measured, if anything did."""
+        return self._broken.get(plan.hash)
 
     def verdicts(self, plan: Plan) -> tuple[Verdict, ...]:
         """A measured plan's verdicts; raises what kept it from being measured."""
@@ -141,12 +92,8 @@ class Measurer:
     @property
     def judged(self) -> tuple[Verdict, ...]:
         """Verdicts of what was measured apart, and of the plans that were measured to their end."""
-        apart = judgement.of_apart(self.run.bare())
+        apart = verdicts.of_series(self.run.bare())
         return (*apart, *(v for found in self._done.values() for v in found))
-
-    def close(self) -> None:
-        """Stop the engine and the agent."""
-        self._launcher.close()
 
     def _attempt(self, plans: Sequence[Plan], stage: Callable[[Plan], None]) -> None:
         """One stage of plans; what breaks one is kept for whoever asks for its verdicts."""
@@ -157,41 +104,13 @@ class Measurer:
                 raise
             except ScaleproofError as error:
                 self._broken[plan.hash] = error
-                self.progress.note(f"{plan.name}: {error.what}")
+                self._progress.note(f"{plan.name}: {error.what}")
 
     def _climb(self, plan: Plan) -> None:
-        """Gate every case that can run, smallest world first: what is right is worth timing.
-
-        The climb of a strategy ends at its first wrong rung: the larger ones are not launched.
-        """
-        self.describe([a.case for a in plan.arms])
-        gates = dict(pairs.gates(self.run.bare(complete=False)))
-        right, ended = set(), set()
-        for arm in sorted(plan.arms, key=lambda a: a.case.world_size):
-            answer = self.run.described[arm.case.hash]
-            unfit = not obstacles.fits(answer, arm.case, self.run.machine)
-            if answer.error or answer.unsupported or unfit or arm.case.strategy in ended:
-                continue
-            if arm.role is Role.ABLATION:
-                right.add(arm.name)  # wrong on purpose; timed only beside the arm it ablates
-                continue
-            if arm.case.hash not in gates:
-                gates[arm.case.hash] = self._launch(plan, arm, Purpose.GATE)
-            problem = obstacles.gate_failure(gates[arm.case.hash])
-            if problem is None:
-                right.add(arm.name)
-            elif arm.role is not Role.CONTROL:
-                self.progress.note(f"{arm.case.id}: {problem}")
-                ended.add(arm.case.strategy)
-        needed = {
-            name
-            for c in self.run.contrasts_of(plan)
-            if {c.subject, *c.baseline} <= right
-            for name in (c.subject, *c.baseline)
-        }
-        failed = any(not pairs.usable(x) for x in self.run.timed(plan))  # of a resumed run
-        if plan.protocol.max_blocks > 0 and not failed:
-            self._arms[plan.hash] = [a for a in plan.arms if a.name in needed]
+        """Gate every case that can run."""
+        self._arms[plan.hash] = climb(
+            self._session, plan, lambda arm: self._launch(plan, arm, Purpose.GATE)
+        )
 
     def _pilot(self, plan: Plan) -> None:
         """Launches that settle steps and cut and are then discarded; the first arm's twice (A/A).
@@ -223,24 +142,23 @@ class Measurer:
         missing = plan.protocol.min_blocks - len(self.run.blocks_of(plan))
         if not self._arms[plan.hash] or missing <= 0:
             return
-        if not self.run.in_time(missing * self._block_s(plan), self.settings.budget_s):
+        if not self.run.in_time(missing * self._block_s(plan), self._budget_s):
             self.run.out_of_time.append(plan.hash)
-            self.progress.note(f"{plan.name}: cut, {missing} blocks are over the time budget")
+            self._progress.note(f"{plan.name}: cut, {missing} blocks are over the time budget")
             return
         while len(self.run.blocks_of(plan)) < plan.protocol.min_blocks and self._arms[plan.hash]:
             self._block(plan)
 
     def _most_undecided(self, plans: Sequence[Plan]) -> Plan | None:
         """The plan with the most open verdicts (then the widest interval) that has a block left."""
-        limit = self.settings.budget_s or self.settings.more_until_s
         ranked: list[tuple[int, float, Plan]] = []
         for plan in plans:
             done = len(self.run.blocks_of(plan))
             room = 0 < done < plan.protocol.max_blocks
             if not self._arms[plan.hash] or plan.hash in self._broken or not room:
                 continue
-            if self.run.in_time(self._block_s(plan), limit) and (
-                found := verdict.undecided(self.run.bare(), plan)
+            if self.run.in_time(self._block_s(plan), self._limit_s) and (
+                found := verdicts.undecided(self.run.bare(), plan)
             ):
                 widths = [math.log(v.high / v.low) for v in found if v.low and v.high and v.low > 0]
                 ranked.append((len(found), max(widths, default=0.0), plan))
@@ -248,15 +166,15 @@ class Measurer:
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:
         """Profiled launches: one for each arm's budget, a set for each share that is judged."""
-        if not self.settings.timeline or not self._arms[plan.hash]:
+        if not self._session.settings.timeline or not self._arms[plan.hash]:
             return
-        found = verdict.unconfirmed if attempt else verdict.verdicts_of
-        names = {v.contrast for v in found(self.run.bare(), plan) if v.rule}
+        judged_ = verdicts.of_plan(self.run.bare(), plan)
+        names = {v.contrast for v in (unconfirmed(judged_) if attempt else judged_) if v.rule}
         judged = [c for c in self.run.contrasts_of(plan) if c.name in names]
         for arm, turn in profiling.missing(self.run.bare(), plan, judged, attempt):
             mean_s = mean_wall_s(self.run.launches).get(arm.case.hash, 0.0)
-            if not self.run.in_time(2 * mean_s, self.settings.budget_s):
-                self.progress.note(f"{plan.name}: no timeline, it is over the time budget")
+            if not self.run.in_time(2 * mean_s, self._budget_s):
+                self._progress.note(f"{plan.name}: no timeline, it is over the time budget")
                 return
             place = dict(block=turn // 2, turn=turn, attempt=attempt)
             if not self._usable(plan, self._launch(plan, arm, Purpose.PROFILE, **place)):
@@ -266,26 +184,33 @@ class Measurer:
     def _confirm(self, plan: Plan) -> None:
         """A fresh set of launches of the arms whose FAIL would be reported."""
         self._profile(plan, attempt=1)
-        found = verdict.unconfirmed(self.run.bare(), plan)
-        failing = {v.contrast for v in found if not metrics.profiled(v.metric)}
+
+        def judged() -> list[Verdict]:
+            found = verdicts.of_plan(self.run.bare(), plan)
+            return [v for v in found if not metrics.metric(v.metric).profiled]
+
+        failing = {v.contrast for v in unconfirmed(judged())}
         if not failing:
             return
-        contrasts_ = [c for c in self.run.contrasts_of(plan) if c.name in failing]
-        needed = {a.name for a in plan.only(contrasts_).arms}
+        contrasts = [c for c in self.run.contrasts_of(plan) if c.name in failing]
+        needed = {a.name for a in plan.only(contrasts).arms}
         self._arms[plan.hash] = [a for a in self._arms[plan.hash] if a.name in needed]
-        cost, limit = self._block_s(plan), self.settings.budget_s
-        if not self.run.in_time(plan.protocol.min_blocks * cost, limit):
+        cost_s, least = self._block_s(plan), plan.protocol.min_blocks
+        if not self.run.in_time(least * cost_s, self._budget_s):
             return
-        self.progress.note(f"{plan.name}: a FAIL is measured again before it is reported")
-        limit = limit or self.settings.more_until_s
-        while (done := len(self.run.blocks_of(plan, 1))) < plan.protocol.max_blocks:
-            enough = done >= plan.protocol.min_blocks
-            still = verdict.unconfirmed(self.run.bare(), plan)
-            if enough and not (still and self.run.in_time(cost, limit)):
-                return
-            self._block(plan, attempt=1)
-            if not self._arms[plan.hash]:
-                return
+        self._progress.note(f"{plan.name}: a FAIL is measured again before it is reported")
+
+        def again(_: Sequence[Verdict]) -> bool:
+            done = len(self.run.blocks_of(plan, 1))
+            late = done >= least and not self.run.in_time(cost_s, self._limit_s)
+            if done >= plan.protocol.max_blocks or late:
+                return False
+            for _more in range(max(1, least - done)):
+                if self._arms[plan.hash]:
+                    self._block(plan, attempt=1)
+            return bool(self._arms[plan.hash])
+
+        confirm(judged, again)
 
     def _block(self, plan: Plan, attempt: int = 0) -> None:
         """One block: a pass over the arms in an order drawn from the seed, and one back."""
@@ -306,11 +231,11 @@ class Measurer:
 
         What is measured for an explanation only, a profile or an ablation, ends alone.
         """
-        if pairs.usable(launch):
+        if launch.usable:
             return True
         problem = launch.wrong[0] if launch.wrong else obstacles.blame(launch)
         arm = plan.arm(launch.arm)
-        self.progress.note(f"{arm.case.id}: {problem}")
+        self._progress.note(f"{arm.case.id}: {problem}")
         if launch.purpose is Purpose.PROFILE:
             return False
         alone = arm.role is Role.ABLATION
@@ -337,8 +262,8 @@ class Measurer:
         now = moment(order, run.launches, self._arms[plan.hash], left, run.elapsed_s)
 
         def on_step(step: int) -> None:
-            self.progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))
+            self._progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))
 
         described = run.described[arm.case.hash]
-        run.launches.append(self._launcher.launch(order, run.folder, described, on_step))
+        run.launches.append(self._session.bench.launch(order, run.folder, described, on_step))
         return run.launches[-1]

@@ -18,7 +18,7 @@ def missing(
     their subjects get as many as a contrast has pairs. A case that an earlier plan has profiled
     is not profiled again for the sake of its budget alone.
     """
-    subjects = {c.subject for c in judged if metrics.profiled(c.metric)}
+    subjects = {c.subject for c in judged if metrics.metric(c.metric).profiled}
     out = []
     for arm in plan.arms:
         if arm.role in (Role.ABLATION, Role.CONTROL):
@@ -30,6 +30,6 @@ def missing(
         if arm.name in subjects:
             own = [x for x in own if x.plan == plan.hash and x.attempt == attempt]
         timed = [x for x in pairs.timed(run, plan) if x.arm == arm.name]
-        if timed and all(pairs.usable(x) for x in timed):
+        if timed and all(x.usable for x in timed):
             out += [(arm, turn) for turn in range(len(own), wanted)]
     return out

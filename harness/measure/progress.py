@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.analysis.judging import pairs
 from harness.base.numbers import rate
 from harness.launch.engine import Watch
 from harness.measure.bench import Order, mean_wall_s
@@ -103,7 +102,7 @@ def moment(
             missing = max(0, 2 * plan.protocol.min_blocks - turns)
             left += missing * sum(wall_s.get(a.case.hash, usual) for a in needed)
     last = ""
-    if own and (seen := pairs.quantity(own[-1], "throughput")) is not None:
+    if own and (seen := own[-1].throughput) is not None:
         last = f"{rate(seen)} samples/s"
     return Moment(
         plan=order.plan.name,

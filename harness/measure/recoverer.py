@@ -7,17 +7,21 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
+import msgspec
+
+from harness.analysis.judging.verdicts import of_series
 from harness.base.documents import from_doc
 from harness.base.errors import LaunchError
-from harness.launch import causes as failure
+from harness.launch import causes
 from harness.launch.engine import Ended
 from harness.launch.running import LOST_S
-from harness.launch.wire.messages import Deadlines, Restart
-from harness.measure.bench import Launcher
-from harness.measure.progress import Progress
-from harness.measure.run import Run
+from harness.launch.wire.messages import Deadlines, Train
+from harness.measure.confirming import confirm
+from harness.measure.session import Session
+from harness.record.outcome import Verdict
 from harness.record.recovery import RankRestart, Trial
 from harness.spec import CaseSpec
 from harness.spec.courses import Course, Fault
@@ -38,30 +42,46 @@ RESTARTS = 3
 class Recoverer:
     """All trials of one run."""
 
-    def __init__(self, launcher: Launcher, progress: Progress, run: Run) -> None:
-        self._launcher, self._progress, self._run = launcher, progress, run
+    def __init__(self, session: Session) -> None:
+        self._bench, self._progress, self._run = session.bench, session.progress, session.run
         self._whole: dict[tuple[str, bool], RankRestart] = {}
 
     def measure(self, course: Course, times: int) -> None:
-        """Break and go on ``times`` times, on one rank after the other."""
+        """Break and go on ``times`` times, and at most as often again to confirm a FAIL."""
         for i in range(times):
-            rank = course.victim(i)
-            self._progress.note(
-                f"{course.case.id}: {course.fault} of rank {rank}, trial {i + 1}/{times}"
-            )
-            self._run.recoveries.append(self._trial(course, rank))
+            self._try(course, i, times)
+        done = count()
+
+        def again(_: Sequence[Verdict]) -> bool:
+            i = next(done)
+            if i < times:
+                self._try(course, i, times, attempt=1)
+            return i < times
+
+        def judged() -> list[Verdict]:
+            return [v for v in of_series(self._run.bare()) if v.case == course.name]
+
+        confirm(judged, again)
+
+    def _try(self, course: Course, i: int, times: int, *, attempt: int = 0) -> None:
+        """One more trial, on the next rank in turn."""
+        rank, fresh = course.victim(i), ", to confirm a FAIL" if attempt else ""
+        self._progress.note(
+            f"{course.case.id}: {course.fault} of rank {rank}, trial {i + 1}/{times}{fresh}"
+        )
+        self._run.recoveries.append(replace(self._trial(course, rank), attempt=attempt))
 
     def _trial(self, course: Course, rank: int) -> Trial:
         """One fault and what comes after it."""
         case, into = course.case, course.into or course.case
         whole = self._uninterrupted(case, course.asynchronous)
         place = self._empty_place()
-        plan = Restart(
-            folder=str(place), save_after=SAVE_AFTER, asynchronous=course.asynchronous,
+        task = Train(
+            steps=STEPS, folder=str(place), save_after=SAVE_AFTER, asynchronous=course.asynchronous,
             fault=course.fault, rank=rank, fault_step=BREAK_BEFORE,
         )  # fmt: skip
-        ended, out = self._launcher.restart(case, self._run.folder, plan, STEPS, DEADLINES)
-        cause = failure.attribute(ended.ranks, ended.unreachable)
+        ended, out = self._bench.train(case, self._run.folder, task, DEADLINES)
+        cause = causes.attribute(ended.ranks, ended.unreachable)
         struck = out / f"rank{rank}.struck"
         if cause is None or not struck.is_file():
             raise LaunchError(
@@ -69,9 +89,9 @@ class Recoverer:
                 expected=f"rank {rank} to break before step {BREAK_BEFORE}", fix=f"ls {out}",
             )  # fmt: skip
         struck_at = float(struck.read_text())
-        resumed = replace(plan, resume=True, save_after=0, fault=Fault.NONE)
+        resumed = msgspec.structs.replace(task, resume=True, save_after=0, fault=Fault.NONE)
         began_at = time.time()
-        self._launcher.ready()
+        self._bench.ready()
         import_s = time.time() - began_at
         ranks = self._go_on(into, resumed)
         slowest = max(ranks, key=lambda r: r.first_step_at)
@@ -99,8 +119,8 @@ class Recoverer:
         key = (case.hash, later)
         if key not in self._whole:
             place = self._empty_place()
-            plan = Restart(folder=str(place), save_after=SAVE_AFTER, asynchronous=later)
-            ended, out = self._launcher.restart(case, self._run.folder, plan, STEPS, DEADLINES)
+            task = Train(steps=STEPS, folder=str(place), save_after=SAVE_AFTER, asynchronous=later)
+            ended, out = self._bench.train(case, self._run.folder, task, DEADLINES)
             self._whole[key] = self._read(ended, out, case)[0]
         return self._whole[key]
 
@@ -109,26 +129,26 @@ class Recoverer:
         shutil.rmtree(place, ignore_errors=True)
         return place
 
-    def _go_on(self, case: CaseSpec, plan: Restart) -> Sequence[RankRestart]:
+    def _go_on(self, case: CaseSpec, task: Train) -> Sequence[RankRestart]:
         """Every rank of the world that went on; LaunchError with every attempt's cause."""
-        causes: list[str] = []
+        tried: list[str] = []
         while True:
-            ended, out = self._launcher.restart(case, self._run.folder, plan, STEPS, DEADLINES)
-            cause = failure.attribute(ended.ranks, ended.unreachable)
+            ended, out = self._bench.train(case, self._run.folder, task, DEADLINES)
+            cause = causes.attribute(ended.ranks, ended.unreachable)
             if cause is None:
                 return self._read(ended, out, case)
-            causes.append(f"{len(causes) + 1}: rank {cause.rank}: {cause.message}")
-            self._progress.note(f"{case.id}: restart {causes[-1]}")
-            if len(causes) == RESTARTS:
+            tried.append(f"{len(tried) + 1}: rank {cause.rank}: {cause.message}")
+            self._progress.note(f"{case.id}: restart {tried[-1]}")
+            if len(tried) == RESTARTS:
                 raise LaunchError(
-                    f"all {RESTARTS} restarts are used up: {'; '.join(causes)}", where=case.id,
+                    f"all {RESTARTS} restarts are used up: {'; '.join(tried)}", where=case.id,
                     expected="a training that goes on", fix=f"less {out}/rank{cause.rank}.log",
                 )  # fmt: skip
 
     @staticmethod
     def _read(ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:
         """What every rank left; LaunchError with the cause if one did not finish."""
-        cause = failure.attribute(ended.ranks, ended.unreachable)
+        cause = causes.attribute(ended.ranks, ended.unreachable)
         if cause is not None:
             raise LaunchError(
                 f"rank {cause.rank}: {cause.message}", where=case.id,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from pathlib import Path
 
-from harness.analysis.judging.pairs import timed, usable
+from harness.analysis.judging.pairs import timed
 from harness.base.errors import RecordError
 from harness.host.machine import Machine
 from harness.record import SCHEMA, LaunchRecord, RunRecord
 from harness.record.store import load
-from harness.spec import Device
 from harness.spec.site import Site
 
 
@@ -46,15 +44,9 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
 def where(run: RunRecord) -> tuple[Site, str | None]:
     """The site that a run was begun on, and its cluster file: what is left is measured there."""
     case = max((a.case for p in run.plans for a in p.arms), key=lambda c: c.world_size)
-    nodes = tuple(int(n) for n in re.findall(r"\d+", run.settings.get("nodes", "")))
-    cluster = run.settings.get("cluster", "None")
-    site = Site(
-        device=Device(run.settings.get("device", case.device)),
-        backend=case.backend,
-        nodes=nodes or case.nodes,
-        engine=run.settings["engine"],
-    )
-    return site, None if cluster == "None" else cluster
+    asked = run.settings
+    site = Site(device=asked.device, backend=case.backend, nodes=asked.nodes, engine=asked.engine)
+    return site, asked.cluster
 
 
 def carried_over(run: RunRecord) -> tuple[list[LaunchRecord], int]:
@@ -69,6 +61,6 @@ def carried_over(run: RunRecord) -> tuple[list[LaunchRecord], int]:
         sizes = Counter((x.attempt, x.block) for x in own)
         arms = {attempt: len({x.arm for x in own if x.attempt == attempt}) for attempt in (0, 1)}
         dropped |= {
-            x.launch for x in own if usable(x) and sizes[x.attempt, x.block] != 2 * arms[x.attempt]
+            x.launch for x in own if x.usable and sizes[x.attempt, x.block] != 2 * arms[x.attempt]
         }
     return [x for x in run.launches if x.launch not in dropped], len(dropped)

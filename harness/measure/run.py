@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.analysis.judging import judgement, pairs
-from harness.host import doctor, machine
+from harness.analysis.judging import pairs, verdicts
+from harness.host import doctor, environment, machine
 from harness.host.admission import Finding
 from harness.measure.bench import mean_wall_s
 from harness.measure.resume import unfinished
-from harness.measure.settings import Settings
 from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import Row
 from harness.record.recovery import Trial
@@ -22,6 +21,7 @@ from harness.record.store import save
 from harness.spec import Arm, Contrast, Plan, Window
 from harness.spec.catalogue import Catalogue
 from harness.spec.rules import Statistic, Threshold
+from harness.spec.settings import Settings
 
 
 class Run:
@@ -31,10 +31,12 @@ class Run:
         self,
         catalogue: Catalogue,
         settings: Settings,
+        results: Path,
         thresholds: Sequence[Threshold],
         queued_s: Callable[[], float],
     ) -> None:
-        self.settings, self._catalogue, self._queued_s = settings, catalogue, queued_s
+        self.settings, self._results = settings, results
+        self._catalogue, self._queued_s = catalogue, queued_s
         self.machine, self.software = machine.detect(), machine.software()
         self.nodes = tuple[machine.Machine, ...]()
         now = datetime.datetime.now(datetime.UTC)
@@ -54,7 +56,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """Where this run is written."""
-        return self.settings.results / "runs" / self.machine.hardware_class / self.name
+        return self._results / "runs" / self.machine.hardware_class / self.name
 
     @property
     def elapsed_s(self) -> float:
@@ -87,7 +89,7 @@ class Run:
     def record(self, *, complete: bool) -> RunRecord:
         """The run so far, judged."""
         bare = self.bare(complete=complete)
-        return dataclasses.replace(bare, verdicts=judgement.verdicts(bare))
+        return dataclasses.replace(bare, verdicts=verdicts.verdicts(bare))
 
     def bare(self, *, complete: bool = True) -> RunRecord:
         """The run so far without verdicts, as if it ended here unless told otherwise."""
@@ -98,8 +100,8 @@ class Run:
             complete=complete,
             machine=self.machine,
             software=self.software,
-            settings=self.settings.texts,
-            environment=machine.environment(),
+            settings=self.settings,
+            environment=environment.recorded(),
             plans=tuple(self.plans),
             described=dict(self.described),
             launches=tuple(self.launches),
@@ -127,7 +129,7 @@ class Run:
 
     def contrasts_of(self, plan: Plan) -> tuple[Contrast, ...]:
         """What is judged of a plan, by the rules of this run."""
-        return pairs.of(plan, self.thresholds, self.machine.hardware_class)
+        return pairs.judged_of(plan, self.thresholds, self.machine.hardware_class)
 
     def timed(self, plan: Plan) -> list[LaunchRecord]:
         """The launches of a plan that count, good or not, of all attempts."""

@@ -125,6 +125,37 @@ class Budget:
         return every / self.step_ns
 
     @property
+    def wait_share(self) -> float | None:
+        """Waiting for ranks that come late, over the step."""
+        return self._share(Term.WAIT)
+
+    @property
+    def bubble_share(self) -> float | None:
+        """Waiting for a neighbour's send, over the step."""
+        return self._share(Term.BUBBLE)
+
+    @property
+    def data_share(self) -> float | None:
+        """Waiting for data, over the step."""
+        return self._share(Term.DATA)
+
+    @property
+    def host_idle_share(self) -> float | None:
+        """A device without work, over the step."""
+        return self._share(Term.IDLE)
+
+    def _share(self, term: Term) -> float | None:
+        """None where it was not measured: waits that could not be divided are not 0."""
+        if any(term not in r.terms for r in self.ranks):
+            return None
+        return self.mean_ns(term) / self.step_ns
+
+    @property
+    def stage_imbalance(self) -> float | None:
+        """The busiest rank's compute over the mean rank's, where any was seen."""
+        return self.imbalance if self.total_ns(Term.COMPUTE) else None
+
+    @property
     def imbalance(self) -> float:
         """The busiest rank's compute over the mean rank's: 1 is balanced."""
         found = [r.mean_ns(Term.COMPUTE) for r in self.ranks]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Closed-form facts of a model at a size. FLOPs count forward and backward of one sample."""
+    """Closed-form facts of a model at a size. FLOPs count forward and backward of one sample.
+
+    ``step_s`` is a step's time where the model itself sets it, as stand-ins do.
+    """
 
     num_params: int
     flops_per_sample: float
@@ -16,6 +19,7 @@ class ModelFacts:
     activation_bytes_per_sample: int
     input_shape: tuple[int, ...]
     input_dtype: str
+    step_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,9 @@ class Expected:
     figure per rank); ``largest_message`` is the largest single one.
     ``dense_bytes`` is what an uncompressed all-reduce would send, 0 where that is no measure.
     ``module``, ``schedule`` and ``placements`` must be what ran (placements () = not asserted).
-    ``memory_bytes`` is what a rank will need, roughly.
+    ``memory_bytes`` is what a rank will need, roughly. ``stages`` are the ranks that a sample passes
+    through in turn: with several, no rank can go without its neighbours. ``remedies`` maps a term
+    of the budget to the setting that makes it smaller.
     """
 
     sent_bytes: tuple[float, ...]
@@ -41,6 +47,8 @@ class Expected:
     memory_bytes: int
     formula: str
     global_batch: int
+    stages: int = 1
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

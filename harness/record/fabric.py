@@ -44,7 +44,8 @@ class Row:
 
     ``time_s`` is the median over iterations of the slowest rank, ``worst_s`` the longest one.
     ``network`` is what an emulated one was set to. ``right`` says that every rank got what it
-    should; ``refused`` why it could not be run.
+    should; ``refused`` why it could not be run. ``attempt`` 1 is the fresh set that confirms a FAIL;
+    ``link_mbit`` what the engine set each node's link to, where it does.
     """
 
     nodes: tuple[int, ...]
@@ -57,6 +58,8 @@ class Row:
     refused: str = ""
     launch: int = 0
     network: str = ""
+    attempt: int = 0
+    link_mbit: float | None = None
 
     @property
     def algorithm_bps(self) -> float | None:
@@ -124,11 +127,12 @@ class Swept:
         return tuple(r.bus_bps or 0.0 for r in sized if r.payload_bytes == wanted)
 
 
-def swept(rows: Sequence[Row]) -> list[Swept]:
-    """The rows by world, network and operation, in the order of the sweeps."""
+def swept(rows: Sequence[Row], attempt: int | None = None) -> list[Swept]:
+    """The rows by world, network and operation, in the order of the sweeps; None = all attempts."""
     found: dict[tuple[tuple[int, ...], str, str], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.nodes, row.network, row.operation), []).append(row)
+        if attempt in (None, row.attempt):
+            found.setdefault((row.nodes, row.network, row.operation), []).append(row)
     return [
         Swept(nodes=nodes, network=network, operation=operation, rows=tuple(own))
         for (nodes, network, operation), own in found.items()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from harness.host.nvml import GpuWindow
 from harness.record.budget import Budget
 from harness.record.rank import RankRecord
+from harness.spec.metrics import Metric
 
 
 class LaunchStatus(StrEnum):
@@ -125,3 +127,50 @@ class LaunchRecord:
     foreign_load: float | None = None
     budget: Budget | None = None
     perturbation: float | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it ended well and ran what was asked for."""
+        return self.status is LaunchStatus.OK and not self.wrong
+
+    @property
+    def throughput(self) -> float | None:
+        """Samples really consumed / wall time of the kept window of the slowest rank."""
+        return None if self.steps is None else self.consumed / max(r.window_s for r in self.ranks)
+
+    @property
+    def tail_throughput(self) -> float | None:
+        """Samples of a mean step / 95th percentile of step time."""
+        if self.steps is None:
+            return None
+        return self.consumed / self.steps.count / self.steps.p95_s
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """Peak memory of the largest rank; None if a rank does not know its own."""
+        peaks = [r.peak_bytes for r in self.ranks if r.peak_bytes is not None]
+        known = self.steps is not None and len(peaks) == len(self.ranks)
+        return float(max(peaks)) if known else None
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """Bytes that the busiest rank sent in a mean step; None where sockets do not carry them."""
+        sent = [r.sent_bytes for r in self.ranks if r.sent_bytes is not None]
+        known = self.steps is not None and len(sent) == len(self.ranks)
+        return max(sent) / self.steps.count if known and self.steps else None
+
+    def value(self, metric: Metric, *, tail: bool = False) -> float | None:
+        """What this launch has of a metric, in SI units; None where it was not measured."""
+        above, *below = ((metric.tail if tail else "") or metric.read).split("/")
+        found = [self._at(path) for path in (above, *below)]
+        if not below or None in found:
+            return found[0] if not below else None
+        top, bottom = found
+        return top / bottom if top is not None and bottom else None
+
+    def _at(self, path: str) -> float | None:
+        """The value at the end of a path of attributes; None as soon as one of them is None."""
+        found: Any = self
+        for name in path.split("."):
+            found = None if found is None else getattr(found, name)
+        return found  # type: ignore[no-any-return]

@@ -18,8 +18,9 @@ from harness.record.outcome import Verdict
 from harness.record.recovery import Trial
 from harness.spec import Plan, Window
 from harness.spec.rules import Threshold
+from harness.spec.settings import Settings
 
-SCHEMA = 4
+SCHEMA = 5
 #: The first layout whose verdicts were judged by today's rules.
 JUDGED_SINCE = 3
 
@@ -42,7 +43,7 @@ class RunRecord:
     complete: bool
     machine: Machine
     software: Mapping[str, str]
-    settings: Mapping[str, str]
+    settings: Settings
     environment: Mapping[str, str]
     plans: tuple[Plan, ...]
     described: Mapping[str, Described]

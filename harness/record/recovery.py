@@ -46,7 +46,8 @@ class Trial:
     ``group_s`` until they had met, ``load_s`` to load, ``step_s`` until the first step was done;
     they add up to ``recovery_s``. ``equal``: the end is that of a training that was never broken,
     to the bit. ``world_before`` and ``world`` are the sizes of the old and the new world: where
-    they differ, only what was loaded can be equal. ``blamed`` is the rank that was named.
+    they differ, only what was loaded can be equal. ``blamed`` is the rank that was named,
+    ``attempt`` 1 the fresh set that confirms a FAIL.
     """
 
     case: str
@@ -68,6 +69,7 @@ class Trial:
     stall_s: float = 0.0
     save_s: float = 0.0
     bytes: int = 0
+    attempt: int = 0
 
     @property
     def name(self) -> str:

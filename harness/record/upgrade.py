@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections import Counter
+from dataclasses import fields
+
 from harness.base.documents import Json, from_doc
 from harness.spec import Plan, digest
+from harness.spec.settings import Settings
 
 
 def upgrade(doc: Json, newest: int) -> Json:
     """Bring an older document to this layout; newer ones are refused.
 
     ``schema`` keeps its number: verdicts of an older record were judged by the rules of its day,
-    and ``verify`` says so. 1 -> 2 -> 3 -> 4: everything new has a default.
+    and ``verify`` says so. 1 -> 2 -> 3 -> 4: everything new has a default; until 4, settings
+    were texts, and the second set of sweeps and trials was told from the first by its place.
     """
     schema = doc.get("schema") if isinstance(doc, dict) else None
     if not isinstance(schema, int) or schema < 1:
         raise ValueError("not a record: no schema number")
     if schema > newest:
         raise ValueError(f"schema {schema} is newer than this program reads ({newest}); upgrade it")
-    return _rename_plans(doc) if schema < 3 else doc
+    doc = _rename_plans(doc) if schema < 3 else doc
+    return _typed(doc) if schema < 5 else doc
 
 
 def _rename_plans(doc: Json) -> Json:
@@ -28,3 +36,43 @@ def _rename_plans(doc: Json) -> Json:
     doc["windows"] = {new.get(k, k): v for k, v in doc.get("windows", {}).items()}
     doc["out_of_time"] = [new.get(k, k) for k in doc.get("out_of_time", ())]
     return doc
+
+
+#: Until schema 4, sweeps or trials beyond so many were the set that confirms a FAIL.
+_FIRST = 8
+
+
+def _typed(doc: Json) -> Json:
+    """Settings as they are typed today, and the attempt of sweeps and trials."""
+    texts = doc.get("settings", {})
+    known = {f.name for f in fields(Settings)}
+    settings = {k: _value(k, v) for k, v in texts.items() if k in known}
+    doc["settings"] = {k: v for k, v in settings.items() if v is not None}
+    sweeps: dict[Json, list[Json]] = {}
+    for row in doc.get("fabric", ()):
+        key = (tuple(row["nodes"]), row.get("network", ""), row["operation"])
+        launches = sweeps.setdefault(key, [])
+        if row["launch"] not in launches:
+            launches.append(row["launch"])
+        row["attempt"] = int(launches.index(row["launch"]) >= _FIRST)
+        if texts.get("engine") == "emulated":
+            rate = re.search(r"rate_mbit=([\d.e+]+)", row.get("network", ""))
+            row["link_mbit"] = float(rate[1]) if rate else 1000.0
+    trials = Counter[Json]()
+    for t in doc.get("recoveries", ()):
+        kind = (t["case"], t["fault"], t.get("asynchronous"), t["world_before"], t["world"])
+        t["attempt"] = int(trials[kind] >= _FIRST)
+        trials[kind] += 1
+    return doc
+
+
+def _value(name: str, text: str) -> Json:
+    """A setting that was written as ``str(value)``."""
+    if text == "None":
+        return None
+    if name == "argv":
+        return text.split(" ")
+    if name in ("engine", "device", "cluster"):
+        return text
+    value = ast.literal_eval(text)
+    return list(value) if isinstance(value, tuple) else value

@@ -16,6 +16,9 @@ from functools import cached_property
 
 from harness.base.documents import Json, to_doc
 
+#: The strategy that wraps nothing: every ``plain`` baseline is it on one device.
+PLAIN = "single"
+
 
 class Mode(StrEnum):
     """Weak: the batch grows with the world. Strong: the global batch is fixed."""
@@ -166,12 +169,14 @@ class CaseSpec:
             out[int(match[1])] = float(match[2])
         return out
 
-    @cached_property
-    def network(self) -> tuple[tuple[str, Json], ...]:
-        """What the engine's network is set to for this case: names and values of its knobs."""
-        if StandIn.EMULATED not in self.stand_in:
-            return ()
-        return tuple((k, v) for k, v in self.knobs.items() if k.startswith("emulated."))
+    @property
+    def plain(self) -> bool:
+        """Whether it is one device without any wrapper, what ``plain`` baselines are."""
+        return self.strategy == PLAIN
+
+    def knobs_of(self, file: str, defaults: Mapping[str, Json]) -> dict[str, Json]:
+        """The knobs of one file: its defaults, with what this case says instead."""
+        return {k: self.knobs.get(f"{file}.{k}", v) for k, v in defaults.items()}
 
     @cached_property
     def id(self) -> str:
@@ -194,10 +199,6 @@ class CaseSpec:
             shares=self.shares[:world_size] if world_size > 1 else (),
             stragglers=",".join(p for p, r in slow if not r.isdigit() or int(r) < world_size),
         )
-
-    def knob(self, name: str, default: Json) -> Json:
-        """The value of a knob, or the file's default."""
-        return self.knobs.get(name, default)
 
 
 def digest(doc: Json) -> str:

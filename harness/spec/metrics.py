@@ -1,13 +1,18 @@
-"""Metrics, their units and directions, and how numbers are written for people."""
+"""Metrics: all that a contrast or a rule can name, one entry each.
+
+A metric that existing samples give is one more entry. A new reading is a field of
+``record.RankRecord`` too, and a property of ``record.LaunchRecord`` that sums it up over ranks.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
 class Form(StrEnum):
-    """How a metric is made from a launch's quantity."""
+    """How a metric is made of what is read from launches."""
 
     RATIO = "ratio"  # subject / baseline / ideal
     SAVED = "saved"  # 1 - subject / baseline
@@ -17,59 +22,91 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric that a contrast or a rule can name."""
+    """One metric.
 
-    quantity: str
+    ``read`` is where a launch has it: a path of attributes of ``record.LaunchRecord``; ``tail`` the
+    same on 95th percentiles of steps. ``of_time`` metrics are spoilt by a noisy host.
+    ``scaling`` ones belong to ladders and need a mode; ``per_rank`` ones are divided by linear
+    scaling, ``of_schedule`` ones also by what the strategy's schedule allows. ``between_ranks``:
+    one rank alone has none. ``measured_by`` is the command that measures what plans do not.
+    """
+
     form: Form
     unit: str
+    read: str = ""
+    tail: str = ""
+    more_is_better: bool = True
+    of_time: bool = True
+    scaling: bool = False
+    per_rank: bool = False
+    of_schedule: bool = False
+    between_ranks: bool = False
+    measured_by: str = ""
+
+    @property
+    def profiled(self) -> bool:
+        """Whether it is read from the budget of a profiled launch."""
+        return "budget." in self.read
+
+    @property
+    def tabled(self) -> bool:
+        """Whether the scaling table shows it, rung by rung."""
+        return self.scaling and not self.of_schedule
 
 
-METRICS: dict[str, Metric] = {
-    "efficiency": Metric(quantity="throughput", form=Form.RATIO, unit="1"),
-    "efficiency_of_ideal": Metric(quantity="throughput", form=Form.RATIO, unit="1"),
-    "speedup": Metric(quantity="throughput", form=Form.RATIO, unit="x"),
-    "throughput_ratio": Metric(quantity="throughput", form=Form.RATIO, unit="1"),
-    "step_time_ratio": Metric(quantity="step_s", form=Form.RATIO, unit="1"),
-    "memory_saved": Metric(quantity="peak_bytes", form=Form.SAVED, unit="1"),
-    "wire_ratio": Metric(quantity="sent_bytes", form=Form.RATIO, unit="1"),
-    "throughput": Metric(quantity="throughput", form=Form.ABSOLUTE, unit="samples/s"),
-    "step_s": Metric(quantity="step_s", form=Form.ABSOLUTE, unit="s"),
-    "median_step_s": Metric(quantity="median_step_s", form=Form.ABSOLUTE, unit="s"),
-    "peak_bytes": Metric(quantity="peak_bytes", form=Form.ABSOLUTE, unit="B"),
-    "sent_bytes": Metric(quantity="sent_bytes", form=Form.ABSOLUTE, unit="B"),
-    "comm_share": Metric(quantity="comm_share", form=Form.ABSOLUTE, unit="1"),
-    "exposed_comm_share": Metric(quantity="exposed_comm_share", form=Form.ABSOLUTE, unit="1"),
-    "wait_share": Metric(quantity="wait_share", form=Form.ABSOLUTE, unit="1"),
-    "bubble_share": Metric(quantity="bubble_share", form=Form.ABSOLUTE, unit="1"),
-    "data_share": Metric(quantity="data_share", form=Form.ABSOLUTE, unit="1"),
-    "host_idle_share": Metric(quantity="host_idle_share", form=Form.ABSOLUTE, unit="1"),
-    "stage_imbalance": Metric(quantity="stage_imbalance", form=Form.ABSOLUTE, unit="1"),
-    "communication_cost": Metric(quantity="step_s", form=Form.SAVED, unit="1"),
-    "data_cost": Metric(quantity="step_s", form=Form.SAVED, unit="1"),
-    "bus_bandwidth": Metric(quantity="bus_bandwidth", form=Form.ABSOLUTE, unit="B/s"),
-    "collective_latency": Metric(quantity="collective_latency", form=Form.ABSOLUTE, unit="s"),
-    "recovery_s": Metric(quantity="recovery_s", form=Form.ABSOLUTE, unit="s"),
-    "checkpoint_stall_s": Metric(quantity="checkpoint_stall_s", form=Form.ABSOLUTE, unit="s"),
-    "checkpoint_bandwidth": Metric(quantity="checkpoint_bandwidth", form=Form.ABSOLUTE, unit="B/s"),
-    "caught": Metric(quantity="gate", form=Form.GATE, unit="1"),
-}
-
-#: Metrics that no plan measures, and the command that does: elsewhere rules on them are out of
-#: reach, never silently green.
-APART = {
-    "bus_bandwidth": "scaleproof fabric",
-    "collective_latency": "scaleproof fabric",
-    "recovery_s": "scaleproof recover",
-    "checkpoint_stall_s": "scaleproof recover",
-    "checkpoint_bandwidth": "scaleproof recover",
-}
-#: Quantities read from the budget of a profiled launch.
-PROFILED = frozenset(
-    {
-        "comm_share", "exposed_comm_share", "wait_share", "bubble_share", "data_share",
-        "host_idle_share", "stage_imbalance",
-    }
+_RATE = Metric(form=Form.ABSOLUTE, unit="samples/s", read="throughput", tail="tail_throughput")
+_RATE_RATIO = replace(_RATE, form=Form.RATIO, unit="1")
+_STEP = Metric(
+    form=Form.ABSOLUTE, unit="s", read="steps.mean_s", tail="steps.p95_s", more_is_better=False
+)
+_PEAK = Metric(
+    form=Form.ABSOLUTE, unit="B", read="peak_bytes", more_is_better=False, of_time=False
 )  # fmt: skip
+_SENT = replace(_PEAK, read="sent_bytes", between_ranks=True)
+_FABRIC = Metric(form=Form.ABSOLUTE, unit="B/s", measured_by="scaleproof fabric")
+_RECOVERY = Metric(
+    form=Form.ABSOLUTE, unit="s", more_is_better=False, measured_by="scaleproof recover"
+)
+
+
+def _share(name: str) -> Metric:
+    return Metric(form=Form.ABSOLUTE, unit="1", read=f"budget.{name}", more_is_better=False)
+
+
+METRICS: Mapping[str, Metric] = {
+    "efficiency": replace(_RATE_RATIO, scaling=True, per_rank=True),
+    "efficiency_of_ideal": replace(_RATE_RATIO, scaling=True, per_rank=True, of_schedule=True),
+    "speedup": replace(_RATE_RATIO, unit="x", scaling=True),
+    "throughput_ratio": _RATE_RATIO,
+    "step_time_ratio": replace(_STEP, form=Form.RATIO, unit="1"),
+    "memory_saved": replace(_PEAK, form=Form.SAVED, unit="1", more_is_better=True),
+    "wire_ratio": replace(_SENT, form=Form.RATIO, unit="1"),
+    "throughput": _RATE,
+    "step_s": _STEP,
+    "median_step_s": replace(_STEP, read="steps.median_s", tail=""),
+    "peak_bytes": _PEAK,
+    "sent_bytes": _SENT,
+    "comm_share": _share("comm_share"),
+    "exposed_comm_share": _share("exposed_share"),
+    "wait_share": _share("wait_share"),
+    "bubble_share": _share("bubble_share"),
+    "data_share": _share("data_share"),
+    "host_idle_share": _share("host_idle_share"),
+    "stage_imbalance": _share("stage_imbalance"),
+    "communication_cost": replace(_STEP, form=Form.SAVED, unit="1"),
+    "data_cost": replace(_STEP, form=Form.SAVED, unit="1"),
+    "bus_bandwidth": _FABRIC,
+    "collective_latency": replace(_FABRIC, unit="s", more_is_better=False),
+    "recovery_s": _RECOVERY,
+    "checkpoint_stall_s": _RECOVERY,
+    "checkpoint_bandwidth": replace(_RECOVERY, unit="B/s", more_is_better=True),
+    "caught": Metric(form=Form.GATE, unit="1", of_time=False),
+}
+
+#: What two runs can be compared on: a launch's own figures.
+COMPARABLE = tuple(
+    name for name, m in METRICS.items() if m.form is Form.ABSOLUTE and m.read and not m.profiled
+)
 
 
 def metric(name: str) -> Metric:
@@ -83,21 +120,12 @@ def metric(name: str) -> Metric:
     top, bottom = METRICS[above], METRICS[below]
     if top.form is not Form.ABSOLUTE or bottom.form is not Form.ABSOLUTE:
         raise KeyError(name)
-    unit = "1" if top.unit == bottom.unit else f"{top.unit}/{bottom.unit}"
-    return Metric(quantity=f"{top.quantity}/{bottom.quantity}", form=Form.ABSOLUTE, unit=unit)
-
-
-def apart(name: str) -> str:
-    """The command that measures a metric which no plan does; empty if plans do."""
-    return next((APART[q] for q in metric(name).quantity.split("/") if q in APART), "")
-
-
-def profiled(name: str) -> bool:
-    """Whether a metric is read from profiled launches."""
-    return bool(PROFILED & set(metric(name).quantity.split("/")))
-
-
-def timed(name: str) -> bool:
-    """Whether a metric is made of times, which a noisy host or a drift can spoil; bytes are not."""
-    times = {"throughput", "step_s", "median_step_s"} | PROFILED
-    return bool(times & set(metric(name).quantity.split("/")))
+    return replace(
+        top,
+        unit="1" if top.unit == bottom.unit else f"{top.unit}/{bottom.unit}",
+        read=f"{top.read}/{bottom.read}",
+        tail=f"{top.tail or top.read}/{bottom.tail or bottom.read}",
+        of_time=top.of_time or bottom.of_time,
+        between_ranks=top.between_ranks or bottom.between_ranks,
+        measured_by=top.measured_by or bottom.measured_by,
+    )

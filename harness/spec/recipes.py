@@ -6,18 +6,20 @@ memory saved, codec break-even, A/A and the pinned control are all contrasts of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.base.errors import SpecError
-from harness.spec import metrics as units
-from harness.spec.case import Ablation, CaseSpec, Data, Mode
-from harness.spec.plan import BASELINES, Arm, Contrast, Plan, Protocol, Role
+from harness.spec.case import PLAIN, Ablation, CaseSpec, Data, Mode
+from harness.spec.metrics import Form, metric
+from harness.spec.plan import Arm, Contrast, Plan, Protocol, Role
 from harness.spec.site import Site
 
 #: What a suite hands to ``@scaling``: the site in, plans out.
 Recipe = Callable[[Site], Sequence[Plan]]
+#: Ranks on each node of a world of that size.
+Nodes = Callable[[int], tuple[int, ...]]
 
 REAL = Protocol(steps=28, cut=6)
 PACED = Protocol(steps=14, cut=2)
@@ -26,7 +28,75 @@ PACED = Protocol(steps=14, cut=2)
 def plain(case: CaseSpec) -> CaseSpec:
     """One device, no wrapper: what a user would run without any parallelism."""
     knobs = {k: v for k, v in case.knobs.items() if k.startswith(f"{case.model}.")}
-    return replace(case.at(1), strategy="single", compressor=None, knobs=knobs)
+    return replace(case.at(1), strategy=PLAIN, compressor=None, knobs=knobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """One thing that rungs are held against: arms, added up, and how many ranks these are.
+
+    ``exactly``: only the rung of as many ranks is held against it.
+    """
+
+    kind: str
+    arms: tuple[Arm, ...]
+    ranks: int
+    exactly: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """How contrasts against it are called."""
+        return f"{self.kind}@{self.ranks}" if self.kind == "smallest_fit" else self.kind
+
+
+def _rung(case: CaseSpec, ranks: int, nodes: Nodes, role: Role = Role.BASELINE) -> Arm:
+    return Arm(name=f"@{ranks}", case=case.at(ranks, nodes(ranks)), role=role)
+
+
+def _plain(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
+    arm = Arm(name="plain", case=plain(case), role=Role.BASELINE)
+    return [Against(kind="plain", arms=(arm,), ranks=1)]
+
+
+def _wrapped(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
+    return [Against(kind="wrapped", arms=(_rung(case, 1, _one),), ranks=1)]
+
+
+def _one_node(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
+    ranks = case.nodes[0]
+    return [Against(kind="one_node", arms=(_rung(case, ranks, _one),), ranks=ranks)]
+
+
+def _smallest_fit(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
+    return [Against(kind="smallest_fit", arms=(_rung(case, n, nodes),), ranks=n) for n in worlds]
+
+
+def _sum_of_devices(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
+    alone = [
+        Arm(
+            name=f"plain@device{i}",
+            case=replace(plain(case), first_device=i),
+            role=Role.BASELINE,
+        )
+        for i in range(max(worlds))
+    ]
+    kind = "sum_of_devices"
+    return [Against(kind=kind, arms=tuple(alone[:n]), ranks=n, exactly=True) for n in worlds]
+
+
+def _one(ranks: int) -> tuple[int, ...]:
+    """All ranks on one node."""
+    return (ranks,)
+
+
+#: What a ladder can be held against, by name.
+_AGAINST: Mapping[str, Callable[[CaseSpec, Sequence[int], Nodes], list[Against]]] = {
+    "plain": _plain,
+    "wrapped": _wrapped,
+    "one_node": _one_node,
+    "smallest_fit": _smallest_fit,
+    "sum_of_devices": _sum_of_devices,
+}
 
 
 def ladder(
@@ -36,7 +106,7 @@ def ladder(
     baselines: Sequence[str] = ("plain", "wrapped"),
     metrics: Sequence[str] = ("efficiency",),
     protocol: Protocol = REAL,
-    shape: Callable[[int], tuple[int, ...]] | None = None,
+    shape: Nodes | None = None,
     ablations: Sequence[Ablation] = (),
 ) -> Plan:
     """The case at each world size, against each kind of baseline.
@@ -50,73 +120,22 @@ def ladder(
         shape: ranks per node of a world; one node without it.
         ablations: what the largest rung is also measured without, in the same blocks.
     """
-    nodes = shape or (lambda n: (n,))
-    arms = {
-        f"@{n}": Arm(name=f"@{n}", case=case.at(n, nodes(n)), role=Role.SUBJECT) for n in worlds
-    }
-    references: dict[str, list[tuple[tuple[str, ...], int]]] = {}
-    for kind in baselines:
-        if kind == "plain":
-            arms["plain"] = Arm(name="plain", case=plain(case), role=Role.BASELINE)
-            references[kind] = [(("plain",), 1)]
-        elif kind == "wrapped":
-            arms.setdefault("@1", Arm(name="@1", case=case.at(1), role=Role.BASELINE))
-            references[kind] = [(("@1",), 1)]
-        elif kind == "one_node":
-            ranks = case.nodes[0]
-            arms.setdefault(
-                f"@{ranks}", Arm(name=f"@{ranks}", case=case.at(ranks), role=Role.BASELINE)
-            )
-            references[kind] = [((f"@{ranks}",), ranks)]
-        elif kind == "smallest_fit":
-            references[kind] = [((f"@{n}",), n) for n in worlds]
-        elif kind == "sum_of_devices":
-            names = []
-            for index in range(max(worlds)):
-                name = f"plain@device{index}"
-                alone = replace(plain(case), first_device=index)
-                arms[name] = Arm(name=name, case=alone, role=Role.BASELINE)
-                names.append(name)
-            references[kind] = [(tuple(names[:n]), n) for n in worlds]
-        else:
-            raise SpecError(
-                f"no baseline named {kind!r}",
-                where=case.id,
-                expected=", ".join(BASELINES),
-                fix="scaleproof plan",
-            )
-    contrasts = []
-    for metric in metrics:
-        if units.metric(metric).form is units.Form.ABSOLUTE:
-            contrasts += [
-                Contrast(
-                    name=f"{metric}@{n}", metric=metric, subject=f"@{n}", baseline=(),
-                    against="nothing",
-                )
-                for n in worlds
-            ]  # fmt: skip
-            continue
-        for n in worlds:
-            for kind, candidates in references.items():
-                for names_, ranks in candidates:
-                    subject = f"@{n}"
-                    summed = kind == "sum_of_devices"
-                    if names_ == (subject,) or (ranks > n) or (summed and ranks != n):
-                        continue
-                    per_rank = metric in ("efficiency", "efficiency_of_ideal") and not summed
-                    suffix = f"{kind}@{ranks}" if kind == "smallest_fit" else kind
-                    contrasts.append(
-                        Contrast(
-                            name=f"{metric}{subject}/{suffix}",
-                            metric=metric,
-                            subject=subject,
-                            baseline=names_,
-                            against=kind,
-                            ideal=n / ranks if per_rank else 1.0,
-                        )
-                    )
-    for kind_ in ablations:
-        arm, contrast = ablated(arms[f"@{max(worlds)}"], kind_)
+    nodes = shape or _one
+    if unknown := [kind for kind in baselines if kind not in _AGAINST]:
+        raise SpecError(
+            f"no baseline named {unknown[0]!r}",
+            where=case.id,
+            expected=", ".join(_AGAINST),
+            fix="scaleproof plan",
+        )
+    rungs = [_rung(case, n, nodes, Role.SUBJECT) for n in worlds]
+    against = [a for kind in baselines for a in _AGAINST[kind](case, worlds, nodes)]
+    arms = {arm.name: arm for arm in rungs}
+    for arm in (arm for a in against for arm in a.arms):
+        arms.setdefault(arm.name, arm)
+    contrasts = [c for name in metrics for n in worlds for c in _contrasts(name, n, against)]
+    for ablation in ablations:
+        arm, contrast = ablated(arms[f"@{max(worlds)}"], ablation)
         arms[arm.name] = arm
         contrasts.append(contrast)
     # Baselines first, so that every pass starts from what the rungs are compared with.
@@ -127,6 +146,28 @@ def ladder(
         contrasts=tuple(contrasts),
         protocol=protocol,
     )
+
+
+def _contrasts(name: str, n: int, against: Sequence[Against]) -> Iterator[Contrast]:
+    """One metric of the rung of ``n`` ranks, against everything that it can be held against."""
+    asked, subject = metric(name), f"@{n}"
+    if asked.form is Form.ABSOLUTE:
+        yield Contrast(
+            name=f"{name}{subject}", metric=name, subject=subject, baseline=(), against="nothing"
+        )
+        return
+    for a in against:
+        baseline = tuple(arm.name for arm in a.arms)
+        if baseline == (subject,) or a.ranks > n or (a.exactly and a.ranks != n):
+            continue
+        yield Contrast(
+            name=f"{name}{subject}/{a.suffix}",
+            metric=name,
+            subject=subject,
+            baseline=baseline,
+            against=a.kind,
+            ideal=n / a.ranks if asked.per_rank and not a.exactly else 1.0,
+        )
 
 
 def shapes(
@@ -213,11 +254,6 @@ def control(case: CaseSpec) -> Plan:
         ),
         protocol=replace(REAL, min_blocks=0, max_blocks=0),
     )
-
-
-def metrics_of(strategy: str) -> tuple[str, ...]:
-    """Pipelines are judged against what their schedule allows, and shown as plain efficiency."""
-    return ("efficiency", "efficiency_of_ideal") if strategy == "pipeline" else ("efficiency",)
 
 
 def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:

@@ -189,7 +189,7 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
             f"{v['metric']} means nothing without a baseline",
             f"baseline = one of {', '.join(BASELINES)}",
         )
-    if v["metric"] in ("efficiency", "speedup", "efficiency_of_ideal") and "mode" not in v:
+    if metric.scaling and "mode" not in v:
         problems.add(
             table.line, f"{v['metric']} means nothing without a mode", 'mode = "weak" or "strong"'
         )
@@ -234,7 +234,7 @@ def reach(
     """Whether a rule matched something; if not, whether it could have here, and why not."""
     if any(rule.matches(case, contrast, hardware) for case, contrast in judged):
         return Reach.MATCHED, ""
-    if command := metrics.apart(rule.metric):
+    if command := metrics.metric(rule.metric).measured_by:
         return Reach.OUT_OF_REACH, f"{rule.metric} is measured by {command}"
     if rule.device is not None and rule.device is not device:
         return Reach.OUT_OF_REACH, f"needs {rule.device}"

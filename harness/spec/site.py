@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.base.errors import SpecError
-from harness.host import machine, nvml
+from harness.base.errors import SpecError, nearest
+from harness.host import environment, machine, nvml
 from harness.spec.case import CaseSpec, Device, Mode, StandIn
+from harness.spec.catalogue import Entry
+from harness.spec.heads import EngineFacts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
     """Device, backend and the largest world that may be launched.
 
-    ``emulated``: several nodes that are all on this machine, a stand-in for a network.
+    ``emulated``: several nodes that are all on this machine, a stand-in for a network. ``faults``
+    are those that the engine can plant, beside crash and hang.
     """
 
     device: Device
@@ -24,6 +27,7 @@ class Site:
     engine: str = "local"
     shared_gpu: bool = False
     emulated: bool = False
+    faults: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -64,7 +68,7 @@ class Site:
             device=self.device,
             backend=self.backend,
             stand_in=frozenset(stand_in),
-            environment=machine.backend_environment(self.backend) or None,
+            environment=environment.of_backends(self.backend) or None,
         )
         return replace(base, **fields)
 
@@ -108,71 +112,83 @@ def resolve(
     engine: str = "local",
     shared_gpu: bool = False,
     one_machine: bool = False,
-    known_engines: Mapping[str, Any],
+    known_engines: Mapping[str, Entry],
 ) -> Site:
     """The site that the options ask for; without options, whatever the machine has.
 
     ``nodes`` is a number, or the ranks on each: ``4+8+16``, ``2x8``. Engines that reach other
     machines are believed about their devices: their agents are asked before the first launch.
     """
-    if engine not in known_engines:
-        raise SpecError(
-            f"--engine {engine}: no such engine",
-            expected=", ".join(known_engines),
-            fix="scaleproof list engines",
-        )
     if gpus is not None and cpus is not None:
         raise SpecError("--gpus and --cpus exclude each other", fix="--gpus auto")
-    head = known_engines[engine].head["ENGINE"]
+    facts = _engine(engine, known_engines, nodes)
     num_nodes, given = parse_nodes(nodes)
-    if num_nodes > 1 and not head.get("multi_node"):
-        several = [n for n, e in known_engines.items() if e.head["ENGINE"].get("multi_node")]
-        raise SpecError(
-            f"--engine {engine} starts one node only, --nodes {nodes} was asked for",
-            expected=f"--engine {' or '.join(several)}",
-            fix=f"--engine {several[-1]} --nodes {nodes}",
-        )
-    own = bool(head.get("always_emulated"))
-    emulated = own or (num_nodes > 1 and (one_machine or bool(head.get("one_machine"))))
     if given and gpus in (None, "auto") and cpus is None:
         gpus, cpus = (str(sum(given)), None) if gpus else (None, sum(given))
-    if head.get("remote") and cpus is None and (gpus is None or not gpus.isdigit()):
+    if facts.remote and cpus is None and (gpus is None or not gpus.isdigit()):
         raise SpecError(
             f"--engine {engine} reaches other machines: say what is wanted there",
             expected="--gpus N or --cpus N",
             fix=f"--engine {engine} --nodes 2 --gpus 16",
         )
-    found = len(nvml.gpus())
-    if cpus is None and gpus is None:
-        gpus = str(found) if found else None
+    here = len(nvml.gpus())
+    if cpus is None and gpus is None and here:
+        gpus = str(here)
+    several = num_nodes > 1 and (one_machine or facts.one_machine)
+    site = Site(
+        device=Device.CPU, backend="gloo", nodes=given, engine=engine,
+        emulated=facts.always_emulated or several, faults=facts.faults,
+    )  # fmt: skip
     if gpus is None:
         total = cpus if cpus is not None else max(machine.physical_cores(), num_nodes)
-        shape = given or _split(total, num_nodes, "--cpus")
-        return Site(
-            device=Device.CPU, backend="gloo", nodes=shape, engine=engine, emulated=emulated
-        )
-    if gpus != "auto" and not gpus.isdigit():
-        raise SpecError(f"--gpus {gpus}", expected="a number or 'auto'", fix="--gpus auto")
-    wanted = found - found % num_nodes if gpus == "auto" else int(gpus)
-    if wanted == 0 or (found == 0 and not head.get("remote")):
-        raise SpecError(
-            f"--gpus {gpus}: no usable GPU here", expected="an NVIDIA driver and a GPU",
-            fix="--cpus 2",
-        )  # fmt: skip
-    if wanted > found and not shared_gpu and not head.get("remote"):
-        raise SpecError(
-            f"--gpus {gpus}: only {found} usable GPUs on this node",
-            expected=f"at most {found} (CUDA_VISIBLE_DEVICES may hide some)",
-            fix=f"--gpus {found}",
-        )
-    return Site(
+        return replace(site, nodes=given or _split(total, num_nodes, "--cpus"))
+    wanted = _wanted_gpus(gpus, here, num_nodes, anywhere=facts.remote, shared=shared_gpu)
+    return replace(
+        site,
         device=Device.CUDA,
         backend="gloo" if shared_gpu else "nccl",
         nodes=given or _split(wanted, num_nodes, "--gpus"),
-        engine=engine,
         shared_gpu=shared_gpu,
-        emulated=emulated,
     )
+
+
+def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
+    """What an engine says of itself; SpecError if there is none, or too few nodes of it."""
+    if name not in known:
+        raise SpecError(
+            f"--engine {name}: no such engine{nearest(name, known)}",
+            expected=", ".join(known),
+            fix="scaleproof list engines",
+        )
+    facts = known[name].engine
+    if parse_nodes(nodes)[0] > 1 and not facts.multi_node:
+        several = [n for n, e in known.items() if e.engine.multi_node]
+        raise SpecError(
+            f"--engine {name} starts one node only, --nodes {nodes} was asked for",
+            expected=f"--engine {' or '.join(several)}",
+            fix=f"--engine {several[-1]} --nodes {nodes}",
+        )
+    return facts
+
+
+def _wanted_gpus(gpus: str, here: int, num_nodes: int, *, anywhere: bool, shared: bool) -> int:
+    """How many GPUs ``--gpus`` asks for; SpecError if this machine has not that many."""
+    if gpus != "auto" and not gpus.isdigit():
+        raise SpecError(f"--gpus {gpus}", expected="a number or 'auto'", fix="--gpus auto")
+    wanted = here - here % num_nodes if gpus == "auto" else int(gpus)
+    if wanted == 0 or (here == 0 and not anywhere):
+        raise SpecError(
+            f"--gpus {gpus}: no usable GPU here",
+            expected="an NVIDIA driver and a GPU",
+            fix="--cpus 2",
+        )
+    if wanted > here and not shared and not anywhere:
+        raise SpecError(
+            f"--gpus {gpus}: only {here} usable GPUs on this node",
+            expected=f"at most {here} (CUDA_VISIBLE_DEVICES may hide some)",
+            fix=f"--gpus {here}",
+        )
+    return wanted
 
 
 def parse_nodes(text: str) -> tuple[int, tuple[int, ...]]:

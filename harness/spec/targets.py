@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
+from harness.base import modules
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import SpecError
 from harness.spec.case import Ablation, CaseSpec, Mode
 from harness.spec.catalogue import Catalogue
 from harness.spec.plan import Plan
-from harness.spec.recipes import PACED, REAL, Recipe, ladder, metrics_of, strong_worlds
+from harness.spec.recipes import PACED, REAL, Recipe, ladder, strong_worlds
 from harness.spec.site import Site
 from harness.spec.suite import MARK
 
@@ -46,13 +44,17 @@ def plans_of(
             )
         raw = [plan for f in _files(Path(path)) for plan in _recipes(f, site, function or None)]
     else:
-        raw = [case_plan(target, site, settings, ablations)]
+        raw = [case_plan(target, site, catalogue, settings, ablations)]
     unique = {p.hash: p for p in (normalise(plan, catalogue) for plan in raw)}
     return list(unique.values())
 
 
 def case_plan(
-    name: str, site: Site, settings: dict[str, Json], ablations: Sequence[Ablation] = ()
+    name: str,
+    site: Site,
+    catalogue: Catalogue,
+    settings: dict[str, Json],
+    ablations: Sequence[Ablation] = (),
 ) -> Plan:
     """A ladder of one case, ``ddp/decoder-tiny/weak``, over the site's worlds."""
     head, _, tail = name.rpartition("/")
@@ -76,28 +78,17 @@ def case_plan(
         case = from_doc(CaseSpec, {**doc, **fields}, "--set")
     except ValueError as error:
         raise SpecError(str(error), fix="scaleproof list") from None
-    worlds: Sequence[int] = site.worlds
-    if mode is Mode.STRONG:
-        if case.global_batch is None:
-            raise SpecError(
-                "strong mode needs a global batch",
-                where=name,
-                expected="--set global_batch=N",
-                fix=f"scaleproof run {name}/strong --set global_batch=16",
-            )
+    supports = catalogue.get("strategies", case.strategy).supports
+    stand_in = catalogue.get("models", case.model).head.get("STAND_IN")
+    worlds: Sequence[int] = site.worlds if supports.worlds == "any" else (1,)
+    if mode is Mode.STRONG and case.global_batch is not None:  # without one, ``check`` says so
         worlds = strong_worlds(case, worlds)
-    baselines = ("plain",) if case.strategy == "single" else ("plain", "wrapped")
-    if case.shares:
-        baselines = ("sum_of_devices",)
-    if case.strategy == "single":
-        worlds = (1,)
-    protocol = PACED if case.model == "paced" else REAL
     return ladder(
         case,
         worlds,
-        baselines=baselines,
-        metrics=metrics_of(case.strategy),
-        protocol=protocol,
+        baselines=("sum_of_devices",) if case.shares else supports.baselines,
+        metrics=supports.metrics,
+        protocol=PACED if stand_in else REAL,
         shape=site.shape,
         ablations=ablations,
     )
@@ -109,7 +100,7 @@ def _files(path: Path) -> list[Path]:
 
 def _recipes(path: Path, site: Site, function: str | None) -> list[Plan]:
     """The plans of a suite's marked functions, or of one recipe function of a file."""
-    module = _import(path)
+    module = modules.load(str(path))
     if function is not None:
         recipe = getattr(module, function, None)
         if recipe is None:
@@ -131,18 +122,6 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
             fix="scaleproof list suites",
         )
     return found
-
-
-def _import(path: Path) -> ModuleType:
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.pop(0)
 
 
 def normalise(plan: Plan, known: Catalogue) -> Plan:

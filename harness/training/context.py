@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from harness.base import modules
 from harness.base.documents import Json
 from harness.record import WhatRan
 from harness.spec import Batching, CaseSpec, Optimizer, Precision
-from harness.spec.catalogue import read_head
+from harness.spec.heads import Supports, facts
 from harness.training.data import Batch
+
+#: The knobs of one file, each with its default or the case's value.
+Knobs: TypeAlias = Mapping[str, Json]
 
 
 class Trainer(Protocol):
@@ -48,7 +49,7 @@ class RankContext:
     device: torch.device
     batching: Batching
     loss: Callable[[Tensor, Tensor], Tensor]
-    compressor: ModuleType | None
+    compressor: Compressor | None
 
     @property
     def shard(self) -> int:
@@ -77,40 +78,70 @@ class RankContext:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compressor:
+    """A compressor's file with the knobs of a case settled."""
+
+    name: str
+    module: ModuleType
+    knobs: Knobs
+
+    @property
+    def error_bound(self) -> float:
+        """The relative error of a gradient that it states for itself."""
+        return float(self.module.ERROR_BOUND)
+
+    def promise(self, shapes: Sequence[torch.Size], world_size: int) -> Any:
+        """Bytes in closed form, ``hooks.Promise``."""
+        return self.module.promise(shapes, world_size, self.knobs)
+
+    def build(self, ctx: RankContext) -> Any:
+        """A communication hook for DDP, ``hooks.Hook``."""
+        return self.module.build(ctx, self.knobs)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The modules that a case names, and its size's figures."""
+    """The modules that a case names; knobs are settled here and nowhere else."""
 
     strategy: ModuleType
     model: ModuleType
-    compressor: ModuleType | None
+    codec: ModuleType | None
+
+    @property
+    def supports(self) -> Supports:
+        """The strategy's head."""
+        return facts(Supports, self.strategy.SUPPORTS, self.strategy.__name__)
+
+    def knobs(self, case: CaseSpec) -> Knobs:
+        """The strategy's knobs."""
+        return case.knobs_of(case.strategy, getattr(self.strategy, "KNOBS", {}))
 
     def size(self, case: CaseSpec) -> Mapping[str, Json]:
-        """The figures of the case's size."""
-        return self.model.SIZES[case.size]  # type: ignore[no-any-return]
+        """The model's knobs and the figures of the case's size."""
+        knobs = case.knobs_of(case.model, getattr(self.model, "KNOBS", {}))
+        return {**knobs, **self.model.SIZES[case.size]}
+
+    def compressor(self, case: CaseSpec) -> Compressor | None:
+        """The compressor of the case, if it has one."""
+        if self.codec is None or case.compressor is None:
+            return None
+        knobs = case.knobs_of(case.compressor, getattr(self.codec, "KNOBS", {}))
+        return Compressor(name=case.compressor, module=self.codec, knobs=knobs)
+
+    def build(self, case: CaseSpec, ctx: RankContext, seed: int) -> Trainer:
+        """The case's model with initial weights of that seed, under its strategy."""
+        with ctx.device:
+            model = build_model(self, case, seed)
+        trainer: Trainer = self.strategy.build(model, ctx, self.knobs(case))
+        return trainer
 
 
 def load(files: Mapping[str, str]) -> Loaded:
     """Import the files of a case: the package's by module name, a user's by path."""
-    found = {kind: _module(name) for kind, name in files.items()}
+    found = {kind: modules.load(name) for kind, name in files.items()}
     return Loaded(
-        strategy=found["strategies"], model=found["models"], compressor=found.get("compressors")
+        strategy=found["strategies"], model=found["models"], codec=found.get("compressors")
     )
-
-
-def _module(file: str) -> ModuleType:
-    path = Path(file)
-    if path.suffix != ".py":
-        return importlib.import_module(file)
-    name = f"scaleproof_user_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    sys.path.insert(0, str(path.parent))  # a user's file may import its neighbours
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader, f"{path}: {read_head(path)}"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:

@@ -14,8 +14,7 @@ from harness.training.context import Loaded, build_model, make_batch
 
 def case_batching(loaded: Loaded, case: CaseSpec) -> Batching:
     """How this case's global batch falls apart."""
-    whole = bool(loaded.strategy.SUPPORTS.get("whole"))
-    return batching(case, loaded.size(case)["batch"], whole=whole)
+    return batching(case, loaded.size(case)["batch"], whole=loaded.supports.whole)
 
 
 def describe(loaded: Loaded, case: CaseSpec) -> Described:
@@ -30,9 +29,9 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
 
 def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) -> Expected:
     """What the strategy says of itself; compressors are passed to those that take one."""
-    arguments = [case, model, case_batching(loaded, case), facts]
-    if loaded.compressor is not None:
-        arguments.append(loaded.compressor)
+    arguments = [case, model, case_batching(loaded, case), facts, loaded.knobs(case)]
+    if (compressor := loaded.compressor(case)) is not None:
+        arguments.append(compressor)
     with torch.device("meta"):
         expected: Expected = loaded.strategy.expect(*arguments)
     if case.communicate:
@@ -51,6 +50,7 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         x = block(x)
         activations += x.numel() * x.element_size()
     tokens = getattr(loaded.model, "tokens", None)
+    step_s = getattr(loaded.model, "step_s", None)
     return ModelFacts(
         num_params=sum(p.numel() for p in model.parameters()),
         flops_per_sample=float(loaded.model.flops(size, case)),
@@ -58,4 +58,5 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         activation_bytes_per_sample=activations,
         input_shape=tuple(one.inputs.shape[1:]),
         input_dtype=str(one.inputs.dtype).removeprefix("torch."),
+        step_s=None if step_s is None else step_s(size, case),
     ), model

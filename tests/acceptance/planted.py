@@ -26,7 +26,6 @@ from harness.base.documents import from_doc, to_doc
 from harness.base.stats import median
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
-from harness.measure.settings import Settings
 from harness.record import LaunchRecord
 from harness.record.outcome import Status
 from harness.spec import Device, Plan, Protocol
@@ -34,6 +33,7 @@ from harness.spec.catalogue import Catalogue
 from harness.spec.metrics import Form
 from harness.spec.recipes import ladder
 from harness.spec.rules import Source, Threshold
+from harness.spec.settings import Settings
 from harness.spec.site import Site
 from harness.spec.targets import normalise
 

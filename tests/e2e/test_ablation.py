@@ -10,12 +10,12 @@ import pytest
 from harness.base.errors import SpecError
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
-from harness.measure.settings import Settings
 from harness.record import Purpose
 from harness.record.outcome import Reason, Status
 from harness.spec import Ablation, Data, Device, Plan, Protocol
 from harness.spec.catalogue import Catalogue
 from harness.spec.recipes import ladder
+from harness.spec.settings import Settings
 from harness.spec.site import Site
 from harness.spec.targets import normalise
 

@@ -16,12 +16,12 @@ from harness.measure.bench import Launcher
 from harness.measure.progress import Quiet
 from harness.measure.recoverer import Recoverer
 from harness.measure.run import Run
-from harness.measure.settings import Settings
 from harness.record.recovery import Trial
 from harness.record.store import load
 from harness.spec import CaseSpec, Device
 from harness.spec.catalogue import Catalogue
 from harness.spec.courses import Course, Fault
+from harness.spec.settings import Settings
 from harness.spec.site import Site
 
 FOLDER = Path(__file__).parent / "strategies"

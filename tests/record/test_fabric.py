@@ -15,13 +15,13 @@ from harness.host.admission import Finding, Level
 from harness.interface.report.fabric import lines
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
-from harness.measure.settings import Settings
 from harness.record import RunRecord
 from harness.record.fabric import Row, factor, shapes, swept
 from harness.record.outcome import Reason, Status
 from harness.spec.catalogue import Catalogue
 from harness.spec.rules import Source, Threshold, Waiver, reach
-from harness.training.rank.sweep import MAKERS
+from harness.spec.settings import Settings
+from harness.training.rank.tasks.sweep import MAKERS
 from harness.training.rank.transport import of_log
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from harness.base.errors import SpecError
 from harness.spec import Device, Mode, StandIn
-from harness.spec.catalogue import Catalogue, read_head
+from harness.spec.catalogue import Catalogue
+from harness.spec.heads import read_head
 from harness.spec.site import Site
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.history import ledger
-from harness.analysis.judging import pairs
+from harness.analysis.judging.pairs import timed, values_of
+from harness.analysis.judging.points import points
 from harness.base.documents import Json
 from harness.record import RunRecord
 
@@ -47,20 +48,20 @@ def figures(run: RunRecord) -> dict[str, dict[str, list[float]]]:
     """Benchmark -> case id -> its launches' values; stand-ins have a machine of their own."""
     out: dict[str, dict[str, list[float]]] = {name: {} for name in BENCHMARKS}
     for plan in run.plans:
-        efficiency = {p.case: p.efficiency for p in pairs.points(run, plan)}
+        efficiency = {p.case: p.efficiency for p in points(run, plan)}
         for arm in plan.arms:
-            own = [x for x in pairs.timed(run, plan) if x.arm == arm.name and pairs.usable(x)]
+            own = [x for x in timed(run, plan) if x.arm == arm.name and x.usable]
             if not own:
                 continue
             case = arm.case.id
             out["records.track_step_time"].setdefault(case, []).extend(
                 x.steps.median_s for x in own if x.steps
             )
-            for name, quantity in (
+            for name, metric in (
                 ("records.track_peak_memory", "peak_bytes"),
                 ("records.track_wire_bytes", "sent_bytes"),
             ):
-                values = [q for x in own if (q := pairs.quantity(x, quantity)) is not None]
+                values = values_of(own, metric)
                 if values:
                     out[name].setdefault(case, []).extend(values)
             if case in efficiency and arm.case.world_size > 1:

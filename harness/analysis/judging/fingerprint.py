@@ -5,27 +5,21 @@ Versions of software are not in it: they are what one compares; they are shown a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
+from harness.host.environment import changes_speed
 from harness.record import RunRecord
-
-#: Variables that cannot change speed: time-outs, logging, where things lie.
-_HARMLESS = re.compile(
-    r"TIMEOUT|DEBUG|LOG|TRACE|DUMP|VERBOSE|HOME|PATH|DIR|FILE|VISIBLE_DEVICES|SCALEPROOF", re.I
-)
 
 
 def fingerprint(run: RunRecord) -> Mapping[str, str]:
-    """Hardware class, power cap, engine, tuning, and the environment that can change speed."""
+    """Hardware class, power cap, engine, and the environment that can change speed."""
     out = {
         "hardware": run.machine.hardware_class,
-        "engine": run.settings.get("engine", ""),
-        "tune_loop_thread": run.settings.get("tune_loop_thread", ""),
+        "engine": run.settings.engine,
     }
     if run.machine.power_limit_w is not None:
         out["power_limit_w"] = str(run.machine.power_limit_w)
-    out |= {k: v for k, v in run.environment.items() if not _HARMLESS.search(k)}
+    out |= {k: v for k, v in run.environment.items() if changes_speed(k)}
     return out
 
 

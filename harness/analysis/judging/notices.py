@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
+from statistics import median
 
 from harness.analysis.judging.pairs import timed
-from harness.base import stats
 from harness.record import Purpose, RunRecord
 from harness.record.fabric import swept
 
 #: Memory growth below this a step, or seen over fewer steps, is an allocator that settles.
 LEAK_BYTES, LEAK_STEPS = 65_536, 20
-#: Rate of an emulated link where nothing else is said, in Mbit/s; payload of a full frame over its
-#: bytes on the wire (MTU 1500, TCP with time stamps); how far a link may be off.
-EMULATED_MBIT, PAYLOAD_SHARE, EMULATED_OFF = 1000.0, 0.956, 0.06
+#: Payload of a full frame over its bytes on the wire (MTU 1500, TCP with time stamps); how far a
+#: shaped link may be off.
+PAYLOAD_SHARE, SHAPED_OFF = 0.956, 0.06
 
 
 def findings(run: RunRecord) -> list[str]:
@@ -25,7 +24,7 @@ def findings(run: RunRecord) -> list[str]:
             slopes = [x.growth for x in own if x.growth and x.steps and x.steps.count >= LEAK_STEPS]
             grows = [g for g in slopes if g.low > LEAK_BYTES and g.steady >= 0.5]
             if len(own) >= 2 and len(grows) == len(own):
-                rate = stats.median([g.slope for g in grows])
+                rate = median([g.slope for g in grows])
                 out.append(
                     f"{arm.case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
                 )
@@ -39,7 +38,7 @@ def findings(run: RunRecord) -> list[str]:
                 name = f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"
                 gpus[name] = gpus.get(name, 0) + 1
     out += [f"{name} in {count} launches" for name, count in gpus.items()]
-    out += [*switched_off(run), *emulated(run)]
+    out += [*switched_off(run), *shaped(run)]
     return list(dict.fromkeys(out))
 
 
@@ -57,22 +56,21 @@ def switched_off(run: RunRecord) -> list[str]:
     ]
 
 
-def emulated(run: RunRecord) -> list[str]:
-    """Whether an emulated network carries what it was set to: else nothing over it means much."""
+def shaped(run: RunRecord) -> list[str]:
+    """Whether shaped links carry what they were set to: else nothing over them means much."""
     out = []
     for found in swept(run.fabric):
         if found.operation != "all_reduce" or set(found.nodes) != {1} or len(found.nodes) < 2:
             continue
-        if run.settings.get("engine") != "emulated" or "slow_links" in found.network:
+        stated = found.rows[0].link_mbit
+        if stated is None or "slow_links" in found.network:
             continue
-        match = re.search(r"rate_mbit=([\d.e+]+)", found.network)
-        stated = float(match[1]) if match else EMULATED_MBIT
-        carried = stats.median(list(found.bus_bps())) * 8 / 1e6
+        carried = median(list(found.bus_bps())) * 8 / 1e6
         off = carried / (stated * PAYLOAD_SHARE) - 1
         text = (
             f"emulated links of {stated:g} Mbit/s carry {carried:.4g} ({off:+.1%} of their payload)"
         )
-        bad = abs(off) > EMULATED_OFF and stated <= 1000
+        bad = abs(off) > SHAPED_OFF and stated <= 1000
         out.append(text + ("; what was measured over them is not what it says" if bad else ""))
     return out
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.analysis.judging import pairs
-from harness.analysis.judging.pairs import gates
+from harness.analysis.judging.pairs import gates, rests_on
+from harness.analysis.judging.question import Obstacle
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, LaunchStatus, RunRecord
 from harness.record.outcome import Reason, Status
@@ -18,8 +18,6 @@ from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5, Precision.AUTOCAST: 2e-2, Precision.BF16: 2e-2}
 
-Obstacle = tuple[Status, Reason, str]
-
 
 def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None:
     """What keeps this contrast from being judged, if anything does."""
@@ -27,15 +25,17 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None:
     for arm in arms:
         described = run.described.get(arm.case.hash)
         if described is None:
-            return *unmeasured(run, plan), f"{arm.case.id} was not measured"
+            return unmeasured(run, plan, f"{arm.case.id} was not measured")
         if described.error:
-            return Status.ERROR, Reason.LAUNCH_FAILED, f"{arm.case.id}: {described.error}"
+            return _stop(Status.ERROR, Reason.LAUNCH_FAILED, f"{arm.case.id}: {described.error}")
         if described.unsupported:
-            return Status.SKIP, Reason.UNSUPPORTED, f"{arm.case.id}: {described.unsupported}"
+            return _stop(Status.SKIP, Reason.UNSUPPORTED, f"{arm.case.id}: {described.unsupported}")
         if not fits(described, arm.case, run.machine):
-            return Status.SKIP, Reason.DOES_NOT_FIT, f"{arm.case.id} does not fit here"
+            return _stop(Status.SKIP, Reason.DOES_NOT_FIT, f"{arm.case.id} does not fit here")
     if contrast.against == "smallest_fit" and contrast.baseline[0] != smallest_fit(run, plan):
-        return Status.SKIP, Reason.UNSUPPORTED, f"the smallest fit is {smallest_fit(run, plan)}"
+        return _stop(
+            Status.SKIP, Reason.UNSUPPORTED, f"the smallest fit is {smallest_fit(run, plan)}"
+        )
     checked = gates(run)
     for arm in arms:
         gate = checked.get(arm.case.hash)
@@ -45,22 +45,22 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None:
             continue  # wrong on purpose
         if gate is None and (lower := _stopped_at(run, plan, arm.case, checked)) is not None:
             why = f"{arm.case.id} was not launched: the climb stopped at {lower}"
-            return Status.SKIP, Reason.CLIMB_STOPPED, why
+            return _stop(Status.SKIP, Reason.CLIMB_STOPPED, why)
         if gate is None:
-            return *unmeasured(run, plan), f"{arm.case.id} was never checked"
+            return unmeasured(run, plan, f"{arm.case.id} was never checked")
         if (failure := gate_failure(gate)) is not None:
             reason = Reason.LAUNCH_FAILED if gate.cause else Reason.INCORRECT
             if failure.startswith("bytes."):
                 reason = Reason.WRONG_BYTES
             whose = "" if arm.name == contrast.subject else f"{arm.case.id}: "
-            return Status.ERROR, reason, f"{whose}{failure}"
+            return _stop(Status.ERROR, reason, f"{whose}{failure}")
     if (mismatch := _norms(plan, contrast, checked)) is not None:
-        return Status.ERROR, Reason.INCORRECT, mismatch
-    for launch in pairs.rests_on(run, plan, contrast):
+        return _stop(Status.ERROR, Reason.INCORRECT, mismatch)
+    for launch in rests_on(run, plan, contrast):
         if launch.status is LaunchStatus.FAILED:
-            return Status.ERROR, Reason.LAUNCH_FAILED, blame(launch)
+            return _stop(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
         if launch.wrong:
-            return Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}"
+            return _stop(Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}")
     return None
 
 
@@ -80,13 +80,17 @@ def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
     return described.expected.memory_bytes * ranks <= 0.9 * machine.memory_gib * 2**30
 
 
-def unmeasured(run: RunRecord, plan: Plan) -> tuple[Status, Reason]:
+def unmeasured(run: RunRecord, plan: Plan, what: str) -> Obstacle:
     """Never green: a bug in a complete run, open in one that was stopped or ran out of time."""
     if plan.hash in run.out_of_time:
-        return Status.INCONCLUSIVE, Reason.OUT_OF_TIME
+        return _stop(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
     if run.complete:
-        return Status.ERROR, Reason.NOT_MEASURED
-    return Status.INCONCLUSIVE, Reason.INTERRUPTED
+        return _stop(Status.ERROR, Reason.NOT_MEASURED, what)
+    return _stop(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
+
+
+def _stop(status: Status, reason: Reason, detail: str) -> Obstacle:
+    return Obstacle(status=status, reason=reason, detail=detail)
 
 
 def _stopped_at(
@@ -154,12 +158,12 @@ def blame(launch: LaunchRecord) -> str:
 def _control(gate: LaunchRecord | None) -> Obstacle:
     """A control passes only if its bytes gave it away: not by crashing, not by another check."""
     if gate is None or gate.status is not LaunchStatus.OK:
-        return Status.ERROR, Reason.NOT_MEASURED, "the gate did not run to its end"
+        return _stop(Status.ERROR, Reason.NOT_MEASURED, "the gate did not run to its end")
     wrong = [c for c in gate.ranks[0].checks if c.name.startswith("bytes.") and not c.ok]
     if not wrong:
-        return Status.FAIL, Reason.NOT_CAUGHT, "the byte checks let a known-wrong case pass"
+        return _stop(Status.FAIL, Reason.NOT_CAUGHT, "the byte checks let a known-wrong case pass")
     sent = [c for c in wrong if c.name == "bytes.sent"]
-    return Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}"
+    return _stop(Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}")
 
 
 def _norms(plan: Plan, contrast: Contrast, checked: Mapping[str, LaunchRecord]) -> str | None:

@@ -1,98 +1,134 @@
-"""Verdicts on what is measured apart from plans: the fabric, and recovery from faults."""
+"""Series: what is measured beside plans, sweeps of the fabric and trials of recovery."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
-from harness.analysis.judging import fingerprint
-from harness.analysis.judging import verdicts as verdict
-from harness.analysis.judging.judge import judge
-from harness.host.admission import Level
+from harness.analysis.judging.doubts import unfit_host
+from harness.analysis.judging.question import Obstacle, Question
 from harness.record import RunRecord
-from harness.record.outcome import Reason, Status, Verdict
-from harness.spec import Device
-from harness.spec.metrics import Form
+from harness.record.fabric import swept
+from harness.record.outcome import Reason, Status
+from harness.record.recovery import Trial
 from harness.spec.rules import Threshold
 
-#: Values that are judged; those after them confirm a FAIL.
-FIRST = 8
+T = TypeVar("T")
+Values = Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One thing and its values by metric, one for each launch or trial.
+    """One thing and its values by metric, one for each sweep or trial.
 
     ``family`` is what a rule's pattern is matched on, ``name`` where the pattern names a world.
     ``wrong`` says why nothing of it can be trusted, ``refused`` why it could not be measured.
+    ``first`` and ``again`` are as in a Question.
     """
 
     name: str
     family: str
     world_size: int
     num_nodes: int
-    values: Mapping[str, tuple[float, ...]]
+    first: Values
+    again: Values
     wrong: str = ""
     refused: str = ""
 
     def matched_by(self, rule: Threshold, run: RunRecord) -> bool:
         """Whether a rule is about this."""
-        device = Device(run.settings.get("device", Device.CPU))
         return (
-            rule.metric in self.values
+            rule.metric in self.first
             and fnmatchcase(self.name if "@" in rule.case else self.family, rule.case)
-            and rule.device in (None, device)
+            and rule.device in (None, run.settings.device)
             and (not rule.world or self.world_size in rule.world)
             and (not rule.nodes or self.num_nodes in rule.nodes)
             and fnmatchcase(run.machine.hardware_class, rule.hardware)
         )
 
-    def verdicts(self, run: RunRecord) -> Iterator[Verdict]:
-        """One for each rule, or one that says what is wrong."""
+    def questions(self, run: RunRecord) -> Iterator[tuple[Question, Threshold | None]]:
+        """One for each rule about it; a single one, without a rule, where something is wrong."""
         if self.wrong:
-            metric = next(iter(self.values))
-            yield self._verdict(None, metric, Status.ERROR, Reason.INCORRECT, self.wrong)
+            yield self._question(run, next(iter(self.first))), None
             return
         for rule in run.thresholds:
             if self.matched_by(rule, run):
-                yield self._judged(run, rule)
+                yield self._question(run, rule.metric), rule
 
-    def _judged(self, run: RunRecord, rule: Threshold) -> Verdict:
-        values = self.values[rule.metric]
-        if not values:
+    def _question(self, run: RunRecord, metric: str) -> Question:
+        obstacle = None
+        if self.wrong:
+            obstacle = Obstacle(status=Status.ERROR, reason=Reason.INCORRECT, detail=self.wrong)
+        elif not self.first[metric]:
             why = self.refused or "not measured"
-            return self._verdict(rule, rule.metric, Status.SKIP, Reason.UNSUPPORTED, why)
-        first, again = values[:FIRST], values[FIRST:]
-        judged = judge(first, rule, Form.ABSOLUTE)
-        status, reason, detail = judged.status, judged.reason, judged.detail
-        bad = [f.text for f in run.admission if f.level is Level.BAD]
-        differing = fingerprint.differing(rule.fingerprint, run)
-        if status in (Status.PASS, Status.FAIL) and differing:
-            status, reason = Status.RECORDED, Reason.NOT_COMPARABLE
-            detail = f"the bound is of another setup: {'; '.join(differing)}"
-        elif status in (Status.PASS, Status.FAIL) and bad:
-            status, reason = Status.INCONCLUSIVE, Reason.NOISY_HOST
-            detail = f"{detail}, but noisy host: {'; '.join(bad)}"
-        if status is Status.FAIL:
-            second = judge(again, rule, Form.ABSOLUTE) if again else None
-            status, reason, more = verdict.confirmed(run, judged, second)
-            detail = f"{detail}; {more}"
-        status, reason, detail = verdict.waived(run, rule, status, reason, detail)
-        e = judged.estimate
-        return replace(
-            self._verdict(rule, rule.metric, status, reason, detail),
-            waived=reason is Reason.WAIVED,
-            value=e.value, low=e.low, high=e.high, n=e.n, mde=judged.mde, sd=e.sd, pairs=first,
-            again=again, evidence=judged.evidence,
-        )  # fmt: skip
+            obstacle = Obstacle(status=Status.SKIP, reason=Reason.UNSUPPORTED, detail=why)
+        return Question(
+            name=f"{metric}@{self.name}",
+            case=self.name,
+            metric=metric,
+            against="nothing",
+            first=self.first[metric],
+            again=self.again[metric],
+            obstacle=obstacle,
+            doubt=unfit_host(run),
+        )
 
-    def _verdict(
-        self, rule: Threshold | None, metric: str, status: Status, reason: Reason, detail: str
-    ) -> Verdict:
-        return Verdict(
-            contrast=f"{metric}@{self.name}", case=self.name, case_hash="", plan="", metric=metric,
-            against="nothing", rule=rule.name if rule else None, bound=rule.bound if rule else "",
-            status=status, reason=reason, detail=detail, value=None, low=None, high=None, n=0,
-            mde=None, pairs=(), launches=(),
-        )  # fmt: skip
+
+def series(run: RunRecord) -> list[Series]:
+    """All that a run measured beside its plans: the fabric first, as it was measured first."""
+    return [*_fabric(run), *_recoveries(run.recoveries)]
+
+
+def _fabric(run: RunRecord) -> Iterator[Series]:
+    """What rules on ``fabric/OPERATION`` are held against."""
+    fresh = {(s.nodes, s.network, s.operation): s for s in swept(run.fabric, attempt=1)}
+    for s in swept(run.fabric, attempt=0):
+        again = fresh.get((s.nodes, s.network, s.operation))
+        right = s.right and (again is None or again.right)
+        yield Series(
+            name=f"fabric/{s.operation}@{s.world}{s.network}",
+            family=f"fabric/{s.operation}",
+            world_size=sum(s.nodes),
+            num_nodes=len(s.nodes),
+            first={"bus_bandwidth": s.bus_bps(), "collective_latency": s.latency_s},
+            again={
+                "bus_bandwidth": again.bus_bps() if again else (),
+                "collective_latency": again.latency_s if again else (),
+            },
+            wrong="" if right else "a rank did not get what it should: trust nothing over it",
+            refused=s.refused,
+        )
+
+
+def _recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
+    """Trials by case, fault, way of saving and new world."""
+    for name in dict.fromkeys(t.name for t in trials):
+        own = [t for t in trials if t.name == name]
+        wrong = ""
+        if not all(t.equal for t in own):
+            wrong = "the resumed training does not match an uninterrupted one bit for bit"
+        elif not all(t.blamed == t.rank for t in own):
+            wrong = "another rank was named than the one that was broken"
+
+        def values(attempt: int, own: Sequence[Trial] = own) -> Values:
+            def each(read: Callable[[Trial], float | None]) -> tuple[float, ...]:
+                found = (read(t) for t in own if t.attempt == attempt)
+                return tuple(value for value in found if value is not None)
+
+            return {
+                "recovery_s": each(lambda t: t.recovery_s),
+                "checkpoint_stall_s": each(lambda t: t.stall_s),
+                "checkpoint_bandwidth": each(lambda t: t.bytes / t.save_s if t.save_s else None),
+            }
+
+        yield Series(
+            name=name,
+            family=own[0].case.partition("@")[0],
+            world_size=own[0].world,
+            num_nodes=1,
+            first=values(0),
+            again=values(1),
+            wrong=wrong,
+        )

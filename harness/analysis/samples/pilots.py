@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.judging import pairs as contrasts
 from harness.analysis.samples import figures, steadiness
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.store import load_samples
@@ -30,7 +29,7 @@ def read(run: RunRecord, folder: Path, plan: Plan | None = None) -> list[Pilot]:
     for launch in run.launches:
         if plan is not None and launch.plan == plan.hash and launch.purpose is Purpose.TIMED:
             break
-        if launch.purpose is Purpose.PILOT and contrasts.usable(launch):
+        if launch.purpose is Purpose.PILOT and launch.usable:
             found.append(_pilot(launch, plans[launch.plan].pilot, folder))
     return found
 

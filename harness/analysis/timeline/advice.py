@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.analysis.timeline.losses import WORDS, Losses
+from harness.record import Expected
 from harness.record.budget import Budget, Term
 from harness.spec import CaseSpec, Device
 
@@ -17,7 +18,6 @@ _TRY = {
     Term.TRANSFER: "--set micro_batch={more}",
     Term.UNDIVIDED: "--set micro_batch={more}",
     Term.WAIT: "--ablate communication",
-    Term.BUBBLE: "--set pipeline.microbatches={chunks}",
     Term.DATA: "--set data=resident",
     Term.LAUNCH: "--set micro_batch={more}",
     Term.IDLE: "--set micro_batch={more}",
@@ -36,22 +36,24 @@ _WHAT = {
 }
 
 
-def advice(case: CaseSpec, found: Losses, budget: Budget, micro_batch: int) -> Iterator[str]:
+def advice(case: CaseSpec, expected: Expected, found: Losses, budget: Budget) -> Iterator[str]:
     """One line for each large term, the largest first."""
+    more = 2 * (expected.global_batch // case.world_size)
+    remedies = {t: text.format(more=more) for t, text in _TRY.items()}
+    if expected.stages > 1:  # no stage can go without its neighbours
+        remedies = {t: text for t, text in remedies.items() if "ablate" not in text}
+    remedies |= {Term(t): f"--set {setting}" for t, setting in expected.remedies.items()}
     terms = sorted(found.excess_ns, key=lambda t: found.excess_ns[t], reverse=True)
     for term in terms:
         share = found.excess_ns[term] / found.step_ns
         if share < LARGE:
             break
         what = _waited_for(budget) if term is Term.WAIT else _WHAT[term]
-        chunks = 2 * int(case.knob("pipeline.microbatches", 8))
-        test = _TRY[term].format(more=2 * micro_batch, chunks=chunks)
-        if case.strategy == "pipeline" and "ablate" in test:
-            test = f"--set pipeline.microbatches={chunks}"  # its stages cannot go without
+        remedy = remedies.get(term) or remedies.get(Term.BUBBLE)
         yield (
             f"{WORDS[term]} {float(share):.1%} of the step: {what};"
-            f" without it at most +{found.gain(term):.3f} efficiency;"
-            f" try {_command(case)} {test}"
+            f" without it at most +{found.gain(term):.3f} efficiency"
+            + (f"; try {_command(case)} {remedy}" if remedy else "")
         )
 
 

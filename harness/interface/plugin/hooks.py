@@ -133,7 +133,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for raw in recipe(scaling.site):
                 plan = targets.normalise(raw, scaling.catalogue)
                 scaling.plans.setdefault(plan.hash, plan)
-                for contrast in pairs.of(plan, rules, hardware):
+                for contrast in pairs.judged_of(plan, rules, hardware):
                     case = plan.arm(contrast.subject).case
                     matched = verdicts.rules_for(rules, case, contrast, hardware)
                     every: list[Threshold | None] = [*matched] or [None]
@@ -218,7 +218,7 @@ def _verdict(request: pytest.FixtureRequest) -> Verdict:
             pytrace=False,
         )
     scaling = request.config.stash[KEY]
-    measurer = scaling.start()
+    session = scaling.start()
     capture = request.config.pluginmanager.getplugin("capturemanager")
     try:
         with capture.global_and_fixture_disabled():
@@ -228,7 +228,7 @@ def _verdict(request: pytest.FixtureRequest) -> Verdict:
                 else:
                     answer = scaling.judged(found)
             finally:
-                measurer.progress.clear()
+                session.progress.clear()
     except ScaleproofError as error:
         pytest.fail(str(error), pytrace=False)
     except KeyboardInterrupt:
@@ -237,7 +237,7 @@ def _verdict(request: pytest.FixtureRequest) -> Verdict:
     request.node.stash[VERDICT] = answer
     if isinstance(found, Expectation):
         launches = [
-            x for x in measurer.run.launches if x.plan == scaling.selected[found.plan.hash].hash
+            x for x in session.run.launches if x.plan == scaling.selected[found.plan.hash].hash
         ]
         benchmark.show(request, found.plan.name, found.contrast.subject, answer, launches)
     return answer
@@ -308,16 +308,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if KEY not in session.config.stash:
         return
     scaling = session.config.stash[KEY]
-    if session.config.option.collectonly or scaling.measurer is None:
+    measurer, ours = scaling.measurer, scaling.session
+    if session.config.option.collectonly or measurer is None or ours is None:
         return
-    measurer = scaling.measurer
     stopped = exitstatus == pytest.ExitCode.INTERRUPTED or scaling.interrupted
     try:
-        if measurer.run.plans or measurer.run.recoveries:
+        if ours.run.plans or ours.run.recoveries:
             whole = not stopped and measurer.waiting == 0
-            scaling.record = measurer.run.save(complete=whole)
+            scaling.record = ours.save(complete=whole)
     finally:
-        measurer.close()
+        ours.close()
     if session.exitstatus not in (0, 1, 5):
         return
     statuses = list(scaling.statuses.values())
@@ -333,10 +333,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if KEY not in config.stash:
         return
     scaling = config.stash[KEY]
-    if scaling.record is None or scaling.measurer is None:
+    if scaling.record is None or scaling.session is None:
         return
     width = min(140, max(80, terminalreporter._tw.fullwidth))
-    folder = text.shown(scaling.measurer.run.folder)
+    folder = text.shown(scaling.session.run.folder)
     lines = tables.summary(scaling.record, folder, scaling.rerun, width)
     color = terminalreporter._tw.hasmarkup
     terminalreporter.write_line("")

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.judging import judgement
-from harness.analysis.judging.series import FIRST
+from harness.analysis.judging.verdicts import of_series
 from harness.base.errors import SpecError
 from harness.interface import options
 from harness.interface.report.live import Live
 from harness.measure.measurer import Measurer
-from harness.measure.settings import Settings, end_on_sigterm
+from harness.measure.recoverer import Recoverer
+from harness.measure.session import Session
+from harness.measure.sweeper import USUAL
 from harness.record import RunRecord
-from harness.record.outcome import Reason, Status, Verdict
+from harness.record.outcome import Status, Verdict
 from harness.spec import Contrast, Plan
 from harness.spec.catalogue import Catalogue
 from harness.spec.courses import Course
@@ -60,7 +61,9 @@ class Scaling:
     plans: dict[str, Plan] = field(default_factory=dict)
     selected: dict[str, Plan] = field(default_factory=dict)
     rules: dict[Path, tuple[Threshold, ...]] = field(default_factory=dict)
+    session: Session | None = None
     measurer: Measurer | None = None
+    recoverer: Recoverer | None = None
     statuses: dict[str, Status] = field(default_factory=dict)
     foreign_failures: int = 0
     interrupted: bool = False
@@ -78,9 +81,9 @@ class Scaling:
         """The rules of every suite folder: each judges whatever it matches."""
         return tuple(dict.fromkeys(t for found in self.rules.values() for t in found))
 
-    def start(self) -> Measurer:
-        """The session's one Measurer."""
-        if self.measurer is None:
+    def start(self) -> Session:
+        """The one session of this program, and its Measurer."""
+        if self.session is None:
             reporter = self.config.pluginmanager.getplugin("terminalreporter")
             writer = reporter._tw
             live = Live(
@@ -88,38 +91,24 @@ class Scaling:
                 quiet=self.config.option.verbose < 0,
                 column=lambda: writer.width_of_current_line,
             )
-            settings = Settings(
-                results=Path(option(self.config, "results") or self.config.rootpath / "results"),
-                engine=self.site.engine,
-                nodes=self.site.nodes,
-                device=self.site.device,
-                cluster=Path(file) if (file := option(self.config, "cluster")) else None,
-                budget_s=options.seconds(option(self.config, "time-budget")),
-                strict=option(self.config, "strict"),
-                timeline=not option(self.config, "no-timeline"),
-                fabric=not option(self.config, "no-fabric"),
-                argv=("pytest", *map(str, self.config.invocation_params.args)),
-            )
-            end_on_sigterm()
-            self.measurer = Measurer(self.catalogue, settings, (), live)
+            values = {o.name: option(self.config, o.name) for o in options.OPTIONS}
+            argv = ("pytest", *map(str, self.config.invocation_params.args))
+            results = Path(values["results"] or self.config.rootpath / "results")
+            settings = options.settings(values, self.site, argv)
+            self.session = Session(self.catalogue, settings, results, (), live)
+            self.measurer, self.recoverer = Measurer(self.session), Recoverer(self.session)
             if not self.config.option.collectonly:
-                self.measurer.meet()
-        return self.measurer
+                self.session.meet()
+        return self.session
 
     def recovered(self, course: Course) -> Verdict:
         """The worst verdict on a course, which is measured if nobody has yet."""
-        measurer = self.start()
-        measurer.warm()
-
-        def judged() -> list[Verdict]:
-            run = measurer.run.record(complete=True)
-            return [v for v in judgement.of_apart(run) if v.case == course.name]
-
-        if all(t.name != course.name for t in measurer.run.recoveries):
-            measurer.recoverer.measure(course, FIRST)
-            if any(v.reason is Reason.UNCONFIRMED for v in judged()):
-                measurer.recoverer.measure(course, FIRST)
-        found = judged()
+        session = self.start()
+        assert self.recoverer is not None
+        session.warm()
+        if all(t.name != course.name for t in session.run.recoveries):
+            self.recoverer.measure(course, USUAL)
+        found = [v for v in of_series(session.run.bare()) if v.case == course.name]
         if not found:
             pytest.skip(f"no rule is about {course.name}")
         return max(found, key=lambda v: _WORSE.index(v.counts))
@@ -130,7 +119,9 @@ class Scaling:
         With -x a plan is measured when its first item comes, else all of them at once: then the
         time goes to whatever is most undecided.
         """
-        measurer, mine = self.start(), self.selected[found.plan.hash]
+        self.start()
+        measurer, mine = self.measurer, self.selected[found.plan.hash]
+        assert measurer is not None
         stops = bool(self.config.option.maxfail)
         measurer.measure([mine] if stops else list(self.selected.values()))
         rule = found.rule.name if found.rule else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from harness.analysis.judging import judgement, notices, pairs
+from harness.analysis.judging import notices, pairs
+from harness.analysis.judging.series import series
 from harness.interface.report.text import wrap
 from harness.record import Purpose, RunRecord
 from harness.record.outcome import Status
@@ -17,7 +18,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     every = {a.case.hash: a.case for p in run.plans for a in p.arms}
     if not every:
         return []
-    timed = {x.case for x in run.launches if x.purpose is Purpose.TIMED and pairs.usable(x)}
+    timed = {x.case for x in run.launches if x.purpose is Purpose.TIMED and x.usable}
     cases = [c for h, c in every.items() if h in timed]
     profiled = {x.case for x in run.launches if x.purpose is Purpose.PROFILE and x.budget}
     out = [f" covered  {len(cases)} of {len(every)} cases timed, {len(profiled)} profiled"]
@@ -64,7 +65,7 @@ def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[tuple[str, str]]
         here = used.get(kind, set())
         left = [n for n in offered if n not in here]
         without = f" (not {', '.join(left)})" if left else ""
-        word = {"strategies": "strategy", "models": "model", "compressors": "codec"}[kind]
+        word = {"strategies": "strategy", "models": "model", "compressors": "compressor"}[kind]
         out.append((word, f"{_list(sorted(here))}: {len(here)} of {len(offered)}{without}"))
     return out
 
@@ -77,12 +78,14 @@ def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int) -> list[str]
     """Rules that met nothing: because they could not here, or because they match no case."""
     hardware = run.machine.hardware_class
     judged = [
-        (p.arm(c.subject).case, c) for p in run.plans for c in pairs.of(p, run.thresholds, hardware)
+        (p.arm(c.subject).case, c)
+        for p in run.plans
+        for c in pairs.judged_of(p, run.thresholds, hardware)
     ]
     largest = max((c.world_size for c in cases if not c.stand_in), default=1)
     nodes = max(len(c.nodes) for c in cases)
     device = max((c.device for c in cases), key=str)
-    others = judgement.apart(run)
+    others = series(run)
     beyond: dict[str, list[str]] = {}
     unused = []
     for t in run.thresholds:

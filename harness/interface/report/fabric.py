@@ -7,7 +7,6 @@ from harness.base.stats import median
 from harness.interface.report.text import Column, rule, table
 from harness.record import RunRecord
 from harness.record.fabric import sizes, swept
-from harness.spec import Device
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
@@ -15,8 +14,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     found = swept(run.fabric)
     if not found:
         return []
-    device = Device(run.settings.get("device", Device.CPU))
-    shown = sizes(device)[1:]
+    shown = sizes(run.settings.device)[1:]
     columns = [
         Column(header="ranks", keep=9, left=True),
         Column(header="operation", keep=9, left=True),

@@ -12,6 +12,9 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup  # jinja2's own dependency
 
 from harness.analysis.judging import notices, obstacles, pairs, verdicts
+from harness.analysis.judging.points import points
+from harness.analysis.ladder import ArmRow, arm_row
+from harness.analysis.rungs import rungs
 from harness.base.documents import to_doc
 from harness.base.numbers import rate, si
 from harness.host.machine import PEAK_TFLOPS
@@ -58,18 +61,18 @@ def _charts(run: RunRecord) -> list[dict[str, Any]]:
     """Speedup and efficiency over ranks, one pair for each mode, hardware and stand-ins apart."""
     groups: dict[tuple[str, bool], list[Plan]] = {}
     for plan in run.plans:
-        if len(pairs.points(run, plan)) > 1:
+        if len(points(run, plan)) > 1:
             case = plan.arms[0].case
             groups.setdefault((str(case.mode), bool(case.stand_in)), []).append(plan)
     out = []
     for (mode, stand_in), plans in sorted(groups.items(), key=lambda g: (g[0][1], g[0][0])):
         speedups, efficiencies, worlds = [], [], set()
         for plan in plans:
-            points = pairs.points(run, plan)
-            xs = [float(p.world_size) for p in points]
+            rungs_ = points(run, plan)
+            xs = [float(p.world_size) for p in rungs_]
             worlds |= set(xs)
-            speedups.append(_series(plan.name, xs, points, "speedup"))
-            efficiencies.append(_series(plan.name, xs, points, "efficiency"))
+            speedups.append(_series(plan.name, xs, rungs_, "speedup"))
+            efficiencies.append(_series(plan.name, xs, rungs_, "efficiency"))
         grid = sorted(worlds)
         none: list[float | None] = [None] * len(grid)
         label = f"{mode} scaling" + (" · stand-in" if stand_in else "")
@@ -125,7 +128,7 @@ def _timelines(run: RunRecord) -> list[dict[str, Any]]:
     names = timeline.TERMS
     colors = {names[t]: color for t, color in _TERM_COLORS.items()}
     out = []
-    for rung in timeline.rungs(run):
+    for rung in rungs(run):
         bars = [
             svg.Bar(
                 name=f"rank {r.rank}",
@@ -183,47 +186,37 @@ def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
 
 def _cases(run: RunRecord) -> list[dict[str, Any]]:
     gates = pairs.gates(run)
-    out = []
-    for plan in run.plans:
-        for arm in plan.arms:
-            own = [x for x in pairs.timed(run, plan) if x.arm == arm.name and x.steps]
-            steps = [x.steps for x in own if x.steps]
-            gate = gates.get(arm.case.hash)
-            failure = obstacles.gate_failure(gate) if gate else "not checked"
-            described = run.described.get(arm.case.hash)
-            expected = described.expected if described else None
-            sent = [q for x in own if (q := pairs.quantity(x, "sent_bytes")) is not None]
-            peaks = [q for x in own if (q := pairs.quantity(x, "peak_bytes")) is not None]
-            ran = own[0].ranks[0].ran if own else None
-            checks = len(gate.ranks[0].checks) if gate and gate.ranks else 0
-            out.append(
-                {
-                    "id": arm.case.id,
-                    "launches": len(own),
-                    "rate": rate(pairs.throughput(run, plan, arm.name)),
-                    "step": f"{sum(s.mean_s for s in steps) / len(steps) * 1e3:.1f}"
-                    if steps
-                    else "n/a",
-                    "p95": f"{max(s.p95_s for s in steps) * 1e3:.1f}" if steps else "n/a",
-                    "worst": f"{max(s.worst_s for s in steps) * 1e3:.1f}" if steps else "n/a",
-                    "sent": si(max(sent), "B")
-                    if sent
-                    else "n/a"
-                    if arm.case.world_size > 1
-                    else "",
-                    "formula": _formula(expected) if expected and arm.case.world_size > 1 else "",
-                    "peak": si(max(peaks), "B") if peaks else "n/a",
-                    "busy": _busy(own),
-                    "ran": " ".join(
-                        filter(None, (ran.module, ran.schedule, ran.compressor, ran.compute_dtype))
-                    )
-                    if ran
-                    else "",
-                    "gate": f"{checks} checks hold" if failure is None else failure,
-                    "gate_ok": failure is None,
-                }
-            )
-    return out
+    rows = [arm_row(run, plan, arm) for plan in run.plans for arm in plan.arms]
+    return [_case(row, gates.get(row.case.hash)) for row in rows]
+
+
+def _case(row: ArmRow, gate: LaunchRecord | None) -> dict[str, Any]:
+    """One arm of the page's table of cases."""
+    failure = obstacles.gate_failure(gate) if gate else "not checked"
+    expected = row.described.expected if row.described else None
+    several = row.case.world_size > 1
+    ran = row.launches[0].ranks[0].ran if row.launches else None
+    checks = len(gate.ranks[0].checks) if gate and gate.ranks else 0
+    what = (ran.module, ran.schedule, ran.compressor, ran.compute_dtype) if ran else ()
+
+    def ms(seconds: float | None) -> str:
+        return "n/a" if seconds is None else f"{seconds * 1e3:.1f}"
+
+    return {
+        "id": row.case.id,
+        "launches": len(row.launches),
+        "rate": rate(row.throughput),
+        "step": ms(row.step_s),
+        "p95": ms(row.p95_s),
+        "worst": ms(row.worst_s),
+        "sent": si(row.sent_bytes, "B") if row.sent_bytes is not None or several else "",
+        "formula": _formula(expected) if expected and several else "",
+        "peak": si(row.peak_bytes, "B"),
+        "busy": _busy(row.launches),
+        "ran": " ".join(filter(None, what)),
+        "gate": f"{checks} checks hold" if failure is None else failure,
+        "gate_ok": failure is None,
+    }
 
 
 def _busy(launches: Sequence[LaunchRecord]) -> str:
@@ -268,6 +261,13 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
     ]
     facts += [(f.check, f.text) for f in run.admission]
     facts += sorted(run.software.items())
-    facts += [(k, v) for k, v in sorted(run.settings.items())]
+    facts += sorted((k, _told(v)) for k, v in vars(run.settings).items())
     facts += [(k, v) for k, v in sorted(run.environment.items())]
     return facts
+
+
+def _told(setting: object) -> str:
+    """A setting for people."""
+    if isinstance(setting, tuple):
+        return " ".join(map(str, setting))
+    return "not set" if setting is None else str(setting)

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis.judging import notices, pairs, verdicts
+from harness.analysis.judging import notices, verdicts
+from harness.analysis.judging.points import shown_against, tabled
+from harness.analysis.ladder import LadderRow, in_table, ladder_rows
 from harness.base.numbers import duration, rate, si
 from harness.interface.report import fabric, recovery, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.record.outcome import SEVERITY, Reason, ScalingPoint, Status, Verdict
-from harness.spec import Plan, metrics
+from harness.record.outcome import SEVERITY, Reason, Status, Verdict
+from harness.spec import metrics
 from harness.spec.metrics import Form
 
 _COLUMNS = (
@@ -72,13 +74,12 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
         key=lambda p: min((SEVERITY.index(v.status) for v in found if v.plan == p.hash), default=9),
     )
     for plan in ranked:
-        points = pairs.points(run, plan)
-        rows = [_row(run, plan, p, found) for p in points]
+        rows = [_row(one) for one in ladder_rows(run, plan)]
         if not rows:
             continue
         case = plan.arms[-1].case
         names = [case.family, *(f"  +{extra}" for extra in case.extras.split("+")[1:])]
-        if (against := pairs.reference(plan)) != "plain":
+        if (against := shown_against(plan)) != "plain":
             names.append(f"  v {against}")
         rows += [[""] * len(_COLUMNS) for _ in range(len(names) - len(rows))]
         for name, row in zip([*names, *[""] * len(rows)], rows, strict=False):
@@ -96,58 +97,33 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     return out
 
 
-def _row(run: RunRecord, plan: Plan, point: ScalingPoint, found: Sequence[Verdict]) -> list[str]:
-    arm = next(a for a in plan.arms if a.case.id == point.case)
-    case = arm.case
-    launches = [x for x in pairs.timed(run, plan) if x.arm == arm.name and x.steps is not None]
-    own = [
-        v
-        for v in found
-        if v.plan == plan.hash
-        and v.case == point.case
-        and v.metric in ("efficiency", "efficiency_of_ideal", "speedup")
-    ]
-    judged = sorted((v for v in own if v.rule), key=lambda v: SEVERITY.index(v.status)) or own
-    wrapped = [p for p in pairs.points(run, plan, "wrapped") if p.case == point.case]
-    described = run.described[case.hash]
-    facts, expected = described.facts, described.expected
-    steps_s = [x.steps.mean_s for x in launches if x.steps]
-    mean_step = sum(steps_s) / len(steps_s) if steps_s else None
-    sent = [q for x in launches if (q := pairs.quantity(x, "sent_bytes")) is not None]
-    peaks = [q for x in launches if (q := pairs.quantity(x, "peak_bytes")) is not None]
-    wanted = max(expected.sent_bytes) if expected else 0.0
-    flops, used = pairs.flops(run, plan, arm.name), pairs.mfu(run, plan, arm.name)
-    bound = judged[0].bound if judged else ""
-    if bound and not _in_table(judged[0], point.against):
-        bound += " *"
+def _row(one: LadderRow) -> list[str]:
+    row, point, judged = one.row, one.point, one.verdict
+    several = row.case.world_size > 1
+    bound = judged.bound if judged else ""
     return [
         "",
-        case.world,
+        row.case.world,
         rate(point.throughput),
-        ""
-        if facts is None or facts.tokens_per_sample == 1
-        else rate(point.throughput * facts.tokens_per_sample),
-        rate(point.throughput / case.world_size),
-        "n/a" if mean_step is None else f"{mean_step * 1e3:.1f}",
+        "" if row.tokens_per_s is None else rate(row.tokens_per_s),
+        rate(point.throughput / row.case.world_size),
+        "n/a" if row.step_s is None else f"{row.step_s * 1e3:.1f}",
         f"{point.speedup:.2f}x",
         interval(point.efficiency, point.efficiency_low, point.efficiency_high),
-        f"{point.p95:.3f}" if point.p95 is not None else "n/a",
+        "n/a" if point.p95 is None else f"{point.p95:.3f}",
         f"{point.worst:.3f}",
-        f"{wrapped[0].efficiency:.3f}" if wrapped else "",
+        "" if one.wrapped is None else f"{one.wrapped:.3f}",
         str(point.n),
-        "" if not judged or judged[0].mde is None else f"{judged[0].mde * 100:.1f}%",
+        "" if judged is None or judged.mde is None else f"{judged.mde * 100:.1f}%",
         "" if point.karp_flatt is None else f"{point.karp_flatt:.3f}",
-        f"{max(sent) / 1e6:.2f}" if sent else "n/a" if case.world_size > 1 else "",
-        f"{max(sent) / wanted:.3f}" if sent and wanted else "",
-        f"{max(peaks) / 1e6:.0f}" if peaks else "n/a",
-        "" if flops is None else f"{flops / 1e12:.3g}",
-        "n/a" if used is None else f"{used:.2f}",
-        bound,
-        str(judged[0].status) if judged else "",
+        f"{row.sent_bytes / 1e6:.2f}" if row.sent_bytes is not None else "n/a" if several else "",
+        "" if row.sent_of_form is None else f"{row.sent_of_form:.3f}",
+        "n/a" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
+        "" if row.flops is None else f"{row.flops / 1e12:.3g}",
+        "n/a" if row.mfu is None else f"{row.mfu:.2f}",
+        f"{bound} *" if bound and not one.shown else bound,
+        str(judged.status) if judged else "",
     ]
-
-
-_TABLED = ("efficiency", "speedup")
 
 
 def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> list[str]:
@@ -157,18 +133,13 @@ def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> l
         quiet = v.status in (Status.PASS, Status.RECORDED, Status.SKIP)
         quiet = quiet and v.reason is not Reason.CAUGHT
         plan = next((p for p in run.plans if p.hash == v.plan), None)
-        shown = plan is not None and _in_table(v, pairs.reference(plan))
-        tabled = plan is None or any(c.metric in _TABLED for c in plan.contrasts)
-        said = v.status is Status.PASS or (v.status is Status.RECORDED and not tabled)
+        shown = plan is not None and in_table(v, shown_against(plan))
+        laddered = plan is None or bool(tabled(plan))
+        said = v.status is Status.PASS or (v.status is Status.RECORDED and not laddered)
         if quiet and not every and (shown or not said):
             continue
         out += verdict_line(v, width)
     return out
-
-
-def _in_table(v: Verdict, against: str) -> bool:
-    """Whether the table's figure is the one that this verdict judged."""
-    return v.metric in _TABLED and v.against == against
 
 
 def verdict_line(v: Verdict, width: int) -> list[str]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
-from harness.analysis.judging import pairs
-from harness.analysis.judging.verdicts import PERTURBED
+from harness.analysis.judging.doubts import PERTURBED
+from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice
-from harness.analysis.timeline.losses import Losses, losses
 from harness.analysis.timeline.tallies import Range
-from harness.base.stats import median
 from harness.interface.report.text import Column, rule, table, wrap
-from harness.record import LaunchRecord, RunRecord
+from harness.record import RunRecord
 from harness.record.budget import EXPOSED, Budget, Term
-from harness.spec import Arm, Plan
 
 #: The terms in the words of a column.
 TERMS = {
@@ -32,61 +28,6 @@ TERMS = {
 }
 #: Columns of what compute does not hide.
 _EXPOSED = (*EXPOSED, Term.MOVE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rung:
-    """One profiled rung of a ladder and its baseline."""
-
-    plan: Plan
-    arm: Arm
-    against: str
-    launch: LaunchRecord
-    budget: Budget
-    losses: Losses
-    perturbation: float
-
-    @property
-    def refused(self) -> bool:
-        """Whether the profiler changed too much to attribute anything."""
-        return self.perturbation > PERTURBED
-
-
-def rungs(run: RunRecord) -> list[Rung]:
-    """The largest profiled rung of every ladder, against what its table is shown against."""
-    out = []
-    for plan in run.plans:
-        against = pairs.reference(plan)
-        found = [
-            c
-            for c in plan.contrasts
-            if c.metric in ("efficiency", "speedup")
-            and c.against == against
-            and len(c.baseline) == 1
-        ]
-        for c in sorted(found, key=lambda c: -plan.arm(c.subject).case.world_size)[:1]:
-            arm, base = plan.arm(c.subject), plan.arm(c.baseline[0])
-            own, other = pairs.budgets(run, arm.case), pairs.budgets(run, base.case)
-            if not own or not other or arm.case.hash == base.case.hash:
-                continue
-            assert own[0].budget is not None and other[0].budget is not None
-            ranks = Fraction(arm.case.world_size, base.case.world_size)
-            batches = [run.described[a.case.hash].expected for a in (arm, base)]
-            assert batches[0] is not None and batches[1] is not None
-            work = Fraction(batches[0].global_batch, batches[1].global_batch) / ranks
-            changed = [x.perturbation for x in (*own, *other) if x.perturbation is not None]
-            out.append(
-                Rung(
-                    plan=plan,
-                    arm=arm,
-                    against=base.case.id,
-                    launch=own[0],
-                    budget=own[0].budget,
-                    losses=losses(other[0].budget, own[0].budget, ranks=int(ranks), work=work),
-                    perturbation=max(changed, default=1.0) if len(changed) < 3 else median(changed),
-                )
-            )
-    return out
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
@@ -111,8 +52,7 @@ def remarks(run: RunRecord, width: int) -> list[str]:
     found, out = rungs(run), list[str]()
     trusted = [r for r in found if not r.refused]
     for r in trusted:
-        expected = run.described[r.arm.case.hash].expected
-        share = expected.ideal_efficiency if expected else 1.0
+        share = r.expected.ideal_efficiency
         if (bubble := r.budget.mean_ns(Term.BUBBLE)) and share < 1:
             ideal = (1 - share) * r.budget.step_ns
             out += wrap(
@@ -129,7 +69,7 @@ def remarks(run: RunRecord, width: int) -> list[str]:
                 f" = {product:.3f}",
                 width, 10,
             )  # fmt: skip
-        for line in _advice(run, r):
+        for line in advice(r.arm.case, r.expected, r.losses, r.budget):
             out += wrap(f" try      {r.arm.case.id}: {line}", width, 10)
     for r in trusted:
         out += _both(run, r, width)
@@ -137,7 +77,7 @@ def remarks(run: RunRecord, width: int) -> list[str]:
     if refused:
         worst = max(refused, key=lambda r: r.perturbation)
         names = ", ".join(r.arm.case.id for r in refused)
-        stages = all(r.arm.case.strategy == "pipeline" for r in refused)  # cannot go without
+        stages = all(r.expected.stages > 1 for r in refused)  # cannot go without
         out += wrap(
             f" refused  {names}: profiled steps take up to {worst.perturbation:.2f}x as long"
             f" as others (limit {PERTURBED}): too changed to say where their time goes; use longer"
@@ -146,13 +86,6 @@ def remarks(run: RunRecord, width: int) -> list[str]:
             width, 10,
         )  # fmt: skip
     return out
-
-
-def _advice(run: RunRecord, r: Rung) -> Iterator[str]:
-    described = run.described[r.arm.case.hash].expected
-    assert described is not None
-    micro = described.global_batch // r.arm.case.world_size
-    return advice(r.arm.case, r.losses, r.budget, micro)
 
 
 def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:

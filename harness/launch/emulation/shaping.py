@@ -7,7 +7,7 @@ goes through our own switch (``switch``), which then sees to the rates as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,22 +34,22 @@ class Links:
         return any(map(any, self.delay_ms))
 
 
-def links_of(case: CaseSpec, num_nodes: int, usual: Mapping[str, Any]) -> Links:
-    """The links of a case's knobs, or of the ``usual`` ones.
+def links_of(case: CaseSpec, engine: str, usual: Mapping[str, Any], num_nodes: int) -> Links:
+    """The links that a case's knobs of an engine ask for; ``usual`` where they say nothing.
 
     ``slow_links`` is ``1:100`` for the rate of a node's link, ``1-2:100`` for the way between two,
     several with commas; ``far_links`` the same for one-way delays in ms.
     """
-    rate_mbit = float(case.knob("emulated.rate_mbit", usual["rate_mbit"]))
-    delay_ms = float(case.knob("emulated.delay_ms", usual["delay_ms"]))
+    knobs = case.knobs_of(engine, usual)
+    rate_mbit, delay_ms = float(knobs["rate_mbit"]), float(knobs["delay_ms"])
     own, between = [rate_mbit] * num_nodes, {}
-    for (node, other), rate in _exceptions(case, "slow_links", "100", num_nodes).items():
+    for (node, other), rate in _exceptions(knobs, "slow_links", "100", case.id, engine, num_nodes):
         if other is not None:
             between[node, other] = between[other, node] = rate
         else:
             own[node] = rate
     delays = [[0.0 if a == b else delay_ms for b in range(num_nodes)] for a in range(num_nodes)]
-    for (node, other), delay in _exceptions(case, "far_links", "5", num_nodes).items():
+    for (node, other), delay in _exceptions(knobs, "far_links", "5", case.id, engine, num_nodes):
         for there in range(num_nodes) if other is None else [other]:
             if there != node:
                 delays[node][there] = delays[there][node] = delay
@@ -57,23 +57,21 @@ def links_of(case: CaseSpec, num_nodes: int, usual: Mapping[str, Any]) -> Links:
 
 
 def _exceptions(
-    case: CaseSpec, knob: str, example: str, num_nodes: int
-) -> dict[tuple[int, int | None], float]:
+    knobs: Mapping[str, Any], knob: str, example: str, where: str, engine: str, num_nodes: int
+) -> Iterator[tuple[tuple[int, int | None], float]]:
     """By node, or by two nodes."""
-    out: dict[tuple[int, int | None], float] = {}
-    for part in filter(None, str(case.knob(f"emulated.{knob}", "")).split(",")):
+    for part in filter(None, str(knobs[knob]).split(",")):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?:(\d+(?:\.\d+)?)", part)
         named = [int(n) for n in match.groups()[:2] if n is not None] if match else []
         none = knob == "slow_links" and match is not None and float(match[3]) == 0
         if match is None or max(named) >= num_nodes or none:
             raise LaunchError(
-                f"emulated.{knob}: {part!r}", where=case.id,
+                f"{engine}.{knob}: {part!r}", where=where,
                 expected=f"1:{example} (node 1's link) or 1-2:{example} (between nodes 1 and 2),"
                 f" of the {num_nodes} nodes 0 to {num_nodes - 1}",
-                fix=f"--set emulated.{knob}=1:{example}",
+                fix=f"--set {engine}.{knob}=1:{example}",
             )  # fmt: skip
-        out[int(match[1]), None if match[2] is None else int(match[2])] = float(match[3])
-    return out
+        yield (int(match[1]), None if match[2] is None else int(match[2])), float(match[3])
 
 
 def burst(rate_mbit: float) -> int:

@@ -29,7 +29,13 @@ from harness.launch.engine import Capabilities, Command, Deployment, State
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec
 
-ENGINE = dict(multi_node=True, one_machine=True, always_emulated=True, faults=("agent", "node"))
+ENGINE = dict(
+    multi_node=True,
+    one_machine=True,
+    always_emulated=True,
+    shapes_links=True,
+    faults=("agent", "node"),
+)
 KNOBS = dict(rate_mbit=1000.0, delay_ms=0.0, slow_links="", far_links="")
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "sysctl")
@@ -174,7 +180,7 @@ class EmulatedJob:
         if len(spec.case.nodes) < 2:
             return
         hosts = spec.hosts or tuple(range(len(spec.case.nodes)))
-        links = links_of(spec.case, len(self._holders) - 1, KNOBS)
+        links = links_of(spec.case, Path(__file__).stem, KNOBS, len(self._holders) - 1)
         if (links, hosts) == self._shaped:
             return
         for node in hosts:

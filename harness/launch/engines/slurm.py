@@ -24,7 +24,7 @@ from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec
 from harness.spec import Device
 
-ENGINE = dict(multi_node=True, joins=True, remote=True)
+ENGINE = dict(multi_node=True, joins=True, remote=True, queues=True)
 SETTINGS = dict(
     partition="", account="", gres="", mem="", time="", modules=[], lines=[], tasks="node",
     listen="", port=0, token_file="", python="", one_machine=False,
@@ -124,6 +124,25 @@ class Slurm:
         if commands[0].argv[0] == "srun":
             return Processes(commands, deployment.folder)
         return Batch(commands[0], deployment.folder)
+
+    def leave(self, deployment: Deployment, command: Sequence[str]) -> str:
+        """A batch job whose first node runs the command."""
+        path = str(deployment.folder / "job.sbatch")
+        text = script(deployment, command, everywhere=False)
+        argv = ("sbatch", "--parsable", path)
+        return submit(Command(nodes=(), argv=argv, files={path: text}))
+
+    def log(self, folder: Path) -> Path:
+        """As the batch script says."""
+        return folder / "slurm.log"
+
+    def state_of(self, job: str) -> tuple[str, str]:
+        """Squeue's word and reason."""
+        return state_of(job)
+
+    def cancel(self, job: str) -> None:
+        """Scancel, and wait."""
+        cancel(job)
 
 
 class Batch:

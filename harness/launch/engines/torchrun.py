@@ -37,7 +37,7 @@ from harness.launch.wire.messages import LaunchSpec, Node, RankEnd
 from harness.record import Described
 from harness.spec import CaseSpec, Device, StandIn
 
-ENGINE = dict(multi_node=True, one_machine=True)
+ENGINE = dict(multi_node=True, one_machine=True, slows_ranks=False)
 TICK_S, GRACE_S = 0.2, 1.0
 #: An entry of torchrun's report on failures; its lines may stand behind a log's own prefix.
 _FAILED = re.compile(r"\srank +: (\d+) \(local_rank: \d+\)\n.*?exitcode +: (-?\d+)")

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
 
 from harness.host.machine import Machine
-from harness.record import Purpose
 from harness.spec import CaseSpec
 from harness.spec.courses import Fault
 
@@ -76,13 +78,37 @@ class Share:
     store: Address | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Restart:
-    """Training with a checkpoint in ``folder`` after step ``save_after``, broken or gone on with.
+class Gate(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="gate"):
+    """Check that training is right: the case's ``twin`` (smallest size), and once the full size."""
+
+    twin: CaseSpec
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="timed"):
+    """Train ``steps`` steps, the first ``cut`` of them to warm up, the last ``profiled`` traced.
+
+    ``draw`` seeds the launch's own noise (paced schedule).
+    """
+
+    steps: int
+    cut: int
+    draw: int
+    profiled: int = 0
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="sweep"):
+    """Time the collectives: ``only`` one at the largest payload, or all of them at all."""
+
+    only: str = ""
+
+
+class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="train"):
+    """Train with a checkpoint in ``folder`` after step ``save_after``, broken or gone on with.
 
     ``fault`` strikes ``rank`` before step ``fault_step``; ``resume`` starts from the checkpoint.
     """
 
+    steps: int
     folder: str
     save_after: int
     resume: bool = False
@@ -92,31 +118,24 @@ class Restart:
     fault_step: int = 0
 
 
+#: What a rank does in a launch; each has its file in ``training/rank/tasks``.
+Task: TypeAlias = Gate | Timed | Sweep | Train
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
     """One world to start. ``files`` maps kind -> the strategy, model and compressor: a module of
     this package by its name, a user's by the path of its file. ``hosts`` are the nodes to use, by
     their numbers; empty = the first ones.
-
-    ``twin`` is the case that the correctness gate runs; ``draw`` seeds the launch's own noise
-    (paced schedule).
     """
 
     launch: str
-    purpose: Purpose
     case: CaseSpec
-    twin: CaseSpec
-    steps: int
-    cut: int
     out: str
+    task: Task
     files: Mapping[str, str]
-    draw: int
-    profiled: int = 0
-    only: str = ""  # of a fabric sweep: this operation at the largest payload
     hosts: tuple[int, ...] = ()
     detailed: bool = False  # under torch's own check of every collective: slow, for evidence only
-    restart: Restart | None = None
-    tune_loop_thread: bool = True
     deadlines: Deadlines = Deadlines()
 
 

@@ -5,7 +5,7 @@ Started by exec in a session of its own, so that Ctrl-C reaches only whoever sta
     python -m harness.training.agent.agent --fd N                              over a socket pair
     python -m harness.training.agent.agent --join HOST:PORT --token-file FILE  over the network
 
-It answers ``describe`` and ``launch`` (see ``harness.protocol``). When the other end is gone it
+It answers ``describe`` and ``launch`` (see ``wire.messages``). When the other end is gone it
 leaves, and every process that its ranks have started goes with it.
 """
 
@@ -31,26 +31,19 @@ from typing import Any, NoReturn
 
 import torch
 import torch._dynamo
-import torch.distributed.fsdp
-import torch.distributed.pipelining
-import torch.distributed.tensor
-import torch.nn.parallel
 import torch.profiler
 import torch.utils.checkpoint
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _preloaded  # noqa: F401
 
-import harness.training.strategies.compressed
-import harness.training.strategies.fsdp
-import harness.training.strategies.pipeline
-import harness.training.strategies.single  # noqa: F401
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import ScaleproofError
-from harness.host import machine
+from harness.host import environment, machine
 from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Share
 from harness.record import Described
 from harness.spec import CaseSpec
+from harness.spec.catalogue import Catalogue
 from harness.training.agent.address import choose_interface
 from harness.training.agent.world import World
 from harness.training.context import load
@@ -149,7 +142,7 @@ class Agent:
             order=self.order,
             machine=machine.detect(),
             software=machine.software(),
-            environment=machine.backend_environment(),
+            environment=environment.of_backends(),
         )
         self.channel.send({"hello": to_doc(node)})
 
@@ -240,6 +233,11 @@ def preload() -> None:
     parameter: Any = torch.nn.Parameter(torch.empty(0))
     torch.optim.AdamW([parameter])
     torch.optim.SGD([parameter], lr=0.1)
+    shipped = Catalogue().entries
+    for entry in (e for kind in ("strategies", "compressors") for e in shipped[kind].values()):
+        if entry.shipped:  # a user's file is imported after the fork, by the rank that needs it
+            with contextlib.suppress(ImportError):  # what it needs is not installed: it says so
+                importlib.import_module(entry.module)
     for name in ("torch.profiler._cupti_monitor", "torch.testing._internal.distributed.fake_pg"):
         with contextlib.suppress(ImportError):  # not in every supported torch
             importlib.import_module(name)

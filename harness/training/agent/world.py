@@ -17,7 +17,8 @@ from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.evidence import examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 from harness.training.agent.straggler import Straggler
-from harness.training.rank.rank import Place, leave, run_rank
+from harness.training.rank.rank import leave, run_rank
+from harness.training.rank.setup import Place
 
 GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
 CONFIRM_S = 0.5  # a rank counts as silent when it still is after this

@@ -58,8 +58,8 @@ class Layer(nn.Module):
 
 def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     """Equal layers of ``layer_kb`` KiB each; the waits of a default batch add up to ``step_ms``."""
-    step_s = case.knob("paced.step_ms", KNOBS["step_ms"]) / 1e3
-    if case.knob("paced.mode", KNOBS["mode"]) == "schedule":
+    step_s = size["step_ms"] / 1e3
+    if size["mode"] == "schedule":
         step_s *= 0.4  # room for communication before the deadline
     sample_s = step_s / size["layers"] / size["batch"]
     rows = size["layer_kb"] * 1024 // 4 // size["width"]
@@ -85,21 +85,25 @@ def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
     return 0.0
 
 
+def step_s(size: Mapping[str, Json], case: CaseSpec) -> float:
+    """What a step takes at least, whatever computes it."""
+    return float(size["step_ms"] / 1e3)
+
+
 def period_s(size: Mapping[str, Json], case: CaseSpec, draw: int) -> float | None:
     """Mode ``schedule``: the period T of a step for this world, with the launch's noise.
 
     T_N = T_1 / E_N in weak mode, T_1 / (N E_N) in strong mode.
     """
-    if case.knob("paced.mode", KNOBS["mode"]) != "schedule":
+    if size["mode"] != "schedule":
         return None
-    plant = str(case.knob("paced.plant", KNOBS["plant"]))
-    planted = dict(item.split(":") for item in plant.split(",") if item)
-    efficiency = float(planted.get(str(case.world_size), 1.0)) if case.strategy != "single" else 1.0
-    base = case.knob("paced.step_ms", KNOBS["step_ms"]) / 1e3
+    planted = dict(item.split(":") for item in size["plant"].split(",") if item)
+    efficiency = float(planted.get(str(case.world_size), 1.0)) if not case.plain else 1.0
+    base = size["step_ms"] / 1e3
     if case.mode is Mode.STRONG:
         base *= (
             batching(case, size["batch"], whole=True).global_batch / size["batch"] / case.world_size
         )
     generator = torch.Generator().manual_seed(draw)
-    noise = float(torch.randn((), generator=generator)) * case.knob("paced.noise", KNOBS["noise"])
+    noise = float(torch.randn((), generator=generator)) * size["noise"]
     return float(base / efficiency * (1 + noise))

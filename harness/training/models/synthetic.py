@@ -35,19 +35,17 @@ class Layer(nn.Module):
         return x + self.ballast.mean() * x.mean(1, keepdim=True)
 
 
-def _shape(size: Mapping[str, Json], case: CaseSpec) -> tuple[int, int]:
+def _shape(size: Mapping[str, Json]) -> tuple[int, int]:
     """Repeats of the product and ballast elements, per layer."""
     d, layers = size["d"], size["layers"]
-    repeats = max(
-        1, round(case.knob("synthetic.mflop", KNOBS["mflop"]) * 1e6 / (6 * d * d * layers))
-    )
-    total = case.knob("synthetic.grad_mb", KNOBS["grad_mb"]) * 1e6 / 4
+    repeats = max(1, round(size["mflop"] * 1e6 / (6 * d * d * layers)))
+    total = size["grad_mb"] * 1e6 / 4
     return repeats, max(8, round(total / layers) - d * d)
 
 
 def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     """Equal layers."""
-    repeats, ballast = _shape(size, case)
+    repeats, ballast = _shape(size)
     return nn.Sequential(
         OrderedDict(
             (f"layer{i}", Layer(size["d"], repeats, ballast)) for i in range(size["layers"])
@@ -67,5 +65,5 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
     """6 d^2 per product; 4 in the very first, whose input needs no gradient."""
-    repeats, _ = _shape(size, case)
+    repeats, _ = _shape(size)
     return float(6.0 * size["d"] ** 2 * repeats * size["layers"] - 2.0 * size["d"] ** 2)

@@ -9,7 +9,7 @@ import time
 import torch.distributed as dist
 
 
-class Meeting:
+class Barrier:
     """A barrier: the process group's, or over the store for a world that does not communicate."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, communicate: bool) -> None:

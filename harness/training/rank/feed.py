@@ -7,7 +7,7 @@ import dataclasses
 from harness.spec import Data
 from harness.training.context import Loaded, RankContext, make_batch
 from harness.training.data import Batch, Sampler
-from harness.training.rank.timed import Feed
+from harness.training.rank.window import Feed
 
 #: Bytes of batches made beforehand at most; beyond, the first ones are used again.
 POOL_BYTES = 1 << 30

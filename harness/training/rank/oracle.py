@@ -16,7 +16,7 @@ from harness.training.context import RankContext
 from harness.training.data import Batch
 
 
-class Reference:
+class Oracle:
     """A plain model trained on all shards.
 
     Args:

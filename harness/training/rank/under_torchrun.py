@@ -15,7 +15,8 @@ from harness.base.documents import from_doc
 from harness.launch.wire import processes
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec
-from harness.training.rank.rank import Place, leave, run_rank
+from harness.training.rank.rank import leave, run_rank
+from harness.training.rank.setup import Place
 
 
 def env_store() -> dist.Store:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import ModuleType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.base.documents import Json
 from harness.record import Expected, ModelFacts, WhatRan
 from harness.spec import Batching, CaseSpec
-from harness.training.context import RankContext
+from harness.training.context import Compressor, Knobs, RankContext
 from harness.training.observe.spans import span
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer
@@ -25,21 +22,20 @@ SUPPORTS = dict(
 KNOBS = dict(bucket_cap_mb=1024.0)
 
 
-def knobs_of(case: CaseSpec, compressor: ModuleType) -> Mapping[str, Json]:
-    """The compressor's knobs with the case's values."""
-    defaults: Mapping[str, Json] = getattr(compressor, "KNOBS", {})
-    return {k: case.knob(f"{case.compressor}.{k}", v) for k, v in defaults.items()}
-
-
 def expect(
-    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, compressor: ModuleType
+    case: CaseSpec,
+    model: nn.Module,
+    batching: Batching,
+    facts: ModelFacts,
+    knobs: Knobs,
+    compressor: Compressor,
 ) -> Expected:
     """What the compressor promises for these parameters."""
     shapes = [p.shape for p in model.parameters()]
-    promise = compressor.promise(shapes, case.world_size, knobs_of(case, compressor))
+    promise = compressor.promise(shapes, case.world_size)
     n = case.world_size
     return replace(
-        ddp.expect(case, model, batching, facts),
+        ddp.expect(case, model, batching, facts, {**ddp.KNOBS, **knobs}),
         sent_bytes=(promise.sent_bytes,) * n,
         payload_bytes={k: (v,) * n for k, v in promise.payload_bytes.items()},
         largest_message=max(promise.payload_bytes.values()),
@@ -57,13 +53,11 @@ class CompressedTrainer(LocalTrainer):
         return replace(super().ran(), compressor=self.compressor)
 
 
-def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """One bucket by default, so that the closed form holds and collectives keep their order."""
     assert ctx.compressor is not None
-    plain = ddp.build(
-        model, ctx, bucket_cap_mb=ctx.case.knob("compressed.bucket_cap_mb", KNOBS["bucket_cap_mb"])
-    )
-    hook = ctx.compressor.build(ctx, knobs_of(ctx.case, ctx.compressor))
+    plain = ddp.build(model, ctx, {**ddp.KNOBS, **knobs})
+    hook = ctx.compressor.build(ctx)
 
     def comm_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         with span("bucket", payload=bucket.index()):

@@ -7,22 +7,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
-from harness.training.context import RankContext
+from harness.training.context import Knobs, RankContext
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(bucket_cap_mb=25.0, static_graph=False, bucket_view=True)
 
 
-def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts) -> Expected:
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
     """A ring all-reduce of every gradient: 2 (N-1)/N bytes(P) sent per rank."""
     n, elements, size = case.world_size, num_elements(model), element_bytes(model)
     payload = float(elements * size)
-    cap = case.knob("ddp.bucket_cap_mb", KNOBS["bucket_cap_mb"]) * 2**20
     return Expected(
         sent_bytes=(2 * (n - 1) / n * payload,) * n,
         payload_bytes={"all_reduce": (payload,) * n},
-        largest_message=min(payload, cap),
+        largest_message=min(payload, knobs["bucket_cap_mb"] * 2**20),
         module="DistributedDataParallel",
         placements=("Replicate",),
         dense_bytes=2 * (n - 1) / n * payload,
@@ -33,17 +34,14 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
     )
 
 
-def build(
-    model: nn.Sequential, ctx: RankContext, *, bucket_cap_mb: float | None = None
-) -> LocalTrainer:
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """DistributedDataParallel; accumulation all-reduces after the last micro-batch only."""
-    knob = ctx.case.knob
     ddp = DistributedDataParallel(
         model,
         device_ids=[ctx.device] if ctx.device.type == "cuda" else None,
-        bucket_cap_mb=bucket_cap_mb or knob("ddp.bucket_cap_mb", KNOBS["bucket_cap_mb"]),
-        gradient_as_bucket_view=knob("ddp.bucket_view", KNOBS["bucket_view"]),
-        static_graph=knob("ddp.static_graph", KNOBS["static_graph"]),
+        bucket_cap_mb=knobs["bucket_cap_mb"],
+        gradient_as_bucket_view=knobs["bucket_view"],
+        static_graph=knobs["static_graph"],
     )
 
     def synchronise(last: bool) -> None:

@@ -10,14 +10,16 @@ from torch.distributed.tensor import DTensor
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
-from harness.training.context import RankContext
+from harness.training.context import Knobs, RankContext
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="same_seed")
 KNOBS = dict(reshard=True)
 
 
-def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts) -> Expected:
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
     """All-gather in forward (and backward if resharded), reduce-scatter of gradients.
 
     Each parameter is padded to N equal parts of dim 0. Every block is a group of its own; the
@@ -27,8 +29,7 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
     n, size = case.world_size, element_bytes(model)
     shard = float(sum(-(-p.shape[0] // n) * p[0].numel() * size for p in model.parameters()))
     blocks = [sum(p.numel() for p in b.parameters()) * size for b in model.children()]
-    reshard = case.knob("fsdp.reshard", KNOBS["reshard"])
-    gathers = batching.accumulate * (2 if reshard else 1)
+    gathers = batching.accumulate * (2 if knobs["reshard"] else 1)
     scatter = 2.0 if case.backend == "gloo" else 1.0
     padded = shard * n
     sent = (n - 1) / n * padded * (gathers + scatter)
@@ -53,12 +54,11 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
     )
 
 
-def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """fully_shard on every block, then on the root, which holds no parameter of its own."""
-    reshard = ctx.case.knob("fsdp.reshard", KNOBS["reshard"])
     for block in model.children():
-        fully_shard(block, reshard_after_forward=reshard)
-    fully_shard(model, reshard_after_forward=reshard)
+        fully_shard(block, reshard_after_forward=knobs["reshard"])
+    fully_shard(model, reshard_after_forward=knobs["reshard"])
     assert isinstance(model, FSDPModule)
 
     def whole(tensor: Tensor) -> Tensor:

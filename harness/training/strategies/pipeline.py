@@ -13,12 +13,19 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from harness.record import Expected, ModelFacts, WhatRan
 from harness.record.spans import Category
 from harness.spec import Batching, CaseSpec, Precision
-from harness.training.context import RankContext
+from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
 from harness.training.trainer import element_bytes, observe_dtype, training_bytes
 
-SUPPORTS = dict(worlds="any", oracle="micro_batched", initial="same_seed", whole=True)
+SUPPORTS = dict(
+    worlds="any",
+    oracle="micro_batched",
+    parts="microbatches",
+    initial="same_seed",
+    whole=True,
+    metrics=("efficiency", "efficiency_of_ideal"),
+)
 KNOBS = dict(schedule="gpipe", microbatches=8)
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -45,13 +52,14 @@ def cuts(model: nn.Sequential, stages: int) -> list[list[str]]:
     return out[::-1]
 
 
-def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: ModelFacts) -> Expected:
+def expect(
+    case: CaseSpec, model: nn.Sequential, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
     """One activation forwards and one gradient backwards over each boundary, per micro-batch.
 
     The bubble leaves M / (M + N - 1) of the ideal (Huang et al., GPipe, 2019), the same for 1F1B.
     """
-    n, micro = case.world_size, int(case.knob("pipeline.microbatches", KNOBS["microbatches"]))
-    schedule = case.knob("pipeline.schedule", KNOBS["schedule"])
+    n, micro, schedule = case.world_size, int(knobs["microbatches"]), knobs["schedule"]
     if schedule not in SCHEDULES:
         raise ValueError(f"pipeline.schedule {schedule!r} is none of {', '.join(SCHEDULES)}")
     if case.precision is Precision.AUTOCAST:
@@ -93,6 +101,8 @@ def expect(case: CaseSpec, model: nn.Sequential, batching: Batching, facts: Mode
         ),
         formula="M (activation + gradient) per boundary",
         global_batch=batching.global_batch,
+        stages=n,
+        remedies={"bubble": f"{case.strategy}.microbatches={2 * micro}"},
     )
 
 
@@ -116,19 +126,18 @@ def _spanned(part: str, run: Callable[..., Any]) -> Callable[..., Any]:
 class PipelineTrainer:
     """One stage of the model on this rank."""
 
-    def __init__(self, model: nn.Sequential, ctx: RankContext) -> None:
+    def __init__(self, model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> None:
         self.ctx = ctx
         names = cuts(model, ctx.world_size)[ctx.rank]
         self.blocks = nn.Sequential(OrderedDict((n, model.get_submodule(n)) for n in names))
-        knob = ctx.case.knob
         stage = PipelineStage(self.blocks, ctx.rank, ctx.world_size, ctx.device)
         for part in ("forward", "backward"):
             setattr(stage, f"{part}_one_chunk", _spanned(part, getattr(stage, f"{part}_one_chunk")))
-        kind = SCHEDULES[knob("pipeline.schedule", KNOBS["schedule"])]
+        kind = SCHEDULES[knobs["schedule"]]
         self.stage = stage
         self.schedule = kind(
             stage,
-            n_microbatches=knob("pipeline.microbatches", KNOBS["microbatches"]),
+            n_microbatches=knobs["microbatches"],
             loss_fn=ctx.loss,
             scale_grads=True,
         )
@@ -173,6 +182,6 @@ class PipelineTrainer:
         )
 
 
-def build(model: nn.Sequential, ctx: RankContext) -> PipelineTrainer:
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> PipelineTrainer:
     """This rank's stage under the case's schedule."""
-    return PipelineTrainer(model, ctx)
+    return PipelineTrainer(model, ctx, knobs)

@@ -6,13 +6,15 @@ from torch import nn
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
-from harness.training.context import RankContext, Trainer
+from harness.training.context import Knobs, RankContext, Trainer
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
-SUPPORTS = dict(worlds="one", oracle="shard_ordered", initial="own")
+SUPPORTS = dict(worlds="one", oracle="shard_ordered", initial="own", baselines=("plain",))
 
 
-def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts) -> Expected:
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
     """Sends nothing."""
     memory = training_bytes(num_elements(model), element_bytes(model), facts, batching.largest)
     return Expected(
@@ -27,6 +29,6 @@ def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFac
     )
 
 
-def build(model: nn.Sequential, ctx: RankContext) -> Trainer:
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> Trainer:
     """The model as it is."""
     return LocalTrainer(model, ctx)

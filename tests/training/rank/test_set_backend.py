@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.host import machine
+from harness.host import environment
 from harness.launch.engine import Where
 from harness.launch.wire.messages import Address, Node
 from harness.measure import bench
 from harness.measure.bench import Launcher
 from harness.spec.catalogue import Catalogue
-from harness.training.rank.rank import set_backend
+from harness.training.rank.setup import set_backend
 
 
 def test_the_case_wins_but_not_over_a_nodes_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_the_case_wins_but_not_over_a_nodes_own_interface(monkeypatch: pytest.Mo
 def test_files_that_say_how_to_route_are_part_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_TOPO_FILE", "/etc/topo.xml")
     monkeypatch.setenv("NCCL_DEBUG_FILE", "/tmp/nccl.log")
-    found = machine.backend_environment("nccl")
+    found = environment.of_backends("nccl")
     assert "NCCL_TOPO_FILE" in found and "NCCL_DEBUG_FILE" not in found
 
 

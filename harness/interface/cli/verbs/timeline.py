@@ -16,10 +16,14 @@ from harness.analysis.timeline.reader import Trace, read, split
 from harness.analysis.timeline.tallies import operators, ranges
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
 from harness.interface.report import timeline as pages
 from harness.record import LaunchRecord, Purpose
 from harness.record.budget import Budget
 from harness.record.store import load
+
+HELP = dict(timeline="where the time of a step went, from any profiler's traces")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,7 @@ class Opened:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class Traced:
     """One profiled window: its budget, and its traces where more is asked of them."""
 
     title: str
@@ -42,8 +46,8 @@ class Window:
     open: Callable[[], Opened]
 
 
-def add_to(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+def add_to(parser: argparse.ArgumentParser, verb: str) -> None:
+    """A run, or traces."""
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH",
         help="a run's folder, or torch.profiler Chrome traces of one window, one for each rank",
@@ -57,8 +61,9 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def act(parsed: argparse.Namespace, width: int) -> tuple[Json, list[str]]:
-    """The document and the lines of the verb."""
+def act(asked: Asked) -> Answer:
+    """Every window: its budget, and its ranges or its merged trace where these are asked for."""
+    parsed, width = asked.options, text.columns()
     documents: list[Json] = []
     lines: list[str] = []
     for window in _windows(parsed.paths):
@@ -74,17 +79,17 @@ def act(parsed: argparse.Namespace, width: int) -> tuple[Json, list[str]]:
             lines.append(f" merged   {path}: open it in https://ui.perfetto.dev")
         documents.append(document)
         lines.append("")
-    return documents, lines[:-1]
+    return Answer(document=documents, lines=lines[:-1])
 
 
-def _windows(paths: Sequence[Path]) -> Iterator[Window]:
+def _windows(paths: Sequence[Path]) -> Iterator[Traced]:
     if len(paths) == 1 and (paths[0].is_dir() or paths[0].name == "record.json"):
         yield from _of_run(paths[0])
     else:
         yield _of_traces(paths)
 
 
-def _of_traces(paths: Sequence[Path]) -> Window:
+def _of_traces(paths: Sequence[Path]) -> Traced:
     """Traces of one window, in any order; ranks are numbered by their order if they do not say."""
     traces = [part for p in paths for part in split(read(p))]
     stated = [t.rank for t in traces]
@@ -99,7 +104,7 @@ def _of_traces(paths: Sequence[Path]) -> Window:
     found, traces = [found[i] for i in order], [traces[i] for i in order]
     closed = close(found)
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return Window(
+    return Traced(
         title=f"{paths[0].name}{more}",
         name=f"merged-{paths[0].name.split('.')[0]}",
         budget=replace(closed.budget, operators=operators(traces, closed.budget.steps)),
@@ -107,7 +112,7 @@ def _of_traces(paths: Sequence[Path]) -> Window:
     )
 
 
-def _of_run(path: Path) -> Iterator[Window]:
+def _of_run(path: Path) -> Iterator[Traced]:
     """The profiled launches of a run, as its record holds them."""
     run = load(path)
     folder = path if path.is_dir() else path.parent
@@ -129,7 +134,7 @@ def _of_run(path: Path) -> Iterator[Window]:
             readings = json.loads(devices.read_text()) if devices.is_file() else ()
             return Opened(traces=traces, lanes=found, closed=closed, readings=readings)
 
-        yield Window(
+        yield Traced(
             title=plans[launch.plan].arm(launch.arm).case.id,
             name=launch.launch,
             budget=launch.budget,

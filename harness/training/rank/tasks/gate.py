@@ -8,27 +8,31 @@ be equal to the bit, samples drawn once per epoch, bytes issued as the closed fo
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.base.documents import Json
-from harness.record import Check, Expected, Issued
+from harness.launch.wire.beats import Phase
+from harness.launch.wire.messages import Gate, LaunchSpec
+from harness.record import Check, Expected, Issued, RankRecord
 from harness.record.spans import Category
-from harness.spec import CaseSpec, Optimizer, Precision
-from harness.training.context import Loaded, RankContext, Trainer, build_model, make_batch
+from harness.spec import CaseSpec, Device, Optimizer, Precision
+from harness.training.context import Loaded, RankContext, Trainer, build_model, load, make_batch
 from harness.training.data import Sampler
 from harness.training.describe import expect, model_facts
 from harness.training.observe import issued, sockets
+from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
-from harness.training.rank.oracle import Reference, grad_norm, relative_error, snapshot
-from harness.training.strategies.compressed import knobs_of
+from harness.training.rank.oracle import Oracle, grad_norm, relative_error, snapshot
+from harness.training.rank.setup import Rank
 
 STEPS = 4
 STEPS_PER_EPOCH = 2  # so that the gate crosses an epoch
@@ -37,6 +41,24 @@ STEPS_PER_EPOCH = 2  # so that the gate crosses an epoch
 WIRE_SLACK = 16_384
 
 MakeContext = Callable[[CaseSpec], RankContext]
+
+
+def prepare(spec: LaunchSpec, _: Path) -> None:
+    """Import what is trained; every collective is kept, to be counted, and CUDA made repeatable."""
+    issued.enable(issued.COUNTED)
+    if spec.case.device is Device.CUDA:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    load(spec.files)
+
+
+def run(task: Gate, rank: Rank) -> RankRecord:
+    """Check the twin, then one step of the case at full size."""
+    loaded, case = load(rank.spec.files), rank.spec.case
+    memory, context = Memory(rank.device), functools.partial(rank.context, loaded)
+    rank.beat(Phase.GATE)
+    checks, counted, trainer = run_gate(loaded, task.twin, context, lambda: rank.beat(Phase.GATE))
+    more, norm = full_size(loaded, case, context(case))
+    return rank.record(trainer, memory, checks=(*checks, *more), issued=counted, grad_norm=norm)
 
 
 class Traffic(NamedTuple):
@@ -72,8 +94,8 @@ def run_gate(
         if optimizer is Optimizer.SGD:
             checks += _bytes(loaded, twin, context(twin), traffic)
             first = traffic.issued
-    if loaded.compressor is not None and hasattr(loaded.compressor, "LOSSLESS"):
-        knobs = {f"{case.compressor}.{k}": v for k, v in loaded.compressor.LOSSLESS.items()}
+    if loaded.codec is not None and hasattr(loaded.codec, "LOSSLESS"):
+        knobs = {f"{case.compressor}.{k}": v for k, v in loaded.codec.LOSSLESS.items()}
         lossless = replace(case, optimizer=Optimizer.SGD, knobs={**case.knobs, **knobs})
         checks += _lossless(loaded, lossless, context(lossless))
     return checks, first, trainer
@@ -83,16 +105,15 @@ def _train(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, beat: Callable[[], None]
 ) -> tuple[list[Check], Traffic, Trainer]:
     """K steps beside the reference."""
-    supports = loaded.strategy.SUPPORTS
+    supports = loaded.supports
     name, checks = case.optimizer, []
-    trainer, reference, sampler = _start(loaded, case, ctx, supports)
+    trainer, reference, sampler = _start(loaded, case, ctx)
     origin = snapshot(reference.parameters())
-    compressed = supports["oracle"] == "compressed"
     shards = ctx.batching.shards
-    gradient_limit, sgd_limit, adamw_limit = limits(case, supports["oracle"], shards)
+    gradient_limit, sgd_limit, adamw_limit = limits(case, supports.oracle, shards)
     update_limit = sgd_limit if name == "sgd" else adamw_limit
-    if compressed:
-        gradient_limit = max(gradient_limit, loaded.compressor.ERROR_BOUND)  # type: ignore[union-attr]
+    if ctx.compressor is not None:
+        gradient_limit = max(gradient_limit, ctx.compressor.error_bound)
     start_error = relative_error(trainer.parameters(), origin)
     checks.append(_limit(f"{name}.start_parameters", start_error, 0.0))
     checks.append(_whole(f"{name}.all_parameters", trainer.parameters(), origin, ctx))
@@ -122,11 +143,11 @@ def _train(
             error = relative_error(trainer.gradients(), dict(reference.gradients()))
             checks.append(_limit(f"{name}.step1_gradient", error, gradient_limit))
             checks.append(_loss(name, loss, wanted, ctx, case))
-    if not compressed or gradient_limit == 0.0:
+    if ctx.compressor is None or gradient_limit == 0.0:
         error = relative_error(trainer.parameters(), dict(reference.parameters()), origin)
         checks.append(_limit(f"{name}.parameters_after_{STEPS}", error, update_limit))
     checks.append(Check(name=f"{name}.finite_loss", ok=finite))
-    if supports.get("replicas"):
+    if supports.replicas:
         checks.append(replicas(trainer, ctx, f"{name}.replicas"))
     if name == "sgd":
         checks += sampling(drawn, ctx)
@@ -134,25 +155,19 @@ def _train(
     return checks, Traffic(counted, wire), trainer
 
 
-def _start(
-    loaded: Loaded, case: CaseSpec, ctx: RankContext, supports: Mapping[str, Json]
-) -> tuple[Trainer, Reference, Sampler]:
+def _start(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[Trainer, Oracle, Sampler]:
     """Trainer and reference from the same weights.
 
     A strategy that must broadcast its start is given different weights on every rank, so that a
     missing broadcast shows.
     """
-    own_seed = case.seed + (ctx.rank if supports["initial"] == "broadcast" else 0)
+    supports = loaded.supports
+    own_seed = case.seed + (ctx.rank if supports.initial == "broadcast" else 0)
     with ctx.device:
-        model = build_model(loaded, case, own_seed)
         plain = build_model(loaded, case, case.seed)
-    micro_batched = supports["oracle"] == "micro_batched"
-    parts = case.accumulate
-    if micro_batched:
-        default = loaded.strategy.KNOBS["microbatches"]
-        parts = int(case.knob(f"{case.strategy}.microbatches", default))
-    reference = Reference(plain, ctx, parts=parts, scale_last=micro_batched)
-    trainer: Trainer = loaded.strategy.build(model, ctx)
+    parts = int(loaded.knobs(case)[supports.parts]) if supports.parts else case.accumulate
+    reference = Oracle(plain, ctx, parts=parts, scale_last=supports.oracle == "micro_batched")
+    trainer = loaded.build(case, ctx, own_seed)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
     return trainer, reference, sampler
 
@@ -169,7 +184,7 @@ def _whole(
 
 def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
     """With nothing thrown away, a compressor must give the dense gradient, step after step."""
-    trainer, reference, sampler = _start(loaded, case, ctx, loaded.strategy.SUPPORTS)
+    trainer, reference, sampler = _start(loaded, case, ctx)
     shards, error = ctx.batching.shards, 0.0
     for step in range(STEPS):
         ids = [sampler.ids(step, s) for s in range(shards)]
@@ -178,7 +193,8 @@ def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
         reference.step(batches)
         wrong = relative_error(trainer.gradients(), dict(reference.gradients()))
         error = max(error, wrong)
-    settings = ", ".join(f"{k}={v}" for k, v in knobs_of(case, loaded.compressor).items())  # type: ignore[arg-type]
+    assert ctx.compressor is not None
+    settings = ", ".join(f"{k}={v}" for k, v in ctx.compressor.knobs.items())
     return [_limit("lossless_gradient", error, 1e-4, f"at {settings}")]
 
 
@@ -299,19 +315,17 @@ def sampling(drawn: list[list[int]], ctx: RankContext) -> list[Check]:
 
 def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Check], float | None]:
     """One step at the case's own size: finite loss, equal replicas, and the gradient's norm."""
-    supports = loaded.strategy.SUPPORTS
-    with ctx.device:
-        model = build_model(loaded, case, case.seed)
-    trainer: Trainer = loaded.strategy.build(model, ctx)
+    supports = loaded.supports
+    trainer = loaded.build(case, ctx, case.seed)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
     own = sampler.ids(0, ctx.shard)
     loss = trainer.step(make_batch(loaded, case, own, ctx.device))
     finite = loss is None or math.isfinite(float(loss))
     checks = [Check(name="full_size.finite_loss", ok=finite)]
-    if supports.get("replicas"):
+    if supports.replicas:
         checks.append(replicas(trainer, ctx, "full_size.replicas"))
     norm = grad_norm(trainer.gradients())
-    if supports["oracle"] == "micro_batched":  # each rank holds a stage: add their squares
+    if supports.whole:  # each rank holds a stage: add their squares
         norm = math.fsum(n * n for n in gather(norm, ctx)) ** 0.5
     else:
         norms = gather(norm, ctx)

@@ -1,4 +1,4 @@
-"""A sweep of collectives: every operation at every size, checked and timed, in one launch."""
+"""Task ``sweep``: every collective at every size, checked and timed, in one launch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.launch.wire.beats import Phase
+from harness.launch.wire.messages import LaunchSpec, Sweep
 from harness.record.fabric import OPERATIONS, Row, sizes
 from harness.spec import CaseSpec
+from harness.training.observe import issued
 from harness.training.rank import transport
+from harness.training.rank.setup import Rank
 
 #: Seconds that the timed iterations of one operation at one size may take, and how many they are.
 BUDGET_S, FEWEST, MOST = 0.1, 3, 30
@@ -100,6 +104,25 @@ MAKERS: Mapping[str, Callable[[int, int, int, torch.device], Operation]] = {
     "send_recv": send_recv,
 }
 assert set(MAKERS) == set(OPERATIONS)
+
+
+def prepare(spec: LaunchSpec, nccl_log: Path) -> None:
+    """Nothing is trained; NCCL is asked to say which way its bytes go."""
+    issued.enable(issued.LAST)
+    transport.listen(spec.case.backend, nccl_log)
+
+
+def run(task: Sweep, rank: Rank) -> tuple[Row, ...]:
+    """Every row, alike on all ranks."""
+    rows = sweep(
+        rank.spec.case,
+        rank.place.rank,
+        rank.device,
+        task.only,
+        lambda: rank.beat(Phase.GATE),
+        rank.file("nccl"),
+    )
+    return tuple(rows)
 
 
 def sweep(

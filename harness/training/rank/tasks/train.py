@@ -1,4 +1,4 @@
-"""Training that saves, dies on purpose, and goes on: what a rank does to measure recovery."""
+"""Task ``train``: save a checkpoint, break on purpose, go on: how recovery is measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -19,19 +18,21 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from harness.launch.wire.beats import Phase
-from harness.launch.wire.messages import LaunchSpec, Restart
+from harness.launch.wire.messages import LaunchSpec, Train
 from harness.record.recovery import RankRestart
 from harness.record.spans import Category
 from harness.record.store import write_text
 from harness.spec.courses import Fault
-from harness.training.context import Trainer
+from harness.training.context import load
+from harness.training.observe import issued
 from harness.training.observe.spans import span
-from harness.training.rank.timed import Feed
+from harness.training.rank.feed import make_feed
+from harness.training.rank.setup import Rank
 from harness.training.trainer import LocalTrainer
 
 
 @dataclass
-class Clock:
+class Took:
     """What has taken how long, in s; ``first_step_at`` is on the clock of the machine."""
 
     load_s: float = 0.0
@@ -41,60 +42,63 @@ class Clock:
     written: Event = field(default_factory=Event)
 
 
-def train(
-    spec: LaunchSpec,
-    plan: Restart,
-    trainer: Trainer,
-    feed: Feed,
-    rank: int,
-    beat: Callable[[Phase, int], None],
-    laps: dict[str, float],
-) -> RankRestart:
+def prepare(spec: LaunchSpec, _: Path) -> None:
+    """Import what is trained."""
+    issued.enable(issued.LAST)
+    load(spec.files)
+
+
+def run(task: Train, rank: Rank) -> RankRestart:
     """All steps, or those after the checkpoint; saves on the way, breaks where it is told to."""
+    named, case = load(rank.spec.files), rank.spec.case
+    ctx = rank.context(named, case)
+    trainer = named.build(case, ctx, case.seed)
+    feed = make_feed(named, ctx, task.steps)
+    rank.lap("model")
     if not isinstance(trainer, LocalTrainer):
         raise ValueError("this strategy keeps its state where no checkpoint looks for it")
-    clock, losses, first, loaded = Clock(), [], 0, ""
-    folder = Path(plan.folder)
-    if plan.resume:
-        first, clock.load_s = _load(trainer, folder)
+    took, losses, first, loaded = Took(), [], 0, ""
+    folder = Path(task.folder)
+    if task.resume:
+        first, took.load_s = _load(trainer, folder)
         loaded = digest(trainer)
     pending: Any = None
     saved = ""
     # Saving goes on behind the next steps: it must not meet their collectives in one group.
-    aside = dist.new_group(backend="gloo") if plan.asynchronous else None
-    for step in range(first, spec.steps):
-        beat(Phase.STEADY, step)
-        if plan.fault is not Fault.NONE and (rank, step) == (plan.rank, plan.fault_step):
-            _break(plan.fault, Path(spec.out), rank)
+    aside = dist.new_group(backend="gloo") if task.asynchronous else None
+    for step in range(first, task.steps):
+        rank.beat(Phase.STEADY, step)
+        if task.fault is not Fault.NONE and (ctx.rank, step) == (task.rank, task.fault_step):
+            _break(task.fault, rank)
         loss = trainer.step(feed(step))
         losses.append(float("nan") if loss is None else float(loss))
         if step == first:
-            clock.first_step_at = time.time()
-        if step + 1 == plan.save_after:
+            took.first_step_at = time.time()
+        if step + 1 == task.save_after:
             saved = digest(trainer)
-            pending = _save(trainer, folder, step + 1, clock, aside)
+            pending = _save(trainer, folder, step + 1, took, aside)
     if pending is not None:
         pending.result()
-        clock.written.wait()
+        took.written.wait()
     files = folder.glob("*.distcp")
     return RankRestart(
-        rank=rank,
+        rank=ctx.rank,
         first_step=first,
         losses=tuple(losses),
         saved=saved,
         loaded=loaded,
         last=digest(trainer),
-        load_s=clock.load_s,
-        save_s=clock.save_s,
-        stall_s=clock.stall_s,
-        bytes=sum(f.stat().st_size for f in files) if rank == 0 else 0,
-        first_step_at=clock.first_step_at,
-        phases_s=laps,
+        load_s=took.load_s,
+        save_s=took.save_s,
+        stall_s=took.stall_s,
+        bytes=sum(f.stat().st_size for f in files) if ctx.rank == 0 else 0,
+        first_step_at=took.first_step_at,
+        phases_s=rank.lap.seconds,
     )
 
 
 def _save(
-    trainer: LocalTrainer, folder: Path, step: int, clock: Clock, aside: dist.ProcessGroup | None
+    trainer: LocalTrainer, folder: Path, step: int, took: Took, aside: dist.ProcessGroup | None
 ) -> Any:
     """Save all; the future of what goes on behind the next steps, or None."""
     with span("checkpoint", Category.CHECKPOINT, step):
@@ -106,11 +110,11 @@ def _save(
         else:
             dcp.save(state, checkpoint_id=folder)
             pending = None
-        clock.stall_s = clock.save_s = time.perf_counter() - began
+        took.stall_s = took.save_s = time.perf_counter() - began
 
     def done(_: Any) -> None:
-        clock.save_s = time.perf_counter() - began
-        clock.written.set()
+        took.save_s = time.perf_counter() - began
+        took.written.set()
 
     if pending is not None:
         pending.add_done_callback(done)
@@ -149,9 +153,9 @@ def digest(trainer: LocalTrainer) -> str:
     return found.hexdigest()[:16]
 
 
-def _break(fault: Fault, out: Path, rank: int) -> None:
+def _break(fault: Fault, rank: Rank) -> None:
     """Say when, then do it."""
-    write_text(out / f"rank{rank}.struck", str(time.time()))
+    write_text(rank.file("struck"), str(time.time()))
     if fault is Fault.KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault is Fault.AGENT:

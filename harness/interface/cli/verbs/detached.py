@@ -1,4 +1,4 @@
-"""Runs left to Slurm's queue: ``run --detach``, then ``status``, ``cancel`` and ``collect``.
+"""Runs left to an engine's queue: ``run --detach``, then ``status``, ``cancel`` and ``collect``.
 
 The whole run becomes one batch job: its program runs on the first node and starts its agents inside
 the allocation. What is known of a job lies in ``RESULTS/engine/NAME/job.json``.
@@ -14,17 +14,26 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.base.documents import Json, from_doc, to_doc
+from harness.base.documents import from_doc, to_doc
 from harness.base.errors import LaunchError, SpecError
-from harness.launch.engine import Command, Deployment
-from harness.launch.engines import slurm
-from harness.record.store import write_text
+from harness.interface import options
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.verbs import report
+from harness.launch.engine import Deployment, Queue, queue_of
+from harness.record.outcome import exit_status
+from harness.record.store import load, write_text
+from harness.spec.catalogue import Catalogue
 from harness.spec.site import Site
 
+HELP = dict(
+    status="runs in an engine's queue (run --detach)",
+    cancel="end such a run; what it measured is kept",
+    collect="the tables of such a run, once it is over",
+)
 #: Tells a run that came out of the queue since when it was in it, in seconds of the epoch.
 SUBMITTED = "SCALEPROOF_SUBMITTED"
 
@@ -34,72 +43,75 @@ class Detached:
     """One submitted run."""
 
     job: str
+    engine: str
     submitted_at: str
     argv: tuple[str, ...]
     log: str
 
 
-def add_to(
-    status: argparse.ArgumentParser,
-    cancel: argparse.ArgumentParser,
-    collect: argparse.ArgumentParser,
-) -> None:
-    """The options of the three verbs."""
-    status.add_argument("job", nargs="?", help="only this one")
-    for sub in (cancel, collect):
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """A job, and where it was submitted from."""
+    if verb == "status":
+        sub.add_argument("job", nargs="?", help="only this one")
+    else:
         sub.add_argument("job")
-    for sub in (status, cancel, collect):
-        sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
 
 
-def act(parsed: argparse.Namespace) -> tuple[Json, list[str]]:
-    """``status`` or ``cancel``."""
-    return (status if parsed.verb == "status" else cancel)(parsed.results, parsed.job)
+def act(asked: Asked) -> Answer:
+    """``status``, ``cancel`` or ``collect``."""
+    results, job = asked.options.results, asked.options.job
+    if asked.verb == "status":
+        return status(results, job)
+    if asked.verb == "cancel":
+        return cancel(results, job)
+    folder = collect(results, job)
+    statuses = [v.counts for v in load(folder).verdicts]
+    return replace(report.of_run(folder), exit=exit_status(statuses))
 
 
-def submit(
-    site: Site, settings: Mapping[str, Json], arguments: Sequence[str], results: Path
-) -> tuple[Json, list[str]]:
-    """Put the run that these arguments ask for into the queue."""
-    if site.engine != "slurm":
+def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
+    """Put the run that was asked for into its engine's queue."""
+    entry = known.get("engines", site.engine)
+    if not entry.engine.queues:
+        queues = [name for name, e in known.entries["engines"].items() if e.engine.queues]
         raise SpecError(
-            f"--detach with --engine {site.engine}", expected="--engine slurm",
-            fix="--engine slurm --nodes 2 --gpus 16",
-        )  # fmt: skip
+            f"--engine {site.engine} has no queue to leave a run to (--detach)",
+            expected=f"--engine {' or '.join(queues)}",
+            fix=f"--engine {queues[0]} --nodes 2 --gpus 16",
+        )
+    results = measuring.results(asked).absolute()
+    settings = options.engine_settings(measuring.values(asked), known)
     now = datetime.datetime.now(datetime.UTC)
-    folder = (results / "engine" / f"detached-{now:%Y%m%d-%H%M%S-%f}").absolute()
+    folder = results / "engine" / f"detached-{now:%Y%m%d-%H%M%S-%f}"
     deployment = Deployment(
         nodes=site.nodes, device=site.device, join="", token_file=Path(), folder=folder,
         python=settings.get("python") or sys.executable, settings=settings,
     )  # fmt: skip
-    rest = [a for a in arguments if a != "--detach"]
+    rest = [word for word in asked.words if word != "--detach"]
     since = f"{SUBMITTED}={now.timestamp():.0f}"
     command = ["env", since, deployment.python, "-m", "harness", *rest]
-    command += ["--results", str(results.absolute())]
-    path = folder / "job.sbatch"
-    text = slurm.script(deployment, command, everywhere=False)
-    job = slurm.submit(
-        Command(nodes=(), argv=("sbatch", "--parsable", str(path)), files={str(path): text})
-    )
+    queue = queue_of(entry)
     made = Detached(
-        job=job,
+        job=queue.leave(deployment, [*command, "--results", str(results)]),
+        engine=site.engine,
         submitted_at=now.isoformat(timespec="seconds"),
-        argv=("scaleproof", *arguments),
-        log=str(folder / "slurm.log"),
+        argv=("scaleproof", *asked.words),
+        log=str(queue.log(folder)),
     )
     write_text(folder / "job.json", json.dumps(to_doc(made), indent=1) + "\n")
-    lines = [f" job {job} is in the queue", f" status   scaleproof status {job}{_where(results)}"]
-    return to_doc(made), lines
+    where = "" if asked.options.results is None else f" --results {shlex.quote(str(results))}"
+    lines = [
+        f" job {made.job} is in the queue",
+        f" status   scaleproof status {made.job}{where}",
+    ]
+    return Answer(document=to_doc(made), lines=lines)
 
 
 def notes() -> list[str]:
     """How long this run has been in the queue, for its record, where it was."""
     since = os.environ.pop(SUBMITTED, "")
     return [f"engine: {max(0.0, time.time() - float(since)):.0f} s in the queue"] if since else []
-
-
-def _where(results: Path) -> str:
-    return "" if results == Path("results") else f" --results {shlex.quote(str(results))}"
 
 
 def known(results: Path, job: str | None = None) -> list[Detached]:
@@ -116,31 +128,32 @@ def known(results: Path, job: str | None = None) -> list[Detached]:
     return wanted
 
 
-def status(results: Path, job: str | None) -> tuple[Json, list[str]]:
+def status(results: Path, job: str | None) -> Answer:
     """A line for each: its state in the queue, and the last thing that it said."""
     document, lines = [], []
     for d in known(results, job):
-        word, why = slurm.state_of(d.job)
+        word, why = _queue(d).state_of(d.job)
         state = word.lower() or "over"
         said = _said(d)
         document.append({**to_doc(d), "state": state, "reason": why, "said": said[-1:]})
         reason = f" ({why})" if why not in ("", "None") else ""
         lines.append(f" {d.job:>6}  {state}{reason}  {shlex.join(d.argv)}")
         lines += [f"         {line.strip()}" for line in said[-1:]]
-    return document, lines or [" no detached run is known here"]
+    return Answer(document=document, lines=lines or [" no detached run is known here"])
 
 
-def cancel(results: Path, job: str) -> tuple[Json, list[str]]:
+def cancel(results: Path, job: str) -> Answer:
     """Take a run out of the queue or end it; what it measured is kept."""
     (found,) = known(results, job)
-    slurm.cancel(found.job)
-    return {"job": job}, [f" job {job} is gone; what it measured: scaleproof collect {job}"]
+    _queue(found).cancel(found.job)
+    line = f" job {job} is gone; what it measured: scaleproof collect {job}"
+    return Answer(document={"job": job}, lines=[line])
 
 
 def collect(results: Path, job: str) -> Path:
     """The folder of a run that is over; LaunchError if it is not, or left nothing."""
     (found,) = known(results, job)
-    word, _ = slurm.state_of(job)
+    word, _ = _queue(found).state_of(job)
     if word:
         raise LaunchError(
             f"job {job} is {word.lower()}", expected="a job that is over",
@@ -160,3 +173,7 @@ def _said(found: Detached) -> list[str]:
     path = Path(found.log)
     text = path.read_text(errors="replace") if path.is_file() else ""
     return [line for line in text.splitlines() if line.strip()]
+
+
+def _queue(found: Detached) -> Queue:
+    return queue_of(Catalogue().get("engines", found.engine))

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.analysis.judging import obstacles, pairs, verdicts
+from harness.base.documents import to_doc
 from harness.base.numbers import duration, si
 from harness.host import machine as machines
 from harness.host.machine import Machine
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record import Described
 from harness.spec import Plan
 from harness.spec.rules import Threshold
+from harness.spec.targets import plans_of
 
 #: Seconds that a launch costs beside its steps, and a step when nothing better is known.
 LAUNCH_S, GATE_S = 0.15, 1.5
+
+
+HELP = dict(plan="what would be launched, how long it takes, memory and bytes per rank")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +37,33 @@ class Outlook:
     num_launches: int
 
 
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """A target."""
+    sub.add_argument(
+        "target", nargs="?", default="suites",
+        help="a case, a suite folder, file.py or file.py::recipe",
+    )  # fmt: skip
+    measuring.add_to(sub, cases=True)
+
+
+def act(asked: Asked) -> Answer:
+    """A row for each arm; the agent is asked, nothing is launched."""
+    known, site = measuring.site(asked)
+    ablations = list(dict.fromkeys(asked.options.ablate))
+    plans = plans_of(asked.options.target, site, known, measuring.settings(asked), ablations)
+    with contextlib.closing(measuring.session(asked, known, site)) as session:
+        session.describe([a.case for p in plans for a in p.arms])
+        run = session.run
+        found = [outlook(p, run.described, run.thresholds) for p in plans]
+    return Answer(document=[to_doc(f) for f in found], lines=lines(found, run.machine))
+
+
 def outlook(
     plan: Plan, described: dict[str, Described], thresholds: Sequence[Threshold]
 ) -> Outlook:
     """What a plan will do, with the rules that will judge it."""
     hardware = machines.detect().hardware_class
-    judged = pairs.of(plan, thresholds, hardware)
+    judged = pairs.judged_of(plan, thresholds, hardware)
     rules: dict[str, list[str]] = {a.name: [] for a in plan.arms}
     for c in judged:
         matched = verdicts.rules_for(thresholds, plan.arm(c.subject).case, c, hardware)
@@ -60,8 +90,8 @@ def estimate_s(found: Outlook) -> float:
             continue
         rate = 3e10 if arm.case.device == "cpu" else 2e14
         step_s = facts.flops_per_sample * expected.global_batch / arm.case.world_size / rate
-        if arm.case.model == "paced":
-            step_s = float(arm.case.knob("paced.step_ms", 40.0)) / 1e3 * 1.2
+        if facts.step_s is not None:
+            step_s = facts.step_s * 1.2  # and what is communicated
         total += 2 * protocol.min_blocks * (LAUNCH_S + protocol.steps * max(step_s, 2e-3)) + GATE_S
     return total
 

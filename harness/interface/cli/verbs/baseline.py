@@ -9,17 +9,19 @@ from pathlib import Path
 
 from harness.analysis.judging import expected
 from harness.analysis.judging.expected import Reference
-from harness.base.documents import Json, to_doc
+from harness.base.documents import to_doc
 from harness.base.errors import SpecError
 from harness.host.machine import detect
+from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record.store import load
 
+HELP = dict(baseline="expected values of a hardware class: show, set, accept")
 DEFAULT = Path("results/baselines")
 
 
-def add_to(sub: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """What to do, with which run, in which file."""
     sub.add_argument("action", choices=("show", "set", "accept"))
     sub.add_argument("run", nargs="?", type=Path, help="set, accept: the run to take values from")
     sub.add_argument(
@@ -31,8 +33,9 @@ def add_to(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--reason", default="", help="accept: why the new value is right")
 
 
-def act(parsed: argparse.Namespace) -> tuple[Json, list[str]]:
-    """Do what was asked; a document and its lines."""
+def act(asked: Asked) -> Answer:
+    """Show the references of this hardware, or take values from a run."""
+    parsed = asked.options
     if parsed.action == "show":
         return _show(parsed.references)
     if parsed.run is None:
@@ -80,7 +83,7 @@ def act(parsed: argparse.Namespace) -> tuple[Json, list[str]]:
         lines.append(
             ' a known value is only replaced by: scaleproof baseline accept RUN --reason "..."'
         )
-    return to_doc(tuple(changed)), lines
+    return Answer(document=to_doc(tuple(changed)), lines=lines)
 
 
 def _name(r: Reference) -> str:
@@ -92,7 +95,7 @@ def _range(r: Reference) -> str:
     return " ".join(f"{side:+.0%}" for side in (r.lower, r.upper) if side is not None)
 
 
-def _show(place: Path) -> tuple[Json, list[str]]:
+def _show(place: Path) -> Answer:
     path = expected.path_for(place, detect().hardware_class)
     if not path.is_file():
         raise SpecError(
@@ -117,4 +120,7 @@ def _show(place: Path) -> tuple[Json, list[str]]:
         ]
         for r in found
     ]  # fmt: skip
-    return to_doc(found), [*text.table(columns, rows, text.columns()), "", f" {path}"]
+    return Answer(
+        document=to_doc(found),
+        lines=[*text.table(columns, rows, text.columns()), "", f" {path}"],
+    )

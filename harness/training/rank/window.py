@@ -33,7 +33,7 @@ Feed: TypeAlias = Callable[[int], Batch]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class Measured:
     """What one rank measured over its kept window (the steps after the cut)."""
 
     samples: Samples
@@ -128,7 +128,7 @@ def measure(
     meet: Callable[[], None],
     period_s: float | None,
     profiler: Profiler | None = None,
-) -> Timed:
+) -> Measured:
     """Run the window's steps: all ranks meet before the first, and not between them."""
     cuda = ctx.device.type == "cuda"
     steps, cut = window.steps, window.cut
@@ -164,7 +164,7 @@ def measure(
     wire = None
     if counted and wire_before is not None and wire_after is not None:
         wire = wire_after.since(wire_before)
-    return Timed(
+    return Measured(
         samples=log.samples(),
         window_s=float(end - log.marks_s[cut]),
         cpu_s=cpu_s,

@@ -1,0 +1,117 @@
+"""From a question and a rule to the verdict: the one judge of plans, sweeps and trials.
+
+An obstacle ends it; else the judge decides. What it decided stands only on comparable hardware and
+without doubt, and a FAIL only if a fresh set confirms it; a waiver has the last word.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, replace
+
+from harness.analysis.judging import fingerprint
+from harness.analysis.judging.judge import Judged, judge, lag1, worst
+from harness.analysis.judging.question import Question
+from harness.record import RunRecord
+from harness.record.outcome import Reason, Status, Verdict
+from harness.spec import metrics
+from harness.spec.rules import Threshold
+
+#: A value beyond this share of perfect scaling is not scaling, it is a mistake.
+IMPLAUSIBLE = 1.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Finding:
+    """A status and why."""
+
+    status: Status
+    reason: Reason
+    detail: str
+
+
+def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verdict:
+    """The verdict on a question under one rule, or none."""
+    form = metrics.metric(question.metric).form
+    judged: Judged | None = None
+    if question.obstacle is not None:
+        found = _Finding(**vars(question.obstacle))
+    else:
+        judged = judge(question.first, rule, form)
+        found = _survives(question, rule, run, judged)
+    found = _waived(found, rule, run)
+    bare = Verdict(
+        contrast=question.name, case=question.case, case_hash=question.case_hash,
+        plan=question.plan, metric=question.metric, against=question.against,
+        rule=rule.name if rule else None, bound=rule.bound if rule else "",
+        status=found.status, reason=found.reason, detail=found.detail,
+        value=None, low=None, high=None, n=0, mde=None, pairs=(), launches=question.launches,
+        waived=found.reason is Reason.WAIVED,
+    )  # fmt: skip
+    if judged is None:
+        return bare
+    e = judged.estimate
+    return replace(
+        bare,
+        value=e.value, low=e.low, high=e.high, n=e.n, sd=e.sd, mde=judged.mde,
+        pairs=question.first, again=question.again, evidence=judged.evidence,
+        p95=judge(question.p95, None, form).estimate.value if question.p95 else None,
+        worst=worst(question.first, rule, form),
+        lag1=lag1(question.first),
+    )  # fmt: skip
+
+
+def _survives(
+    question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
+) -> _Finding:
+    """What is left of the judge's answer after everything that it must survive."""
+    e, found = judged.estimate, _Finding(
+        status=judged.status, reason=judged.reason, detail=judged.detail
+    )  # fmt: skip
+    impossible = question.impossible
+    if question.perfect is not None:
+        share = (e.value if e.low is None else e.low) / question.perfect
+        if share > IMPLAUSIBLE:
+            impossible = f"{share:.3g} of linear scaling is not possible: the baseline is wrong"
+    if impossible:
+        return _Finding(status=Status.ERROR, reason=Reason.IMPLAUSIBLE, detail=impossible)
+    if rule is None or found.status not in (Status.PASS, Status.FAIL):
+        return found
+    if differing := fingerprint.differing(rule.fingerprint, run):
+        why = f"the bound is of another setup: {'; '.join(differing)}"
+        return _Finding(status=Status.RECORDED, reason=Reason.NOT_COMPARABLE, detail=why)
+    if (doubt := question.doubt) is not None:
+        why = f"{found.detail}, but {doubt.detail}"
+        return _Finding(status=Status.INCONCLUSIVE, reason=doubt.reason, detail=why)
+    return _confirmed(question, rule, run, judged) if found.status is Status.FAIL else found
+
+
+def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judged) -> _Finding:
+    """What is left of a FAIL after a fresh set: a FAIL, or no decision; never a PASS."""
+    status, reason = Status.INCONCLUSIVE, Reason.UNCONFIRMED
+    if question.again:
+        second = judge(question.again, rule, metrics.metric(question.metric).form)
+        figure = f"{second.estimate.value:.4g} in {second.estimate.n} fresh pairs"
+        if second.status is Status.FAIL and second.missed is first.missed:
+            status, reason, why = Status.FAIL, Reason.NOT_MET, f"confirmed: {figure}"
+        else:
+            reason, why = Reason.DISAGREE, f"a fresh set does not confirm it: {figure}"
+    elif run.complete:
+        why = "no fresh set of launches confirms it"
+    else:
+        reason, why = Reason.INTERRUPTED, "stopped before it was confirmed"
+    return _Finding(status=status, reason=reason, detail=f"{first.detail}; {why}")
+
+
+def _waived(found: _Finding, rule: Threshold | None, run: RunRecord) -> _Finding:
+    """What a waiver leaves of a verdict: an expected FAIL is waived, a PASS is unexpected."""
+    today = datetime.date.fromisoformat(run.started_at[:10])
+    if rule is None or rule.waiver is None or not rule.waived(today):
+        return found
+    if found.status is Status.FAIL:
+        told = f"{found.detail}; waived until {rule.waiver.expires}: {rule.waiver.reason}"
+        return _Finding(status=Status.FAIL, reason=Reason.WAIVED, detail=told)
+    if found.status is Status.PASS:
+        told = f"met, but a waiver says it fails ({rule.waiver.reason}): remove the waiver"
+        return _Finding(status=Status.FAIL, reason=Reason.UNEXPECTED_PASS, detail=told)
+    return found

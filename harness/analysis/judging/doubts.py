@@ -1,0 +1,90 @@
+"""Doubts: why a decided contrast may not stand. A noisy host, or launches that were not steady."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from harness.analysis.judging.pairs import like_launches_sd, rests_on, timed
+from harness.analysis.judging.question import Doubt
+from harness.analysis.samples import steadiness
+from harness.host import admission
+from harness.host.admission import Level
+from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.record.outcome import Reason
+from harness.spec import Contrast, Plan, metrics
+
+#: Profiled steps longer than this by factor are another program's: no attribution.
+PERTURBED = 1.05
+
+
+def doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> Doubt | None:
+    """Why neither PASS nor FAIL of this contrast may stand; bytes and memory have no doubts."""
+    metric = metrics.metric(contrast.metric)
+    if not metric.of_time:
+        return None
+    if metric.profiled and (why := _perturbed(run, plan, contrast)):
+        return Doubt(reason=Reason.PERTURBED, detail=why)
+    if (noisy := unfit_host(run)) is not None:
+        return noisy
+    if why := _noise(rests_on(run, plan, contrast)):
+        return Doubt(reason=Reason.NOISY_HOST, detail=f"noisy host: {why}")
+    if why := _unsteady(run, plan, contrast):
+        return Doubt(reason=Reason.NOT_STEADY, detail=why)
+    return None
+
+
+def unfit_host(run: RunRecord) -> Doubt | None:
+    """Whether the host was found unfit before the run."""
+    bad = [f for f in run.admission if f.level is Level.BAD]
+    if not bad:
+        return None
+    advice = f" ({bad[0].advice})" if bad[0].advice else ""
+    told = f"noisy host: {'; '.join(f.text for f in bad)}{advice}"
+    return Doubt(reason=Reason.NOISY_HOST, detail=told)
+
+
+def _noise(launches: Sequence[LaunchRecord]) -> str:
+    """What the launches themselves say of a noisy host; empty for a quiet one."""
+    spread = like_launches_sd(launches)
+    if spread is not None and spread > admission.LAUNCH_SD:
+        return (
+            f"launches of one arm in one block differ by {spread:.0%} (A/A);"
+            " give it quiet cores, fixed clocks, or another machine"
+        )
+    loads = [x.foreign_load for x in launches if x.foreign_load is not None]
+    if loads and median(loads) > admission.FOREIGN_LOAD:
+        return (
+            f"others used {median(loads):.0%} of the ranks' cores (median launch);"
+            " find who it is (top -d 1) and run again"
+        )
+    reasons = {reason for x in launches for gpu in x.gpus for reason in gpu.throttle}
+    slowed = sorted(r for r in reasons if "thermal" in r or "hw_" in r)
+    return f"devices were slowed ({', '.join(slowed)})" if slowed else ""
+
+
+def _unsteady(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
+    """Which launch, or which arm in all its launches, was not steady; empty if none."""
+    for name in sorted({contrast.subject, *contrast.baseline}):
+        own = [x for x in timed(run, plan, None) if x.arm == name and x.steadiness]
+        windows = [x.steadiness for x in own if x.steadiness]
+        if (odd := steadiness.outlier(windows)) is not None:
+            drift = math.expm1(windows[odd].drift)
+            return f"{own[odd].launch} was not steady: {drift:+.1%} over it"
+        if steadiness.drifts(windows):
+            drift = math.expm1(fmean(s.drift for s in windows))
+            return f"{plan.arm(name).case.id} is not steady: {drift:+.1%} in every launch"
+    return ""
+
+
+def _perturbed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
+    """Why the profiler changed what it looked at too much for its shares to be judged, if so."""
+    own = timed(run, plan, None, Purpose.PROFILE)
+    factors = [x.perturbation for x in own if x.arm == contrast.subject and x.perturbation]
+    if not factors or median(factors) <= PERTURBED:
+        return ""
+    return (
+        f"profiled steps take {median(factors):.2f}x as long as others (limit {PERTURBED}):"
+        " use longer steps (a larger model or batch), or judge communication_cost"
+    )

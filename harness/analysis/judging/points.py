@@ -1,0 +1,94 @@
+"""Scaling points: every rung of a ladder against one baseline. Pure functions of the record."""
+
+from __future__ import annotations
+
+from statistics import geometric_mean
+
+from harness.analysis.judging.judge import estimate
+from harness.analysis.judging.pairs import pairs, timed, values_of
+from harness.base import stats
+from harness.host.machine import peak_flops
+from harness.record import LaunchRecord, RunRecord
+from harness.record.outcome import ScalingPoint
+from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision
+from harness.spec.metrics import Form, metric
+from harness.spec.rules import Statistic
+
+
+def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:
+    """The profiled launches of a case, whichever plan they were made for."""
+    return [x for x in run.launches if x.case == case.hash and x.budget is not None and x.usable]
+
+
+def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
+    """Geometric mean of an arm's throughput over its launches, samples/s."""
+    own = [x for x in timed(run, plan) if x.arm == arm]
+    rates = values_of(own, "throughput")
+    return geometric_mean(rates) if rates and all(x.usable for x in own) else None
+
+
+def tabled(plan: Plan) -> list[Contrast]:
+    """The contrasts that its ladder's table shows."""
+    return [c for c in plan.contrasts if metric(c.metric).tabled]
+
+
+def shown_against(plan: Plan) -> str:
+    """The kind of baseline that a plan's ladder is shown against: plain where it is measured."""
+    kinds = [c.against for c in tabled(plan)]
+    return "plain" if "plain" in kinds or not kinds else kinds[0]
+
+
+def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[ScalingPoint]:
+    """Every rung of a plan's ladder against one kind of baseline (default: ``shown_against``)."""
+    against = against or shown_against(plan)
+    out: dict[str, ScalingPoint] = {}
+    for contrast in tabled(plan):
+        case = plan.arm(contrast.subject).case
+        if contrast.against != against or case.id in out:
+            continue
+        values = pairs(run, plan, contrast).values
+        rate = throughput(run, plan, contrast.subject)
+        if not values or rate is None:
+            continue
+        # Ranks of the subject for each rank of the baseline: what linear scaling would give.
+        base = case.world_size / sum(plan.arm(b).case.world_size for b in contrast.baseline)
+        scale = contrast.ideal / base
+        e = estimate([v * scale for v in values], Form.RATIO)
+        tails = pairs(run, plan, contrast, Statistic.P95).values
+        strong = case.mode is Mode.STRONG  # the formula is about fixed work
+        out[case.id] = ScalingPoint(
+            case=case.id,
+            world_size=case.world_size,
+            against=against,
+            n=e.n,
+            throughput=rate,
+            speedup=e.value * base,
+            speedup_low=None if e.low is None else e.low * base,
+            speedup_high=None if e.high is None else e.high * base,
+            efficiency=e.value,
+            efficiency_low=e.low,
+            efficiency_high=e.high,
+            p95=geometric_mean(tails) * scale if tails else None,
+            worst=min(values) * scale,
+            karp_flatt=stats.karp_flatt(e.value * base, base) if strong else None,
+        )
+    return list(out.values())
+
+
+def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
+    """FLOP/s per rank: throughput x closed-form FLOPs of a sample / ranks; None if unknown."""
+    case = plan.arm(arm).case
+    described, seen = run.described.get(case.hash), throughput(run, plan, arm)
+    if described is None or described.facts is None or seen is None:
+        return None
+    return seen * described.facts.flops_per_sample / case.world_size or None
+
+
+def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
+    """Model FLOPs utilisation: achieved over peak; None for a device without a known peak."""
+    achieved, case = flops(run, plan, arm), plan.arm(arm).case
+    if achieved is None or run.machine.gpu is None or case.device is Device.CPU:
+        return None
+    narrow = case.precision is not Precision.FP32
+    peak = peak_flops(run.machine.gpu, "bfloat16" if narrow else "float32")
+    return None if peak is None else achieved / peak

@@ -1,0 +1,54 @@
+"""What is judged, gathered once: a contrast of a plan, a row of a sweep, or a course's trials.
+
+    contrast or series -> Question -> ``conclude`` -> Verdict
+
+Everything right of the arrow reads the Question only, so plans, sweeps and trials have one judge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.record.outcome import Reason, Status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Obstacle:
+    """What keeps a question from being judged at all."""
+
+    status: Status
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """Why neither PASS nor FAIL may stand, whatever the values say."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One metric of one thing, with its evidence.
+
+    ``first`` are the values that are judged, ``again`` those of the fresh set that confirms a
+    FAIL, ``p95`` the first ones on 95th percentiles of steps. ``perfect`` is the value of perfect
+    scaling, where more than that is a mistake; ``impossible`` says what else cannot be.
+    """
+
+    name: str
+    case: str
+    metric: str
+    against: str
+    case_hash: str = ""
+    plan: str = ""
+    first: tuple[float, ...] = ()
+    again: tuple[float, ...] = ()
+    p95: tuple[float, ...] = ()
+    launches: tuple[str, ...] = ()
+    obstacle: Obstacle | None = None
+    doubt: Doubt | None = None
+    perfect: float | None = None
+    impossible: str = ""

@@ -1,0 +1,120 @@
+"""The rows of reports, made once and printed by table and page: arms, and rungs of a ladder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from harness.analysis.judging.pairs import timed, values_of
+from harness.analysis.judging.points import flops, mfu, points, throughput
+from harness.record import Described, LaunchRecord, RunRecord, Steps
+from harness.record.outcome import SEVERITY, ScalingPoint, Verdict
+from harness.spec import Arm, CaseSpec, Plan, metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmRow:
+    """What the timed launches of one arm came to; None where it was not measured.
+
+    Times in s, of a mean step, of the worst launch's 95th percentile and of the worst step;
+    ``sent_bytes`` per step of the busiest rank; ``flops`` per s and rank.
+    """
+
+    arm: Arm
+    launches: tuple[LaunchRecord, ...]
+    described: Described | None
+    throughput: float | None
+    step_s: float | None
+    p95_s: float | None
+    worst_s: float | None
+    sent_bytes: float | None
+    peak_bytes: float | None
+    flops: float | None
+    mfu: float | None
+
+    @property
+    def case(self) -> CaseSpec:
+        """What was run."""
+        return self.arm.case
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Where a sample is more than one token."""
+        facts = self.described.facts if self.described else None
+        if facts is None or facts.tokens_per_sample == 1 or self.throughput is None:
+            return None
+        return self.throughput * facts.tokens_per_sample
+
+    @property
+    def sent_of_form(self) -> float | None:
+        """Bytes sent over those of the closed form."""
+        expected = self.described.expected if self.described else None
+        wanted = max(expected.sent_bytes) if expected else 0.0
+        return self.sent_bytes / wanted if self.sent_bytes and wanted else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderRow:
+    """One rung: its point, its arm, and the verdict that is worst for it, if a rule applies.
+
+    ``wrapped`` is its efficiency against the strategy at one rank. ``shown`` says whether the
+    figure of the verdict is the one of the point.
+    """
+
+    row: ArmRow
+    point: ScalingPoint
+    verdict: Verdict | None
+    wrapped: float | None
+
+    @property
+    def shown(self) -> bool:
+        """Whether table and verdict speak of one figure."""
+        return self.verdict is not None and in_table(self.verdict, self.point.against)
+
+
+def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
+    """The row of one arm."""
+    own = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
+    steps: list[Steps] = [x.steps for x in own if x.steps]
+    sent, peaks = values_of(own, "sent_bytes"), values_of(own, "peak_bytes")
+    return ArmRow(
+        arm=arm,
+        launches=tuple(own),
+        described=run.described.get(arm.case.hash),
+        throughput=throughput(run, plan, arm.name),
+        step_s=fmean(s.mean_s for s in steps) if steps else None,
+        p95_s=max((s.p95_s for s in steps), default=None),
+        worst_s=max((s.worst_s for s in steps), default=None),
+        sent_bytes=max(sent, default=None),
+        peak_bytes=max(peaks, default=None),
+        flops=flops(run, plan, arm.name),
+        mfu=mfu(run, plan, arm.name),
+    )
+
+
+def ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
+    """The rungs of a plan that were measured, in its order."""
+    wrapped = {p.case: p.efficiency for p in points(run, plan, "wrapped")}
+    out = []
+    for point in points(run, plan):
+        arm = next(a for a in plan.arms if a.case.id == point.case)
+        own = [
+            v
+            for v in run.verdicts
+            if v.plan == plan.hash and v.case == point.case and metrics.metric(v.metric).scaling
+        ]
+        judged = sorted((v for v in own if v.rule), key=lambda v: SEVERITY.index(v.status)) or own
+        out.append(
+            LadderRow(
+                row=arm_row(run, plan, arm),
+                point=point,
+                verdict=judged[0] if judged else None,
+                wrapped=wrapped.get(point.case),
+            )
+        )
+    return out
+
+
+def in_table(v: Verdict, against: str) -> bool:
+    """Whether the table's figure is the one that this verdict judged."""
+    return metrics.metric(v.metric).tabled and v.against == against

@@ -1,0 +1,65 @@
+"""Profiled rungs beside their baselines: what each lost, and to which term of the budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import median
+
+from harness.analysis.judging.doubts import PERTURBED
+from harness.analysis.judging.points import budgets, shown_against, tabled
+from harness.analysis.timeline.losses import Losses, losses
+from harness.record import Expected, LaunchRecord, RunRecord
+from harness.record.budget import Budget
+from harness.spec import Arm, Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One profiled rung of a ladder and its baseline."""
+
+    plan: Plan
+    arm: Arm
+    expected: Expected
+    against: str
+    launch: LaunchRecord
+    budget: Budget
+    losses: Losses
+    perturbation: float
+
+    @property
+    def refused(self) -> bool:
+        """Whether the profiler changed too much to attribute anything."""
+        return self.perturbation > PERTURBED
+
+
+def rungs(run: RunRecord) -> list[Rung]:
+    """The largest profiled rung of every ladder, against what its table is shown against."""
+    out = []
+    for plan in run.plans:
+        against = shown_against(plan)
+        found = [c for c in tabled(plan) if c.against == against and len(c.baseline) == 1]
+        for c in sorted(found, key=lambda c: -plan.arm(c.subject).case.world_size)[:1]:
+            arm, base = plan.arm(c.subject), plan.arm(c.baseline[0])
+            own, other = budgets(run, arm.case), budgets(run, base.case)
+            if not own or not other or arm.case.hash == base.case.hash:
+                continue
+            assert own[0].budget is not None and other[0].budget is not None
+            ranks = Fraction(arm.case.world_size, base.case.world_size)
+            expected, alone = (run.described[a.case.hash].expected for a in (arm, base))
+            assert expected is not None and alone is not None
+            work = Fraction(expected.global_batch, alone.global_batch) / ranks
+            changed = [x.perturbation for x in (*own, *other) if x.perturbation is not None]
+            out.append(
+                Rung(
+                    plan=plan,
+                    arm=arm,
+                    expected=expected,
+                    against=base.case.id,
+                    launch=own[0],
+                    budget=own[0].budget,
+                    losses=losses(other[0].budget, own[0].budget, ranks=int(ranks), work=work),
+                    perturbation=max(changed, default=1.0) if len(changed) < 3 else median(changed),
+                )
+            )
+    return out

@@ -1,0 +1,29 @@
+"""What a verb gives back: a document for programs, lines for people, and the exit status."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.base.documents import Json
+from harness.base.errors import Exit, ScaleproofError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """``document`` is printed with ``--json``, ``lines`` without; then the error, if any."""
+
+    document: Json
+    lines: Sequence[str]
+    exit: Exit = Exit.PASSED
+    error: ScaleproofError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was asked: the verb, its options, and the words as they were typed."""
+
+    verb: str
+    options: argparse.Namespace
+    words: Sequence[str]

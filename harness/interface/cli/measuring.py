@@ -1,0 +1,93 @@
+"""What verbs that measure share: their options, their session, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.base.documents import Json, to_doc
+from harness.base.errors import SpecError
+from harness.interface import options
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import tables, text
+from harness.interface.report.live import Live
+from harness.measure.session import Session
+from harness.record import RunRecord
+from harness.record.outcome import exit_status
+from harness.spec import Ablation
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
+
+
+def add_to(sub: argparse.ArgumentParser, *, cases: bool) -> None:
+    """Where and how to measure; ``cases`` also take ablations."""
+    options.add_to(sub)
+    sub.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE",
+        help="a field or knob of the case" if cases else "a knob of the engine",
+    )  # fmt: skip
+    if cases:
+        sub.add_argument(
+            "--ablate", action="append", default=[], choices=tuple(Ablation),
+            help="also measure the largest rung without this: what it saves is what it costs",
+        )  # fmt: skip
+
+
+def values(asked: Asked) -> dict[str, Any]:
+    """The shared options by name."""
+    return {o.name: getattr(asked.options, o.name.replace("-", "_")) for o in options.OPTIONS}
+
+
+def settings(asked: Asked) -> dict[str, Json]:
+    """``--set NAME=VALUE``: values are JSON where they parse as JSON, else text."""
+    out: dict[str, Json] = {}
+    for item in asked.options.set:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise SpecError(f"--set {item}", expected="NAME=VALUE", fix=f"--set {item}=...")
+        try:
+            out[name] = json.loads(value)
+        except ValueError:
+            out[name] = value
+    return out
+
+
+def site(asked: Asked) -> tuple[Catalogue, Site]:
+    """What can be named, and where it may run."""
+    known = options.catalogue(asked.options.path)
+    return known, options.site(values(asked), known)
+
+
+def session(asked: Asked, known: Catalogue, site: Site, cluster: str | None = None) -> Session:
+    """The session of this command; ``cluster`` is the file of a run that is resumed."""
+    given = values(asked)
+    if cluster is not None:
+        given["cluster"] = cluster
+    target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
+    beside = [target if target.is_dir() else target.parent, Path("suites")]
+    return Session(
+        known,
+        options.settings(given, site, ("scaleproof", *asked.words)),
+        results(asked),
+        options.thresholds(given["thresholds"], beside, given["references"]),
+        Live(sys.stderr if asked.options.json else sys.stdout),
+    )
+
+
+def results(asked: Asked) -> Path:
+    """Where runs are written."""
+    return Path(asked.options.results or "results")
+
+
+def judged(session: Session, record: RunRecord, asked: Asked, *, warn: bool = False) -> Answer:
+    """The tables of a run, and what its verdicts come to; ``warn``: INCONCLUSIVE does not fail."""
+    rerun = shlex.join(["scaleproof", *asked.words])
+    return Answer(
+        document=to_doc(record),
+        lines=tables.summary(record, text.shown(session.run.folder), rerun, text.columns()),
+        exit=exit_status([v.counts for v in record.verdicts], inconclusive_fails=not warn),
+    )

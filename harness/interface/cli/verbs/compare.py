@@ -1,0 +1,44 @@
+"""``compare`` and ``compare-hardware``: two runs on the cases that both ran."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.analysis import compare
+from harness.base.documents import to_doc
+from harness.base.errors import Exit
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import comparison, text
+from harness.record.store import load
+from harness.spec.metrics import COMPARABLE
+
+HELP = {
+    "compare": "two runs on one hardware class",
+    "compare-hardware": "two machines on the cases that both ran",
+}
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """Two runs and a metric."""
+    sub.add_argument("a", type=Path)
+    sub.add_argument("b", type=Path)
+    usual = "median_step_s" if verb == "compare" else "throughput"
+    sub.add_argument("--metric", default=usual, choices=COMPARABLE)
+    if verb == "compare":
+        sub.add_argument("--force", action="store_true", help="compare unlike runs, marked")
+
+
+def act(asked: Asked) -> Answer:
+    """A row for each case."""
+    a, b, metric = load(asked.options.a), load(asked.options.b), asked.options.metric
+    if asked.verb == "compare":
+        found = compare.compare(a, b, metric, force=asked.options.force)
+    else:
+        found = compare.compare_hardware(a, b, metric)
+    both = any(row.ratio is not None for row in found.rows)
+    return Answer(
+        document=to_doc(found),
+        lines=comparison.lines(a, b, found, text.columns()),
+        exit=Exit.PASSED if both else Exit.NOTHING_JUDGED,
+    )

@@ -1,0 +1,43 @@
+"""``fabric``: how fast ranks exchange data, before anything is trained over it."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness.base.errors import SpecError
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.measure.sweeper import USUAL, Sweeper
+from harness.spec.site import Site
+
+HELP = dict(fabric="how fast ranks exchange data: every collective, checked, timed and judged")
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """How often."""
+    measuring.add_to(sub, cases=False)
+    sub.add_argument(
+        "--sweeps", type=int, default=USUAL, metavar="N", help=f"launches (default: {USUAL})"
+    )
+
+
+def act(asked: Asked) -> Answer:
+    """Sweep every world of the site and judge it; a FAIL is measured again before it counts."""
+    known, site = measuring.site(asked)
+    needs_two(site)
+    knobs = known.checked(
+        [known.get("engines", site.engine)], measuring.settings(asked), asked.verb
+    )
+    with measuring.session(asked, known, site) as session:
+        Sweeper(session).measure(site, knobs, asked.options.sweeps)
+    return measuring.judged(session, session.save(complete=True), asked)
+
+
+def needs_two(site: Site) -> None:
+    """SpecError for a site of one rank."""
+    if site.world_size < 2:
+        raise SpecError(
+            "at least 2 ranks are needed: one alone has nobody to talk to",
+            expected="--cpus 2 or more, or --gpus 2",
+            fix="--cpus 2",
+        )

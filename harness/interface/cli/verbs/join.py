@@ -1,0 +1,32 @@
+"""``join``: be a node of a run that waits for its nodes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import NoReturn
+
+from harness.base import programs
+from harness.interface.cli.answer import Asked
+from harness.launch.engine import RANK_ENV
+
+HELP = dict(join="be a node of a run that waits for its nodes (--engine hosts)")
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """Where the run waits, and its secret."""
+    sub.add_argument("address", metavar="HOST:PORT", help="where the run waits")
+    sub.add_argument("--token-file", required=True, metavar="FILE", help="its secret, mode 600")
+    sub.add_argument("--order", type=int, metavar="N", help="this node's place, from 0 on")
+    sub.add_argument("--own-address", metavar="IP", help="where other nodes reach this one")
+
+
+def act(asked: Asked) -> NoReturn:
+    """Become this node's agent, until the run is over."""
+    parsed = asked.options
+    rest = ["--join", parsed.address, "--token-file", parsed.token_file]
+    rest += [f"--order={parsed.order}"] if parsed.order is not None else []
+    rest += [f"--address={parsed.own_address}"] if parsed.own_address else []
+    os.environ.update(RANK_ENV)
+    os.execv(sys.executable, [sys.executable, "-m", programs.AGENT, *rest])

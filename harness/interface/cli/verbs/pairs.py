@@ -1,0 +1,65 @@
+"""``pairs``: which node or link is slower than the others."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError
+from harness.base.numbers import si
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.measure import slow_nodes
+from harness.measure.sweeper import Sweeper
+
+HELP = dict(pairs="which node or link is slower than the others: pairs of nodes in rounds")
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """Where to write what was found."""
+    measuring.add_to(sub, cases=False)
+    sub.add_argument(
+        "--exclude", type=Path, metavar="FILE", help="write the nodes to leave out here"
+    )
+
+
+def act(asked: Asked) -> Answer:
+    """Measure nodes pair by pair, and say which ones are slow wherever they are paired."""
+    known, site = measuring.site(asked)
+    if len(site.nodes) < 3:
+        raise SpecError(
+            f"{len(site.nodes)} nodes cannot be told apart by pairs",
+            expected="at least 3 nodes",
+            fix="--nodes 4",
+        )
+    knobs = known.checked(
+        [known.get("engines", site.engine)], measuring.settings(asked), asked.verb
+    )
+    with measuring.session(asked, known, site) as session:
+        sweeper = Sweeper(session)
+        session.ready()
+        found = slow_nodes.search(
+            len(site.nodes), lambda a, b: sweeper.pair_bps(site, knobs, (a, b))
+        )
+        names = [m.host for m in session.run.nodes]
+    names = names or [f"node {i}" for i in range(len(site.nodes))]
+    lines = []
+    for pair in sorted(found.pairs, key=lambda p: p.bps):
+        slow = "  slow" if pair.bps < found.limit_bps else ""
+        lines.append(f" {names[pair.a]} - {names[pair.b]}  {si(pair.bps, 'B/s')}{slow}")
+    lines.append(f" {len(found.pairs)} pairs; slow is under {si(found.limit_bps, 'B/s')}")
+    lines += [
+        f" NODE  {names[n]} is slow with every node that it was paired with" for n in found.nodes
+    ]
+    lines += [
+        f" LINK  {names[p.a]} - {names[p.b]} is slow, and both are well with others"
+        for p in found.links
+    ]
+    bad = bool(found.nodes or found.links)
+    if not bad:
+        lines.append(" no node and no link is slower than the others")
+    if (exclude := asked.options.exclude) is not None:
+        exclude.write_text("".join(f"{names[n]}\n" for n in found.nodes))
+        lines.append(f" {len(found.nodes)} nodes to leave out: {exclude}")
+    return Answer(document=to_doc(found), lines=lines, exit=Exit.FAILED if bad else Exit.PASSED)

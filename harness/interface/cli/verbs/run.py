@@ -1,0 +1,104 @@
+"""``run``: measure and judge a case or a recipe, here and now, or from a queue."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError
+from harness.interface import options
+from harness.interface.cli import measuring, nsys
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.verbs import detached
+from harness.launch import deploy
+from harness.launch.engine import Where
+from harness.measure import resume
+from harness.measure.measurer import Measurer
+from harness.measure.session import Session
+from harness.record.store import load
+from harness.spec import Plan
+from harness.spec.catalogue import Catalogue
+from harness.spec.site import Site
+from harness.spec.targets import plans_of
+
+HELP = dict(run="measure and judge a case or a recipe")
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """A target, or a run to go on with."""
+    sub.add_argument(
+        "target", nargs="?", help="a case (ddp/decoder-tiny/weak), file.py or file.py::recipe"
+    )
+    sub.add_argument("--resume", metavar="RUN", help="go on with an interrupted run")
+    sub.add_argument("--inconclusive", choices=("fail", "warn"), default="fail")
+    sub.add_argument("--detach", action="store_true", help="leave it to the engine's queue")
+    sub.add_argument("--dry-run", action="store_true", help="print what would start the agents")
+    sub.add_argument("--nsys", action="store_true", help="run it all under Nsight Systems")
+    measuring.add_to(sub, cases=True)
+
+
+def act(asked: Asked) -> Answer:
+    """Measure what is asked for; what was measured before an interrupt is kept and shown."""
+    if asked.options.nsys:
+        nsys.become(asked.words, measuring.results(asked))
+    if asked.options.resume:
+        session, plans = _resumed(asked)
+    elif asked.options.target:
+        known, site = measuring.site(asked)
+        ablations = list(dict.fromkeys(asked.options.ablate))
+        plans = plans_of(asked.options.target, site, known, measuring.settings(asked), ablations)
+        if asked.options.detach:
+            return detached.submit(asked, known, site)
+        if asked.options.dry_run:
+            return _dry_run(asked, known, site)
+        session = measuring.session(asked, known, site)
+    else:
+        raise SpecError(
+            "nothing to run",
+            expected="a case, a recipe or --resume RUN",
+            fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
+        )
+    return _measured(asked, session, plans)
+
+
+def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:
+    session.run.notes += detached.notes()
+    session.run.announce(plans)
+    measurer, stopped = Measurer(session), False
+    try:
+        with session:
+            measurer.measure(plans)
+    except KeyboardInterrupt:
+        stopped = True
+    record = session.save(complete=not stopped)
+    answer = measuring.judged(session, record, asked, warn=asked.options.inconclusive == "warn")
+    if stopped:
+        return replace(answer, exit=Exit.INTERRUPTED)
+    errors = [error for plan in plans if (error := measurer.broken(plan)) is not None]
+    return replace(answer, error=errors[0]) if errors else answer
+
+
+def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
+    """The session of an interrupted run, on the site that it was begun on."""
+    folder = Path(asked.options.resume)
+    site, cluster = resume.where(load(folder))
+    asked.options.results = str(folder.resolve().parents[2])
+    session = measuring.session(asked, options.catalogue(asked.options.path), site, cluster)
+    session.resume(folder)
+    return session, list(session.run.plans)
+
+
+def _dry_run(asked: Asked, known: Catalogue, site: Site) -> Answer:
+    """What an engine would run to start its agents, its files first; nothing is started."""
+    settings = options.engine_settings(measuring.values(asked), known)
+    where = Where(nodes=site.nodes, device=site.device, settings=settings)
+    commands = deploy.commands(known.get("engines", site.engine), where)
+    lines = []
+    for command in commands:
+        for name, content in command.files.items():
+            lines += [f"# {name}", *content.splitlines(), ""]
+        lines.append(shlex.join(command.argv))
+    return Answer(document=[to_doc(c) for c in commands], lines=lines)

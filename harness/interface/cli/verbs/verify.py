@@ -1,0 +1,61 @@
+"""``verify``: every figure and verdict again, from the stored samples."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from harness.analysis.verify import Verification, rejudge, verify
+from harness.base.documents import to_doc
+from harness.base.errors import Exit
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import tables, text
+from harness.record import RunRecord
+from harness.record.outcome import exit_status
+from harness.record.store import load
+from harness.spec.rules import load_thresholds
+
+HELP = dict(verify="recompute every figure and verdict from the stored samples, offline")
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """A run, and other rules."""
+    sub.add_argument("run", type=Path)
+    sub.add_argument(
+        "--thresholds", type=Path, metavar="FILE", help="also judge it anew by these rules"
+    )
+
+
+def act(asked: Asked) -> Answer:
+    """What differs; then the verdicts under other rules, if nothing does."""
+    path, rules = asked.options.run, asked.options.thresholds
+    run = load(path)
+    found = verify(run, path if path.is_dir() else path.parent)
+    exit_ = Exit.FAILED if found.differences else Exit.PASSED
+    answer = Answer(document=to_doc(found), lines=_lines(run, found), exit=exit_)
+    if rules is None or found.differences:
+        return answer
+    anew = rejudge(run, load_thresholds(rules))
+    judged = [*tables.verdict_lines(anew, text.columns(), every=True), *tables.counts(anew)]
+    return replace(
+        answer,
+        document={**answer.document, "judged_anew": to_doc(anew.verdicts)},
+        lines=[*answer.lines, "", f" judged anew by {rules}:", *judged],
+        exit=exit_status([v.counts for v in anew.verdicts]),
+    )
+
+
+def _lines(run: RunRecord, found: Verification) -> list[str]:
+    out = [
+        f" {found.num_launches} launches from {found.num_samples} ranks' samples,"
+        f" {found.num_verdicts} verdicts recomputed",
+        f" recorded with {run.software.get('scaleproof', 'n/a')}, read with schema {run.schema}",
+    ]
+    if found.num_traceless:
+        out.append(
+            f" {found.num_traceless} budgets are taken as recorded: their traces are not here"
+        )
+    out += [f" DIFFERS  {d}" for d in found.differences]
+    return [*out, f" {len(found.differences)} differences" if found.differences else
+            " everything agrees"]  # fmt: skip

@@ -1,0 +1,127 @@
+"""The Session: one run in the making, and what it is made with."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from harness.host import admission
+from harness.host.admission import Level
+from harness.launch import cluster
+from harness.launch.engine import Where
+from harness.measure.bench import Bench
+from harness.measure.progress import Progress, waiting
+from harness.measure.run import Run
+from harness.record import RunRecord
+from harness.spec import CaseSpec
+from harness.spec.catalogue import Catalogue
+from harness.spec.rules import Threshold
+from harness.spec.settings import Settings
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end a run as Ctrl-C does: cleanly, with what was measured kept."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
+
+
+class Session:
+    """Owns the run, the bench that launches, and the progress that is shown.
+
+    As a context it warms up first, keeps what was measured until something broke, and closes.
+    Measurer, Sweeper and Recoverer are peers: each is given the session, none knows another.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        settings: Settings,
+        results: Path,
+        thresholds: Sequence[Threshold],
+        progress: Progress,
+    ) -> None:
+        self.catalogue, self.settings, self.progress = catalogue, settings, progress
+        self.engine = catalogue.get("engines", settings.engine)
+        self.run = Run(catalogue, settings, results, thresholds, lambda: self.bench.queued_s)
+        file = None if settings.cluster is None else Path(settings.cluster)
+        where = Where(
+            nodes=settings.nodes,
+            device=settings.device,
+            folder=results / "engine" / self.run.name,
+            settings=cluster.settings(file, settings.engine, catalogue.entries["engines"]),
+        )
+        self.bench: Bench = Bench(catalogue, self.engine, where, self.run.machine.num_gpus > 0)
+        self._examined = False
+
+    def __enter__(self) -> Session:
+        """Warm up."""
+        self.warm()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Leave nothing behind; nothing that was measured is lost."""
+        try:
+            if kind is not None and (self.run.plans or self.run.fabric or self.run.recoveries):
+                self.run.save(complete=False)
+        finally:
+            self.progress.clear()
+            self.close()
+
+    def warm(self) -> None:
+        """See whether the host is fit, then start the agent: it imports torch while we go on.
+
+        What was wrong in an earlier sitting of a resumed run stays wrong.
+        """
+        if not self._examined:
+            self._examined = True
+            end_on_sigterm()
+            earlier = [f for f in self.run.admission if f.level is Level.BAD]
+            now = admission.examine()
+            self.run.admission = (*earlier, *now)
+            for found in now:
+                if found.level is not Level.OK:
+                    self.progress.note(f"{found.check}: {found.text} ({found.advice})")
+        self.bench.warm()
+        self.meet()
+
+    def meet(self) -> None:
+        """Take the machine from the first node, where the engine reaches others than this one."""
+        if self.engine.engine.remote and not self.run.nodes:
+            self.ready()
+            self.run.nodes = tuple(node.machine for node in self.bench.nodes)
+            self.run.machine = self.run.nodes[0]
+            self.run.notes += self.bench.notes
+
+    def ready(self) -> None:
+        """Wait until every agent is there, and show the wait."""
+        self.bench.ready(waiting(self.progress))
+
+    def resume(self, folder: Path) -> None:
+        """Go on with an interrupted run, on the machine that it was begun on."""
+        self.meet()
+        self.run.resume(folder)
+
+    def describe(self, cases: Sequence[CaseSpec]) -> None:
+        """Ask the agent about cases that are new."""
+        unknown = list({c.hash: c for c in cases if c.hash not in self.run.described}.values())
+        if unknown:
+            self.ready()
+            answers = self.bench.describe(unknown)
+            self.run.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
+
+    def save(self, *, complete: bool) -> RunRecord:
+        """Write the run down, judged."""
+        return self.run.save(complete=complete)
+
+    def close(self) -> None:
+        """Stop the engine and its agents."""
+        self.bench.close()

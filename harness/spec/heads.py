@@ -1,0 +1,130 @@
+"""Literal heads: what a file says of itself, read with ``ast``; nothing is imported.
+
+A head is the docstring's first line and upper-case assignments of literals (``dict(a=1)`` counts).
+Literal heads are parsed here rather than by importing: listing must not load torch or users' code.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar, cast
+
+from harness.base.documents import Json, from_doc
+from harness.base.errors import SpecError, nearest
+
+Facts = TypeVar("Facts")
+_NOT_LITERAL = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supports:
+    """SUPPORTS, the head of a strategy: what it can be asked for, and what must hold of it.
+
+    ``oracle`` is the single-device reference that it is compared with: a world's shards in rank
+    order, a batch cut into ``parts`` (the name of the knob that says how many), or the former
+    within the compressor's error. ``initial``: whose start the ranks train from; ``broadcast`` ones
+    are given unequal starts. ``replicas``: all ranks end with equal bits. ``whole``: every rank is
+    given the whole batch. ``metrics`` and ``baselines`` are those of its usual ladder.
+    """
+
+    worlds: Literal["any", "one"]
+    oracle: Literal["shard_ordered", "micro_batched", "compressed"]
+    initial: Literal["same_seed", "broadcast", "own"]
+    parts: str = ""
+    replicas: bool = False
+    whole: bool = False
+    compressor: bool = False
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    modes: tuple[str, ...] = ("weak", "strong")
+    metrics: tuple[str, ...] = ("efficiency",)
+    baselines: tuple[str, ...] = ("plain", "wrapped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """ENGINE, the head of an engine.
+
+    ``joins``: its agents dial in over the network; ``remote``: they are on other machines;
+    ``one_machine``: several nodes of it are all on this one, ``always_emulated`` even when there
+    is one. ``queues``: a run can be left to its queue. ``faults`` are those that ``recover`` can
+    plant there beside crash and hang.
+    """
+
+    multi_node: bool = False
+    one_machine: bool = False
+    always_emulated: bool = False
+    joins: bool = False
+    remote: bool = False
+    queues: bool = False
+    slows_ranks: bool = True
+    shapes_links: bool = False
+    faults: tuple[str, ...] = ()
+
+
+def read_head(path: Path) -> tuple[str, dict[str, Json]]:
+    """First docstring line and literal upper-case assignments of a Python file."""
+    try:
+        tree = ast.parse(path.read_text())
+    except (SyntaxError, UnicodeDecodeError) as error:
+        line = f" (line {error.lineno})" if isinstance(error, SyntaxError) else ""
+        told = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise SpecError(
+            f"is not valid Python: {told}{line}",
+            where=str(path),
+            fix=f"python -m py_compile {path}",
+        ) from None
+    head = {name: value for name, value in _literals(tree) if value is not _NOT_LITERAL}
+    doc = (ast.get_docstring(tree) or "").strip().splitlines()
+    return (doc[0] if doc else ""), head
+
+
+def facts(kind: type[Facts], head: Json, where: str) -> Facts:
+    """A head as its type; SpecError with every mistake at once."""
+    known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    wrong = []
+    for name in head if isinstance(head, Mapping) else ():
+        if name not in known:
+            wrong.append(f"{name!r} is unknown{nearest(name, known)}")
+    if not wrong:
+        try:
+            return from_doc(kind, head)
+        except ValueError as error:
+            wrong.append(str(error))
+    raise SpecError(
+        "; ".join(wrong),
+        where=where,
+        expected=f"{', '.join(known)}",
+        fix="scaleproof list",
+    )
+
+
+def _literals(tree: ast.Module) -> Iterator[tuple[str, Json]]:
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign):
+            target, value = cast(ast.expr, node.target), node.value
+        elif isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+        else:
+            continue
+        if isinstance(target, ast.Name) and target.id.isupper() and value is not None:
+            yield target.id, _literal(value)
+
+
+def _literal(node: ast.expr) -> Json:
+    """The value of a literal, ``dict(a=1)`` counted as one; else _NOT_LITERAL."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        values = {k.arg: _literal(k.value) for k in node.keywords if k.arg}
+        return _NOT_LITERAL if _NOT_LITERAL in values.values() else values
+    if isinstance(node, ast.Dict):
+        keys = [_literal(k) if k is not None else _NOT_LITERAL for k in node.keys]
+        items = [_literal(v) for v in node.values]
+        bad = any(x is _NOT_LITERAL for x in (*keys, *items))
+        return _NOT_LITERAL if bad else dict(zip(keys, items, strict=True))
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return _NOT_LITERAL

@@ -1,0 +1,29 @@
+"""How a run is made, as its options ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.spec.case import Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a run is made: never identity, all recorded.
+
+    ``nodes`` are the ranks that each node can take; ``cluster`` is the file that the engine's
+    settings come from. ``budget_s`` is what the whole run may take; without it every plan gets its
+    first blocks, and what is then undecided gets more while the run is younger than
+    ``more_until_s``.
+    """
+
+    engine: str = "local"
+    nodes: tuple[int, ...] = (1,)
+    device: Device = Device.CPU
+    cluster: str | None = None
+    budget_s: float | None = None
+    more_until_s: float = 330.0
+    strict: bool = False
+    timeline: bool = True
+    fabric: bool = True
+    argv: tuple[str, ...] = ()

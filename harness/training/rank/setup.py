@@ -1,0 +1,228 @@
+"""One rank in its launch: its place, device and process group, and what it leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from harness.host.environment import names_interface
+from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.messages import LaunchSpec
+from harness.record import RankRecord
+from harness.record.store import Samples
+from harness.spec import CaseSpec, Device
+from harness.training.context import Loaded, RankContext, Trainer
+from harness.training.describe import case_batching
+from harness.training.observe import threads
+from harness.training.observe.memory import Memory
+from harness.training.rank.barrier import Barrier
+from harness.training.rank.window import Measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a rank is. ``device`` is its number among the devices that its agent sees; ``store``
+    makes the rendezvous store after the process was set up.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node: int
+    device: int
+    parent: int
+    store: Callable[[], dist.Store]
+
+
+class Laps:
+    """Where a rank's time goes before its first step, in s by phase."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, phase: str) -> None:
+        """The phase that ends now."""
+        now = time.monotonic()
+        self.seconds[phase], self._last = now - self._last, now
+
+    @property
+    def total_s(self) -> float:
+        """Since the rank began."""
+        return time.monotonic() - self._began
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rank:
+    """What a task is given: a rank that has met the others."""
+
+    spec: LaunchSpec
+    place: Place
+    out: Path
+    device: torch.device
+    meet: Barrier
+    lap: Laps
+    affinity: tuple[int, ...]
+    tuned_threads: int
+    known_modules: frozenset[str]
+    beats: Beats
+
+    def beat(self, phase: Phase, step: int = 0) -> None:
+        """A sign of life: silence is told from work by it."""
+        self.beats.write(self.place.rank, phase, step)
+
+    def file(self, suffix: str) -> Path:
+        """What this rank leaves, as ``rank0.json``."""
+        return self.out / f"rank{self.place.rank}.{suffix}"
+
+    def context(self, loaded: Loaded, case: CaseSpec) -> RankContext:
+        """What a strategy is given of a case."""
+        return RankContext(
+            case=case,
+            rank=self.place.rank,
+            world_size=self.place.world_size,
+            device=self.device,
+            batching=case_batching(loaded, case),
+            loss=loaded.model.loss,
+            compressor=loaded.compressor(case),
+        )
+
+    def record(
+        self, trainer: Trainer, memory: Memory, measured: Measured | None = None, **more: Any
+    ) -> RankRecord:
+        """What this rank measured or checked, its samples written down beside."""
+        samples = None if measured is None else measured.samples
+        losses = [] if samples is None else [v for v in samples.loss.tolist() if not math.isnan(v)]
+        wire = None if measured is None else measured.wire
+        stepping_s = 0.0 if samples is None else float(samples.marks_s[-1])
+        loaded = {m for m in sys.modules if m.startswith("torch")} - self.known_modules
+        return RankRecord(
+            rank=dist.get_rank(),
+            local_rank=self.place.local_rank,
+            node=self.place.node,
+            host=platform.node(),
+            pid=os.getpid(),
+            device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            backend=dist.get_backend(),
+            window_s=0.0 if measured is None else measured.window_s,
+            cpu_s=0.0 if measured is None else measured.cpu_s,
+            setup_s=self.lap.total_s - stepping_s,
+            stepping_s=stepping_s,
+            sent_bytes=None if wire is None else wire.sent_bytes,
+            resent_bytes=None if wire is None else wire.resent_bytes,
+            peak_bytes=memory.peak(),
+            first_loss=losses[0] if losses else None,
+            last_loss=losses[-1] if losses else None,
+            tuned_threads=self.tuned_threads,
+            affinity=self.affinity,
+            modules_after_fork=tuple(sorted(loaded)),
+            clock_misses=0 if measured is None else measured.misses,
+            ran=trainer.ran(),
+            allocator=memory.allocator(),
+            samples_sha256="" if samples is None else _write(self.file("npz"), samples),
+            busy_s=None if measured is None else measured.busy_s,
+            phases_s=self.lap.seconds,
+            **{"planted_s": None, **more},
+        )
+
+
+def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path], None]) -> Rank:
+    """Device, cores and process group, as the case asks for; all ranks have met afterwards.
+
+    ``prepare`` is the task's own, before there is a process group.
+    """
+    lap, case, out = Laps(), spec.case, Path(spec.out)
+    known = frozenset(sys.modules)
+    set_backend(case.environment or {})
+    # By rank, not local rank, on CPU: nodes emulated on one machine must not share a core.
+    index = place.rank if case.device is Device.CPU else place.local_rank
+    first = case.first_device + index * case.devices_per_rank
+    affinity = threads.pin(str(case.device), first, place.local_world_size, case.devices_per_rank)
+    threads.precise_sleep()
+    torch.set_num_threads(len(affinity))
+    device = _device(case, place)
+    prepare(out / f"rank{place.rank}.nccl")
+    lap("files")
+    beats.write(place.rank, Phase.GROUP)
+    if spec.detailed:
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+        dist.set_debug_level_from_env()
+    store, earlier = place.store(), threads.running()
+    dist.init_process_group(
+        case.backend if case.communicate else "fake",
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=spec.deadlines.collective_s),
+        device_id=device if case.backend == "nccl" and case.communicate else None,
+    )
+    lap("process group")
+    if place.world_size > 1:
+        dist.all_reduce(torch.zeros(1, device=device))
+    meet = Barrier(store, place.rank, place.world_size, case.communicate)
+    lap("first collective")
+    tuned = threads.tune_loop_thread(earlier) if case.backend == "gloo" else 0
+    beats.write(place.rank, Phase.BUILD)
+    return Rank(
+        spec=spec,
+        place=place,
+        out=out,
+        device=device,
+        meet=meet,
+        lap=lap,
+        affinity=affinity,
+        tuned_threads=tuned,
+        known_modules=known,
+        beats=beats,
+    )
+
+
+def set_backend(environment: Mapping[str, str]) -> None:
+    """What a case says of its backend holds wherever its ranks run.
+
+    But for names of interfaces, where a node knows better.
+    """
+    for name, value in environment.items():
+        if names_interface(name):
+            os.environ.setdefault(name, value)
+        else:
+            os.environ[name] = value
+
+
+def _device(case: CaseSpec, place: Place) -> torch.device:
+    """One device per rank, but for a GPU shared on purpose."""
+    if case.device is Device.CPU:
+        return torch.device("cpu")
+    index = case.first_device + place.device * case.devices_per_rank
+    device = torch.device(
+        "cuda", index % torch.cuda.device_count() if "shared_gpu" in case.stand_in else index
+    )
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32, in matmuls and convolutions
+    return device
+
+
+def _write(path: Path, samples: Samples) -> str:
+    """Write the arrays; their sha256."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **vars(samples))
+    raw = buffer.getvalue()
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(raw)
+    temporary.replace(path)
+    return hashlib.sha256(raw).hexdigest()

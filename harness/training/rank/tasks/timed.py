@@ -1,0 +1,58 @@
+"""Task ``timed``: train, and time every step; with a profiler where steps are to be traced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.launch.wire.messages import LaunchSpec, Timed
+from harness.record import RankRecord
+from harness.spec import Window
+from harness.training.context import load
+from harness.training.observe import issued
+from harness.training.observe.clock import Clock
+from harness.training.observe.memory import Memory
+from harness.training.observe.profiler import Profiler
+from harness.training.rank.feed import make_feed
+from harness.training.rank.setup import Rank
+from harness.training.rank.window import measure
+
+
+def prepare(spec: LaunchSpec, _: Path) -> None:
+    """Import what is trained; of its collectives only the last ones are kept, as evidence."""
+    issued.enable(issued.LAST)
+    load(spec.files)
+
+
+def run(task: Timed, rank: Rank) -> RankRecord:
+    """Build, prepare the batches, measure."""
+    loaded, case = load(rank.spec.files), rank.spec.case
+    memory, ctx = Memory(rank.device), rank.context(loaded, case)
+    trainer = loaded.build(case, ctx, case.seed)
+    rank.lap("model")
+    feed = make_feed(loaded, ctx, task.steps)
+    period = getattr(loaded.model, "period_s", None)
+    period_s = None if period is None else period(loaded.size(case), case, task.draw)
+    rank.lap("data")
+    profiler = clock = None
+    if task.profiled:
+        profiler, clock = Profiler(task.steps, task.profiled, ctx.device), Clock()
+        clock.handshake()
+    measured = measure(
+        trainer,
+        feed,
+        Window(steps=task.steps, cut=task.cut, profiled=task.profiled),
+        ctx=ctx,
+        memory=memory,
+        beat=rank.beat,
+        meet=rank.meet,
+        period_s=period_s,
+        profiler=profiler,
+    )
+    more: dict[str, Any] = dict(planted_s=period_s)
+    if profiler is not None and clock is not None:
+        profiler.stop()
+        clock.handshake()
+        more["trace_sha256"] = profiler.export(rank.out, ctx.rank)
+        more |= dict(clock_offset_ns=clock.offset_ns, clock_half_ns=clock.half_width_ns)
+    return rank.record(trainer, memory, measured, **more)

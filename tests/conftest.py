@@ -15,7 +15,7 @@ from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.fleet import Fleet
-from harness.launch.wire.messages import Deadlines, LaunchSpec, RankEnd
+from harness.launch.wire.messages import Deadlines, Gate, LaunchSpec, RankEnd, Timed
 from harness.record import Cause, Check, Described, Purpose, RankRecord
 from harness.record.store import load
 from harness.spec import CaseSpec, Device, Mode
@@ -93,8 +93,9 @@ def launch(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Any:
         assert not described.unsupported, described.unsupported
         out = tmp_path / f"launch{next(count)}"
         spec = LaunchSpec(
-            launch=out.name, purpose=purpose, case=case, twin=catalogue.twin(case), steps=steps,
-            cut=cut, out=str(out), files=files, draw=1, profiled=profiled, deadlines=deadlines or Deadlines(),
+            launch=out.name, case=case, out=str(out), files=files, deadlines=deadlines or Deadlines(),
+            task=Gate(twin=catalogue.twin(case)) if purpose is Purpose.GATE
+            else Timed(steps=steps, cut=cut, profiled=profiled, draw=1),
         )  # fmt: skip
         ended = agent.launch(spec, tick)
         files_ = [out / f"rank{r}.json" for r in range(world)]

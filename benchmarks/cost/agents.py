@@ -20,8 +20,8 @@ from scipy.stats import f as f_distribution
 from harness.base.documents import from_doc
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
-from harness.launch.wire.messages import LaunchSpec
-from harness.record import Purpose, RankRecord
+from harness.launch.wire.messages import LaunchSpec, Timed
+from harness.record import RankRecord
 from harness.spec import Device
 from harness.spec.catalogue import Catalogue
 from harness.spec.site import Site
@@ -45,8 +45,8 @@ def main() -> None:
         for found, engine in zip(steps_s, engines, strict=True):
             with tempfile.TemporaryDirectory() as folder:
                 spec = LaunchSpec(
-                    launch=f"r{i}", purpose=Purpose.TIMED, case=case, twin=case, steps=28, cut=6,
-                    out=folder, files=known.files(case), draw=0,
+                    launch=f"r{i}", case=case, task=Timed(steps=28, cut=6, draw=1),
+                    out=folder, files=known.files(case),
                 )  # fmt: skip
                 ended = engine.launch(spec, lambda step: None)
                 assert all(e.finished for e in ended.ranks), ended

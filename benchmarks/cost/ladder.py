@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from harness.launch.engines.torchrun import Torchrun
-from harness.launch.wire.messages import LaunchSpec
+from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
-from harness.record import Purpose
+from harness.measure.session import Session
 from harness.spec import Device
 from harness.spec.catalogue import Catalogue
 from harness.spec.recipes import REAL, ladder
@@ -36,17 +36,16 @@ def main() -> None:
     plan = normalise(ladder(site.case("ddp/decoder-nano"), rungs(parsed.world)), known)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        measurer = Measurer(known, Settings(results=Path(folder)), (), Quiet())
-        measurer.measure([plan])
+        session = Session(known, Settings(), Path(folder), (), Quiet())
+        Measurer(session).measure([plan])
         ours = time.perf_counter() - began
-        launches = len(measurer.run.launches)
-        measurer.close()
+        launches = len(session.run.launches)
+        session.close()
         engine, began = Torchrun(), time.perf_counter()
         for arm in plan.arms:
             spec = LaunchSpec(
-                launch=arm.name, purpose=Purpose.TIMED, case=arm.case, twin=arm.case,
-                steps=REAL.steps, cut=REAL.cut, out=str(Path(folder) / arm.name),
-                files=known.files(arm.case), draw=0,
+                launch=arm.name, case=arm.case, out=str(Path(folder) / arm.name),
+                task=Timed(steps=REAL.steps, cut=REAL.cut, draw=0), files=known.files(arm.case),
             )  # fmt: skip
             Path(spec.out).mkdir()
             ended = engine.launch(spec, lambda: None)

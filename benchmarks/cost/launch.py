@@ -18,8 +18,7 @@ from pathlib import Path
 from harness.base.stats import median
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
-from harness.launch.wire.messages import LaunchSpec
-from harness.record import Purpose
+from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.spec import Device
 from harness.spec.catalogue import Catalogue
 from harness.spec.site import Site
@@ -49,8 +48,8 @@ def main() -> None:
             for name, engine in (("local", local), ("torchrun", torchrun)):
                 with tempfile.TemporaryDirectory() as folder:
                     spec = LaunchSpec(
-                        launch=f"{name}{i}", purpose=Purpose.TIMED, case=case, twin=case, steps=1,
-                        cut=0, out=str(Path(folder)), files=files, draw=0,
+                        launch=f"{name}{i}", case=case, task=Timed(steps=1, cut=0, draw=1),
+                        out=str(Path(folder)), files=files,
                     )  # fmt: skip
                     began = time.perf_counter()
                     ended = engine.launch(spec, lambda step: None)

@@ -9,12 +9,12 @@ from harness import LocalTrainer, ddp
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 
 
-def expect(case, model, batching, facts):  # what it says it will do; the gate counts it
-    as_ddp = ddp.expect(case, model, batching, facts)
+def expect(case, model, batching, facts, knobs):  # what it says it will do; the gate counts it
+    as_ddp = ddp.expect(case, model, batching, facts, ddp.KNOBS)
     return replace(as_ddp, module="Sequential", placements=())
 
 
-def build(model, ctx):
+def build(model, ctx, knobs):
     for p in model.parameters():
         dist.broadcast(p.data, 0)
 

@@ -31,9 +31,9 @@ class Expected:
     figure per rank); ``largest_message`` is the largest single one.
     ``dense_bytes`` is what an uncompressed all-reduce would send, 0 where that is no measure.
     ``module``, ``schedule`` and ``placements`` must be what ran (placements () = not asserted).
-    ``memory_bytes`` is what a rank will need, roughly. ``stages`` are the ranks that a sample passes
-    through in turn: with several, no rank can go without its neighbours. ``remedies`` maps a term
-    of the budget to the setting that makes it smaller.
+    ``memory_bytes`` is what a rank will need, roughly. ``stages`` are the ranks that a sample
+    passes through in turn: with several, no rank can go without its neighbours. ``remedies`` maps a
+    term of the budget to the setting that makes it smaller.
     """
 
     sent_bytes: tuple[float, ...]

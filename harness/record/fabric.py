@@ -44,8 +44,8 @@ class Row:
 
     ``time_s`` is the median over iterations of the slowest rank, ``worst_s`` the longest one.
     ``network`` is what an emulated one was set to. ``right`` says that every rank got what it
-    should; ``refused`` why it could not be run. ``attempt`` 1 is the fresh set that confirms a FAIL;
-    ``link_mbit`` what the engine set each node's link to, where it does.
+    should; ``refused`` why it could not be run. ``attempt`` 1 is the fresh set that confirms a
+    FAIL, ``link_mbit`` what the engine set each node's link to, where it does.
     """
 
     nodes: tuple[int, ...]

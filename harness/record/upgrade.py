@@ -54,20 +54,22 @@ def _typed(doc: Json) -> Json:
         launches = sweeps.setdefault(key, [])
         if row["launch"] not in launches:
             launches.append(row["launch"])
-        row["attempt"] = int(launches.index(row["launch"]) >= _FIRST)
+        row.setdefault("attempt", int(launches.index(row["launch"]) >= _FIRST))
         if texts.get("engine") == "emulated":
             rate = re.search(r"rate_mbit=([\d.e+]+)", row.get("network", ""))
             row["link_mbit"] = float(rate[1]) if rate else 1000.0
     trials = Counter[Json]()
     for t in doc.get("recoveries", ()):
         kind = (t["case"], t["fault"], t.get("asynchronous"), t["world_before"], t["world"])
-        t["attempt"] = int(trials[kind] >= _FIRST)
+        t.setdefault("attempt", int(trials[kind] >= _FIRST))
         trials[kind] += 1
     return doc
 
 
-def _value(name: str, text: str) -> Json:
-    """A setting that was written as ``str(value)``."""
+def _value(name: str, text: Json) -> Json:
+    """A setting that was written as ``str(value)``; as it is, if it was typed already."""
+    if not isinstance(text, str):
+        return text
     if text == "None":
         return None
     if name == "argv":

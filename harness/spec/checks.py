@@ -110,7 +110,7 @@ CHECKS = (
     Check(wrong=_size, fix="scaleproof list models"),
     Check(wrong=_device),
     Check(wrong=_mode),
-    Check(wrong=_compressor, expected="as in compressed:topk/...", fix="scaleproof list compressors"),
+    Check(wrong=_compressor, expected="as compressed:topk/...", fix="scaleproof list compressors"),
     Check(wrong=_world),
     Check(wrong=_counts, expected="at least 1"),
     Check(wrong=_shares, expected="a number above 0 for each rank", fix="--set shares=[1,0.5]"),

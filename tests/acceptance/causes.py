@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness.base.documents import Json
 from harness.launch.engine import Where
-from harness.measure.bench import Launcher, Order
+from harness.measure.bench import Bench, Order
 from harness.record import Purpose
 from harness.record.budget import Budget, RankBudget, Term
 from harness.spec import Arm, CaseSpec, Data, Device, Plan, Protocol, Role
@@ -73,14 +73,14 @@ def case_of(plants: Sequence[str], world: int, ms: float, known: Catalogue) -> C
     return known.normalise(replace(case, data=Data.LOADED))
 
 
-class Bench:
+class Stand:
     """Profiles cases, one launch at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.known = Catalogue([PLANTS])
         self.folder = folder
-        self.launcher = Launcher(
-            self.known, "local", Where(), tune_loop_thread=True, poll_gpus=False
+        self.launcher = Bench(
+            self.known, self.known.get("engines", "local"), Where(), poll_gpus=False
         )
 
     def profile(self, case: CaseSpec) -> Budget:
@@ -148,7 +148,7 @@ def measure(
     worlds: Sequence[int], chosen: Sequence[tuple[str, ...]], repeats: int, ms: float, folder: Path
 ) -> Iterator[Row]:
     """Rows of every set; each repeat has a launch of its own beside one of the bare case."""
-    bench = Bench(folder)
+    bench = Stand(folder)
     try:
         for world in worlds:
             for plants in chosen:

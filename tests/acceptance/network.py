@@ -16,10 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness.analysis.judging.notices import EMULATED_OFF, PAYLOAD_SHARE
+from harness.analysis.judging.notices import PAYLOAD_SHARE, SHAPED_OFF
 from harness.base.stats import median
 from harness.launch.engine import Where
-from harness.measure.bench import Launcher, Order
+from harness.measure.bench import Bench, Order
 from harness.record import LaunchRecord, Purpose
 from harness.spec import Arm, Device, Plan, Protocol, Role
 from harness.spec.catalogue import Catalogue
@@ -46,7 +46,7 @@ def site_of(nodes: int) -> Site:
     )
 
 
-def step_s(launcher: Launcher, name: str, site: Site, rate: float, folder: Path) -> LaunchRecord:
+def step_s(launcher: Bench, name: str, site: Site, rate: float, folder: Path) -> LaunchRecord:
     """The launch of median step time."""
     case = site.case(name, knobs={"emulated.rate_mbit": rate})
     case = launcher.catalogue.normalise(case)
@@ -86,8 +86,8 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|---|")
     for nodes in asked.nodes:
         site = site_of(nodes)
-        launcher = Launcher(
-            known, "emulated", Where(nodes=site.nodes), tune_loop_thread=True, poll_gpus=False
+        launcher = Bench(
+            known, known.get("engines", "emulated"), Where(nodes=site.nodes), poll_gpus=False
         )
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -100,7 +100,7 @@ def main() -> int:
                     for row in launcher.sweep(case, folder, only="all_reduce")
                 ]
                 off = median(carried) / (rate * PAYLOAD_SHARE) - 1
-                bad += abs(off) > EMULATED_OFF
+                bad += abs(off) > SHAPED_OFF
                 dense = None
                 for strategy in STRATEGIES:
                     launch = step_s(launcher, strategy, site, rate, folder)

@@ -20,12 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.judging import pairs as contrasts
+from harness.analysis.judging import pairs as paired
 from harness.analysis.judging.judge import estimate, judge
 from harness.base.documents import from_doc, to_doc
 from harness.base.stats import median
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
+from harness.measure.session import Session
 from harness.record import LaunchRecord
 from harness.record.outcome import Status
 from harness.spec import Device, Plan, Protocol
@@ -103,14 +104,15 @@ def measure(
     A ladder is lost (an ERROR, and told) where the host stood still for longer than a slot has room.
     """
     known = Catalogue()
-    measurer = Measurer(known, Settings(results=results, timeline=False), (), Quiet())
+    session = Session(known, Settings(timeline=False), results, (), Quiet())
+    measurer = Measurer(session)
     try:
         for efficiency, world, strategy, seed in cells:
             plan = plan_of(efficiency, world, strategy, seed, blocks, known, steps)
             measurer.measure([plan])
             run = measurer.run.record(complete=True)
             (contrast,) = plan.contrasts
-            pairs = contrasts.pairs(run, plan, contrast).values
+            pairs = paired.pairs(run, plan, contrast).values
             if not pairs:
                 (verdict,) = measurer.verdicts(plan)
                 sys.stderr.write(f"lost: {plan.name}: {verdict.detail}\n")
@@ -121,10 +123,10 @@ def measure(
                 seed=seed,
                 truth=efficiency,
                 pairs=pairs,
-                bias=efficiency * _error(contrasts.timed(run, plan)),
+                bias=efficiency * _error(paired.timed(run, plan)),
             )
     finally:
-        measurer.close()
+        session.close()
 
 
 def _error(launches: Sequence[LaunchRecord]) -> float:

@@ -10,14 +10,14 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[causes.Bench]:
-    found = causes.Bench(tmp_path_factory.mktemp("causes"))
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[causes.Stand]:
+    found = causes.Stand(tmp_path_factory.mktemp("causes"))
     yield found
     found.close()
 
 
 @pytest.mark.parametrize("plant", [*causes.DDP, "uneven"])
-def test_a_cause_is_called_by_its_name(bench: causes.Bench, plant: str) -> None:
+def test_a_cause_is_called_by_its_name(bench: causes.Stand, plant: str) -> None:
     """60 ms in a step of 50: no neighbour on this machine makes as much of another term."""
     (bare_case, case) = (
         causes.case_of(p, 2, 60.0, bench.known)
@@ -27,7 +27,7 @@ def test_a_cause_is_called_by_its_name(bench: causes.Bench, plant: str) -> None:
     assert causes.misnamed((plant,), found, bare) == ""
 
 
-def test_a_cause_called_by_another_name_is_caught(bench: causes.Bench) -> None:
+def test_a_cause_called_by_another_name_is_caught(bench: causes.Stand) -> None:
     """The check itself: a late rank is no data stall."""
     found = bench.profile(causes.case_of(("late",), 2, 60.0, bench.known))
     bare = bench.profile(causes.case_of((), 2, 60.0, bench.known))

@@ -36,9 +36,10 @@ def test_no_bound_two_points_off_is_decided_wrongly(ladders: list[planted.Ladder
 @pytest.mark.full
 def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     """A/A on real launches: of 20 comparisons at most 4 decide anything (nominal: 2 of 20)."""
-    from harness.analysis.judging import pairs as contrasts
+    from harness.analysis.judging import pairs as paired
     from harness.measure.measurer import Measurer
     from harness.measure.progress import Quiet
+    from harness.measure.session import Session
     from harness.record.outcome import Status
     from harness.spec import Device, Protocol
     from harness.spec.catalogue import Catalogue
@@ -50,7 +51,8 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     known = Catalogue()
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     case = site.case("ddp/paced-small", knobs={"paced.mode": "schedule", "paced.step_ms": 60.0})
-    measurer = Measurer(known, Settings(results=tmp_path, timeline=False), (), Quiet())
+    session = Session(known, Settings(timeline=False), tmp_path, (), Quiet())
+    measurer = Measurer(session)
     decided = measured = 0
     try:
         for seed in range(20):
@@ -58,12 +60,12 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
             plan = normalise(like(case, protocol=protocol), known)
             measurer.measure([plan])
             run = measurer.run.record(complete=True)
-            pairs = contrasts.pairs(run, plan, plan.contrasts[0]).values
+            pairs = paired.pairs(run, plan, plan.contrasts[0]).values
             if not pairs:
                 continue  # the host stood still
             measured += 1
             found = planted.Ladder(name="A/A", world=2, seed=seed, truth=1.0, pairs=pairs, bias=0.0)
             decided += found.decided(1.0) is not Status.INCONCLUSIVE
     finally:
-        measurer.close()
+        session.close()
     assert measured >= 18 and decided <= 4

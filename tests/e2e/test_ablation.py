@@ -10,6 +10,7 @@ import pytest
 from harness.base.errors import SpecError
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
+from harness.measure.session import Session
 from harness.record import Purpose
 from harness.record.outcome import Reason, Status
 from harness.spec import Ablation, Data, Device, Plan, Protocol
@@ -33,7 +34,8 @@ def plan_of(catalogue: Catalogue, name: str, *ablations: Ablation, data: str = "
 def test_what_an_ablation_saves_is_recorded_and_its_arm_is_never_checked(
     catalogue: Catalogue, tmp_path: Path
 ) -> None:
-    measurer = Measurer(catalogue, Settings(results=tmp_path, timeline=False), (), Quiet())
+    session = Session(catalogue, Settings(timeline=False), tmp_path, (), Quiet())
+    measurer = Measurer(session)
     both = (Ablation.COMMUNICATION, Ablation.DATA)
     plans = [
         plan_of(catalogue, "ddp/mlp-nano", *both, data="loaded"),
@@ -44,7 +46,7 @@ def test_what_an_ablation_saves_is_recorded_and_its_arm_is_never_checked(
         measurer.measure(plans)
         ddp, fsdp, pipeline = ({v.contrast: v for v in measurer.verdicts(p)} for p in plans)
     finally:
-        measurer.close()
+        session.close()
     for found in (ddp, fsdp):
         cost = found["communication_cost@2"]
         assert cost.status is Status.RECORDED and cost.n == 4 and cost.value is not None

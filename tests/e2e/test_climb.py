@@ -9,6 +9,7 @@ import pytest
 
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
+from harness.measure.session import Session
 from harness.record import Purpose
 from harness.record.outcome import Reason, Status
 from harness.spec import Device, Protocol
@@ -21,9 +22,9 @@ from harness.spec.targets import normalise
 
 @pytest.fixture
 def measurer(catalogue: Catalogue, tmp_path: Path) -> Iterator[Measurer]:
-    found = Measurer(catalogue, Settings(results=tmp_path), (), Quiet())
-    yield found
-    found.close()
+    session = Session(catalogue, Settings(), tmp_path, (), Quiet())
+    yield Measurer(session)
+    session.close()
 
 
 def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(

@@ -38,8 +38,8 @@ from harness.launch.deploy import Worlds, open_worlds
 from harness.launch.engine import Where
 from harness.launch.engines.emulated import enter
 from harness.launch.wire.evidence import lives
-from harness.launch.wire.messages import Deadlines, LaunchSpec
-from harness.record import Purpose, RankRecord
+from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
+from harness.record import RankRecord
 from harness.spec import Device
 from harness.spec.catalogue import Catalogue
 from harness.spec.site import Site
@@ -141,11 +141,12 @@ def strike(worlds: Worlds, known: Catalogue, cell: Cell, folder: Path) -> Found:
     out = folder / "launches" / "fault"
     out.mkdir(parents=True)
     spec = LaunchSpec(
-        launch="fault", purpose=Purpose.TIMED, case=case, twin=case, steps=12, cut=2,
-        out=str(out), files=known.files(case), draw=0, deadlines=DEADLINES,
+        launch="fault", case=case, task=Timed(steps=12, cut=2, draw=1),
+        out=str(out), files=known.files(case), deadlines=DEADLINES,
     )  # fmt: skip
     if cell.kind == "slow":
-        spec = replace(spec, purpose=Purpose.PROFILE, profiled=6, deadlines=Deadlines())
+        traced = Timed(steps=12, cut=2, profiled=6, draw=1)
+        spec = replace(spec, task=traced, deadlines=Deadlines())
     agents = [int(node.agent.partition("-")[0]) for node in worlds.nodes]  # waits for torch
     with outside(cell, agents, out), Turn(whole=KINDS[cell.kind].trains_s > 0) as turn:
         began = time.time()

@@ -18,7 +18,7 @@ from harness.launch.engines.emulated import Emulated
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines
-from harness.measure.bench import Launcher, Order
+from harness.measure.bench import Bench, Order
 from harness.record import Purpose
 from harness.spec import Arm, Device, Plan, Protocol, Role
 from harness.spec.catalogue import Catalogue
@@ -139,7 +139,7 @@ def test_what_is_not_sure_is_launched_again_and_only_then_told(tmp_path: Path) -
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     knobs = {"faulty_ddp.kind": "shape"}
     case = KNOWN.normalise(site.case("faulty_ddp/mlp-nano", knobs=knobs))
-    launcher = Launcher(KNOWN, "local", Where(), tune_loop_thread=True, poll_gpus=False)
+    launcher = Bench(KNOWN, KNOWN.get("engines", "local"), Where(), poll_gpus=False)
     try:
         arm = Arm(name="a", case=case, role=Role.SUBJECT)
         plan = Plan(name="p", arms=(arm,), contrasts=(), protocol=Protocol(steps=12, cut=2))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from harness.analysis.judging import judgement
+from harness.analysis.judging.series import _recoveries
 from harness.base.errors import Exit, LaunchError
 from harness.interface.cli.main import main
 from harness.launch.engine import Where
 from harness.launch.engines import emulated
-from harness.measure.bench import Launcher
+from harness.measure.bench import Bench
 from harness.measure.progress import Quiet
 from harness.measure.recoverer import Recoverer
 from harness.measure.run import Run
@@ -30,25 +31,25 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 
 @pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
+def launcher() -> Iterator[Bench]:
     known = Catalogue([MUTANTS, FOLDER])
-    found = Launcher(known, "local", Where(nodes=(2,)), tune_loop_thread=True, poll_gpus=False)
+    found = Bench(known, known.get("engines", "local"), Where(nodes=(2,)), poll_gpus=False)
     yield found
     found.close()
 
 
-def case_of(launcher: Launcher, strategy: str) -> CaseSpec:
+def case_of(launcher: Bench, strategy: str) -> CaseSpec:
     return launcher.catalogue.normalise(SITE.case(f"{strategy}/decoder-nano"))
 
 
-def trials(launcher: Launcher, folder: Path, course: Course, times: int = 1) -> list[Trial]:
-    settings = Settings(results=folder)
-    run = Run(launcher.catalogue, settings, (), queued_s=lambda: launcher.queued_s)
-    Recoverer(launcher, Quiet(), run).measure(course, times)
+def trials(launcher: Bench, folder: Path, course: Course, times: int = 1) -> list[Trial]:
+    run = Run(launcher.catalogue, Settings(), folder, (), queued_s=lambda: launcher.queued_s)
+    session = SimpleNamespace(bench=launcher, progress=Quiet(), run=run)
+    Recoverer(session).measure(course, times)
     return run.recoveries
 
 
-def one(launcher: Launcher, folder: Path, course: Course) -> Trial:
+def one(launcher: Bench, folder: Path, course: Course) -> Trial:
     (trial,) = trials(launcher, folder, course)
     return trial
 
@@ -56,7 +57,7 @@ def one(launcher: Launcher, folder: Path, course: Course) -> Trial:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_what_goes_on_is_what_was_never_broken_to_the_bit(
-    launcher: Launcher, tmp_path: Path, strategy: str, asynchronous: bool
+    launcher: Bench, tmp_path: Path, strategy: str, asynchronous: bool
 ) -> None:
     course = Course(case=case_of(launcher, strategy), fault=Fault.KILL, asynchronous=asynchronous)
     trial = one(launcher, tmp_path, course)
@@ -70,21 +71,21 @@ def test_what_goes_on_is_what_was_never_broken_to_the_bit(
 
 @pytest.mark.parametrize("into", [1, 3])
 def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
-    launcher: Launcher, tmp_path: Path, into: int
+    launcher: Bench, tmp_path: Path, into: int
 ) -> None:
     case = case_of(launcher, "fsdp")
     trial = one(launcher, tmp_path, Course(case=case, fault=Fault.KILL, into=case.at(into)))
     assert trial.equal and trial.world == into
 
 
-def test_a_hang_is_noticed_and_recovered_from(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_hang_is_noticed_and_recovered_from(launcher: Bench, tmp_path: Path) -> None:
     course = Course(case=case_of(launcher, "ddp"), fault=Fault.HANG)
     trial = one(launcher, tmp_path, course)
     assert trial.equal and trial.blamed == trial.rank
     assert trial.detect_s > 5, "the time-out is part of what is measured"
 
 
-def test_a_lost_agent_is_replaced(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_lost_agent_is_replaced(launcher: Bench, tmp_path: Path) -> None:
     trial = one(launcher, tmp_path, Course(case=case_of(launcher, "ddp"), fault=Fault.AGENT))
     assert trial.equal and trial.blamed == 0
     assert trial.import_s > trial.group_s, "the new agent had to load torch"
@@ -96,7 +97,7 @@ def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> No
         pytest.skip(here.reason)
     site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1), engine="emulated", emulated=True)
     known = Catalogue()
-    found = Launcher(known, "emulated", Where(nodes=(1, 1)), tune_loop_thread=True, poll_gpus=False)
+    found = Bench(known, known.get("engines", "emulated"), Where(nodes=(1, 1)), poll_gpus=False)
     try:
         case = known.normalise(site.case("ddp/decoder-nano"))
         both = trials(found, tmp_path, Course(case=case, fault=Fault.NODE), 2)
@@ -107,7 +108,7 @@ def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> No
         assert trial.detect_s >= trial.timeout_s > 0
 
 
-def test_restarts_that_are_used_up_name_every_cause(launcher: Launcher, tmp_path: Path) -> None:
+def test_restarts_that_are_used_up_name_every_cause(launcher: Bench, tmp_path: Path) -> None:
     course = Course(
         case=case_of(launcher, "ddp"), fault=Fault.KILL, into=case_of(launcher, "faulty_ddp")
     )
@@ -115,11 +116,11 @@ def test_restarts_that_are_used_up_name_every_cause(launcher: Launcher, tmp_path
         one(launcher, tmp_path, course)
 
 
-def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Bench, tmp_path: Path) -> None:
     trial = one(launcher, tmp_path, Course(case=case_of(launcher, "forgetful"), fault=Fault.KILL))
     assert not trial.equal
-    (series,) = judgement.recoveries((trial,))
-    assert "to the bit" in series.wrong
+    (one_series,) = _recoveries((trial,))
+    assert "bit for bit" in one_series.wrong
 
 
 def test_a_course_that_breaks_is_an_error_and_the_others_go_on(

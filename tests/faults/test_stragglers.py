@@ -13,7 +13,7 @@ from harness.analysis.timeline.profiled import budget_of
 from harness.base.errors import LaunchError
 from harness.launch.engine import Where
 from harness.launch.wire.evidence import lives
-from harness.measure.bench import Launcher, Order
+from harness.measure.bench import Bench, Order
 from harness.record import Described, Purpose
 from harness.spec import Arm, Device, Plan, Protocol, Role
 from harness.spec.catalogue import Catalogue
@@ -62,9 +62,7 @@ def test_the_timeline_names_the_straggler(launch: Any, tmp_path: Path) -> None:
 
 def test_an_engine_that_slows_nothing_down_refuses_stragglers() -> None:
     known = Catalogue()
-    launcher = Launcher(
-        known, "torchrun", Where(nodes=(2,)), tune_loop_thread=True, poll_gpus=False
-    )
+    launcher = Bench(known, known.get("engines", "torchrun"), Where(nodes=(2,)), poll_gpus=False)
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,), engine="torchrun")
     case = known.normalise(site.case("ddp/mlp-nano", stragglers="1:0.5"))
     arm = Arm(name="a", case=case, role=Role.SUBJECT)

@@ -206,18 +206,23 @@ def test_links_have_rates_of_their_own_and_between_nodes() -> None:
     from harness.spec.site import Site
 
     site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1, 1), emulated=True)
+
+    def links(knobs: dict[str, object]) -> shaping.Links:
+        case = site.case("ddp/mlp-nano", knobs=knobs)
+        return shaping.links_of(case, "emulated", emulated.KNOBS, 3)
+
     knobs = {"emulated.rate_mbit": 200.0, "emulated.slow_links": "1:50,0-2:20"}
-    found = shaping.links_of(site.case("ddp/mlp-nano", knobs=knobs), 3, emulated.KNOBS)
+    found = links(knobs)
     assert found.own == (200.0, 50.0, 200.0)
     assert found.between == {(0, 2): 20.0, (2, 0): 20.0}
     assert not found.delayed
     knobs = {"emulated.delay_ms": 1.0, "emulated.far_links": "2:5"}
-    found = shaping.links_of(site.case("ddp/mlp-nano", knobs=knobs), 3, emulated.KNOBS)
+    found = links(knobs)
     assert found.delay_ms == ((0, 1, 5), (1, 0, 5), (5, 5, 0))
     for wrong in (
         {"emulated.slow_links": "3:50"}, {"emulated.far_links": "0-7:5"},
         {"emulated.slow_links": "1:."}, {"emulated.slow_links": "1:0"},
     ):  # fmt: skip
         with pytest.raises(LaunchError, match="of the 3 nodes 0 to 2"):
-            shaping.links_of(site.case("ddp/mlp-nano", knobs=wrong), 3, emulated.KNOBS)
+            links(wrong)
     assert shaping.burst(1000.0) == 1_000_000, "8 ms of the rate"

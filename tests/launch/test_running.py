@@ -10,8 +10,7 @@ from harness.launch import causes
 from harness.launch.link import Link
 from harness.launch.running import Running
 from harness.launch.wire.channel import Channel
-from harness.launch.wire.messages import LaunchSpec, RankEnd, Share
-from harness.record import Purpose
+from harness.launch.wire.messages import LaunchSpec, RankEnd, Share, Timed
 from harness.spec import Device
 from harness.spec.site import Site
 
@@ -26,8 +25,8 @@ def end(rank: int) -> RankEnd:
 def spec(folder: Path, *nodes: int) -> LaunchSpec:
     case = Site(device=Device.CPU, backend="gloo", nodes=nodes).case("ddp/mlp-nano")
     return LaunchSpec(
-        launch="x", purpose=Purpose.TIMED, case=case, twin=case, steps=1, cut=0,
-        out=str(folder), files={}, draw=0,
+        launch="x", case=case, task=Timed(steps=1, cut=0, draw=1),
+        out=str(folder), files={},
     )  # fmt: skip
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from harness.training.context import RankContext
+from harness.training.context import Knobs, RankContext
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+KNOBS = dict(bucket_cap_mb=25.0)
 expect = ddp.expect
 
 
@@ -24,8 +25,8 @@ class Forgetful(LocalTrainer):
             self.optimizer = shown
 
 
-def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
-    trainer = ddp.build(model, ctx)
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    trainer = ddp.build(model, ctx, ddp.KNOBS)
     trainer.__class__ = Forgetful
     trainer.real = trainer.optimizer  # type: ignore[attr-defined]
     parameters = [p for _, p in trainer.named()]

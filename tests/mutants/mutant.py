@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
 from harness.training import data
-from harness.training.context import RankContext
+from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer
@@ -25,9 +25,13 @@ KNOBS = dict(bug="none")
 _permutation, _shard_of = data.permutation, data.shard_of
 
 
-def expect(case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts) -> Expected:
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
     """As DDP: one all-reduce of every gradient."""
-    return replace(ddp.expect(case, model, batching, facts), module="Sequential", placements=())
+    return replace(
+        ddp.expect(case, model, batching, facts, ddp.KNOBS), module="Sequential", placements=()
+    )
 
 
 class Context:
@@ -105,9 +109,9 @@ class Manual(LocalTrainer):
         return total
 
 
-def build(model: nn.Sequential, ctx: RankContext) -> Manual:
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> Manual:
     """Broadcast the start, then train."""
-    bug = ctx.case.knob("mutant.bug", "none")
+    bug = knobs["bug"]
     if bug == "no_set_epoch":
         data.permutation = lambda n, seed, epoch: _permutation(n, seed, 0)
     if bug == "same_shard":

@@ -8,21 +8,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.record import Expected, ModelFacts
 from harness.record.spans import Category
-from harness.training.context import RankContext
+from harness.spec import Batching, CaseSpec
+from harness.training.context import Knobs, RankContext
 from harness.training.observe.spans import span
 from harness.training.strategies import ddp
-from harness.training.strategies.ddp import expect  # noqa: F401
 from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(link_ms=0.0)
 
 
-def build(model: nn.Sequential, ctx: RankContext) -> LocalTrainer:
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """As DDP."""
+    return ddp.expect(case, model, batching, facts, ddp.KNOBS)
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """One bucket, so that the sleep is paid once a step."""
-    trainer = ddp.build(model, ctx, bucket_cap_mb=1024.0)
-    slow_s = ctx.case.knob("linked.link_ms", KNOBS["link_ms"]) / 1e3
+    trainer = ddp.build(model, ctx, {**ddp.KNOBS, "bucket_cap_mb": 1024.0})
+    slow_s = knobs["link_ms"] / 1e3
 
     def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         flat = bucket.buffer().div_(ctx.world_size)

@@ -40,11 +40,9 @@ class Stalled(nn.Module):
 
 def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     """The paced blocks, the first one with what is planted."""
-    knob = {k: case.knob(f"plants.{k}", v) / 1e3 for k, v in KNOBS.items()}
-    model = paced.build(
-        {**size, "step_ms": 0}, _like_paced(case, case.knob("plants.step_ms", KNOBS["step_ms"]))
-    )
-    world = case.world_size if case.strategy != "single" else 1
+    knob = {k: size[k] / 1e3 for k in KNOBS}
+    model = paced.build({**paced.KNOBS, **size}, case)
+    world = 1 if case.plain else case.world_size
     rank = dist.get_rank() if dist.is_initialized() else 0
     compute = knob["uneven_ms"] + knob["slow_ms"] * (world > 1)
     if world > 1 and rank == world - 1:
@@ -55,14 +53,8 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     return nn.Sequential(OrderedDict([("layer0", first), *list(model.named_children())[1:]]))
 
 
-def _like_paced(case: CaseSpec, step_ms: Json) -> CaseSpec:
-    from dataclasses import replace
-
-    return replace(case, knobs={"paced.step_ms": step_ms})
-
-
 def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
     """The paced batch, which takes ``data_ms`` to make."""
     if ids.device.type != "meta":
-        time.sleep(case.knob("plants.data_ms", KNOBS["data_ms"]) / 1e3)
+        time.sleep(size["data_ms"] / 1e3)
     return paced.batch(ids, size, case)

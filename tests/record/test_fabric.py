@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from harness.analysis.judging import judgement
-from harness.analysis.judging.notices import PAYLOAD_SHARE, emulated, switched_off
+from harness.analysis.judging.notices import PAYLOAD_SHARE, shaped, switched_off
+from harness.analysis.judging.series import series
+from harness.analysis.judging.verdicts import verdicts
 from harness.host.admission import Finding, Level
 from harness.interface.report.fabric import lines
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
+from harness.measure.session import Session
 from harness.record import RunRecord
 from harness.record.fabric import Row, factor, shapes, swept
 from harness.record.outcome import Reason, Status
@@ -96,8 +99,12 @@ def run_of(sample_run: RunRecord, rows: list[Row], *rules: Threshold) -> RunReco
     return replace(sample_run, plans=(), launches=(), fabric=tuple(rows), thresholds=rules)
 
 
-def times(n: int, time_s: float) -> list[Row]:
-    return [row(launch=i, time_s=time_s * (1 + 0.01 * (i % 3))) for i in range(n)]
+def times(n: int, time_s: float, attempt: int = 0) -> list[Row]:
+    return [row(launch=i, time_s=time_s * (1 + 0.01 * (i % 3)), attempt=attempt) for i in range(n)]
+
+
+def confirmed(n: int, time_s: float) -> list[Row]:
+    return [*times(n, time_s), *times(n, time_s, attempt=1)]
 
 
 @pytest.mark.parametrize(
@@ -105,59 +112,56 @@ def times(n: int, time_s: float) -> list[Row]:
     [
         (times(8, 0.1), Status.PASS),
         (times(8, 100.0), Status.INCONCLUSIVE),
-        (times(16, 100.0), Status.FAIL),
+        (confirmed(8, 100.0), Status.FAIL),
+        (confirmed(4, 100.0), Status.FAIL),
         (times(1, 0.1), Status.RECORDED),
         ([], None),
     ],
-    ids=["met", "unconfirmed", "confirmed", "once", "never"],
+    ids=["met", "unconfirmed", "confirmed", "fewer", "once", "never"],
 )
 def test_a_rule_is_judged_over_sweeps(
     sample_run: RunRecord, rows: list[Row], status: Status | None
 ) -> None:
-    found = judgement.verdicts(run_of(sample_run, rows, rule()))
+    found = verdicts(run_of(sample_run, rows, rule()))
     assert [v.status for v in found] == ([status] if status else [])
 
 
 def test_a_wrong_result_is_an_error_whatever_its_speed(sample_run: RunRecord) -> None:
     rows = [*times(7, 0.001), row(launch=7, time_s=0.001, right=False)]
-    (found,) = judgement.verdicts(run_of(sample_run, rows, rule()))
+    (found,) = verdicts(run_of(sample_run, rows, rule()))
     assert (found.status, found.reason) == (Status.ERROR, Reason.INCORRECT)
     assert any("WRONG" in line for line in lines(run_of(sample_run, rows)))
 
 
 def test_a_wrong_result_is_among_what_a_session_is_judged_by(tmp_path: Path) -> None:
     """The exit status of ``pytest suites/`` is folded from these."""
-    measurer = Measurer(Catalogue(), Settings(results=tmp_path), (), Quiet())
-    try:
+    with contextlib.closing(Session(Catalogue(), Settings(), tmp_path, (), Quiet())) as session:
+        measurer = Measurer(session)
         assert not measurer.judged
-        measurer.run.fabric = [row(launch=0, time_s=0.001, right=False)]
+        session.run.fabric = [row(launch=0, time_s=0.001, right=False)]
         assert [v.status for v in measurer.judged] == [Status.ERROR]
-    finally:
-        measurer.close()
 
 
 def test_a_noisy_host_passes_nothing(sample_run: RunRecord) -> None:
     bad = Finding(check="load", level=Level.BAD, text="busy")
     run = replace(run_of(sample_run, times(8, 0.1), rule()), admission=(bad,))
-    (found,) = judgement.verdicts(run)
+    (found,) = verdicts(run)
     assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
 
 
 def test_waivers_and_setups_count_for_the_fabric_too(sample_run: RunRecord) -> None:
     waiver = Waiver(reason="old switch", expires="2999-01-01")
-    (fails,) = judgement.verdicts(run_of(sample_run, times(16, 100.0), rule(waiver=waiver)))
+    (fails,) = verdicts(run_of(sample_run, confirmed(8, 100.0), rule(waiver=waiver)))
     assert fails.waived and fails.counts is Status.RECORDED
-    (met,) = judgement.verdicts(run_of(sample_run, times(8, 0.1), rule(waiver=waiver)))
+    (met,) = verdicts(run_of(sample_run, times(8, 0.1), rule(waiver=waiver)))
     assert (met.status, met.reason) == (Status.FAIL, Reason.UNEXPECTED_PASS)
-    (other,) = judgement.verdicts(
-        run_of(sample_run, times(8, 0.1), rule(fingerprint=("hardware=another",)))
-    )
+    (other,) = verdicts(run_of(sample_run, times(8, 0.1), rule(fingerprint=("hardware=another",))))
     assert (other.status, other.reason) == (Status.RECORDED, Reason.NOT_COMPARABLE)
 
 
 def test_what_a_backend_refuses_passes_nothing(sample_run: RunRecord) -> None:
     rows = [row(launch=i, time_s=None, right=False, refused="not for gloo") for i in range(8)]
-    (found,) = judgement.verdicts(run_of(sample_run, rows, rule()))
+    (found,) = verdicts(run_of(sample_run, rows, rule()))
     assert found.status is Status.SKIP and "not for gloo" in found.detail
 
 
@@ -170,15 +174,15 @@ def test_latency_and_bandwidth_are_of_their_own_sizes(sample_run: RunRecord) -> 
 
 def test_rules_on_other_worlds_and_operations_do_not_match(sample_run: RunRecord) -> None:
     run = run_of(sample_run, times(8, 0.1))
-    (series,) = judgement.apart(run)
-    assert series.matched_by(rule(), run)
-    assert series.matched_by(rule(case="fabric/*", nodes=(2,), world=(2,)), run)
-    assert series.matched_by(rule(case="fabric/all_reduce@2x1"), run)
+    (one,) = series(run)
+    assert one.matched_by(rule(), run)
+    assert one.matched_by(rule(case="fabric/*", nodes=(2,), world=(2,)), run)
+    assert one.matched_by(rule(case="fabric/all_reduce@2x1"), run)
     for other in (
         rule(case="fabric/broadcast"), rule(nodes=(4,)), rule(world=(8,)), rule(hardware="x"),
         rule(metric="recovery_s"),
     ):  # fmt: skip
-        assert not series.matched_by(other, run)
+        assert not one.matched_by(other, run)
 
 
 def test_a_rule_on_the_fabric_is_out_of_reach_where_nothing_was_swept(
@@ -197,12 +201,11 @@ def test_emulated_links_that_do_not_carry_what_they_say_are_noticed(
 ) -> None:
     """Six per cent of what is left of the rate for payload."""
     time_s = (4 << 20) * 8 / (carried_mbit * 1e6 * PAYLOAD_SHARE)
-    rows = [row(time_s=time_s, network="+emulated.rate_mbit=100")]
-    run = replace(run_of(sample_run, rows), settings={"engine": "emulated"})
-    (text,) = emulated(run)
+    rows = [row(time_s=time_s, network="+emulated.rate_mbit=100", link_mbit=100.0)]
+    (text,) = shaped(run_of(sample_run, rows))
     assert text.startswith("emulated links of 100 Mbit/s carry")
     assert ("is not what it says" in text) == noticed
-    assert emulated(replace(run, settings={"engine": "slurm"})) == []
+    assert shaped(run_of(sample_run, [replace(rows[0], link_mbit=None)])) == []
 
 
 def test_a_way_that_is_switched_off_is_noticed_only_where_it_is_there(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import SpecError
+from harness.launch.engine import make
 from harness.spec import Device, Mode, StandIn
 from harness.spec.catalogue import Catalogue
 from harness.spec.heads import read_head
@@ -35,10 +36,38 @@ def test_everything_shipped_is_found_with_a_sentence() -> None:
 
 def test_a_users_file_is_found_but_not_imported(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        '"""Mine."""\nraise SystemExit\nSUPPORTS = dict(worlds="any")\nKNOBS = dict(a=1)\n'
+        '"""Mine."""\nraise SystemExit\nSUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="own")\nKNOBS = dict(a=1)\n'
     )
     entry = Catalogue([tmp_path]).get("strategies", "mine")
     assert (entry.doc, entry.knobs) == ("Mine.", {"version": 1, "a": 1})
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        ('SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="own", replcas=True)',
+         ["'replcas' is unknown: did you mean 'replicas'?"]),
+        ("SUPPORTS = dict(wrlds='any', modees=('weak',))",
+         ["did you mean 'worlds'", "did you mean 'modes'"]),
+        ('SUPPORTS = dict(worlds="some", oracle="shard_ordered", initial="own")', ["worlds"]),
+        ("ENGINE = dict(jions=True)", ["did you mean 'joins'?"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_head_is_told_when_it_is_read(
+    tmp_path: Path, head: str, says: list[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(f'"""Mine."""\n{head}\n')
+    with pytest.raises(SpecError) as caught:
+        Catalogue([tmp_path]).entries  # noqa: B018
+    assert all(text in str(caught.value) for text in says) and "mine.py" in str(caught.value)
+
+
+def test_an_engine_of_a_users_own_is_found_and_made(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        '"""Mine."""\nfrom harness.launch.engines.local import build\nENGINE = dict(faults=("agent",))\n'
+    )
+    entry = Catalogue([tmp_path]).get("engines", "mine")
+    assert entry.engine.faults == ("agent",) and make(entry).probe().available
 
 
 def test_a_users_file_may_not_hide_one_of_the_package(tmp_path: Path) -> None:
@@ -62,7 +91,7 @@ def test_computed_heads_are_left_out_and_bad_syntax_is_named(tmp_path: Path) -> 
         ("dpd/decoder-tiny", {}, "did you mean 'ddp'"),
         ("ddp/decoder-tny", {}, "has no size 'tny'"),
         ("ddp/decodr-tiny", {}, "did you mean 'decoder'"),
-        ("compressed/decoder-tiny", {}, "needs compressor"),
+        ("compressed/decoder-tiny", {}, "needs a compressor"),
         ("ddp:topk/decoder-tiny", {}, "takes no compressor"),
         ("compressed:topkk/decoder-tiny", {}, "did you mean 'topk'"),
         ("single/decoder-tiny", {}, "runs one rank only"),
@@ -106,7 +135,7 @@ def test_twin_keeps_everything_but_the_size() -> None:
 
 
 def test_a_new_version_starts_a_new_series(tmp_path: Path) -> None:
-    text = '"""Mine."""\nSUPPORTS = dict(worlds="any")\n'
+    text = '"""Mine."""\nSUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="own")\n'
     (tmp_path / "mine.py").write_text(text)
     old = Catalogue([tmp_path]).normalise(SITE.case("mine/mlp-nano"))
     (tmp_path / "mine.py").write_text(text + "VERSION = 2\n")

@@ -123,7 +123,7 @@ def test_a_rule_on_bytes_is_not_about_a_rank_alone(sample_run: RunRecord) -> Non
 
 
 def test_a_bound_of_another_setup_decides_nothing(sample_run: RunRecord) -> None:
-    asked = ["engine=slurm", "tune_loop_thread=True"]
+    asked = ["engine=slurm"]
     found = decided(sample_run, lambda d: bound(d, fingerprint=asked))
     assert (found.status, found.reason) == (Status.RECORDED, Reason.NOT_COMPARABLE)
     assert "engine: slurm | local" in found.detail

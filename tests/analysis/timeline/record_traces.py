@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from harness.launch.engine import Where
-from harness.measure.bench import Launcher, Order
+from harness.measure.bench import Bench, Order
 from harness.record import Purpose
 from harness.spec import Arm, Device, Plan, Protocol, Role, Window
 from harness.spec.catalogue import Catalogue
@@ -31,7 +31,7 @@ CASES = {
 def main() -> None:
     """One launch a case."""
     known = Catalogue()
-    launcher = Launcher(known, "local", Where(), tune_loop_thread=True, poll_gpus=False)
+    launcher = Bench(known, known.get("engines", "local"), Where(), poll_gpus=False)
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     HERE.mkdir(exist_ok=True)
     try:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from test_budget import rank_of
 
-from harness.analysis.judging import pairs
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.profiled import budget_of
 from harness.base.errors import ScaleproofError
@@ -25,15 +24,14 @@ ROOT = Path(__file__).parents[3]
 def test_undivided_communication_has_no_share_of_waiting() -> None:
     twice = replace(rank_of(1, 0), ops=rank_of(1, 0).ops * 2)
     budget = close([rank_of(0, 0), twice], {}, 0).budget
-    assert pairs.share(budget, "wait_share") is None
-    assert pairs.share(budget, "bubble_share") is None
-    exposed = pairs.share(budget, "exposed_comm_share")
-    assert exposed is not None and exposed > 0
+    assert budget.wait_share is None
+    assert budget.bubble_share is None
+    assert budget.exposed_share > 0
 
 
 def test_without_compute_there_is_no_balance() -> None:
     idle = [replace(rank_of(r, 0), compute=rank_of(r, 0).launch) for r in (0, 1)]
-    assert pairs.share(close(idle, {}, 0).budget, "stage_imbalance") is None
+    assert close(idle, {}, 0).budget.stage_imbalance is None
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from planting import plant
 
-from harness.training.strategies import ddp
+from harness import ddp
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(kind="none", rank=1, struck="")
-expect, build = plant(ddp, "faulty_ddp")
+expect, build = plant(ddp)

@@ -2,8 +2,8 @@
 
 from planting import plant
 
-from harness.training.strategies import fsdp
+from harness import fsdp
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="same_seed")
 KNOBS = dict(kind="none", rank=1, struck="")
-expect, build = plant(fsdp, "faulty_fsdp")
+expect, build = plant(fsdp)

@@ -2,8 +2,10 @@
 
 from planting import plant
 
-from harness.training.strategies import pipeline
+from harness import pipeline
 
-SUPPORTS = dict(worlds="any", oracle="micro_batched", initial="same_seed", whole=True)
-KNOBS = dict(kind="none", rank=1, struck="")
-expect, build = plant(pipeline, "faulty_pipeline")
+SUPPORTS = dict(
+    worlds="any", oracle="micro_batched", parts="microbatches", initial="same_seed", whole=True
+)
+KNOBS = dict(kind="none", rank=1, struck="", microbatches=8)
+expect, build = plant(pipeline)

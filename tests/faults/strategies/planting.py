@@ -129,18 +129,16 @@ def never_joins() -> None:
 never_joins()
 
 
-def plant(base: ModuleType, name: str) -> tuple[Any, Any]:
+def plant(base: ModuleType) -> tuple[Any, Any]:
     """``expect`` and ``build`` of a strategy that is ``base`` with faults."""
 
-    def expect(case: Any, *args: Any) -> Any:
-        return base.expect(case, *args)
+    def expect(case: Any, model: Any, batching: Any, facts: Any, knobs: Any) -> Any:
+        return base.expect(case, model, batching, facts, base.KNOBS)
 
-    def build(model: Any, ctx: Any) -> Planted:
-        knob = ctx.case.knob
-        inner = base.build(model, ctx)
+    def build(model: Any, ctx: Any, knobs: Any) -> Planted:
+        inner = base.build(model, ctx, base.KNOBS)
         trained = getattr(inner, "module", getattr(inner, "model", model))
-        kind, rank = knob(f"{name}.kind", "none"), knob(f"{name}.rank", 1)
-        struck = knob(f"{name}.struck", "")
+        kind, rank, struck = knobs["kind"], knobs["rank"], knobs["struck"]
         if LOG.suffix == ".log":
             helpers = OWN if kind != "agent" else ()  # one that is forked has no family
             pids = [subprocess.Popen(["sleep", "3600"], **own).pid for own in helpers]

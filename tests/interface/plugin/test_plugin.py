@@ -172,9 +172,10 @@ def test_collect_only_launches_nothing(suite: pytest.Pytester) -> None:
 
 def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.Pytester) -> None:
     (pytester.mkdir("mine") / "broken.py").write_text(
-        '"""Raises on rank 1."""\nfrom harness.training.strategies.ddp import *  # noqa\nfrom harness import ddp\n'
+        '"""Raises on rank 1."""\nfrom harness import ddp\n'
         'SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)\nKNOBS = {}\n'
-        "def build(model, ctx):\n    if ctx.rank == 1:\n        raise RuntimeError('planted')\n    return ddp.build(model, ctx)\n"
+        "def expect(case, model, batching, facts, knobs):\n    return ddp.expect(case, model, batching, facts, ddp.KNOBS)\n"
+        "def build(model, ctx, knobs):\n    if ctx.rank == 1:\n        raise RuntimeError('planted')\n    return ddp.build(model, ctx, ddp.KNOBS)\n"
     )
     pytester.makepyfile(test_suite=SHORT.replace("ddp/mlp-nano", "broken/mlp-nano"))
     result = run(pytester, "--path", "mine")

@@ -17,11 +17,11 @@ import pytest
 from harness.base.documents import from_doc
 from harness.launch import causes
 from harness.launch.deploy import Worlds, open_worlds
-from harness.launch.engine import Ended, Where
+from harness.launch.engine import Ended, Where, make
 from harness.launch.fleet import Fleet
 from harness.launch.wire.evidence import lives
-from harness.launch.wire.messages import Deadlines, LaunchSpec
-from harness.record import Cause, Purpose, RankRecord
+from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
+from harness.record import Cause, RankRecord
 from harness.spec import Device
 from harness.spec.catalogue import Catalogue
 from harness.spec.site import Site
@@ -64,8 +64,8 @@ class Bench:
         out = self.folder / f"launch{time.monotonic_ns()}"
         out.mkdir(parents=True)
         spec = LaunchSpec(
-            launch=out.name, purpose=Purpose.TIMED, case=case, twin=case, steps=8, cut=2,
-            out=str(out), files=self.known.files(case), draw=0, deadlines=QUICK,
+            launch=out.name, case=case, task=Timed(steps=8, cut=2, draw=1),
+            out=str(out), files=self.known.files(case), deadlines=QUICK,
         )  # fmt: skip
         ended = self.worlds.launch(spec, lambda step: None)
         return ended, causes.attribute(ended.ranks, ended.unreachable), out
@@ -103,14 +103,12 @@ def bench(
     folder = tmp_path_factory.mktemp(name)
     known = Catalogue([FAULTS])
     entry = known.get("engines", name.split("-")[0])
-    nodes = (1, 2) if entry.head["ENGINE"]["multi_node"] else (3,)
+    nodes = (1, 2) if entry.engine.multi_node else (3,)
     with component(name, folder) as found:
         settings = dict(entry.head.get("SETTINGS", {}))
         settings |= {"one_machine": True, "listen": "127.0.0.1"} | found
         where = Where(nodes=nodes, folder=folder / "engine", settings=settings)
-        if not (
-            here := __import__(f"harness.launch.{entry.name}", fromlist="x").build().probe()
-        ).available:
+        if not (here := make(entry).probe()).available:
             pytest.skip(here.reason)
         agents, namespaces = there()
         worlds = open_worlds(entry, where)
@@ -194,8 +192,8 @@ def test_a_node_whose_agent_dies_is_named_and_the_next_world_gets_a_new_one(benc
     out = bench.folder / "killed"
     out.mkdir()
     spec = LaunchSpec(
-        launch="killed", purpose=Purpose.TIMED, case=case, twin=case, steps=40, cut=2,
-        out=str(out), files=bench.known.files(case), draw=0, deadlines=QUICK,
+        launch="killed", case=case, task=Timed(steps=40, cut=2, draw=1),
+        out=str(out), files=bench.known.files(case), deadlines=QUICK,
     )  # fmt: skip
     killed: list[float] = []
 

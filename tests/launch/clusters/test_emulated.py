@@ -11,7 +11,7 @@ import pytest
 
 from harness.launch.engine import Where
 from harness.launch.engines.emulated import build
-from harness.measure.bench import Launcher
+from harness.measure.bench import Bench
 from harness.spec import Device
 from harness.spec.catalogue import Catalogue
 from harness.spec.site import Site
@@ -67,8 +67,8 @@ def test_a_message_there_and_back_takes_twice_the_delay(tmp_path: Path) -> None:
         pytest.skip("no /dev/net/tun")
     nodes = (1, 1)
     site = Site(device=Device.CPU, backend="gloo", nodes=nodes, engine="emulated", emulated=True)
-    launcher = Launcher(
-        Catalogue(), "emulated", Where(nodes=nodes), tune_loop_thread=True, poll_gpus=False
+    launcher = Bench(
+        Catalogue(), Catalogue().get("engines", "emulated"), Where(nodes=nodes), poll_gpus=False
     )
     took_s = {}
     try:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.launch.engines.torchrun import _FAILED, commands, device_shares
-from harness.launch.wire.messages import LaunchSpec
-from harness.record import Purpose
+from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.spec import Device, StandIn
 from harness.spec.catalogue import Catalogue
 from harness.spec.site import Site, resolve
@@ -18,14 +17,10 @@ def test_one_command_per_node_and_unequal_nodes_are_fine() -> None:
     case = GPUS.case("ddp/mlp-nano")
     spec = LaunchSpec(
         launch="x",
-        purpose=Purpose.TIMED,
         case=case,
-        twin=case,
-        steps=4,
-        cut=1,
+        task=Timed(steps=4, cut=1, draw=0),
         out="launch",
         files={},
-        draw=0,
     )
     first, second = commands(spec.case.nodes, spec.launch, 1234, "x")
     assert (

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.host import environment
+from harness.host import environment, machine
 from harness.launch.engine import Where
 from harness.launch.wire.messages import Address, Node
 from harness.measure import bench
-from harness.measure.bench import Launcher
+from harness.measure.bench import Bench
 from harness.spec.catalogue import Catalogue
 from harness.training.rank.setup import set_backend
 
@@ -43,5 +43,6 @@ def test_what_a_node_sets_beyond_the_case_is_told(monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     worlds = SimpleNamespace(nodes=(node,), queued_s=0.0)
     monkeypatch.setattr(bench, "open_worlds", lambda *_: worlds)
-    found = Launcher(Catalogue(), "hosts", Where(), tune_loop_thread=False, poll_gpus=False).notes
+    known = Catalogue()
+    found = Bench(known, known.get("engines", "hosts"), Where(), poll_gpus=False).notes
     assert len(found) == 1 and "also sets NCCL_NET_PLUGIN=ofi" in found[0]

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from harness.base import programs
-from harness.launch.engine import RANK_ENV, Command, State
+from harness.launch.engine import Command, Job, State, importable, last_line
 from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel
-from harness.launch.wire.messages import LaunchSpec
 
 #: Seconds that an agent has to leave once nobody talks to it.
 LEAVE_S = 5.0
@@ -31,16 +30,14 @@ def agent_command(
     python: str, node: int, env: Mapping[str, str], prefix: Sequence[str] = (), *options: str
 ) -> Command:
     """An agent of this package, behind ``prefix`` (a namespace to enter, for example)."""
-    root = str(programs.ROOT)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     return Command(
         nodes=(node,),
         argv=(*prefix, python, "-m", programs.AGENT, *options),
-        env={**RANK_ENV, **env, "PYTHONPATH": path},
+        env={**importable(), **env},
     )
 
 
-class InheritingJob:
+class InheritingJob(Job):
     """The agents' processes."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
@@ -65,9 +62,6 @@ class InheritingJob:
             self._said.append(said)
             self._channels[command.nodes[0]] = Channel(ours, dialed=False)
 
-    def prepare(self, spec: LaunchSpec) -> None:
-        """Nothing to do before a launch."""
-
     def channels(self) -> Mapping[int, Channel]:
         """Our ends."""
         return self._channels
@@ -77,8 +71,7 @@ class InheritingJob:
         for process, said in zip(self._processes, self._said, strict=True):
             if (status := process.poll()) is not None:
                 said.seek(0)
-                lines = said.read().decode(errors="replace").strip().splitlines()
-                last = lines[-1] if lines else "it said nothing"
+                last = last_line(said.read().decode(errors="replace"))
                 return State.ENDED, f"the agent ended (status {status}): {last}"
         return State.RUNNING, ""
 

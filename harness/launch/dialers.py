@@ -12,9 +12,7 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.launch.children import LEAVE_S, die_with_parent
-from harness.launch.engine import RANK_ENV, Command, Deployment, State
-from harness.launch.wire.channel import Channel
-from harness.launch.wire.messages import LaunchSpec
+from harness.launch.engine import Command, Deployment, Job, State, last_line
 
 #: Seconds in which an agent must reach the program that had it started, and so was there first.
 WAIT_S = 60.0
@@ -30,20 +28,13 @@ def agent(deployment: Deployment, *options: str, token: str = "") -> list[str]:
     ]
 
 
-def exported() -> dict[str, str]:
-    """What an agent needs in its environment on any node."""
-    root = str(programs.ROOT)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-    return {**RANK_ENV, "PYTHONPATH": path}
-
-
 def shell(argv: Sequence[str], env: Mapping[str, str]) -> str:
     """One line for another machine's shell."""
     words = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     return " ".join(["exec env", *words, shlex.join(argv)])
 
 
-class Processes:
+class Processes(Job):
     """Commands that run on this machine for as long as their agents live: srun, ssh, or none."""
 
     def __init__(self, commands: Sequence[Command], folder: Path, token: bytes = b"") -> None:
@@ -73,19 +64,11 @@ class Processes:
             self._processes.append(process)
             self._logs.append(log)
 
-    def prepare(self, spec: LaunchSpec) -> None:
-        """Nothing to do before a launch."""
-
-    def channels(self) -> Mapping[int, Channel]:
-        """They all dial in."""
-        return {}
-
     def poll(self) -> tuple[State, str]:
         """Ended as soon as one command has."""
         for process, log in zip(self._processes, self._logs, strict=True):
             if (status := process.poll()) is not None:
-                lines = log.read_text(errors="replace").strip().splitlines()
-                said = lines[-1] if lines else "it said nothing"
+                said = last_line(log.read_text(errors="replace"))
                 return State.ENDED, f"status {status}: {said} (log {log})"
         return State.RUNNING, ""
 

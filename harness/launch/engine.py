@@ -8,13 +8,15 @@ manifests and the names of states, never scheduling.
 
 from __future__ import annotations
 
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from harness.base import modules
+from harness.base import modules, programs
 from harness.base.documents import Json
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd
@@ -103,20 +105,30 @@ class State(StrEnum):
     ENDED = "ended"
 
 
-class Job(Protocol):
+class Job(ABC):
     """What ``start`` leaves running."""
 
     def channels(self) -> Mapping[int, Channel]:
-        """Agents that need not join because they inherited a socket: node -> channel."""
+        """Node -> channel of the agents that inherited a socket; none where they all dial in."""
+        return {}
 
     def prepare(self, spec: LaunchSpec) -> None:
-        """What has to be set up before this launch, as the rates of emulated links."""
+        """Set up what this launch needs beside its ranks, as the rates of its links: nothing."""
+        return None
 
+    @abstractmethod
     def poll(self) -> tuple[State, str]:
         """How it is doing, and what the engine itself says of it."""
 
+    @abstractmethod
     def stop(self) -> None:
         """End it, and wait until nothing of it is left. May be called twice."""
+
+
+def last_line(text: str) -> str:
+    """The last thing that a process said."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 class Engine(Protocol):
@@ -158,6 +170,12 @@ def make(entry: Entry) -> Engine:
     """The engine of a discovered file (its ``build()``)."""
     engine: Engine = modules.load(entry.module).build()
     return engine
+
+
+def importable() -> dict[str, str]:
+    """What a process on this machine or another needs to import this package as we do."""
+    path = filter(None, (str(programs.ROOT), os.environ.get("PYTHONPATH", "")))
+    return {**RANK_ENV, "PYTHONPATH": os.pathsep.join(path)}
 
 
 #: Environment of every process that imports torch for us, and why.

@@ -25,7 +25,7 @@ from harness.base.errors import LaunchError
 from harness.launch.children import InheritingJob, agent_command
 from harness.launch.emulation.shaping import Links, buffers, links_of, shape
 from harness.launch.emulation.switch import DEVICE, MTU
-from harness.launch.engine import Capabilities, Command, Deployment, State
+from harness.launch.engine import Capabilities, Command, Deployment, Job, State, last_line
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec
 
@@ -108,7 +108,7 @@ def _batch(pid: str, tool: str, lines: Sequence[str]) -> Command:
     return Command(nodes=(), argv=(*enter(pid), tool, "-batch", "-"), files={"-": "\n".join(lines)})
 
 
-class EmulatedJob:
+class EmulatedJob(Job):
     """The namespaces' holders and the agents in them."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
@@ -217,9 +217,8 @@ class EmulatedJob:
         )  # fmt: skip
         assert self._switch.stdout is not None and self._switch.stderr is not None
         if self._switch.stdout.readline() != "ready\n":
-            said = self._switch.stderr.read().strip().splitlines()
             raise LaunchError(
-                f"the switch for delays: {said[-1] if said else 'it said nothing'}",
+                f"the switch for delays: {last_line(self._switch.stderr.read())}",
                 where="emulated engine",
                 expected="/dev/net/tun, open to this user",
                 fix="modprobe tun",

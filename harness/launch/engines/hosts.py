@@ -6,8 +6,8 @@ import re
 import shutil
 
 from harness.base.errors import SpecError
-from harness.launch.dialers import Processes, agent, exported, shell
-from harness.launch.engine import Capabilities, Command, Deployment
+from harness.launch.dialers import Processes, agent, shell
+from harness.launch.engine import Capabilities, Command, Deployment, importable
 from harness.launch.wire.channel import read_token
 
 ENGINE = dict(multi_node=True, joins=True, remote=True)
@@ -54,7 +54,7 @@ class Hosts:
             argv: tuple[str, ...]
             if deployment.settings["ssh"]:
                 remote = agent(deployment, f"--order={i}", token="/dev/stdin")
-                argv = ("ssh", "-oBatchMode=yes", host, shell(remote, {**exported(), **env}))
+                argv = ("ssh", "-oBatchMode=yes", host, shell(remote, {**importable(), **env}))
             else:
                 argv = (
                     *(("env", *(f"{k}={v}" for k, v in env.items())) if env else ()),

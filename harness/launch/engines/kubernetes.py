@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
 
 from harness.base import programs
 from harness.base.documents import Json
 from harness.base.errors import LaunchError, SpecError
 from harness.launch.dialers import WAIT_S
-from harness.launch.engine import RANK_ENV, Capabilities, Command, Deployment, State
-from harness.launch.wire.channel import Channel, read_token
-from harness.launch.wire.messages import LaunchSpec
+from harness.launch.engine import RANK_ENV, Capabilities, Command, Deployment, Job, State
+from harness.launch.wire.channel import read_token
 from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True)
@@ -32,16 +34,11 @@ SETTINGS = dict(
     listen="", port=0, token_file="", one_machine=False,
 )  # fmt: skip
 KINDS = ("job", "jobset", "trainjob")
-#: Where a custom kind lives: group, version, plural.
-CUSTOM = {
-    "JobSet": ("jobset.x-k8s.io", "v1alpha2", "jobsets"),
-    "TrainJob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs"),
-}
 STOP_S = 60.0
 
 
-def manifests(deployment: Deployment) -> list[dict[str, Json]]:
-    """What is created, in this order; the token's Secret aside, which no file ever holds."""
+def manifests(deployment: Deployment) -> str:
+    """What is created, as YAML; the token's Secret aside, which no file ever holds."""
     asked = deployment.settings
     if not asked["image"]:
         raise SpecError(
@@ -58,10 +55,19 @@ def manifests(deployment: Deployment) -> list[dict[str, Json]]:
             "a TrainJob has nodes of one size", where="[kubernetes]", expected="kind = 'jobset'",
             fix="edit the cluster file",
         )  # fmt: skip
-    if asked["kind"] == "trainjob":
-        return _trainjob(deployment)  # makes pods and a Service of its own
-    made = {"job": _jobs, "jobset": _jobset}[asked["kind"]](deployment)
-    return [_service(asked), *made]
+    groups = _groups(deployment.nodes)
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, autoescape=False
+    )
+    command = [asked["python"], "-m", programs.AGENT, "--join", deployment.join]
+    return environment.get_template("kubernetes.yaml.jinja").render(
+        **asked,
+        environment=RANK_ENV,
+        command=[*command, f"--wait={WAIT_S:.0f}"],
+        groups=groups,
+        num_nodes=len(deployment.nodes),
+        gpus=deployment.device is Device.CUDA,
+    )
 
 
 def selector(asked: Mapping[str, Json]) -> str:
@@ -75,131 +81,13 @@ def selector(asked: Mapping[str, Json]) -> str:
     return f"{label}={asked['name']}"
 
 
-def _labels(asked: Mapping[str, Json]) -> dict[str, str]:
-    return {"app.kubernetes.io/name": "scaleproof", "app.kubernetes.io/instance": asked["name"]}
-
-
-def _meta(asked: Mapping[str, Json], name: str) -> dict[str, Json]:
-    return {"name": name, "namespace": asked["namespace"], "labels": _labels(asked)}
-
-
-def _service(asked: Mapping[str, Json]) -> dict[str, Json]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _meta(asked, asked["name"]),
-        "spec": {"clusterIP": "None", "selector": _labels(asked), "publishNotReadyAddresses": True},
-    }
-
-
-def _container(deployment: Deployment, ranks: int, first: int) -> dict[str, Json]:
-    """The agent: its place is the pod's index, its secret a variable that only the pod sees."""
-    asked = deployment.settings
-    env: list[Json] = [{"name": k, "value": v} for k, v in RANK_ENV.items()]
-    secret = {"secretKeyRef": {"name": asked["name"], "key": "token"}}
-    env.append({"name": "SCALEPROOF_TOKEN", "valueFrom": secret})
-    env.append({"name": "SCALEPROOF_FIRST", "value": str(first)})
-    command = [asked["python"], "-m", programs.AGENT, "--join", deployment.join]
-    command.append(f"--wait={WAIT_S:.0f}")
-    out: dict[str, Json] = {
-        "name": "agent",
-        "image": asked["image"],
-        "command": command,
-        "env": env,
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }
-    if deployment.device is Device.CUDA:
-        out["resources"] = {"limits": {asked["gpu_resource"]: str(ranks)}}
-    else:
-        out["resources"] = {"requests": {"cpu": str(ranks)}}
+def _groups(nodes: Sequence[int]) -> list[dict[str, int]]:
+    """Neighbours of one size: how many, the ranks on each, the number of the first."""
+    out, first = [], 0
+    for ranks, same in itertools.groupby(nodes):
+        out.append(dict(num_nodes=len(list(same)), ranks=ranks, first=first))
+        first += out[-1]["num_nodes"]
     return out
-
-
-def _job_spec(deployment: Deployment, num_nodes: int, ranks: int, first: int) -> dict[str, Json]:
-    """One pod for each node; none is ever started again, and no end is waited for without end."""
-    asked = deployment.settings
-    shm = {"medium": "Memory", "sizeLimit": asked["shared_memory"]}
-    pod: dict[str, Json] = {
-        "restartPolicy": "Never",
-        "subdomain": asked["name"],
-        "containers": [_container(deployment, ranks, first)],
-        "volumes": [{"name": "shm", "emptyDir": shm}],
-    }
-    return {
-        "completionMode": "Indexed",
-        "completions": num_nodes,
-        "parallelism": num_nodes,
-        "backoffLimit": 0,
-        "activeDeadlineSeconds": asked["deadline_s"],
-        "template": {"metadata": {"labels": _labels(asked)}, "spec": pod},
-    }
-
-
-def _groups(nodes: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(nodes, ranks on each, number of the first) of neighbours of one size."""
-    out: list[tuple[int, int, int]] = []
-    for i, ranks in enumerate(nodes):
-        if out and out[-1][1] == ranks:
-            out[-1] = (out[-1][0] + 1, ranks, out[-1][2])
-        else:
-            out.append((1, ranks, i))
-    return out
-
-
-def _jobs(deployment: Deployment) -> list[dict[str, Json]]:
-    asked, out = deployment.settings, []
-    groups = _groups(deployment.nodes)
-    for i, (num_nodes, ranks, first) in enumerate(groups):
-        name = asked["name"] if len(groups) == 1 else f"{asked['name']}-{i}"
-        spec = _job_spec(deployment, num_nodes, ranks, first)
-        out.append(
-            {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(asked, name), "spec": spec}
-        )
-    return out
-
-
-def _jobset(deployment: Deployment) -> list[dict[str, Json]]:
-    asked = deployment.settings
-    jobs = [
-        {
-            "name": f"nodes-{i}",
-            "replicas": 1,
-            "template": {"spec": _job_spec(deployment, num_nodes, ranks, first)},
-        }
-        for i, (num_nodes, ranks, first) in enumerate(_groups(deployment.nodes))
-    ]
-    group, version, _ = CUSTOM["JobSet"]
-    return [
-        {
-            "apiVersion": f"{group}/{version}",
-            "kind": "JobSet",
-            "metadata": _meta(asked, asked["name"]),
-            "spec": {"replicatedJobs": jobs, "failurePolicy": {"maxRestarts": 0}},
-        }
-    ]
-
-
-def _trainjob(deployment: Deployment) -> list[dict[str, Json]]:
-    asked = deployment.settings
-    container = _container(deployment, deployment.nodes[0], 0)
-    group, version, _ = CUSTOM["TrainJob"]
-    return [
-        {
-            "apiVersion": f"{group}/{version}",
-            "kind": "TrainJob",
-            "metadata": _meta(asked, asked["name"]),
-            "spec": {
-                "runtimeRef": {"name": "torch-distributed"},
-                "trainer": {
-                    "image": container["image"],
-                    "command": container["command"],
-                    "env": container["env"],
-                    "numNodes": len(deployment.nodes),
-                    "resourcesPerNode": container["resources"],
-                },
-            },
-        }
-    ]
 
 
 class Kubernetes:
@@ -216,57 +104,45 @@ class Kubernetes:
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
         """The manifests, as kubectl would take them."""
-        text = "\n---\n".join(json.dumps(m, indent=1) for m in manifests(deployment))
-        path = str(deployment.folder / "manifests.json")
+        path = str(deployment.folder / "manifests.yaml")
         nodes = tuple(range(len(deployment.nodes)))
         argv = ("kubectl", "apply", "-f", path)
-        return (Command(nodes=nodes, argv=argv, files={path: text}),)
+        return (Command(nodes=nodes, argv=argv, files={path: manifests(deployment)}),)
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Pods:
         """Create all of it."""
         return Pods(deployment)
 
 
-class Pods:
+class Pods(Job):
     """What was created in the cluster. The client is imported here only."""
 
     def __init__(self, deployment: Deployment) -> None:
         import kubernetes
         import urllib3
+        import yaml
 
-        self._k8s: Any = kubernetes.client
+        self._error = kubernetes.client.ApiException
         asked = deployment.settings
         self._namespace, self._selector = asked["namespace"], selector(asked)
-        if asked["host"]:
-            api = self._k8s.ApiClient(self._k8s.Configuration(host=asked["host"]))
-        else:
-            try:
-                kubernetes.config.load_config()
-            except kubernetes.config.ConfigException as error:
-                raise LaunchError(
-                    f"no cluster is configured: {error}", where="kubernetes engine",
-                    expected="~/.kube/config, KUBECONFIG, or to run in a pod",
-                    fix="kubectl cluster-info",
-                ) from None  # fmt: skip
-            api = self._k8s.ApiClient()
-        self._core, self._batch = self._k8s.CoreV1Api(api), self._k8s.BatchV1Api(api)
-        self._custom = self._k8s.CustomObjectsApi(api)
-        self._made: list[tuple[str, str]] = []
+        self._made: list[tuple[Any, str]] = []
         token = read_token(deployment.token_file).decode()
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": _meta(asked, asked["name"]),
+            "metadata": {"name": asked["name"], "namespace": self._namespace},
             "stringData": {"token": token},
         }
         try:
-            for manifest in [secret, *manifests(deployment)]:
+            self._api = kubernetes.dynamic.DynamicClient(_client(kubernetes, asked["host"]))
+            for manifest in [secret, *yaml.safe_load_all(manifests(deployment))]:
                 self._create(manifest)
-        except self._k8s.ApiException as error:
+        except (self._error, kubernetes.dynamic.exceptions.ResourceNotFoundError) as error:
             self.stop()
-            expected, fix = self._advice(error.status, asked)
+            status = getattr(error, "status", 404)
+            expected, fix = self._advice(status, asked)
             raise LaunchError(
-                f"{error.status} {error.reason}", where="kubernetes engine",
+                f"{status} {getattr(error, 'reason', error)}", where="kubernetes engine",
                 expected=expected, fix=fix,
             ) from None  # fmt: skip
         except urllib3.exceptions.HTTPError as error:
@@ -287,33 +163,15 @@ class Pods:
         )
 
     def _create(self, manifest: dict[str, Json]) -> None:
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
-        if kind in CUSTOM:
-            group, version, plural = CUSTOM[kind]
-            self._custom.create_namespaced_custom_object(
-                group, version, self._namespace, plural, manifest
-            )
-        else:
-            create = {
-                "Secret": self._core.create_namespaced_secret,
-                "Service": self._core.create_namespaced_service,
-                "Job": self._batch.create_namespaced_job,
-            }[kind]
-            create(self._namespace, manifest)
-        self._made.append((kind, name))
-
-    def prepare(self, spec: LaunchSpec) -> None:
-        """Nothing to do before a launch."""
-
-    def channels(self) -> Mapping[int, Channel]:
-        """They all dial in."""
-        return {}
+        kind = self._api.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
+        kind.create(body=manifest, namespace=self._namespace)
+        self._made.append((kind, manifest["metadata"]["name"]))
 
     def poll(self) -> tuple[State, str]:
         """By the pods' phases: pending while any is, ended as soon as one has."""
         phases = {p.metadata.name: p.status.phase for p in self._pods()}
         over = [
-            f"{name} {phase}" for name, phase in phases.items() if phase in ("Failed", "Succeeded")
+            f"{name} {word}" for name, word in phases.items() if word in ("Failed", "Succeeded")
         ]
         if over:
             return State.ENDED, over[0]
@@ -326,31 +184,33 @@ class Pods:
         """Delete it all, whatever of it is gone already, and wait until the pods are gone."""
         made, self._made = self._made, []
         for kind, name in reversed(made):
-            with contextlib.suppress(self._k8s.ApiException):
-                self._delete(kind, name)
+            with contextlib.suppress(self._error):
+                behind = {"propagationPolicy": "Background"}
+                kind.delete(name=name, namespace=self._namespace, body=behind)
         deadline = time.monotonic() + STOP_S
         while made and self._pods() and time.monotonic() < deadline:
             time.sleep(0.5)
 
-    def _delete(self, kind: str, name: str) -> None:
-        if kind in CUSTOM:
-            group, version, plural = CUSTOM[kind]
-            self._custom.delete_namespaced_custom_object(
-                group, version, self._namespace, plural, name
-            )
-        elif kind == "Job":
-            self._batch.delete_namespaced_job(
-                name, self._namespace, propagation_policy="Background"
-            )
-        elif kind == "Service":
-            self._core.delete_namespaced_service(name, self._namespace)
-        else:
-            self._core.delete_namespaced_secret(name, self._namespace)
-
     def _pods(self) -> Sequence[Any]:
-        found = self._core.list_namespaced_pod(self._namespace, label_selector=self._selector)
-        items: Sequence[Any] = found.items
-        return items
+        pods = self._api.resources.get(api_version="v1", kind="Pod")
+        found: Sequence[Any] = pods.get(
+            namespace=self._namespace, label_selector=self._selector
+        ).items
+        return found
+
+
+def _client(kubernetes: Any, host: str) -> Any:
+    """A client of that API server, or of the one that is configured; LaunchError if none is."""
+    if host:
+        return kubernetes.client.ApiClient(kubernetes.client.Configuration(host=host))
+    try:
+        kubernetes.config.load_config()
+    except kubernetes.config.ConfigException as error:
+        raise LaunchError(
+            f"no cluster is configured: {error}", where="kubernetes engine",
+            expected="~/.kube/config, KUBECONFIG, or to run in a pod", fix="kubectl cluster-info",
+        ) from None  # fmt: skip
+    return kubernetes.client.ApiClient()
 
 
 def build() -> Kubernetes:

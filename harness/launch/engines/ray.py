@@ -18,10 +18,17 @@ from typing import Any
 from harness.base.documents import Json
 from harness.base.errors import LaunchError
 from harness.launch.children import die_with_parent
-from harness.launch.dialers import agent, exported
-from harness.launch.engine import Capabilities, Command, Deployment, State
-from harness.launch.wire.channel import Channel, read_token
-from harness.launch.wire.messages import LaunchSpec
+from harness.launch.dialers import agent
+from harness.launch.engine import (
+    Capabilities,
+    Command,
+    Deployment,
+    Job,
+    State,
+    importable,
+    last_line,
+)
+from harness.launch.wire.channel import read_token
 from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True)
@@ -55,7 +62,7 @@ class Ray:
             Command(
                 nodes=(i,),
                 argv=tuple(agent(deployment, f"--order={i}", token="/dev/stdin")),
-                env=exported(),
+                env=importable(),
             )
             for i in range(len(deployment.nodes))
         )
@@ -88,8 +95,7 @@ class Host:
         if (status := self._process.poll()) is None:
             return ""
         self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return f"status {status}: {lines[-1] if lines else 'it said nothing'}"
+        return f"status {status}: {last_line(self._said.read().decode(errors='replace'))}"
 
     def stop(self) -> None:
         """End it, if it has not left by itself."""
@@ -99,7 +105,7 @@ class Host:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-class Actors:
+class Actors(Job):
     """A placement group and its actors. ray is imported here only: it takes a second."""
 
     def __init__(self, commands: Sequence[Command], deployment: Deployment) -> None:
@@ -132,13 +138,6 @@ class Actors:
             options = _options(bundle)
             actor = remote.options(scheduling_strategy=place, **options)
             self._hosts.append(actor.remote(command.argv, dict(command.env), token))
-
-    def prepare(self, spec: LaunchSpec) -> None:
-        """Nothing to do before a launch."""
-
-    def channels(self) -> Mapping[int, Channel]:
-        """They all dial in."""
-        return {}
 
     def poll(self) -> tuple[State, str]:
         """Ended as soon as one agent, or the actor that holds it, has."""

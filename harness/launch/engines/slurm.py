@@ -18,10 +18,8 @@ from pathlib import Path
 
 from harness.base.documents import Json
 from harness.base.errors import LaunchError, SpecError
-from harness.launch.dialers import Processes, agent, exported
-from harness.launch.engine import Capabilities, Command, Deployment, State
-from harness.launch.wire.channel import Channel
-from harness.launch.wire.messages import LaunchSpec
+from harness.launch.dialers import Processes, agent
+from harness.launch.engine import Capabilities, Command, Deployment, Job, State, importable
 from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True, queues=True)
@@ -77,7 +75,7 @@ def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool =
         lines += ["#SBATCH hetjob"] if i else []
         lines += [f"#SBATCH {option}" for option in options]
     lines += [f"module load {shlex.quote(name)}" for name in deployment.settings["modules"]]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in exported().items()]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in importable().items()]
     het = [f"--het-group=0-{len(parts) - 1}"] if len(parts) > 1 else []
     start = ["srun", *het, "--kill-on-bad-exit=0"] if everywhere else []
     lines.append("exec " + shlex.join([*start, *command]))
@@ -109,7 +107,7 @@ class Slurm:
                 argv.append(f"--het-group=0-{len(parts) - 1}")
             else:
                 argv += component(*parts[0], deployment)[:2]
-            return (Command(nodes=nodes, argv=(*argv, *command), env=exported()),)
+            return (Command(nodes=nodes, argv=(*argv, *command), env=importable()),)
         path = deployment.folder / "job.sbatch"
         return (
             Command(
@@ -145,20 +143,13 @@ class Slurm:
         cancel(job)
 
 
-class Batch:
+class Batch(Job):
     """A job in the queue, then on its nodes."""
 
     def __init__(self, command: Command, folder: Path) -> None:
         self.log = folder / "slurm.log"
         self.job = submit(command)
         self._seen = ("PENDING", "None")
-
-    def prepare(self, spec: LaunchSpec) -> None:
-        """Nothing to do before a launch."""
-
-    def channels(self) -> Mapping[int, Channel]:
-        """They all dial in."""
-        return {}
 
     def poll(self) -> tuple[State, str]:
         """As squeue has it, or had it when it last answered."""

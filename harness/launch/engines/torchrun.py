@@ -20,7 +20,6 @@ from harness.base import programs
 from harness.base.documents import to_doc
 from harness.launch.children import InheritingJob, agent_command, die_with_parent
 from harness.launch.engine import (
-    RANK_ENV,
     Capabilities,
     Command,
     Deployment,
@@ -28,6 +27,7 @@ from harness.launch.engine import (
     Tick,
     Watch,
     Where,
+    importable,
 )
 from harness.launch.fleet import Fleet
 from harness.launch.wire import processes
@@ -68,10 +68,8 @@ def commands(nodes: Sequence[int], name: str, port: int | str, spec: str) -> lis
 
 def environment() -> dict[str, str]:
     """What every torchrun runs with."""
-    root = str(programs.ROOT)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     ours = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    return {**os.environ, **RANK_ENV, **ours, "PYTHONPATH": path}
+    return {**os.environ, **importable(), **ours}
 
 
 def device_shares(case: CaseSpec) -> list[dict[str, str]]:
@@ -252,9 +250,7 @@ class Watched:
         limits = self.spec.deadlines
         for rank in range(self.spec.case.world_size):
             phase, step, silent = self.beats.read(rank)
-            first = phase < Phase.STEADY and step == 0
-            limit = limits.first_step_s if first else limits.step_s
-            if phase is not Phase.DONE and silent > limit:
+            if phase is not Phase.DONE and silent > limits.allowed_s(phase, step):
                 return True
         return False
 

@@ -24,6 +24,7 @@ from typing import TypeAlias
 import msgspec
 
 from harness.host.machine import Machine
+from harness.launch.wire.beats import Phase
 from harness.spec import CaseSpec
 from harness.spec.courses import Fault
 
@@ -36,6 +37,13 @@ class Deadlines:
     first_step_s: float = 120.0
     step_s: float = 20.0
     collective_s: float = 60.0
+
+    def allowed_s(self, phase: Phase, step: int) -> float:
+        """How long a rank may be silent there; whoever started it, the rule is one."""
+        if phase <= Phase.GROUP:
+            return self.start_s
+        first = phase in (Phase.BUILD, Phase.GATE) or (phase is Phase.WARMUP and step == 0)
+        return self.first_step_s if first else self.step_s
 
 
 @dataclass(frozen=True)

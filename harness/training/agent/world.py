@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.beats import Beats
 from harness.launch.wire.evidence import examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 from harness.training.agent.straggler import Straggler
@@ -184,9 +184,7 @@ class World:
         limits = self.spec.deadlines
         for rank in self.fds:
             phase, step, silent = self.beats.read(rank)
-            first = phase in (Phase.BUILD, Phase.GATE) or (phase is Phase.WARMUP and step == 0)
-            limit = limits.first_step_s if first else limits.step_s
-            if silent > (limits.start_s if phase <= Phase.GROUP else limit):
+            if silent > limits.allowed_s(phase, step):
                 return True
         return False
 

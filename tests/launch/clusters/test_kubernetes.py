@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import yaml
 
 from harness.base.errors import LaunchError, SpecError
 from harness.launch.engine import Deployment, State
@@ -19,6 +20,11 @@ from harness.launch.wire.channel import make_token
 from harness.spec import Device
 
 VERSION = "1.33"
+
+
+def manifests(made: Deployment) -> list[Any]:
+    """The documents of what would be created."""
+    return list(yaml.safe_load_all(engine.manifests(made)))
 
 
 def deployment(tmp_path: Path, nodes: tuple[int, ...] = (8, 8), **settings: Any) -> Deployment:
@@ -32,20 +38,20 @@ def deployment(tmp_path: Path, nodes: tuple[int, ...] = (8, 8), **settings: Any)
 @pytest.mark.parametrize("nodes", [(8, 8), (4, 8, 16)])
 def test_manifests_are_what_the_cluster_takes(tmp_path: Path, nodes: tuple[int, ...]) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
-    for manifest in engine.manifests(deployment(tmp_path, nodes)):
+    for manifest in manifests(deployment(tmp_path, nodes)):
         validate.validate(manifest, VERSION, strict=True)
 
 
 def test_a_typo_in_a_manifest_would_be_found(tmp_path: Path) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
-    job = engine.manifests(deployment(tmp_path))[1]
+    job = manifests(deployment(tmp_path))[1]
     job["spec"]["parallelizm"] = 2
     with pytest.raises(validate.ValidationError):
         validate.validate(job, VERSION, strict=True)
 
 
 def test_an_indexed_job_with_a_pod_for_each_node(tmp_path: Path) -> None:
-    service, job = engine.manifests(deployment(tmp_path))
+    service, job = manifests(deployment(tmp_path))
     assert service["spec"]["clusterIP"] == "None"
     spec = job["spec"]
     assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (2, 2, 0)
@@ -58,7 +64,7 @@ def test_an_indexed_job_with_a_pod_for_each_node(tmp_path: Path) -> None:
 
 
 def test_nodes_of_other_sizes_get_a_job_each_and_go_on_counting(tmp_path: Path) -> None:
-    _, *jobs = engine.manifests(deployment(tmp_path, (4, 4, 8)))
+    _, *jobs = manifests(deployment(tmp_path, (4, 4, 8)))
     firsts = []
     for job in jobs:
         (container,) = job["spec"]["template"]["spec"]["containers"]
@@ -75,7 +81,7 @@ def test_custom_kinds_are_what_their_published_models_know(
 ) -> None:
     reason = "kubeflow-trainer-api is missing"
     published = getattr(pytest.importorskip("kubeflow_trainer_api.models", reason=reason), model)
-    made = engine.manifests(deployment(tmp_path, kind=kind))[-1]
+    made = manifests(deployment(tmp_path, kind=kind))[-1]
     assert made["kind"].lower() == kind
     assert published.from_dict(made).to_dict() == made  # what it does not know gets lost
     made["spec"]["replikas"] = 2
@@ -90,7 +96,7 @@ def test_custom_kinds_are_what_their_published_models_know(
 )
 def test_what_cannot_be_made_is_said(tmp_path: Path, settings: dict[str, str], says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        engine.manifests(deployment(tmp_path, (4, 8), **settings))
+        manifests(deployment(tmp_path, (4, 8), **settings))
 
 
 def test_the_token_is_in_no_manifest_and_no_command(tmp_path: Path) -> None:
@@ -114,6 +120,50 @@ def labels_of(body: dict[str, Any]) -> list[dict[str, str]]:
         for job in jobs
         for _ in range(job["completions"])
     ]
+
+
+def group(name: str, version: str, kind: str) -> dict[str, Any]:
+    """What an API server says of a group of one kind."""
+    resource = {"name": f"{kind.lower()}s", "kind": kind, "namespaced": True, "verbs": ["create"]}
+    at = {"groupVersion": f"{name}/{version}", "version": version}
+    return {
+        f"/apis/{name}": {
+            "kind": "APIGroup",
+            "name": name,
+            "versions": [at],
+            "preferredVersion": at,
+        },
+        f"/apis/{name}/{version}": {
+            "kind": "APIResourceList",
+            "groupVersion": f"{name}/{version}",
+            "resources": [resource],
+        },
+    }
+
+
+GROUPS = {
+    **group("batch", "v1", "Job"),
+    **group("jobset.x-k8s.io", "v1alpha2", "JobSet"),
+    **group("trainer.kubeflow.org", "v1alpha1", "TrainJob"),
+}
+#: What the client asks for before it knows any kind.
+DISCOVERY: dict[str, Any] = {
+    **GROUPS,
+    "/version": {"kind": "Info", "major": "1", "minor": "33"},
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {
+        "kind": "APIGroupList",
+        "groups": [g for path, g in GROUPS.items() if path.count("/") == 2],
+    },
+    "/api/v1": {
+        "kind": "APIResourceList",
+        "groupVersion": "v1",
+        "resources": [
+            {"name": f"{k.lower()}s", "kind": k, "namespaced": True, "verbs": ["create"]}
+            for k in ("Pod", "Secret", "Service")
+        ],
+    },
+}
 
 
 class Stub(BaseHTTPRequestHandler):
@@ -141,16 +191,18 @@ class Stub(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         type(self).seen.append(("DELETE", self.path, None))
         type(self).phase = ""
-        self._answer({})
+        self._answer({"kind": "Status"})
 
     def do_GET(self) -> None:
+        if (known := DISCOVERY.get(urlsplit(self.path).path)) is not None:
+            return self._answer(known)
         asked = parse_qs(urlsplit(self.path).query)["labelSelector"][0].split("=")
         pods = [
             {"metadata": {"name": f"pod-{i}"}, "status": {"phase": self.phase}}
             for i, labels in enumerate(self.labels)
             if labels.get(asked[0]) == asked[1]
         ]
-        self._answer({"kind": "PodList", "items": pods if self.phase else []})
+        self._answer({"kind": "PodList", "apiVersion": "v1", "items": pods if self.phase else []})
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""

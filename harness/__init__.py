@@ -11,41 +11,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.interface import frames as frames
-    from harness.record import Expected as Expected
-    from harness.record import ModelFacts as ModelFacts
-    from harness.record import WhatRan as WhatRan
+    from harness.record import Expected as Expected, ModelFacts as ModelFacts, WhatRan as WhatRan
     from harness.record.spans import Category as Category
-    from harness.spec import Batching as Batching
-    from harness.spec import CaseSpec as CaseSpec
-    from harness.spec import Mode as Mode
-    from harness.spec import Plan as Plan
-    from harness.spec import Protocol as Protocol
-    from harness.spec.courses import Course as Course
-    from harness.spec.courses import Fault as Fault
-    from harness.spec.courses import resharded as resharded
-    from harness.spec.recipes import PACED as PACED
-    from harness.spec.recipes import Recipe as Recipe
-    from harness.spec.recipes import control as control
-    from harness.spec.recipes import ladder as ladder
-    from harness.spec.recipes import like as like
-    from harness.spec.recipes import plain as plain
-    from harness.spec.recipes import shapes as shapes
-    from harness.spec.recipes import strong_worlds as strong_worlds
-    from harness.spec.recipes import versus as versus
-    from harness.spec.site import Site as Site
-    from harness.spec.site import rungs as rungs
-    from harness.spec.suite import recovering as recovering
-    from harness.spec.suite import scaling as scaling
-    from harness.training.context import RankContext as RankContext
-    from harness.training.context import Trainer as Trainer
-    from harness.training.data import Batch as Batch
-    from harness.training.data import images as images
-    from harness.training.data import labels as labels
-    from harness.training.data import uniform as uniform
+    from harness.spec import (
+        Batching as Batching,
+        CaseSpec as CaseSpec,
+        Mode as Mode,
+        Plan as Plan,
+        Protocol as Protocol,
+    )
+    from harness.spec.courses import Course as Course, Fault as Fault, resharded as resharded
+    from harness.spec.recipes import (
+        PACED as PACED,
+        Recipe as Recipe,
+        control as control,
+        ladder as ladder,
+        like as like,
+        plain as plain,
+        shapes as shapes,
+        strong_worlds as strong_worlds,
+        versus as versus,
+    )
+    from harness.spec.site import Site as Site, rungs as rungs
+    from harness.spec.suite import recovering as recovering, scaling as scaling
+    from harness.training.context import RankContext as RankContext, Trainer as Trainer
+    from harness.training.data import (
+        Batch as Batch,
+        images as images,
+        labels as labels,
+        uniform as uniform,
+    )
     from harness.training.observe.spans import span as span
-    from harness.training.strategies import ddp as ddp
-    from harness.training.strategies import fsdp as fsdp
-    from harness.training.strategies import pipeline as pipeline
+    from harness.training.strategies import ddp as ddp, fsdp as fsdp, pipeline as pipeline
     from harness.training.trainer import LocalTrainer as LocalTrainer
 
 _ROOMS = {

@@ -18,9 +18,7 @@ from harness.launch.fleet import Fleet
 from harness.launch.wire.messages import Deadlines, Gate, LaunchSpec, RankEnd, Timed
 from harness.record import Cause, Check, Described, Purpose, RankRecord
 from harness.record.store import load
-from harness.spec import CaseSpec, Device, Mode
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import CaseSpec, Catalogue, Device, Mode, Site
 
 ROOT = Path(__file__).parents[1]
 MUTANTS = Path(__file__).parent / "mutants"

@@ -7,8 +7,7 @@ from typing import Any
 
 from harness.analysis.judging.verdicts import verdicts
 from harness.base.documents import from_doc, to_doc
-from harness.record import RunRecord
-from harness.record.outcome import Verdict
+from harness.record import RunRecord, Verdict
 
 
 def judged(run: RunRecord, edit: Any) -> dict[str, Verdict]:

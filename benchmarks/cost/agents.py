@@ -22,9 +22,7 @@ from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.record import RankRecord
-from harness.spec import Device
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Catalogue, Device, Site
 
 
 def main() -> None:

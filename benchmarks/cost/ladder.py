@@ -18,11 +18,9 @@ from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
 from harness.measure.session import Session
-from harness.spec import Device
-from harness.spec.catalogue import Catalogue
+from harness.spec import Catalogue, Device, Settings, Site
 from harness.spec.recipes import REAL, ladder
-from harness.spec.settings import Settings
-from harness.spec.site import Site, rungs
+from harness.spec.site import rungs
 from harness.spec.targets import normalise
 
 

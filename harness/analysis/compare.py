@@ -25,8 +25,6 @@ ALPHA = 0.05
 
 
 class Reading(StrEnum):
-    """The difference in words."""
-
     FASTER = "B better"
     SLOWER = "B worse"
     SAME = "~ no change"

@@ -7,8 +7,8 @@ from statistics import fmean
 
 from harness.analysis.judging.pairs import timed, values_of
 from harness.analysis.judging.points import flops, mfu, points, throughput
-from harness.record import Described, LaunchRecord, RunRecord, Steps
-from harness.record.outcome import SEVERITY, ScalingPoint, Verdict
+from harness.record import Described, LaunchRecord, RunRecord, ScalingPoint, Steps, Verdict
+from harness.record.outcome import SEVERITY
 from harness.spec import Arm, CaseSpec, Plan, metrics
 
 
@@ -34,7 +34,6 @@ class ArmRow:
 
     @property
     def case(self) -> CaseSpec:
-        """What was run."""
         return self.arm.case
 
     @property
@@ -73,7 +72,6 @@ class LadderRow:
 
 
 def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
-    """The row of one arm."""
     own = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
     steps: list[Steps] = [x.steps for x in own if x.steps]
     sent, peaks = values_of(own, "sent_bytes"), values_of(own, "peak_bytes")

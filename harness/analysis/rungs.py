@@ -9,8 +9,7 @@ from statistics import median
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.judging.points import budgets, shown_against, tabled
 from harness.analysis.timeline.losses import Losses, losses
-from harness.record import Expected, LaunchRecord, RunRecord
-from harness.record.budget import Budget
+from harness.record import Budget, Expected, LaunchRecord, RunRecord
 from harness.spec import Arm, Plan
 
 

@@ -16,7 +16,7 @@ from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
 from harness.record import JUDGED_SINCE, LaunchRecord, LaunchStatus, Purpose, RunRecord
 from harness.record.store import load_samples
-from harness.spec.rules import Threshold
+from harness.spec import Threshold
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9

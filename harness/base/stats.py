@@ -35,7 +35,6 @@ def t_interval(values: Sequence[float], alpha: float) -> Interval:
 
 
 def t_quantile(p: float, df: int) -> float:
-    """Quantile of Student's t distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(df, p))
@@ -66,7 +65,6 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value."""
     return quantile(values, 0.5)
 
 

@@ -43,7 +43,6 @@ class Problems:
         self.found: list[Problem] = []
 
     def add(self, line: int, text: str, hint: str = "") -> None:
-        """Note one mistake."""
         source = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
         self.found.append(Problem(line, source, text, hint))
 

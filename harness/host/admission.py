@@ -100,7 +100,6 @@ class Workers:
         return out
 
     def pids(self) -> list[int]:
-        """All that were there."""
         return sorted(self._before)
 
     def computing(self) -> list[int]:

@@ -22,97 +22,62 @@ def notes() -> list[str]:
     return [f"{f.check}: {f.text}" for f in examine() if f.level is not Level.OK]
 
 
+def _found(check: str, good: bool, text: str, advice: str = "", bad: Level = Level.WARN) -> Finding:
+    """A finding: advice only where something is not good."""
+    level = Level.OK if good else bad
+    return Finding(check=check, level=level, text=text, advice="" if good else advice)
+
+
 def _torch() -> Finding:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return Finding(
-            check="torch",
-            level=Level.BAD,
-            text="not installed",
-            advice="pip install -c constraints.txt torch",
-        )
+        advice = "pip install -c constraints.txt torch"
+        return _found("torch", False, "not installed", advice, Level.BAD)
     new = tuple(int(x) for x in version.split("+")[0].split(".")[:2]) >= (2, 11)
-    return Finding(
-        check="torch",
-        level=Level.OK if new else Level.BAD,
-        text=version,
-        advice="" if new else "torch >= 2.11 is needed",
-    )
+    return _found("torch", new, version, "torch >= 2.11 is needed", Level.BAD)
 
 
 def _plugin() -> Finding:
-    names = {p.name for p in metadata.entry_points(group="pytest11")}
-    good = "scaleproof" in names
-    return Finding(
-        check="pytest plugin",
-        level=Level.OK if good else Level.BAD,
-        text="installed" if good else "not installed",
-        advice="" if good else "pip install -e .",
-    )
+    good = "scaleproof" in {p.name for p in metadata.entry_points(group="pytest11")}
+    text = "installed" if good else "not installed"
+    return _found("pytest plugin", good, text, "pip install -e .", Level.BAD)
 
 
 def _governor() -> Finding:
     path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if not path.is_file():
-        return Finding(
-            check="cpu governor", level=Level.OK, text="n/a (virtual machine or no cpufreq)"
-        )
+        return _found("cpu governor", True, "n/a (virtual machine or no cpufreq)")
     governor = path.read_text().strip()
-    good = governor == "performance"
-    return Finding(
-        check="cpu governor",
-        level=Level.OK if good else Level.WARN,
-        text=governor,
-        advice="" if good else "cpupower frequency-set -g performance",
-    )
+    advice = "cpupower frequency-set -g performance"
+    return _found("cpu governor", governor == "performance", governor, advice)
 
 
 def _shared_memory() -> Finding:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
-        return Finding(
-            check="shared memory",
-            level=Level.WARN,
-            text="/dev/shm is missing",
-            advice="mount it: NCCL and data loaders need it",
-        )
-    good = free > 64 << 20
-    return Finding(
-        check="shared memory",
-        level=Level.OK if good else Level.WARN,
-        text=f"{free >> 20} MiB free in /dev/shm",
-        advice="" if good else "enlarge /dev/shm (containers: --shm-size)",
-    )
+        advice = "mount it: NCCL and data loaders need it"
+        return _found("shared memory", False, "/dev/shm is missing", advice)
+    text, advice = f"{free >> 20} MiB free in /dev/shm", "enlarge /dev/shm (containers: --shm-size)"
+    return _found("shared memory", free > 64 << 20, text, advice)
 
 
 def _files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    good = soft >= 1024
-    return Finding(
-        check="open files",
-        level=Level.OK if good else Level.WARN,
-        text=f"limit {soft}",
-        advice="" if good else "ulimit -n 4096",
-    )
+    return _found("open files", soft >= 1024, f"limit {soft}", "ulimit -n 4096")
 
 
 def _gpus() -> Finding:
-    if not nvml.gpus():
-        return Finding(check="gpus", level=Level.OK, text="none: CPU ranks over gloo")
-    return Finding(check="gpus", level=Level.OK, text=machine.detect().title)
+    here = bool(nvml.gpus())
+    return _found("gpus", True, machine.detect().title if here else "none: CPU ranks over gloo")
 
 
 def _leftovers() -> Finding:
     """Ranks or agents of an earlier run that are still there."""
     left = " ".join(map(str, admission.Workers().pids()))
-    return Finding(
-        check="leftover ranks",
-        level=Level.WARN if left else Level.OK,
-        text=f"pids {left}" if left else "none",
-        advice=f"another run is going on; if not: kill {left}" if left else "",
-    )
+    advice = f"another run is going on; if not: kill {left}"
+    return _found("leftover ranks", not left, f"pids {left}" if left else "none", advice)
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (

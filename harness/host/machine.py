@@ -59,7 +59,6 @@ class Machine:
 
     @cached_property
     def title(self) -> str:
-        """One line for headers."""
         cpu = f"{self.num_cores} cores of {self.cpu}"
         return f"{self.num_gpus}x {self.gpu} · {cpu}" if self.gpu else cpu
 

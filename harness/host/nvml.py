@@ -165,7 +165,6 @@ def _watts(milliwatts: int | None) -> int | None:
 
 
 def driver() -> str | None:
-    """The driver's version."""
     with _nvml() as nvml:
         if nvml is None:
             return None

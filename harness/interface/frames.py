@@ -42,7 +42,6 @@ def points(runs: Runs) -> pd.DataFrame:
 
 
 def verdicts(runs: Runs) -> pd.DataFrame:
-    """One row a verdict."""
     return _frame(
         {"run": run.run, "hardware": run.machine.hardware_class, **to_doc(v)}
         for run, _ in _load(runs)

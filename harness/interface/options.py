@@ -15,10 +15,9 @@ from harness.base.documents import Json
 from harness.base.errors import SpecError
 from harness.host import machine
 from harness.launch import cluster
-from harness.spec.catalogue import Catalogue
-from harness.spec.rules import Threshold, load_thresholds
-from harness.spec.settings import Settings
-from harness.spec.site import Site, resolve
+from harness.spec import Catalogue, Settings, Site, Threshold
+from harness.spec.rules import load_thresholds
+from harness.spec.site import resolve
 
 
 @dataclass(frozen=True, kw_only=True)

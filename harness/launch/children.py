@@ -38,8 +38,6 @@ def agent_command(
 
 
 class InheritingJob(Job):
-    """The agents' processes."""
-
     def __init__(self, commands: Sequence[Command]) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._said: list[IO[bytes]] = []
@@ -63,7 +61,6 @@ class InheritingJob(Job):
             self._channels[command.nodes[0]] = Channel(ours, dialed=False)
 
     def channels(self) -> Mapping[int, Channel]:
-        """Our ends."""
         return self._channels
 
     def poll(self) -> tuple[State, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.base.documents import Json
 from harness.base.errors import ConfigError
 from harness.base.toml import Problems
-from harness.spec.catalogue import Entry
+from harness.spec import Entry
 
 
 def settings(path: Path | None, engine: str, known: Mapping[str, Entry]) -> dict[str, Json]:

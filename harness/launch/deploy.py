@@ -14,8 +14,7 @@ from harness.launch.fleet import Fleet
 from harness.launch.wire.channel import Listener, make_token
 from harness.launch.wire.messages import LaunchSpec, Node
 from harness.record import Described
-from harness.spec import CaseSpec
-from harness.spec.catalogue import Entry
+from harness.spec import CaseSpec, Entry
 
 
 class Worlds(Protocol):

@@ -20,8 +20,7 @@ from harness.base import modules, programs
 from harness.base.documents import Json
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd
-from harness.spec import Device
-from harness.spec.catalogue import Entry
+from harness.spec import Device, Entry
 
 #: Called a few times a second while a launch runs, with the step that the slowest rank is at.
 Tick = Callable[[int], None]

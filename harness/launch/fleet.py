@@ -245,7 +245,6 @@ class Fleet:
         return tuple(found)
 
     def _receive(self, timeout_s: float = TICK_S) -> list[tuple[Link, Message, bytes]]:
-        """What arrives within a tick."""
         with selectors.DefaultSelector() as selector:
             for link in self._links:
                 if link.channel is not None:

@@ -24,7 +24,6 @@ class Link:
 
     @property
     def name(self) -> str:
-        """How people know it."""
         return f"node {self.node}" + (f" ({self.about.machine.host})" if self.about else "")
 
     def send(self, message: Message) -> None:

@@ -31,11 +31,10 @@ from harness.launch.wire.messages import (
     Timed,
     Train,
 )
-from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord
-from harness.record.fabric import Row, label
+from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
+from harness.record.fabric import label
 from harness.record.store import load_samples, write_text
-from harness.spec import Arm, CaseSpec, Device, Plan, Window
-from harness.spec.catalogue import Catalogue, Entry
+from harness.spec import Arm, CaseSpec, Catalogue, Device, Entry, Plan, Window
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
 POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.analysis.judging.verdicts import unconfirmed
-from harness.record.outcome import Verdict
+from harness.record import Verdict
 
 
 def confirm(

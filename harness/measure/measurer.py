@@ -27,8 +27,7 @@ from harness.measure.confirming import confirm
 from harness.measure.progress import moment
 from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper
-from harness.record import LaunchRecord, Purpose
-from harness.record.outcome import Verdict
+from harness.record import LaunchRecord, Purpose, Verdict
 from harness.spec import Arm, Plan, Role, metrics
 
 

@@ -21,10 +21,8 @@ from harness.launch.running import LOST_S
 from harness.launch.wire.messages import Deadlines, Train
 from harness.measure.confirming import confirm
 from harness.measure.session import Session
-from harness.record.outcome import Verdict
-from harness.record.recovery import RankRestart, Trial
-from harness.spec import CaseSpec
-from harness.spec.courses import Course, Fault
+from harness.record import RankRestart, Trial, Verdict
+from harness.spec import CaseSpec, Course, Fault
 
 #: Steps of a training, the one after which it saves, and the one before which it breaks.
 STEPS, SAVE_AFTER, BREAK_BEFORE = 12, 4, 7
@@ -40,8 +38,6 @@ RESTARTS = 3
 
 
 class Recoverer:
-    """All trials of one run."""
-
     def __init__(self, session: Session) -> None:
         self._bench, self._progress, self._run = session.bench, session.progress, session.run
         self._whole: dict[tuple[str, bool], RankRestart] = {}

@@ -11,7 +11,7 @@ from harness.base.errors import RecordError
 from harness.host.machine import Machine
 from harness.record import SCHEMA, LaunchRecord, RunRecord
 from harness.record.store import load
-from harness.spec.site import Site
+from harness.spec import Site
 
 
 def unfinished(folder: Path, machine: Machine) -> RunRecord:

@@ -14,14 +14,9 @@ from harness.host import doctor, environment, machine
 from harness.host.admission import Finding
 from harness.measure.bench import mean_wall_s
 from harness.measure.resume import unfinished
-from harness.record import SCHEMA, Described, LaunchRecord, Purpose, RunRecord
-from harness.record.fabric import Row
-from harness.record.recovery import Trial
+from harness.record import SCHEMA, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
 from harness.record.store import save
-from harness.spec import Arm, Contrast, Plan, Window
-from harness.spec.catalogue import Catalogue
-from harness.spec.rules import Statistic, Threshold
-from harness.spec.settings import Settings
+from harness.spec import Arm, Catalogue, Contrast, Plan, Settings, Statistic, Threshold, Window
 
 
 class Run:
@@ -55,7 +50,6 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where this run is written."""
         return self._results / "runs" / self.machine.hardware_class / self.name
 
     @property
@@ -87,7 +81,6 @@ class Run:
         self.plans += [p for p in plans if p.hash not in known]
 
     def record(self, *, complete: bool) -> RunRecord:
-        """The run so far, judged."""
         bare = self.bare(complete=complete)
         return dataclasses.replace(bare, verdicts=verdicts.verdicts(bare))
 
@@ -136,7 +129,6 @@ class Run:
         return [x for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
 
     def blocks_of(self, plan: Plan, attempt: int = 0) -> set[int]:
-        """The blocks that were measured."""
         return {x.block for x in self.timed(plan) if x.attempt == attempt}
 
     def block_s(self, arms: Sequence[Arm]) -> float:

@@ -16,10 +16,7 @@ from harness.measure.bench import Bench
 from harness.measure.progress import Progress, waiting
 from harness.measure.run import Run
 from harness.record import RunRecord
-from harness.spec import CaseSpec
-from harness.spec.catalogue import Catalogue
-from harness.spec.rules import Threshold
-from harness.spec.settings import Settings
+from harness.spec import CaseSpec, Catalogue, Settings, Threshold
 
 
 def end_on_sigterm() -> None:
@@ -61,7 +58,6 @@ class Session:
         self._examined = False
 
     def __enter__(self) -> Session:
-        """Warm up."""
         self.warm()
         return self
 
@@ -119,7 +115,6 @@ class Session:
             self.run.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
 
     def save(self, *, complete: bool) -> RunRecord:
-        """Write the run down, judged."""
         return self.run.save(complete=complete)
 
     def close(self) -> None:

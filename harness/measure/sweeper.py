@@ -12,19 +12,15 @@ from harness.base.errors import ScaleproofError
 from harness.measure.confirming import confirm
 from harness.measure.progress import Moment
 from harness.measure.session import Session
-from harness.record import Purpose
+from harness.record import Purpose, Verdict
 from harness.record.fabric import label, shapes
-from harness.record.outcome import Verdict
-from harness.spec import Plan, StandIn
-from harness.spec.site import Site
+from harness.spec import Plan, Site, StandIn
 
 #: Sweeps, or trials of a kind, that are judged where nothing else is asked for.
 USUAL = 8
 
 
 class Sweeper:
-    """All sweeps of one run."""
-
     def __init__(self, session: Session) -> None:
         self._session, self._run = session, session.run
 

@@ -1,6 +1,11 @@
-"""What was measured: the record and its parts, on disk and upgraded."""
+"""What was measured: the record and its parts, on disk and upgraded.
 
+Its nouns are imported from here, its functions from their files.
+"""
+
+from harness.record.budget import Blame, Budget, Operator, RankBudget, Term
 from harness.record.described import Described, Expected, ModelFacts
+from harness.record.fabric import Row, Swept
 from harness.record.launch import (
     Cause,
     Growth,
@@ -10,27 +15,8 @@ from harness.record.launch import (
     Steadiness,
     Steps,
 )
+from harness.record.outcome import Reason, ScalingPoint, Status, Verdict
 from harness.record.rank import Allocator, Check, Issued, RankRecord, SpanRow, WhatRan
 from harness.record.record import JUDGED_SINCE, SCHEMA, RunRecord
-
-__all__ = [
-    "JUDGED_SINCE",
-    "SCHEMA",
-    "Allocator",
-    "Cause",
-    "Check",
-    "Described",
-    "Expected",
-    "Growth",
-    "Issued",
-    "LaunchRecord",
-    "LaunchStatus",
-    "ModelFacts",
-    "Purpose",
-    "RankRecord",
-    "RunRecord",
-    "SpanRow",
-    "Steadiness",
-    "Steps",
-    "WhatRan",
-]
+from harness.record.recovery import RankRestart, Trial
+from harness.record.spans import Category

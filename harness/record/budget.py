@@ -97,12 +97,10 @@ class Budget:
 
     @property
     def steps(self) -> int:
-        """Steps in the window."""
         return len(self.ranks[0].step_ns)
 
     @property
     def step_ns(self) -> float:
-        """A mean step, over ranks."""
         return sum(sum(r.step_ns) for r in self.ranks) / len(self.ranks) / self.steps
 
     def mean_ns(self, *terms: Term) -> float:
@@ -120,7 +118,6 @@ class Budget:
 
     @property
     def comm_share(self) -> float:
-        """All communication over the step."""
         every = sum(sum(r.comm_ns) for r in self.ranks) / len(self.ranks) / self.steps
         return every / self.step_ns
 

@@ -9,12 +9,10 @@ from typing import Any
 from harness.host.nvml import GpuWindow
 from harness.record.budget import Budget
 from harness.record.rank import RankRecord
-from harness.spec.metrics import Metric
+from harness.spec import Metric
 
 
 class LaunchStatus(StrEnum):
-    """How a launch ended."""
-
     OK = "ok"
     FAILED = "failed"
 

@@ -16,9 +16,7 @@ from harness.record.fabric import Row
 from harness.record.launch import LaunchRecord, Purpose
 from harness.record.outcome import Verdict
 from harness.record.recovery import Trial
-from harness.spec import Plan, Window
-from harness.spec.rules import Threshold
-from harness.spec.settings import Settings
+from harness.spec import Plan, Settings, Threshold, Window
 
 SCHEMA = 5
 #: The first layout whose verdicts were judged by today's rules.

@@ -73,7 +73,6 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """As its course is called."""
         return title(self.case, self.fault, self.asynchronous, self.world_before, self.world)
 
     @property

@@ -80,7 +80,6 @@ def load(folder: Path) -> RunRecord:
 
 
 def samples_path(folder: Path, launch: str, rank: int) -> Path:
-    """Where a rank's samples lie."""
     return folder / "launches" / launch / f"rank{rank}.npz"
 
 

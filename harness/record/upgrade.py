@@ -8,8 +8,7 @@ from collections import Counter
 from dataclasses import fields
 
 from harness.base.documents import Json, from_doc
-from harness.spec import Plan, digest
-from harness.spec.settings import Settings
+from harness.spec import Plan, Settings, digest
 
 
 def upgrade(doc: Json, newest: int) -> Json:

@@ -1,4 +1,7 @@
-"""What is asked: case, plan, recipes, rules, metrics, catalogue, targets."""
+"""What is asked: case, plan, recipes, rules, metrics, catalogue, targets.
+
+Its nouns are imported from here, its functions from their files.
+"""
 
 from harness.spec.batching import Batching, apportion, batching
 from harness.spec.case import (
@@ -12,27 +15,11 @@ from harness.spec.case import (
     StandIn,
     digest,
 )
+from harness.spec.catalogue import Catalogue, Entry, Kind
+from harness.spec.courses import Course, Fault
+from harness.spec.heads import EngineFacts, Supports
+from harness.spec.metrics import Form, Metric
 from harness.spec.plan import BASELINES, PROFILED, Arm, Contrast, Plan, Protocol, Role, Window
-
-__all__ = [
-    "BASELINES",
-    "PROFILED",
-    "Ablation",
-    "Arm",
-    "Batching",
-    "CaseSpec",
-    "Contrast",
-    "Data",
-    "Device",
-    "Mode",
-    "Optimizer",
-    "Plan",
-    "Precision",
-    "Protocol",
-    "Role",
-    "StandIn",
-    "Window",
-    "apportion",
-    "batching",
-    "digest",
-]
+from harness.spec.rules import Reach, Source, Statistic, Threshold, Waiver
+from harness.spec.settings import Settings
+from harness.spec.site import Site

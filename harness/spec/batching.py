@@ -23,7 +23,6 @@ class Batching:
 
     @property
     def largest(self) -> int:
-        """Samples of the largest micro-batch."""
         return max(self.micros)
 
     @property

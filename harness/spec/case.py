@@ -28,8 +28,6 @@ class Mode(StrEnum):
 
 
 class Device(StrEnum):
-    """Where ranks compute."""
-
     CPU = "cpu"
     CUDA = "cuda"
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.base.documents import Json
 from harness.base.errors import SpecError, nearest
@@ -20,26 +21,22 @@ from harness.spec.case import CaseSpec, Mode, StandIn
 from harness.spec.checks import check, check_knobs
 from harness.spec.heads import EngineFacts, Supports, facts, read_head
 
-KINDS = ("strategies", "models", "compressors", "engines", "suites")
-_FOLDERS = {
-    "strategies": "training/strategies",
-    "models": "training/models",
-    "compressors": "training/compressors",
-    "engines": "launch/engines",
+
+class Kind(NamedTuple):
+    """What can be named: its word, the folder that has it, the name that marks its heads."""
+
+    word: str
+    folder: str
+    mark: str
+
+
+_KINDS = {
+    "strategies": Kind("strategy", "training/strategies", "SUPPORTS"),
+    "models": Kind("model", "training/models", "SIZES"),
+    "compressors": Kind("compressor", "training/compressors", "ERROR_BOUND"),
+    "engines": Kind("engine", "launch/engines", "ENGINE"),
 }
-_SINGULAR = {
-    "strategies": "strategy",
-    "models": "model",
-    "compressors": "compressor",
-    "engines": "engine",
-    "suites": "suite",
-}
-_MARKS = {
-    "strategies": "SUPPORTS",
-    "models": "SIZES",
-    "compressors": "ERROR_BOUND",
-    "engines": "ENGINE",
-}
+KINDS = (*_KINDS, "suites")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +63,10 @@ class Entry:
 
     @functools.cached_property
     def supports(self) -> Supports:
-        """A strategy's head."""
         return facts(Supports, self.head["SUPPORTS"], f"{self.path}: SUPPORTS")
 
     @functools.cached_property
     def engine(self) -> EngineFacts:
-        """An engine's head."""
         return facts(EngineFacts, self.head["ENGINE"], f"{self.path}: ENGINE")
 
     @property
@@ -96,8 +91,8 @@ class Catalogue:
     def entries(self) -> Mapping[str, Mapping[str, Entry]]:
         """Kind -> name -> Entry. A user's file may not hide one of the package."""
         found: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
-        for kind, folder in _FOLDERS.items():
-            for path in sorted((PACKAGE / folder).glob("*.py")):
+        for kind, known in _KINDS.items():
+            for path in sorted((PACKAGE / known.folder).glob("*.py")):
                 self._add(found, path, kind)
         for path in [
             f for p in (*_entry_point_folders(), *self.paths) for f in sorted(p.glob("*.py"))
@@ -114,11 +109,11 @@ class Catalogue:
     @staticmethod
     def _add(found: dict[str, dict[str, Entry]], path: Path, kind: str | None) -> None:
         doc, head = read_head(path)
-        for k, mark in _MARKS.items():
-            if mark in head and kind in (k, None):
+        for k, known in _KINDS.items():
+            if known.mark in head and kind in (k, None):
                 if path.stem in found[k]:
                     raise SpecError(
-                        f"a {_SINGULAR[k]} named {path.stem!r} exists already"
+                        f"a {known.word} named {path.stem!r} exists already"
                         f" ({found[k][path.stem].path})",
                         where=str(path),
                         expected="a name of its own",
@@ -133,7 +128,7 @@ class Catalogue:
         known = self.entries[kind]
         if name not in known:
             raise SpecError(
-                f"no {_SINGULAR[kind]} named {name!r}{nearest(name, known)}",
+                f"no {_word(kind)} named {name!r}{nearest(name, known)}",
                 expected=", ".join(known),
                 fix=f"scaleproof list {kind}",
             )
@@ -203,6 +198,10 @@ class Catalogue:
 def _halves(knobs: Mapping[str, Json]) -> list[tuple[str, str]]:
     """Whose knobs these are, each once, and which."""
     return list({k.partition(".")[0]: k.partition(".")[2] for k in knobs}.items())
+
+
+def _word(kind: str) -> str:
+    return _KINDS[kind].word if kind in _KINDS else "suite"
 
 
 def _entry_point_folders() -> list[Path]:

@@ -34,7 +34,6 @@ class Course:
 
     @property
     def name(self) -> str:
-        """As its trials are called."""
         size, into = self.case.world_size, self.into or self.case
         return title(self.case.id, self.fault, self.asynchronous, size, into.world_size)
 

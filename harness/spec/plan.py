@@ -19,8 +19,6 @@ BASELINES = (
 
 
 class Role(StrEnum):
-    """What an arm is for."""
-
     SUBJECT = "subject"
     BASELINE = "baseline"
     ABLATION = "ablation"
@@ -101,7 +99,6 @@ class Plan:
 
     @property
     def pilot(self) -> Window:
-        """What a pilot runs."""
         return Window(steps=self.protocol.steps, cut=self.protocol.cut)
 
     @property

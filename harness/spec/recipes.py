@@ -85,7 +85,6 @@ def _sum_of_devices(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list
 
 
 def _one(ranks: int) -> tuple[int, ...]:
-    """All ranks on one node."""
     return (ranks,)
 
 

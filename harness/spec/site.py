@@ -31,7 +31,6 @@ class Site:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the largest world."""
         return sum(self.nodes)
 
     @property

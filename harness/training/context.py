@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from harness.base import modules
 from harness.base.documents import Json
 from harness.record import WhatRan
-from harness.spec import Batching, CaseSpec, Optimizer, Precision
-from harness.spec.heads import Supports, facts
+from harness.spec import Batching, CaseSpec, Optimizer, Precision, Supports
+from harness.spec.heads import facts
 from harness.training.data import Batch
 
 #: The knobs of one file, each with its default or the case's value.
@@ -71,7 +71,6 @@ class RankContext:
         return contextlib.nullcontext()
 
     def optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-        """The case's optimizer."""
         if self.case.optimizer is Optimizer.SGD:
             return torch.optim.SGD(parameters, lr=0.05)
         return torch.optim.AdamW(parameters, lr=1e-3)
@@ -109,11 +108,9 @@ class Loaded:
 
     @property
     def supports(self) -> Supports:
-        """The strategy's head."""
         return facts(Supports, self.strategy.SUPPORTS, self.strategy.__name__)
 
     def knobs(self, case: CaseSpec) -> Knobs:
-        """The strategy's knobs."""
         return case.knobs_of(case.strategy, getattr(self.strategy, "KNOBS", {}))
 
     def size(self, case: CaseSpec) -> Mapping[str, Json]:

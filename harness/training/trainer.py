@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from harness.record import ModelFacts, WhatRan
-from harness.record.spans import Category
+from harness.record import Category, ModelFacts, WhatRan
 from harness.training.context import RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
@@ -57,13 +56,11 @@ class LocalTrainer:
         return total
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole gradients by plain names."""
         for name, parameter in self.named():
             assert parameter.grad is not None, f"{name} has no gradient"
             yield name, self.whole(parameter.grad.detach())
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole parameters by plain names."""
         for name, parameter in self.named():
             yield name, self.whole(parameter.detach())
 
@@ -94,12 +91,10 @@ def observe_dtype(module: nn.Module) -> set[str]:
 
 
 def num_elements(model: nn.Module) -> int:
-    """Elements of all parameters."""
     return sum(p.numel() for p in model.parameters())
 
 
 def element_bytes(model: nn.Module) -> int:
-    """Bytes of one gradient element."""
     return next(model.parameters()).element_size()
 
 

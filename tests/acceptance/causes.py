@@ -19,11 +19,8 @@ from pathlib import Path
 from harness.base.documents import Json
 from harness.launch.engine import Where
 from harness.measure.bench import Bench, Order
-from harness.record import Purpose
-from harness.record.budget import Budget, RankBudget, Term
-from harness.spec import Arm, CaseSpec, Data, Device, Plan, Protocol, Role
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.record import Budget, Purpose, RankBudget, Term
+from harness.spec import Arm, CaseSpec, Catalogue, Data, Device, Plan, Protocol, Role, Site
 
 PLANTS = Path(__file__).parents[1] / "plants"
 DDP = ("late", "link", "data", "stall", "slow")

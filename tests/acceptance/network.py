@@ -21,9 +21,7 @@ from harness.base.stats import median
 from harness.launch.engine import Where
 from harness.measure.bench import Bench, Order
 from harness.record import LaunchRecord, Purpose
-from harness.spec import Arm, Device, Plan, Protocol, Role
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 
 #: Steps differ from bytes / rate + compute by this much at most, relatively.
 TOLERANCE = 0.25

@@ -27,15 +27,9 @@ from harness.base.stats import median
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
 from harness.measure.session import Session
-from harness.record import LaunchRecord
-from harness.record.outcome import Status
-from harness.spec import Device, Plan, Protocol
-from harness.spec.catalogue import Catalogue
-from harness.spec.metrics import Form
+from harness.record import LaunchRecord, Status
+from harness.spec import Catalogue, Device, Form, Plan, Protocol, Settings, Site, Source, Threshold
 from harness.spec.recipes import ladder
-from harness.spec.rules import Source, Threshold
-from harness.spec.settings import Settings
-from harness.spec.site import Site
 from harness.spec.targets import normalise
 
 CELLS = [(e, n) for e in (0.95, 0.85, 0.70, 0.50) for n in (2, 4)]

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.judging.judge import judge
-from harness.record.outcome import Status
-from harness.spec.metrics import Form
-from harness.spec.rules import Source, Threshold
+from harness.record import Status
+from harness.spec import Form, Source, Threshold
 
 #: Relative deviation of a pair, as assumed by the comparison of stopping rules.
 SD = 0.0133

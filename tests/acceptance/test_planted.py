@@ -40,12 +40,9 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     from harness.measure.measurer import Measurer
     from harness.measure.progress import Quiet
     from harness.measure.session import Session
-    from harness.record.outcome import Status
-    from harness.spec import Device, Protocol
-    from harness.spec.catalogue import Catalogue
+    from harness.record import Status
+    from harness.spec import Catalogue, Device, Protocol, Settings, Site
     from harness.spec.recipes import like
-    from harness.spec.settings import Settings
-    from harness.spec.site import Site
     from harness.spec.targets import normalise
 
     known = Catalogue()

@@ -6,11 +6,10 @@ import json
 
 import jsonschema
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from harness.base.documents import from_doc, json_schema, to_doc
-from harness.record.outcome import Reason, Status, Verdict
+from harness.record import Reason, Status, Verdict
 from harness.spec import Mode, Protocol
 
 floats = st.floats(allow_nan=False, allow_infinity=False)

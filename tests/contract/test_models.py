@@ -9,9 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.spec import Device, Precision
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Catalogue, Device, Precision, Site
 from harness.training.context import build_model, load, make_batch
 from harness.training.describe import model_facts
 

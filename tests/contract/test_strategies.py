@@ -9,8 +9,7 @@ import pytest
 
 from harness.base import stats
 from harness.record import Purpose
-from harness.spec import Precision
-from harness.spec.catalogue import Catalogue
+from harness.spec import Catalogue, Precision
 
 KNOWN = Catalogue().entries
 STRATEGIES = [s for s in KNOWN["strategies"] if s not in ("single", "compressed")]

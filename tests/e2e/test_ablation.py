@@ -11,13 +11,9 @@ from harness.base.errors import SpecError
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
 from harness.measure.session import Session
-from harness.record import Purpose
-from harness.record.outcome import Reason, Status
-from harness.spec import Ablation, Data, Device, Plan, Protocol
-from harness.spec.catalogue import Catalogue
+from harness.record import Purpose, Reason, Status
+from harness.spec import Ablation, Catalogue, Data, Device, Plan, Protocol, Settings, Site
 from harness.spec.recipes import ladder
-from harness.spec.settings import Settings
-from harness.spec.site import Site
 from harness.spec.targets import normalise
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))

@@ -10,13 +10,9 @@ import pytest
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
 from harness.measure.session import Session
-from harness.record import Purpose
-from harness.record.outcome import Reason, Status
-from harness.spec import Device, Protocol
-from harness.spec.catalogue import Catalogue
+from harness.record import Purpose, Reason, Status
+from harness.spec import Catalogue, Device, Protocol, Settings, Site
 from harness.spec.recipes import ladder
-from harness.spec.settings import Settings
-from harness.spec.site import Site
 from harness.spec.targets import normalise
 
 

@@ -40,9 +40,7 @@ from harness.launch.engines.emulated import enter
 from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
 from harness.record import RankRecord
-from harness.spec import Device
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Catalogue, Device, Site
 
 from .kinds import DEADLINES, KINDS, STRATEGIES, On
 from .nodes import forked

@@ -20,9 +20,7 @@ from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines
 from harness.measure.bench import Bench, Order
 from harness.record import Purpose
-from harness.spec import Arm, Device, Plan, Protocol, Role
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 
 from .kinds import KINDS, On
 from .matrix import FOLDER, Cell, Found, striking

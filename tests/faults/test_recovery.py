@@ -17,13 +17,9 @@ from harness.measure.bench import Bench
 from harness.measure.progress import Quiet
 from harness.measure.recoverer import Recoverer
 from harness.measure.run import Run
-from harness.record.recovery import Trial
+from harness.record import Trial
 from harness.record.store import load
-from harness.spec import CaseSpec, Device
-from harness.spec.catalogue import Catalogue
-from harness.spec.courses import Course, Fault
-from harness.spec.settings import Settings
-from harness.spec.site import Site
+from harness.spec import CaseSpec, Catalogue, Course, Device, Fault, Settings, Site
 
 FOLDER = Path(__file__).parent / "strategies"
 MUTANTS = Path(__file__).parents[1] / "mutants"

@@ -15,9 +15,7 @@ from harness.launch.engine import Where
 from harness.launch.wire.evidence import lives
 from harness.measure.bench import Bench, Order
 from harness.record import Described, Purpose
-from harness.spec import Arm, Device, Plan, Protocol, Role
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 from harness.training.agent.straggler import GROUPS, Straggler
 
 

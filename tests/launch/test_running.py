@@ -11,8 +11,7 @@ from harness.launch.link import Link
 from harness.launch.running import Running
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd, Share, Timed
-from harness.spec import Device
-from harness.spec.site import Site
+from harness.spec import Device, Site
 
 
 def end(rank: int) -> RankEnd:

@@ -13,12 +13,9 @@ from harness.interface.cli.main import main
 from harness.measure.bench import Bench
 from harness.measure.confirming import confirm
 from harness.measure.recoverer import Recoverer
-from harness.record.fabric import Row
-from harness.record.outcome import Reason, Status, Verdict
-from harness.record.recovery import Trial
+from harness.record import Reason, Row, Status, Trial, Verdict
 from harness.record.store import load
-from harness.spec import CaseSpec
-from harness.spec.courses import Course
+from harness.spec import CaseSpec, Course
 
 RULE = """
 [[rule]]

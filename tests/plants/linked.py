@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.record import Expected, ModelFacts
-from harness.record.spans import Category
+from harness.record import Category, Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext
 from harness.training.observe.spans import span

@@ -18,12 +18,10 @@ from harness.interface.report.fabric import lines
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Quiet
 from harness.measure.session import Session
-from harness.record import RunRecord
-from harness.record.fabric import Row, factor, shapes, swept
-from harness.record.outcome import Reason, Status
-from harness.spec.catalogue import Catalogue
-from harness.spec.rules import Source, Threshold, Waiver, reach
-from harness.spec.settings import Settings
+from harness.record import Reason, Row, RunRecord, Status
+from harness.record.fabric import factor, shapes, swept
+from harness.spec import Catalogue, Settings, Source, Threshold, Waiver
+from harness.spec.rules import reach
 from harness.training.rank.tasks.sweep import MAKERS
 from harness.training.rank.transport import of_log
 

@@ -24,8 +24,7 @@ from harness.base.errors import RecordError
 from harness.host.nvml import GpuWindow
 from harness.interface import frames
 from harness.measure.resume import carried_over
-from harness.record import SCHEMA, LaunchStatus, Purpose, RunRecord
-from harness.record.outcome import Reason, Status
+from harness.record import SCHEMA, LaunchStatus, Purpose, Reason, RunRecord, Status
 from harness.record.schema import RECORD, record_schema
 from harness.record.store import Samples, load, save
 from harness.record.upgrade import upgrade

@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from harness.base.documents import from_doc, to_doc
-from harness.spec import Batching, CaseSpec, Device, Mode, Precision, StandIn, apportion, batching
-from harness.spec.site import Site, parse_name, rungs
+from harness.spec import (
+    Batching,
+    CaseSpec,
+    Device,
+    Mode,
+    Precision,
+    Site,
+    StandIn,
+    apportion,
+    batching,
+)
+from harness.spec.site import parse_name, rungs
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(4,))
 GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(4, 4))

@@ -9,10 +9,8 @@ import pytest
 
 from harness.base.errors import SpecError
 from harness.launch.engine import make
-from harness.spec import Device, Mode, StandIn
-from harness.spec.catalogue import Catalogue
+from harness.spec import Catalogue, Device, Mode, Site, StandIn
 from harness.spec.heads import read_head
-from harness.spec.site import Site
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.base.errors import SpecError
-from harness.spec import Device, Mode, Protocol, Role
+from harness.spec import Device, Mode, Protocol, Role, Site
 from harness.spec.recipes import control, ladder, plain, shapes, strong_worlds, versus
-from harness.spec.site import Site
 
 SITE = Site(device=Device.CUDA, backend="nccl", nodes=(8, 8, 8, 8))
 

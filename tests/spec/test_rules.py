@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import ConfigError
-from harness.spec import Contrast, Device, Mode
-from harness.spec.rules import Reach, load_thresholds, reach
-from harness.spec.site import Site
+from harness.spec import Contrast, Device, Mode, Reach, Site
+from harness.spec.rules import load_thresholds, reach
 
 ROOT = Path(__file__).parents[2]
 

@@ -111,8 +111,7 @@ def _write(
     when: datetime.datetime,
     chosen: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> None:
-    from asv import results as asv_results
-    from asv import runner, util
+    from asv import results as asv_results, runner, util
 
     facts = {
         "machine": machine,
@@ -182,5 +181,4 @@ def value_of(run: RunRecord, benchmark: str, case: str) -> float:
 
 
 def summary(added: Ingested) -> str:
-    """One line for people."""
     return f"{added.run}: {added.num_values} values on {added.machine}, ledger {added.commit}"

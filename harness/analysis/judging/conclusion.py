@@ -7,27 +7,16 @@ without doubt, and a FAIL only if a fresh set confirms it; a waiver has the last
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from harness.analysis.judging import fingerprint
 from harness.analysis.judging.judge import Judged, judge, lag1, worst
-from harness.analysis.judging.question import Question
-from harness.record import RunRecord
-from harness.record.outcome import Reason, Status, Verdict
-from harness.spec import metrics
-from harness.spec.rules import Threshold
+from harness.analysis.judging.question import Conclusion, Question
+from harness.record import Reason, RunRecord, Status, Verdict
+from harness.spec import Threshold, metrics
 
 #: A value beyond this share of perfect scaling is not scaling, it is a mistake.
 IMPLAUSIBLE = 1.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Finding:
-    """A status and why."""
-
-    status: Status
-    reason: Reason
-    detail: str
 
 
 def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verdict:
@@ -35,7 +24,7 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
     form = metrics.metric(question.metric).form
     judged: Judged | None = None
     if question.obstacle is not None:
-        found = _Finding(**vars(question.obstacle))
+        found = question.obstacle
     else:
         judged = judge(question.first, rule, form)
         found = _survives(question, rule, run, judged)
@@ -63,30 +52,28 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
 
 def _survives(
     question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
-) -> _Finding:
+) -> Conclusion:
     """What is left of the judge's answer after everything that it must survive."""
-    e, found = judged.estimate, _Finding(
-        status=judged.status, reason=judged.reason, detail=judged.detail
-    )  # fmt: skip
+    e, found = judged.estimate, Conclusion(judged.status, judged.reason, judged.detail)  # fmt: skip
     impossible = question.impossible
     if question.perfect is not None:
         share = (e.value if e.low is None else e.low) / question.perfect
         if share > IMPLAUSIBLE:
             impossible = f"{share:.3g} of linear scaling is not possible: the baseline is wrong"
     if impossible:
-        return _Finding(status=Status.ERROR, reason=Reason.IMPLAUSIBLE, detail=impossible)
+        return Conclusion(Status.ERROR, Reason.IMPLAUSIBLE, impossible)
     if rule is None or found.status not in (Status.PASS, Status.FAIL):
         return found
     if differing := fingerprint.differing(rule.fingerprint, run):
         why = f"the bound is of another setup: {'; '.join(differing)}"
-        return _Finding(status=Status.RECORDED, reason=Reason.NOT_COMPARABLE, detail=why)
+        return Conclusion(Status.RECORDED, Reason.NOT_COMPARABLE, why)
     if (doubt := question.doubt) is not None:
         why = f"{found.detail}, but {doubt.detail}"
-        return _Finding(status=Status.INCONCLUSIVE, reason=doubt.reason, detail=why)
+        return doubt._replace(detail=why)
     return _confirmed(question, rule, run, judged) if found.status is Status.FAIL else found
 
 
-def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judged) -> _Finding:
+def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judged) -> Conclusion:
     """What is left of a FAIL after a fresh set: a FAIL, or no decision; never a PASS."""
     status, reason = Status.INCONCLUSIVE, Reason.UNCONFIRMED
     if question.again:
@@ -100,18 +87,18 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
         why = "no fresh set of launches confirms it"
     else:
         reason, why = Reason.INTERRUPTED, "stopped before it was confirmed"
-    return _Finding(status=status, reason=reason, detail=f"{first.detail}; {why}")
+    return Conclusion(status, reason, f"{first.detail}; {why}")
 
 
-def _waived(found: _Finding, rule: Threshold | None, run: RunRecord) -> _Finding:
+def _waived(found: Conclusion, rule: Threshold | None, run: RunRecord) -> Conclusion:
     """What a waiver leaves of a verdict: an expected FAIL is waived, a PASS is unexpected."""
     today = datetime.date.fromisoformat(run.started_at[:10])
     if rule is None or rule.waiver is None or not rule.waived(today):
         return found
     if found.status is Status.FAIL:
         told = f"{found.detail}; waived until {rule.waiver.expires}: {rule.waiver.reason}"
-        return _Finding(status=Status.FAIL, reason=Reason.WAIVED, detail=told)
+        return Conclusion(Status.FAIL, Reason.WAIVED, told)
     if found.status is Status.PASS:
         told = f"met, but a waiver says it fails ({rule.waiver.reason}): remove the waiver"
-        return _Finding(status=Status.FAIL, reason=Reason.UNEXPECTED_PASS, detail=told)
+        return Conclusion(Status.FAIL, Reason.UNEXPECTED_PASS, told)
     return found

@@ -7,42 +7,41 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from harness.analysis.judging.pairs import like_launches_sd, rests_on, timed
-from harness.analysis.judging.question import Doubt
+from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import steadiness
 from harness.host import admission
 from harness.host.admission import Level
-from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.record.outcome import Reason
+from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status
 from harness.spec import Contrast, Plan, metrics
 
 #: Profiled steps longer than this by factor are another program's: no attribution.
 PERTURBED = 1.05
 
 
-def doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> Doubt | None:
+def doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
     """Why neither PASS nor FAIL of this contrast may stand; bytes and memory have no doubts."""
     metric = metrics.metric(contrast.metric)
     if not metric.of_time:
         return None
     if metric.profiled and (why := _perturbed(run, plan, contrast)):
-        return Doubt(reason=Reason.PERTURBED, detail=why)
+        return Conclusion(Status.INCONCLUSIVE, Reason.PERTURBED, why)
     if (noisy := unfit_host(run)) is not None:
         return noisy
     if why := _noise(rests_on(run, plan, contrast)):
-        return Doubt(reason=Reason.NOISY_HOST, detail=f"noisy host: {why}")
+        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, f"noisy host: {why}")
     if why := _unsteady(run, plan, contrast):
-        return Doubt(reason=Reason.NOT_STEADY, detail=why)
+        return Conclusion(Status.INCONCLUSIVE, Reason.NOT_STEADY, why)
     return None
 
 
-def unfit_host(run: RunRecord) -> Doubt | None:
+def unfit_host(run: RunRecord) -> Conclusion | None:
     """Whether the host was found unfit before the run."""
     bad = [f for f in run.admission if f.level is Level.BAD]
     if not bad:
         return None
     advice = f" ({bad[0].advice})" if bad[0].advice else ""
     told = f"noisy host: {'; '.join(f.text for f in bad)}{advice}"
-    return Doubt(reason=Reason.NOISY_HOST, detail=told)
+    return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, told)
 
 
 def _noise(launches: Sequence[LaunchRecord]) -> str:

@@ -32,9 +32,7 @@ from harness.base.errors import ConfigError
 from harness.base.toml import Key, check_table, read_tables
 from harness.record import RunRecord
 from harness.record.store import write_text
-from harness.spec import BASELINES, metrics
-from harness.spec.metrics import Form
-from harness.spec.rules import Source, Threshold
+from harness.spec import BASELINES, Form, Source, Threshold, metrics
 
 STATUSES = ("measured", "derived", "claimed", "provisional")
 
@@ -58,7 +56,6 @@ class Reference:
 
     @property
     def key(self) -> tuple[str, str, str | None]:
-        """What it is about."""
         return self.case, self.metric, self.baseline
 
     def threshold(self, hardware: str) -> Threshold:
@@ -138,7 +135,6 @@ def load(path: Path) -> tuple[Reference, ...]:
 
 
 def write(path: Path, references: Sequence[Reference]) -> None:
-    """Write a references file."""
     lines = ["# Expected values of this hardware class; `scaleproof baseline` reads and writes it."]
     for r in references:
         lines += ["", "[[reference]]"]

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.analysis.judging import sequential
-from harness.record.outcome import Reason, Status
-from harness.spec.metrics import Form
-from harness.spec.rules import Source, Statistic, Threshold
+from harness.record import Reason, Status
+from harness.spec import Form, Source, Statistic, Threshold
 
 #: Error of an interval, half of it at either end: 95 % for each one-sided statement.
 ALPHA = 0.1

@@ -16,7 +16,6 @@ PAYLOAD_SHARE, SHAPED_OFF = 0.956, 0.06
 
 
 def findings(run: RunRecord) -> list[str]:
-    """One sentence for each."""
     out = []
     for plan in run.plans:
         for arm in plan.arms:

@@ -1,4 +1,4 @@
-"""Obstacles: why a contrast may not be judged by its speed. Correct before fast.
+"""Conclusions: why a contrast may not be judged by its speed. Correct before fast.
 
 A case that failed its gate, a launch that failed or ran something else than was asked for, is an
 ERROR; what cannot run here is a SKIP; what was not measured is never green.
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harness.analysis.judging.pairs import gates, rests_on
-from harness.analysis.judging.question import Obstacle
+from harness.analysis.judging.question import Conclusion
 from harness.host.machine import Machine
-from harness.record import Described, LaunchRecord, LaunchStatus, RunRecord
-from harness.record.outcome import Reason, Status
+from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRecord, Status
 from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5, Precision.AUTOCAST: 2e-2, Precision.BF16: 2e-2}
 
 
-def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None:
+def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
     """What keeps this contrast from being judged, if anything does."""
     arms = [plan.arm(n) for n in (contrast.subject, *contrast.baseline)]
     for arm in arms:
@@ -27,13 +26,17 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None:
         if described is None:
             return unmeasured(run, plan, f"{arm.case.id} was not measured")
         if described.error:
-            return _stop(Status.ERROR, Reason.LAUNCH_FAILED, f"{arm.case.id}: {described.error}")
+            return Conclusion(
+                Status.ERROR, Reason.LAUNCH_FAILED, f"{arm.case.id}: {described.error}"
+            )
         if described.unsupported:
-            return _stop(Status.SKIP, Reason.UNSUPPORTED, f"{arm.case.id}: {described.unsupported}")
+            return Conclusion(
+                Status.SKIP, Reason.UNSUPPORTED, f"{arm.case.id}: {described.unsupported}"
+            )
         if not fits(described, arm.case, run.machine):
-            return _stop(Status.SKIP, Reason.DOES_NOT_FIT, f"{arm.case.id} does not fit here")
+            return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, f"{arm.case.id} does not fit here")
     if contrast.against == "smallest_fit" and contrast.baseline[0] != smallest_fit(run, plan):
-        return _stop(
+        return Conclusion(
             Status.SKIP, Reason.UNSUPPORTED, f"the smallest fit is {smallest_fit(run, plan)}"
         )
     checked = gates(run)
@@ -45,7 +48,7 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None:
             continue  # wrong on purpose
         if gate is None and (lower := _stopped_at(run, plan, arm.case, checked)) is not None:
             why = f"{arm.case.id} was not launched: the climb stopped at {lower}"
-            return _stop(Status.SKIP, Reason.CLIMB_STOPPED, why)
+            return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, why)
         if gate is None:
             return unmeasured(run, plan, f"{arm.case.id} was never checked")
         if (failure := gate_failure(gate)) is not None:
@@ -53,14 +56,16 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle | None:
             if failure.startswith("bytes."):
                 reason = Reason.WRONG_BYTES
             whose = "" if arm.name == contrast.subject else f"{arm.case.id}: "
-            return _stop(Status.ERROR, reason, f"{whose}{failure}")
+            return Conclusion(Status.ERROR, reason, f"{whose}{failure}")
     if (mismatch := _norms(plan, contrast, checked)) is not None:
-        return _stop(Status.ERROR, Reason.INCORRECT, mismatch)
+        return Conclusion(Status.ERROR, Reason.INCORRECT, mismatch)
     for launch in rests_on(run, plan, contrast):
         if launch.status is LaunchStatus.FAILED:
-            return _stop(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
+            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
         if launch.wrong:
-            return _stop(Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}")
+            return Conclusion(
+                Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}"
+            )
     return None
 
 
@@ -80,17 +85,13 @@ def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
     return described.expected.memory_bytes * ranks <= 0.9 * machine.memory_gib * 2**30
 
 
-def unmeasured(run: RunRecord, plan: Plan, what: str) -> Obstacle:
+def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:
     """Never green: a bug in a complete run, open in one that was stopped or ran out of time."""
     if plan.hash in run.out_of_time:
-        return _stop(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
+        return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
     if run.complete:
-        return _stop(Status.ERROR, Reason.NOT_MEASURED, what)
-    return _stop(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
-
-
-def _stop(status: Status, reason: Reason, detail: str) -> Obstacle:
-    return Obstacle(status=status, reason=reason, detail=detail)
+        return Conclusion(Status.ERROR, Reason.NOT_MEASURED, what)
+    return Conclusion(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
 
 
 def _stopped_at(
@@ -155,15 +156,17 @@ def blame(launch: LaunchRecord) -> str:
     return f"rank {cause.rank}: {cause.message} ({'; '.join(facts)})"
 
 
-def _control(gate: LaunchRecord | None) -> Obstacle:
+def _control(gate: LaunchRecord | None) -> Conclusion:
     """A control passes only if its bytes gave it away: not by crashing, not by another check."""
     if gate is None or gate.status is not LaunchStatus.OK:
-        return _stop(Status.ERROR, Reason.NOT_MEASURED, "the gate did not run to its end")
+        return Conclusion(Status.ERROR, Reason.NOT_MEASURED, "the gate did not run to its end")
     wrong = [c for c in gate.ranks[0].checks if c.name.startswith("bytes.") and not c.ok]
     if not wrong:
-        return _stop(Status.FAIL, Reason.NOT_CAUGHT, "the byte checks let a known-wrong case pass")
+        return Conclusion(
+            Status.FAIL, Reason.NOT_CAUGHT, "the byte checks let a known-wrong case pass"
+        )
     sent = [c for c in wrong if c.name == "bytes.sent"]
-    return _stop(Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}")
+    return Conclusion(Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}")
 
 
 def _norms(plan: Plan, contrast: Contrast, checked: Mapping[str, LaunchRecord]) -> str | None:

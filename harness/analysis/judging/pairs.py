@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.spec import Contrast, Plan, Role, metrics
-from harness.spec.metrics import METRICS, Form
-from harness.spec.rules import Statistic, Threshold
+from harness.spec import Contrast, Form, Plan, Role, Statistic, Threshold, metrics
+from harness.spec.metrics import METRICS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,9 @@ from harness.analysis.judging.judge import estimate
 from harness.analysis.judging.pairs import pairs, timed, values_of
 from harness.base import stats
 from harness.host.machine import peak_flops
-from harness.record import LaunchRecord, RunRecord
-from harness.record.outcome import ScalingPoint
-from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision
-from harness.spec.metrics import Form, metric
-from harness.spec.rules import Statistic
+from harness.record import LaunchRecord, RunRecord, ScalingPoint
+from harness.spec import CaseSpec, Contrast, Device, Form, Mode, Plan, Precision, Statistic
+from harness.spec.metrics import metric
 
 
 def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:

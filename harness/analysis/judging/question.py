@@ -8,23 +8,15 @@ Everything right of the arrow reads the Question only, so plans, sweeps and tria
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from harness.record.outcome import Reason, Status
+from harness.record import Reason, Status
 
 
-@dataclass(frozen=True, kw_only=True)
-class Obstacle:
-    """What keeps a question from being judged at all."""
+class Conclusion(NamedTuple):
+    """A status and why."""
 
     status: Status
-    reason: Reason
-    detail: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Doubt:
-    """Why neither PASS nor FAIL may stand, whatever the values say."""
-
     reason: Reason
     detail: str
 
@@ -35,7 +27,8 @@ class Question:
 
     ``first`` are the values that are judged, ``again`` those of the fresh set that confirms a
     FAIL, ``p95`` the first ones on 95th percentiles of steps. ``perfect`` is the value of perfect
-    scaling, where more than that is a mistake; ``impossible`` says what else cannot be.
+    scaling, where more than that is a mistake; ``impossible`` says what else cannot be. An
+    ``obstacle`` keeps it from being judged at all; with a ``doubt`` neither PASS nor FAIL stands.
     """
 
     name: str
@@ -48,7 +41,7 @@ class Question:
     again: tuple[float, ...] = ()
     p95: tuple[float, ...] = ()
     launches: tuple[str, ...] = ()
-    obstacle: Obstacle | None = None
-    doubt: Doubt | None = None
+    obstacle: Conclusion | None = None
+    doubt: Conclusion | None = None
     perfect: float | None = None
     impossible: str = ""

@@ -8,12 +8,10 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from harness.analysis.judging.doubts import unfit_host
-from harness.analysis.judging.question import Obstacle, Question
-from harness.record import RunRecord
+from harness.analysis.judging.question import Conclusion, Question
+from harness.record import Reason, RunRecord, Status, Trial
 from harness.record.fabric import swept
-from harness.record.outcome import Reason, Status
-from harness.record.recovery import Trial
-from harness.spec.rules import Threshold
+from harness.spec import Threshold
 
 T = TypeVar("T")
 Values = Mapping[str, tuple[float, ...]]
@@ -60,10 +58,10 @@ class Series:
     def _question(self, run: RunRecord, metric: str) -> Question:
         obstacle = None
         if self.wrong:
-            obstacle = Obstacle(status=Status.ERROR, reason=Reason.INCORRECT, detail=self.wrong)
+            obstacle = Conclusion(Status.ERROR, Reason.INCORRECT, self.wrong)
         elif not self.first[metric]:
             why = self.refused or "not measured"
-            obstacle = Obstacle(status=Status.SKIP, reason=Reason.UNSUPPORTED, detail=why)
+            obstacle = Conclusion(Status.SKIP, Reason.UNSUPPORTED, why)
         return Question(
             name=f"{metric}@{self.name}",
             case=self.name,

@@ -12,13 +12,10 @@ from harness.analysis.judging.judge import ALPHA
 from harness.analysis.judging.obstacles import obstacle, unmeasured
 from harness.analysis.judging.pairs import ideal, judged_of, pairs, timed
 from harness.analysis.judging.points import mfu
-from harness.analysis.judging.question import Obstacle, Question
+from harness.analysis.judging.question import Conclusion, Question
 from harness.analysis.judging.series import series
-from harness.record import Purpose, RunRecord
-from harness.record.outcome import Reason, Status, Verdict
-from harness.spec import CaseSpec, Contrast, Plan, metrics
-from harness.spec.metrics import Form
-from harness.spec.rules import Statistic, Threshold
+from harness.record import Purpose, Reason, RunRecord, Status, Verdict
+from harness.spec import CaseSpec, Contrast, Form, Plan, Statistic, Threshold, metrics
 
 
 def rules_for(
@@ -39,7 +36,6 @@ def of_series(run: RunRecord) -> tuple[Verdict, ...]:
 
 
 def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
-    """The verdicts of one plan."""
     hardware, out = run.machine.hardware_class, list[Verdict]()
     for contrast in judged_of(plan, run.thresholds, hardware):
         case = plan.arm(contrast.subject).case
@@ -77,14 +73,14 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
     )
 
 
-def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Obstacle:
+def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion:
     """Why there is nothing to judge although nothing failed."""
     if not metrics.metric(contrast.metric).profiled:
         return unmeasured(run, plan, "no pair of launches was measured")
     why = "no profiled launch shows it: none was made (--no-timeline, or over the time budget)"
     if timed(run, plan, purpose=Purpose.PROFILE):
         why = "the profiled launches do not show it: see scaleproof timeline RUN"
-    return Obstacle(status=Status.INCONCLUSIVE, reason=Reason.OUT_OF_TIME, detail=why)
+    return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, why)
 
 
 def _perfect(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.analysis.timeline.losses import WORDS, Losses
-from harness.record import Expected
-from harness.record.budget import Budget, Term
+from harness.record import Budget, Expected, Term
 from harness.spec import CaseSpec, Device
 
 #: Terms below this share of the step are not worth a sentence.

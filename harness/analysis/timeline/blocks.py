@@ -29,7 +29,6 @@ class Blocks:
         self.broken = ""
 
     def __iter__(self) -> Iterator[bytes]:
-        """JSON lists of events."""
         try:
             with self.path.open("rb") as handle:
                 yield from self._cut(self._chunks(handle))

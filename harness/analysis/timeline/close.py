@@ -19,7 +19,7 @@ from harness.analysis.timeline.intervals import (
 )
 from harness.analysis.timeline.lanes import Lanes, Op
 from harness.analysis.timeline.match import Matched, clock_bounds, match
-from harness.record.budget import Blame, Budget, RankBudget, Term
+from harness.record import Blame, Budget, RankBudget, Term
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,6 @@ def decode(block: bytes) -> tuple[list[Event], int]:
 
 
 def _salvage(block: bytes) -> tuple[list[Event], int]:
-    """The same, event by event."""
     out: list[Event] = []
     lost = 0
     begin = 1

@@ -37,13 +37,11 @@ def of(pairs: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def merge(*sets: Intervals) -> Intervals:
-    """The union of sets."""
     every = np.concatenate([EMPTY, *sets])
     return union(every[:, 0], every[:, 1])
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """The instants in both."""
     if not len(a) or not len(b):
         return EMPTY
     low = np.searchsorted(b[:, 1], a[:, 0], side="right")  # the first of b that ends after a starts
@@ -68,7 +66,6 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 
 def total(a: Intervals) -> int:
-    """Nanoseconds covered."""
     return int((a[:, 1] - a[:, 0]).sum())
 
 

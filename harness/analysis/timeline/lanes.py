@@ -18,7 +18,8 @@ from harness.analysis.timeline import intervals
 from harness.analysis.timeline.events import Args
 from harness.analysis.timeline.intervals import EMPTY, Intervals, merge, subtract, union
 from harness.analysis.timeline.reader import Trace
-from harness.record.spans import Category, category_of
+from harness.record import Category
+from harness.record.spans import category_of
 
 _STEP = re.compile(r"ProfilerStep#\d+$")
 _DATA = re.compile(r"enumerate\(DataLoader\)#.*__next__")
@@ -92,7 +93,6 @@ class Lanes:
         return intervals.of((max(o.start, o.waited), o.end) for o in self.ops)
 
     def shifted(self, offset_ns: int) -> Lanes:
-        """The same on another clock."""
         if not offset_ns:
             return self
         moved = {n: getattr(self, n) + offset_ns for n in ("edges", *_SETS)}

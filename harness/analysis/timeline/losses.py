@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from harness.record.budget import EXPOSED, Budget, Term
+from harness.record import Budget, Term
+from harness.record.budget import EXPOSED
 
 #: A term's words for people; compute has another one when it is a difference.
 WORDS = {
@@ -48,12 +49,10 @@ class Losses:
 
     @property
     def speedup(self) -> Fraction:
-        """Of the profiled steps."""
         return self.ranks * self.ideal_ns / self.step_ns
 
     @property
     def efficiency(self) -> Fraction:
-        """Of the profiled steps."""
         return self.ideal_ns / self.step_ns
 
     @property

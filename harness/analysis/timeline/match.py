@@ -23,7 +23,6 @@ class Meeting:
 
     @property
     def last(self) -> int:
-        """The rank that came last."""
         return max(self.ops, key=lambda r: (self.ops[r].start, r))
 
     @property
@@ -57,7 +56,6 @@ class Matched:
 
 
 def match(ranks: Sequence[Lanes]) -> Matched:
-    """Put the ranks' operations together."""
     size = max(r.world_size for r in ranks)
     if not any(r.ops for r in ranks):
         return Matched()

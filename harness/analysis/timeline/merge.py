@@ -14,7 +14,7 @@ from harness.analysis.timeline.close import Closed
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace
 from harness.base.documents import Json
-from harness.record.budget import Term
+from harness.record import Term
 
 _COLORS = {
     Term.COMPUTE: "thread_state_running",

@@ -11,8 +11,7 @@ from harness.analysis.timeline.lanes import Lanes, lanes
 from harness.analysis.timeline.reader import Trace, read
 from harness.analysis.timeline.tallies import operators
 from harness.base.errors import ScaleproofError
-from harness.record import Expected, RankRecord
-from harness.record.budget import Budget
+from harness.record import Budget, Expected, RankRecord
 from harness.spec import CaseSpec
 
 

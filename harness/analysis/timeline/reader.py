@@ -123,7 +123,6 @@ class _Growing:
     rows: int = 0
 
     def add(self, events: list[Event]) -> None:
-        """One block's complete events."""
         kept = [e for e in events if e.ph == "X" and e.cat not in DROPPED]
         n = len(kept)
         if n < len(events):

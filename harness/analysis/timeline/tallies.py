@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.timeline.reader import Trace
-from harness.record.budget import Operator
+from harness.record import Operator
 from harness.record.spans import category_of
 
 

@@ -31,7 +31,6 @@ class Parser(argparse.ArgumentParser):
     """argparse with this program's exit status and a suggestion for a mistyped verb."""
 
     def error(self, message: str) -> NoReturn:
-        """One clear message, status 4."""
         if "argument VERB: invalid choice" in message:
             wrong = message.split("'")[1]
             known = re.findall(r"[\w-]+", message.partition("choose from")[2])
@@ -67,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(words: Sequence[str]) -> Answer:
-    """Parse, act, print."""
     known = verbs()
     file = next((known[word] for word in words if word in known), None)
     module = None if file is None else importlib.import_module(f"{__package__}.verbs.{file.stem}")

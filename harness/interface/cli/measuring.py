@@ -18,9 +18,7 @@ from harness.interface.report.live import Live
 from harness.measure.session import Session
 from harness.record import RunRecord
 from harness.record.outcome import exit_status
-from harness.spec import Ablation
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Ablation, Catalogue, Site
 
 
 def add_to(sub: argparse.ArgumentParser, *, cases: bool) -> None:
@@ -79,7 +77,6 @@ def session(asked: Asked, known: Catalogue, site: Site, cluster: str | None = No
 
 
 def results(asked: Asked) -> Path:
-    """Where runs are written."""
     return Path(asked.options.results or "results")
 
 

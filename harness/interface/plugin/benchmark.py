@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.record import LaunchRecord
-from harness.record.outcome import Verdict
+from harness.record import LaunchRecord, Verdict
 
 _SHOWN = pytest.StashKey[set[tuple[str, str]]]()
 _NOW = 0.0

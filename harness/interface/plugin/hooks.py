@@ -20,12 +20,9 @@ from harness.interface import options
 from harness.interface.plugin import benchmark
 from harness.interface.plugin.session import Expectation, Scaling, option
 from harness.interface.report import tables, text
-from harness.record.outcome import Status, Verdict, exit_status
-from harness.spec import Contrast, targets
-from harness.spec.catalogue import Catalogue
-from harness.spec.courses import Course
-from harness.spec.rules import Threshold
-from harness.spec.site import Site
+from harness.record import Status, Verdict
+from harness.record.outcome import exit_status
+from harness.spec import Catalogue, Contrast, Course, Site, Threshold, targets
 from harness.spec.suite import MARK, RECOVERS
 
 _CATEGORY = {
@@ -52,7 +49,6 @@ USAGE = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The long options."""
     group = parser.getgroup("scaling", "scaleproof: measuring and judging how training scales")
     for o in options.OPTIONS:
         group.addoption(f"--scaling-{o.name}", help=o.help, **o.kwargs)
@@ -329,7 +325,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The tables."""
     if KEY not in config.stash:
         return
     scaling = config.stash[KEY]

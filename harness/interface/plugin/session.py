@@ -17,13 +17,8 @@ from harness.measure.measurer import Measurer
 from harness.measure.recoverer import Recoverer
 from harness.measure.session import Session
 from harness.measure.sweeper import USUAL
-from harness.record import RunRecord
-from harness.record.outcome import Status, Verdict
-from harness.spec import Contrast, Plan
-from harness.spec.catalogue import Catalogue
-from harness.spec.courses import Course
-from harness.spec.rules import Threshold
-from harness.spec.site import Site
+from harness.record import RunRecord, Status, Verdict
+from harness.spec import Catalogue, Contrast, Course, Plan, Site, Threshold
 
 #: From harmless to worst.
 _WORSE = (

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable
 from harness.analysis.judging import notices, pairs
 from harness.analysis.judging.series import series
 from harness.interface.report.text import wrap
-from harness.record import Purpose, RunRecord
-from harness.record.outcome import Status
-from harness.spec import CaseSpec
-from harness.spec.rules import Reach, reach
+from harness.record import Purpose, RunRecord, Status
+from harness.spec import CaseSpec, Reach
+from harness.spec.rules import reach
 
 
 def coverage(run: RunRecord, width: int = 100) -> list[str]:

@@ -21,18 +21,15 @@ from harness.host.machine import PEAK_TFLOPS
 from harness.interface.report import svg, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.svg import Series
-from harness.record import Expected, LaunchRecord, RunRecord
-from harness.record.budget import Term
-from harness.record.outcome import SEVERITY, Reason, ScalingPoint, Verdict
-from harness.spec import Plan, metrics
-from harness.spec.metrics import Form
+from harness.record import Expected, LaunchRecord, Reason, RunRecord, ScalingPoint, Term, Verdict
+from harness.record.outcome import SEVERITY
+from harness.spec import Form, Plan, metrics
 
 #: Wider than any sentence: the browser wraps.
 WIDE = 10_000
 
 
 def render(run: RunRecord) -> str:
-    """The page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
     )
@@ -267,7 +264,6 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _told(setting: object) -> str:
-    """A setting for people."""
     if isinstance(setting, tuple):
         return " ".join(map(str, setting))
     return "not set" if setting is None else str(setting)

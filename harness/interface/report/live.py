@@ -28,7 +28,6 @@ class Live:
         self._broken_at = 0  # the column at which we last began a new line
 
     def show(self, moment: Moment | Waiting) -> None:
-        """Draw where the run is."""
         if self.quiet:
             return
         if self.stream.isatty():
@@ -42,7 +41,6 @@ class Live:
         self.stream.flush()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
         self.clear()
         width = shutil.get_terminal_size((100, 24)).columns - 1
         self._print("\n".join(wrap(f"  ! {text}", width, 4)))
@@ -56,7 +54,6 @@ class Live:
         self.stream.write(f"{start}{text}\n")
 
     def clear(self) -> None:
-        """Remove the live line."""
         if not self._drawn:
             return
         self.stream.write("\r\033[K")

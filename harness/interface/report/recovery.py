@@ -5,8 +5,8 @@ from __future__ import annotations
 from harness.base.numbers import si
 from harness.base.stats import median
 from harness.interface.report.text import Column, rule, table, wrap
-from harness.record import RunRecord
-from harness.record.recovery import PARTS, Trial
+from harness.record import RunRecord, Trial
+from harness.record.recovery import PARTS
 
 #: How the parts are headed.
 _HEADS = dict(zip(PARTS, ("seen", "gone", "import", "start", "met", "load", "step"), strict=True))

@@ -13,10 +13,9 @@ from harness.base.numbers import duration, rate, si
 from harness.interface.report import fabric, recovery, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.text import Column, rule, table, wrap
-from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.record.outcome import SEVERITY, Reason, Status, Verdict
-from harness.spec import metrics
-from harness.spec.metrics import Form
+from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
+from harness.record.outcome import SEVERITY
+from harness.spec import Form, metrics
 
 _COLUMNS = (
     Column(header="case", keep=100, left=True),

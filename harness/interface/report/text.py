@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from harness.record.outcome import Status
+from harness.record import Status
 
 _COLORS = {
     Status.PASS: "32",

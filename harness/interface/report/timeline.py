@@ -10,8 +10,8 @@ from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice
 from harness.analysis.timeline.tallies import Range
 from harness.interface.report.text import Column, rule, table, wrap
-from harness.record import RunRecord
-from harness.record.budget import EXPOSED, Budget, Term
+from harness.record import Budget, RunRecord, Term
+from harness.record.budget import EXPOSED
 
 #: The terms in the words of a column.
 TERMS = {

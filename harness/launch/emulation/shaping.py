@@ -30,7 +30,6 @@ class Links:
 
     @property
     def delayed(self) -> bool:
-        """Whether any way takes time."""
         return any(map(any, self.delay_ms))
 
 

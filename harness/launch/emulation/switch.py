@@ -89,7 +89,6 @@ class Switch:
         return self.travelling[0][0] - now if self.travelling else None
 
     def run(self) -> None:
-        """For ever."""
         number = {device: i for i, device in enumerate(self.devices)}
         while True:
             wait_s = self.deliver(time.monotonic())

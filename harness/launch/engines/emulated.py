@@ -238,12 +238,10 @@ class EmulatedJob(Job):
             self._switch = None
 
     def channels(self) -> Mapping[int, Channel]:
-        """The agents'."""
         assert self._agents is not None
         return self._agents.channels()
 
     def poll(self) -> tuple[State, str]:
-        """As its agents do."""
         assert self._agents is not None
         return self._agents.poll()
 
@@ -259,5 +257,4 @@ class EmulatedJob(Job):
 
 
 def build() -> Emulated:
-    """The engine."""
     return Emulated()

@@ -32,8 +32,6 @@ def parse(line: str) -> tuple[str, tuple[int, ...]]:
 
 
 class Hosts:
-    """The engine."""
-
     def probe(self) -> Capabilities:
         """Needs ssh only if it is to be used."""
         return Capabilities(available=True, version="ssh" if shutil.which("ssh") else "by hand")
@@ -70,5 +68,4 @@ class Hosts:
 
 
 def build() -> Hosts:
-    """The engine."""
     return Hosts()

@@ -91,8 +91,6 @@ def _groups(nodes: Sequence[int]) -> list[dict[str, int]]:
 
 
 class Kubernetes:
-    """The engine."""
-
     def probe(self) -> Capabilities:
         """Needs the client; whether a cluster answers is seen when it is started."""
         if importlib.util.find_spec("kubernetes") is None:
@@ -110,7 +108,6 @@ class Kubernetes:
         return (Command(nodes=nodes, argv=argv, files={path: manifests(deployment)}),)
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Pods:
-        """Create all of it."""
         return Pods(deployment)
 
 
@@ -214,5 +211,4 @@ def _client(kubernetes: Any, host: str) -> Any:
 
 
 def build() -> Kubernetes:
-    """The engine."""
     return Kubernetes()

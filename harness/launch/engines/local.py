@@ -12,11 +12,9 @@ class Local:
     """One agent, on an inherited socket: nothing listens."""
 
     def probe(self) -> Capabilities:
-        """Always there."""
         return Capabilities(available=True)
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """One agent."""
         return (agent_command(deployment.python, 0, {"GLOO_SOCKET_IFNAME": "lo"}),)
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> InheritingJob:
@@ -25,5 +23,4 @@ class Local:
 
 
 def build() -> Local:
-    """The engine."""
     return Local()

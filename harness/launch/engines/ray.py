@@ -46,8 +46,6 @@ def bundles(deployment: Deployment) -> list[dict[str, float]]:
 
 
 class Ray:
-    """The engine."""
-
     def probe(self) -> Capabilities:
         """Needs the package; whether a cluster answers is seen when it is started."""
         if importlib.util.find_spec("ray") is None:
@@ -174,5 +172,4 @@ def _failed(what: str, fix: str) -> LaunchError:
 
 
 def build() -> Ray:
-    """The engine."""
     return Ray()

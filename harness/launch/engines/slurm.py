@@ -83,10 +83,7 @@ def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool =
 
 
 class Slurm:
-    """The engine."""
-
     def probe(self) -> Capabilities:
-        """Needs Slurm's own commands."""
         if shutil.which("srun") is None:
             return Capabilities(available=False, reason="srun is not installed")
         said = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False)
@@ -131,15 +128,12 @@ class Slurm:
         return submit(Command(nodes=(), argv=argv, files={path: text}))
 
     def log(self, folder: Path) -> Path:
-        """As the batch script says."""
         return folder / "slurm.log"
 
     def state_of(self, job: str) -> tuple[str, str]:
-        """Squeue's word and reason."""
         return state_of(job)
 
     def cancel(self, job: str) -> None:
-        """Scancel, and wait."""
         cancel(job)
 
 
@@ -218,5 +212,4 @@ def cancel(job: str) -> None:
 
 
 def build() -> Slurm:
-    """The engine."""
     return Slurm()

@@ -67,7 +67,6 @@ def commands(nodes: Sequence[int], name: str, port: int | str, spec: str) -> lis
 
 
 def environment() -> dict[str, str]:
-    """What every torchrun runs with."""
     ours = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return {**os.environ, **importable(), **ours}
 
@@ -107,11 +106,9 @@ class Torchrun:
         return InheritingJob([agent_command(sys.executable, 0, {})]), None
 
     def probe(self) -> Capabilities:
-        """It comes with torch."""
         return Capabilities(available=True)
 
     def worlds(self) -> Torchrun:
-        """It launches its worlds itself."""
         return self
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
@@ -121,20 +118,16 @@ class Torchrun:
 
     @property
     def queued_s(self) -> float:
-        """Nobody is waited for."""
         return 0.0
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """This machine."""
         return self._agent.nodes
 
     def start(self) -> None:
-        """Start the agent that describes."""
         self._agent.start()
 
     def ready(self, watch: Watch = lambda here, wanted, says: None) -> None:
-        """Wait for it."""
         self._agent.ready(watch)
 
     def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
@@ -291,5 +284,4 @@ class Watched:
 
 
 def build() -> Torchrun:
-    """A torchrun engine."""
     return Torchrun()

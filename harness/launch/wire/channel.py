@@ -65,7 +65,6 @@ class Channel:
         self._buffer = bytearray()
 
     def fileno(self) -> int:
-        """For select."""
         return self._sock.fileno()
 
     def address(self) -> str:
@@ -120,7 +119,6 @@ class Channel:
             yield message, body[_BODY.size + size :]
 
     def close(self) -> None:
-        """The other end sees it."""
         self._sock.close()
 
 
@@ -257,7 +255,6 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return int(self._sock.getsockname()[1])
 
     def accept(self, timeout_s: float) -> list[Channel]:
@@ -278,7 +275,6 @@ class Listener:
         return proven
 
     def _welcome(self) -> None:
-        """Greet all who have knocked."""
         with contextlib.suppress(OSError):
             while True:
                 self._greet(self._sock.accept()[0])
@@ -327,7 +323,6 @@ class Listener:
         self.num_refused += 1
 
     def close(self) -> None:
-        """Nobody can knock any more."""
         for sock in list(self._pending):
             sock.close()
         self._pending.clear()

@@ -25,8 +25,7 @@ import msgspec
 
 from harness.host.machine import Machine
 from harness.launch.wire.beats import Phase
-from harness.spec import CaseSpec
-from harness.spec.courses import Fault
+from harness.spec import CaseSpec, Fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +47,6 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Address:
-    """Where something listens."""
-
     host: str
     port: int
 

@@ -18,5 +18,4 @@ def record_schema() -> dict[str, Json]:
 
 
 def write() -> None:
-    """Write the shipped file."""
     RECORD.write_text(json.dumps(record_schema(), indent=1) + "\n")

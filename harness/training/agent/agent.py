@@ -42,8 +42,7 @@ from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Share
 from harness.record import Described
-from harness.spec import CaseSpec
-from harness.spec.catalogue import Catalogue
+from harness.spec import CaseSpec, Catalogue
 from harness.training.agent.address import choose_interface
 from harness.training.agent.world import World
 from harness.training.context import load
@@ -135,7 +134,6 @@ class Agent:
         self.world: World | None = None
 
     def hello(self) -> None:
-        """Say what machine this is."""
         node = Node(
             agent=f"{os.getpid()}-{int(time.time())}",
             door=Address(self.address, self.door.getsockname()[1]),

@@ -116,7 +116,6 @@ class World:
 
     @property
     def over(self) -> bool:
-        """Whether every rank has ended."""
         return len(self.ends) == self.share.count
 
     def seen(self) -> list[tuple[int, int, float]]:
@@ -125,7 +124,6 @@ class World:
         return [(int(phase), step, silent) for phase, step, silent in found]
 
     def reap(self, rank: int) -> None:
-        """Note how a rank ended."""
         straggler = self.stragglers.pop(rank, None)
         if straggler is not None:
             straggler.release()

@@ -50,7 +50,6 @@ def decode(message: Tensor, block: int) -> Tensor:
 
 
 def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
-    """Every rank sums one chunk."""
     world, block = ctx.world_size, knobs["block"]
 
     def hook(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -20,7 +20,6 @@ CONTROL = True
 
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json]) -> Promise:
-    """What it claims: top-k's bytes."""
     return topk.promise(shapes, world, knobs)
 
 

@@ -78,7 +78,6 @@ class Block(nn.Module):
 
 
 def seq_len(size: Mapping[str, Json], case: CaseSpec) -> int:
-    """Tokens per sample."""
     return int(case.seq_len or size["seq"])
 
 
@@ -112,12 +111,10 @@ def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy over all tokens."""
     return functional.cross_entropy(output.float().flatten(0, 1), targets.flatten())
 
 
 def tokens(size: Mapping[str, Json], case: CaseSpec) -> int:
-    """Tokens of one sample."""
     return seq_len(size, case)
 
 

@@ -76,7 +76,6 @@ def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared error."""
     return (output.float() - targets).square().mean()
 
 

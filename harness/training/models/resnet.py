@@ -62,7 +62,6 @@ def _plan(size: Mapping[str, Json]) -> list[tuple[int, int, int, int]]:
 
 
 def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
-    """Stem, residual blocks, head."""
     blocks: list[tuple[str, nn.Module]] = [
         ("stem", nn.Sequential(nn.Conv2d(3, size["width"], 3, padding=1, bias=False), nn.ReLU()))
     ]
@@ -77,7 +76,6 @@ def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy."""
     return functional.cross_entropy(output.float(), targets)
 
 

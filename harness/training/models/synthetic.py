@@ -44,7 +44,6 @@ def _shape(size: Mapping[str, Json]) -> tuple[int, int]:
 
 
 def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
-    """Equal layers."""
     repeats, ballast = _shape(size)
     return nn.Sequential(
         OrderedDict(
@@ -59,7 +58,6 @@ def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared error."""
     return (output.float() - targets).square().mean()
 
 

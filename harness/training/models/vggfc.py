@@ -44,7 +44,6 @@ def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy."""
     return functional.cross_entropy(output.float(), targets)
 
 

@@ -16,8 +16,6 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Memory:
-    """Counts from its construction."""
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)

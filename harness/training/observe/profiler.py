@@ -33,14 +33,12 @@ class Profiler:
         self._profile.start()
 
     def step(self) -> None:
-        """A step has ended."""
         self._done += 1
         self._profile.step()
         if self._done == self._first:
             spans.profile(True)
 
     def stop(self) -> None:
-        """After the last step."""
         self._profile.stop()
 
     def export(self, out: Path, rank: int) -> str:

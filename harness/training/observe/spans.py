@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import nvtx
 import torch
 
-from harness.record import SpanRow
-from harness.record.spans import DOMAIN, Category, label
+from harness.record import Category, SpanRow
+from harness.record.spans import DOMAIN, label
 
 _COLORS = {
     Category.STEP: "green",
@@ -94,5 +94,4 @@ def profile(on: bool) -> None:
 
 
 def logged() -> Iterable[SpanRow]:
-    """What was logged so far."""
     return tuple(_log.rows)

@@ -44,7 +44,6 @@ def pin(device: str, index: int, local_ranks: int, cores: int = 1) -> tuple[int,
 
 
 def running() -> frozenset[int]:
-    """Ids of this process's threads."""
     return frozenset(int(task.name) for task in Path("/proc/self/task").iterdir())
 
 

@@ -55,13 +55,11 @@ class Oracle:
         return losses / len(shards)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Gradients of the last step."""
         for name, parameter in self.model.named_parameters():
             assert parameter.grad is not None
             yield name, parameter.grad
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Current parameters."""
         for name, parameter in self.model.named_parameters():
             yield name, parameter.detach()
 
@@ -90,7 +88,6 @@ def relative_error(
 
 
 def snapshot(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Copies by name."""
     return {name: tensor.detach().clone() for name, tensor in named}
 
 

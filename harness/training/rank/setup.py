@@ -57,13 +57,11 @@ class Laps:
         self.seconds: dict[str, float] = {}
 
     def __call__(self, phase: str) -> None:
-        """The phase that ends now."""
         now = time.monotonic()
         self.seconds[phase], self._last = now - self._last, now
 
     @property
     def total_s(self) -> float:
-        """Since the rank began."""
         return time.monotonic() - self._began
 
 

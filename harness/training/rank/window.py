@@ -18,7 +18,7 @@ import torch
 
 from harness.host import machine
 from harness.launch.wire.beats import Phase
-from harness.record.spans import Category
+from harness.record import Category
 from harness.record.store import Samples
 from harness.spec import Window
 from harness.training.context import RankContext, Trainer
@@ -81,7 +81,6 @@ class StepLog:
             self.events[i].record()
 
     def run(self, i: int, feed: Feed, phase: Phase) -> None:
-        """Step i."""
         self.beat(phase, i)
         with span("step", payload=i):
             with span("batch", Category.DATA, i):

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from harness.record import Expected, ModelFacts, WhatRan
-from harness.record.spans import Category
+from harness.record import Category, Expected, ModelFacts, WhatRan
 from harness.spec import Batching, CaseSpec, Precision
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
@@ -160,13 +159,11 @@ class PipelineTrainer:
         return torch.stack(losses).mean().detach() if last else None
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """This stage's gradients."""
         for name, parameter in self.blocks.named_parameters():
             assert parameter.grad is not None, f"{name} has no gradient"
             yield name, parameter.grad.detach()
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """This stage's parameters."""
         for name, parameter in self.blocks.named_parameters():
             yield name, parameter.detach()
 

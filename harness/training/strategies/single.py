@@ -15,7 +15,6 @@ SUPPORTS = dict(worlds="one", oracle="shard_ordered", initial="own", baselines=(
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Sends nothing."""
     memory = training_bytes(num_elements(model), element_bytes(model), facts, batching.largest)
     return Expected(
         sent_bytes=(0.0,),
@@ -30,5 +29,4 @@ def expect(
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> Trainer:
-    """The model as it is."""
     return LocalTrainer(model, ctx)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from editing import bound, confirm, even, judged, timed
 
-from harness.record import RunRecord
-from harness.record.outcome import Reason, Status, Verdict
+from harness.record import Reason, RunRecord, Status, Verdict
 
 SUBJECT = "efficiency@2/plain"
 

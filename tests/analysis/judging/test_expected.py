@@ -14,8 +14,7 @@ from harness.analysis.verify import rejudge
 from harness.base.documents import to_doc
 from harness.base.errors import ConfigError
 from harness.interface.cli.main import main
-from harness.record import RunRecord
-from harness.record.outcome import Reason, Status
+from harness.record import Reason, RunRecord, Status
 
 GOOD = """
 [[reference]]

@@ -19,8 +19,8 @@ from harness.analysis.verify import verify
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ConfigError, Exit
 from harness.interface.report import coverage
-from harness.record import RunRecord
-from harness.record.outcome import Reason, Status, exit_status
+from harness.record import Reason, RunRecord, Status
+from harness.record.outcome import exit_status
 from harness.spec.rules import load_thresholds
 from harness.spec.site import rungs
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from editing import even, judged
 
-from harness.record import RunRecord
-from harness.record.outcome import Reason, Status
+from harness.record import Reason, RunRecord, Status
 from harness.record.store import load
 
 SAMPLE = Path(__file__).parents[3] / "results" / "samples" / "ddp-nano"

@@ -14,9 +14,7 @@ from pathlib import Path
 from harness.launch.engine import Where
 from harness.measure.bench import Bench, Order
 from harness.record import Purpose
-from harness.spec import Arm, Device, Plan, Protocol, Role, Window
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site, Window
 
 HERE = Path(__file__).parent / "recorded"
 CASES = {

@@ -7,14 +7,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.intervals import EMPTY, Intervals, union
 from harness.analysis.timeline.lanes import Lanes, Op
 from harness.analysis.timeline.losses import losses
-from harness.record.budget import Budget, Term
+from harness.record import Budget, Term
 
 SPAN = 60
 

@@ -11,7 +11,7 @@ from writing import BASE_NS, event, step, write
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.lanes import Lanes, lanes
 from harness.analysis.timeline.reader import read
-from harness.record.budget import Budget, Term
+from harness.record import Budget, Term
 
 
 def of(tmp_path: Path, *events: dict[str, Any], rank: int = 0, world: int = 1) -> Lanes:

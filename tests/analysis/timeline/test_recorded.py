@@ -13,7 +13,7 @@ from harness.analysis.timeline.close import Closed, close
 from harness.analysis.timeline.lanes import lanes
 from harness.analysis.timeline.reader import Trace, read
 from harness.analysis.timeline.tallies import operators, ranges
-from harness.record.budget import Term
+from harness.record import Term
 
 HERE = Path(__file__).parent / "recorded"
 FAMILIES = ("ddp", "fsdp", "gpipe", "1f1b", "compressed")

@@ -72,7 +72,8 @@ assert digest == hashlib.sha256((out / "rank0.trace.json.gz").read_bytes()).hexd
 
     from harness.analysis.timeline.lanes import lanes
     from harness.analysis.timeline.reader import read
-    from harness.record.spans import Category, category_of
+    from harness.record import Category
+    from harness.record.spans import category_of
 
     log = json.loads((tmp_path / "rank0.spans.json").read_text())
     assert [(r["name"], r["category"], r["payload"]) for r in log] == [

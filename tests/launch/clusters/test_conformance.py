@@ -22,9 +22,7 @@ from harness.launch.fleet import Fleet
 from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
 from harness.record import Cause, RankRecord
-from harness.spec import Device
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Catalogue, Device, Site
 
 from . import ray_cluster, slurm
 

@@ -12,9 +12,7 @@ import pytest
 from harness.launch.engine import Where
 from harness.launch.engines.emulated import build
 from harness.measure.bench import Bench
-from harness.spec import Device
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Catalogue, Device, Site
 
 HERE = build().probe()
 DELAY_MS = 10.0

@@ -6,9 +6,8 @@ import pytest
 
 from harness.launch.engines.torchrun import _FAILED, commands, device_shares
 from harness.launch.wire.messages import LaunchSpec, Timed
-from harness.spec import Device, StandIn
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site, resolve
+from harness.spec import Catalogue, Device, Site, StandIn
+from harness.spec.site import resolve
 
 GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(2, 4), engine="torchrun")
 

@@ -12,7 +12,7 @@ from harness.launch.engine import Where
 from harness.launch.wire.messages import Address, Node
 from harness.measure import bench
 from harness.measure.bench import Bench
-from harness.spec.catalogue import Catalogue
+from harness.spec import Catalogue
 from harness.training.rank.setup import set_backend
 
 

@@ -20,7 +20,6 @@ HELP = {
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """Two runs and a metric."""
     sub.add_argument("a", type=Path)
     sub.add_argument("b", type=Path)
     usual = "median_step_s" if verb == "compare" else "throughput"
@@ -30,7 +29,6 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """A row for each case."""
     a, b, metric = load(asked.options.a), load(asked.options.b), asked.options.metric
     if asked.verb == "compare":
         found = compare.compare(a, b, metric, force=asked.options.force)

@@ -26,8 +26,7 @@ from harness.interface.cli.verbs import report
 from harness.launch.engine import Deployment, Queue, queue_of
 from harness.record.outcome import exit_status
 from harness.record.store import load, write_text
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Catalogue, Site
 
 HELP = dict(
     status="runs in an engine's queue (run --detach)",
@@ -40,8 +39,6 @@ SUBMITTED = "SCALEPROOF_SUBMITTED"
 
 @dataclass(frozen=True, kw_only=True)
 class Detached:
-    """One submitted run."""
-
     job: str
     engine: str
     submitted_at: str

@@ -11,7 +11,7 @@ from harness.host import admission, doctor
 from harness.host.admission import Finding, Level
 from harness.interface.cli.answer import Answer, Asked
 from harness.launch.engine import make
-from harness.spec.catalogue import Catalogue, Entry
+from harness.spec import Catalogue, Entry
 
 HELP = dict(doctor="check what on this machine would spoil a measurement; changes nothing")
 
@@ -21,7 +21,6 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """A line for each check."""
     installed, host = doctor.examine(), admission.examine()
     checks = [*installed, *host, *engines(Catalogue().entries["engines"])]
     wide = max(len(c.check) for c in checks)

@@ -8,13 +8,12 @@ from harness.base.errors import SpecError
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.measure.sweeper import USUAL, Sweeper
-from harness.spec.site import Site
+from harness.spec import Site
 
 HELP = dict(fabric="how fast ranks exchange data: every collective, checked, timed and judged")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """How often."""
     measuring.add_to(sub, cases=False)
     sub.add_argument(
         "--sweeps", type=int, default=USUAL, metavar="N", help=f"launches (default: {USUAL})"

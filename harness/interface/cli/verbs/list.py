@@ -7,13 +7,13 @@ from pathlib import Path
 
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
-from harness.spec.catalogue import KINDS, Entry
+from harness.spec import Entry
+from harness.spec.catalogue import KINDS
 
 HELP = dict(list="strategies, models, compressors, engines and suites")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """A kind, and folders."""
     sub.add_argument("kind", nargs="?", choices=KINDS, help="only this kind")
     sub.add_argument(
         "--path", action="append", default=[], metavar="DIR", help="folder with your own files"

@@ -16,8 +16,7 @@ from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record import Described
-from harness.spec import Plan
-from harness.spec.rules import Threshold
+from harness.spec import Plan, Threshold
 from harness.spec.targets import plans_of
 
 #: Seconds that a launch costs beside its steps, and a step when nothing better is known.
@@ -38,7 +37,6 @@ class Outlook:
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """A target."""
     sub.add_argument(
         "target", nargs="?", default="suites",
         help="a case, a suite folder, file.py or file.py::recipe",

@@ -12,9 +12,8 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.fabric import needs_two
 from harness.measure.recoverer import Recoverer
 from harness.measure.sweeper import USUAL
-from harness.spec import CaseSpec
-from harness.spec.courses import Course, Fault, resharded
-from harness.spec.site import Site
+from harness.spec import CaseSpec, Course, Fault, Site
+from harness.spec.courses import resharded
 
 HELP = dict(recover="break a training on purpose and time how it goes on from its checkpoint")
 

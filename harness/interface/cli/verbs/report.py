@@ -16,7 +16,6 @@ HELP = dict(report="the tables of a run, and its HTML page")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """A run."""
     sub.add_argument("run", type=Path)
     sub.add_argument("--every", action="store_true", help="a line for every verdict")
 
@@ -27,7 +26,6 @@ def act(asked: Asked) -> Answer:
 
 
 def of_run(path: Path, *, every: bool = False) -> Answer:
-    """The answer for one run."""
     from harness.interface.report.html import render
 
     run = load(path)

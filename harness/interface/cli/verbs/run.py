@@ -19,9 +19,7 @@ from harness.measure import resume
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record.store import load
-from harness.spec import Plan
-from harness.spec.catalogue import Catalogue
-from harness.spec.site import Site
+from harness.spec import Catalogue, Plan, Site
 from harness.spec.targets import plans_of
 
 HELP = dict(run="measure and judge a case or a recipe")

@@ -17,10 +17,8 @@ from harness.analysis.timeline.tallies import operators, ranges
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.report import text
-from harness.interface.report import timeline as pages
-from harness.record import LaunchRecord, Purpose
-from harness.record.budget import Budget
+from harness.interface.report import text, timeline as pages
+from harness.record import Budget, LaunchRecord, Purpose
 from harness.record.store import load
 
 HELP = dict(timeline="where the time of a step went, from any profiler's traces")
@@ -47,7 +45,6 @@ class Traced:
 
 
 def add_to(parser: argparse.ArgumentParser, verb: str) -> None:
-    """A run, or traces."""
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH",
         help="a run's folder, or torch.profiler Chrome traces of one window, one for each rank",

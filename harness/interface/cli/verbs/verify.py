@@ -20,7 +20,6 @@ HELP = dict(verify="recompute every figure and verdict from the stored samples, 
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """A run, and other rules."""
     sub.add_argument("run", type=Path)
     sub.add_argument(
         "--thresholds", type=Path, metavar="FILE", help="also judge it anew by these rules"

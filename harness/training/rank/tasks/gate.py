@@ -22,8 +22,7 @@ from torch import Tensor
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
-from harness.record import Check, Expected, Issued, RankRecord
-from harness.record.spans import Category
+from harness.record import Category, Check, Expected, Issued, RankRecord
 from harness.spec import CaseSpec, Device, Optimizer, Precision
 from harness.training.context import Loaded, RankContext, Trainer, build_model, load, make_batch
 from harness.training.data import Sampler
@@ -104,7 +103,6 @@ def run_gate(
 def _train(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, beat: Callable[[], None]
 ) -> tuple[list[Check], Traffic, Trainer]:
-    """K steps beside the reference."""
     supports = loaded.supports
     name, checks = case.optimizer, []
     trainer, reference, sampler = _start(loaded, case, ctx)

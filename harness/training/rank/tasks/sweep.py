@@ -14,7 +14,8 @@ from torch import Tensor
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Sweep
-from harness.record.fabric import OPERATIONS, Row, sizes
+from harness.record import Row
+from harness.record.fabric import OPERATIONS, sizes
 from harness.spec import CaseSpec
 from harness.training.observe import issued
 from harness.training.rank import transport
@@ -71,7 +72,6 @@ def all_to_all(rank: int, n: int, count: int, device: torch.device) -> Operation
 
 
 def broadcast(rank: int, n: int, count: int, device: torch.device) -> Operation:
-    """What rank 0 has."""
     data = torch.full((count,), float(rank + 1), device=device)
     return Operation(run=lambda: dist.broadcast(data, 0), right=lambda: bool((data == 1.0).all()))
 

@@ -25,7 +25,6 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 
 
 def run(task: Timed, rank: Rank) -> RankRecord:
-    """Build, prepare the batches, measure."""
     loaded, case = load(rank.spec.files), rank.spec.case
     memory, ctx = Memory(rank.device), rank.context(loaded, case)
     trainer = loaded.build(case, ctx, case.seed)

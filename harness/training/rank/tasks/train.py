@@ -19,10 +19,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Train
-from harness.record.recovery import RankRestart
-from harness.record.spans import Category
+from harness.record import Category, RankRestart
 from harness.record.store import write_text
-from harness.spec.courses import Fault
+from harness.spec import Fault
 from harness.training.context import load
 from harness.training.observe import issued
 from harness.training.observe.spans import span
@@ -43,7 +42,6 @@ class Took:
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
-    """Import what is trained."""
     issued.enable(issued.LAST)
     load(spec.files)
 
@@ -154,7 +152,6 @@ def digest(trainer: LocalTrainer) -> str:
 
 
 def _break(fault: Fault, rank: Rank) -> None:
-    """Say when, then do it."""
     write_text(rank.file("struck"), str(time.time()))
     if fault is Fault.KILL:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.launch.engines.torchrun import Torchrun
 from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.measure.measurer import Measurer
-from harness.measure.progress import Quiet
+from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.spec import Catalogue, Device, Settings, Site
 from harness.spec.recipes import REAL, ladder
@@ -34,7 +34,7 @@ def main() -> None:
     plan = normalise(ladder(site.case("ddp/decoder-nano"), rungs(parsed.world)), known)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        session = Session(known, Settings(), Path(folder), (), Quiet())
+        session = Session(known, Settings(), Path(folder), (), Progress())
         Measurer(session).measure([plan])
         ours = time.perf_counter() - began
         launches = len(session.run.launches)

@@ -14,8 +14,8 @@ import json
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
-from harness.base.stats import median
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.wire.messages import LaunchSpec, Timed

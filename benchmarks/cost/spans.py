@@ -12,11 +12,11 @@ import contextlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from statistics import median
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.base.stats import median
 from harness.training.observe import spans
 
 MAKE: dict[str, Callable[[int], AbstractContextManager[object]]] = {

@@ -12,10 +12,11 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 import torch
 
-from harness.base.stats import median, t_interval
+from harness.base.stats import t_interval
 from harness.launch.wire.beats import Beats, Phase
 from harness.training.data import Batch
 from harness.training.observe.memory import Memory

@@ -14,7 +14,7 @@ from harness.analysis.samples import figures, pilots
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
-from harness.record import JUDGED_SINCE, LaunchRecord, LaunchStatus, Purpose, RunRecord
+from harness.record import JUDGED_SINCE, LaunchRecord, LaunchStatus, Purpose, RunRecord, Verdict
 from harness.record.store import load_samples
 from harness.spec import Threshold
 
@@ -39,72 +39,78 @@ class Verification:
 
 def verify(run: RunRecord, folder: Path) -> Verification:
     """Recompute launches from samples and verdicts from launches; list what differs."""
-    differences: list[str] = []
-    launches = samples_read = traceless = 0
-    plans = {p.hash: p for p in run.plans}
-    for launch in run.launches:
-        if launch.purpose is Purpose.GATE or launch.status is not LaunchStatus.OK:
-            continue
-        launches += 1
-        plan = plans[launch.plan]
-        cut = run.window(plan, launch).cut
-        try:
-            samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
-        except RecordError as error:
-            differences.append(str(error))
-            continue
-        samples_read += len(samples)
-        expected = run.described[launch.case].expected
-        assert expected is not None
-        case = plan.arm(launch.arm).case
-        again = figures.figures(case, expected, launch.ranks, samples, cut)
-        for name, value in vars(again).items():
-            recorded = getattr(launch, name)
-            if name == "wrong":  # what the traces lacked does not follow from the samples
-                recorded = tuple(w for w in recorded if not w.startswith("timeline: "))
-            if recorded is None and run.schema < JUDGED_SINCE:
-                continue  # not measured yet in its day
-            if not same(to_doc(value), to_doc(recorded)):
-                differences.append(f"{launch.launch}: {name} is {recorded}, samples say {value}")
-        if launch.purpose is Purpose.PROFILE and launch.budget is not None:
-            paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
-            if all(p.is_file() for p in paths):
-                talking = talks(case, expected)
-                differences += _budget(launch, folder, plan.profile.profiled, talking)
-            else:
-                traceless += 1
-            if not same(figures.perturbation(samples, plan.profile), launch.perturbation):
-                differences.append(f"{launch.launch}: perturbation differs")
-        for rank, own in zip(launch.ranks, samples, strict=True):
-            if not same(figures.window_s(own, cut), rank.window_s):
-                differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
+    counted = [
+        x for x in run.launches if x.purpose is not Purpose.GATE and x.status is LaunchStatus.OK
+    ]
+    found = [_launch(run, folder, launch) for launch in counted]
+    differences = [text for one in found for text in one.differences]
     if not differences:
-        differences += _windows(run, folder)
-    if run.schema < JUDGED_SINCE:
-        return Verification(
-            num_launches=launches,
-            num_samples=samples_read,
-            num_verdicts=0,
-            differences=tuple(differences),
-        )
-    again_verdicts = verdicts.verdicts(run)
-    if len(again_verdicts) != len(run.verdicts):
-        differences.append(
-            f"{len(run.verdicts)} verdicts recorded, {len(again_verdicts)} recomputed"
-        )
-    for old, new in zip(run.verdicts, again_verdicts, strict=False):
+        differences = _windows(run, folder)
+    again = verdicts.verdicts(run) if run.schema >= JUDGED_SINCE else ()
+    if run.schema >= JUDGED_SINCE:
+        differences += _verdicts(run, again)
+    return Verification(
+        num_launches=len(found),
+        num_samples=sum(one.num_samples for one in found),
+        num_verdicts=len(again),
+        differences=tuple(differences),
+        num_traceless=sum(one.traceless for one in found),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launch:
+    """What one launch came to when it was recomputed."""
+
+    num_samples: int = 0
+    differences: tuple[str, ...] = ()
+    traceless: bool = False
+
+
+def _launch(run: RunRecord, folder: Path, launch: LaunchRecord) -> _Launch:
+    plan = next(p for p in run.plans if p.hash == launch.plan)
+    cut, case = run.window(plan, launch).cut, plan.arm(launch.arm).case
+    try:
+        samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
+    except RecordError as error:
+        return _Launch(differences=(str(error),))
+    expected, traceless = run.described[launch.case].expected, False
+    assert expected is not None
+    differences = []
+    again = figures.figures(case, expected, launch.ranks, samples, cut)
+    for name, value in vars(again).items():
+        recorded = getattr(launch, name)
+        if name == "wrong":  # what the traces lacked does not follow from the samples
+            recorded = tuple(w for w in recorded if not w.startswith("timeline: "))
+        if recorded is None and run.schema < JUDGED_SINCE:
+            continue  # not measured yet in its day
+        if not same(to_doc(value), to_doc(recorded)):
+            differences.append(f"{launch.launch}: {name} is {recorded}, samples say {value}")
+    if launch.purpose is Purpose.PROFILE and launch.budget is not None:
+        paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
+        traceless = not all(p.is_file() for p in paths)
+        if not traceless:
+            differences += _budget(launch, folder, plan.profile.profiled, talks(case, expected))
+        if not same(figures.perturbation(samples, plan.profile), launch.perturbation):
+            differences.append(f"{launch.launch}: perturbation differs")
+    for rank, own in zip(launch.ranks, samples, strict=True):
+        if not same(figures.window_s(own, cut), rank.window_s):
+            differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
+    return _Launch(num_samples=len(samples), differences=tuple(differences), traceless=traceless)
+
+
+def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
+    """Verdicts that come out otherwise."""
+    out = []
+    if len(again) != len(run.verdicts):
+        out.append(f"{len(run.verdicts)} verdicts recorded, {len(again)} recomputed")
+    for old, new in zip(run.verdicts, again, strict=False):
         if not same(to_doc(old), to_doc(new)):
-            differences.append(
+            out.append(
                 f"{old.case} {old.contrast}: recorded {old.status} {old.value},"
                 f" recomputed {new.status} {new.value}"
             )
-    return Verification(
-        num_launches=launches,
-        num_samples=samples_read,
-        num_verdicts=len(again_verdicts),
-        differences=tuple(differences),
-        num_traceless=traceless,
-    )
+    return out
 
 
 def same(a: Json, b: Json) -> bool:
@@ -115,7 +121,7 @@ def same(a: Json, b: Json) -> bool:
         )
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list) and isinstance(b, list):
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
 

@@ -6,8 +6,9 @@ scipy.special is imported where it is used: it costs 0.15 s, which ``list`` need
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +22,23 @@ class Interval:
     n: int
 
 
-def t_interval(values: Sequence[float], alpha: float) -> Interval:
-    """Student's t interval of the mean at two-sided error ``alpha``, for one look only."""
+def interval(values: Sequence[float], radius: Callable[[float, int], float | None]) -> Interval:
+    """The mean with an interval of that radius, a function of deviation and n; None: unknown."""
     n = len(values)
     if n == 0:
-        raise ValueError("t_interval of no values")
-    mean = math.fsum(values) / n
+        raise ValueError("an interval of no values")
+    mean = fmean(values)
     if n == 1:
         return Interval(mean=mean, low=None, high=None, sd=None, n=1)
     sd = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    radius = t_quantile(1 - alpha / 2, n - 1) * sd / math.sqrt(n)
-    return Interval(mean=mean, low=mean - radius, high=mean + radius, sd=sd, n=n)
+    half = radius(sd, n)
+    low, high = (None, None) if half is None else (mean - half, mean + half)
+    return Interval(mean=mean, low=low, high=high, sd=sd, n=n)
+
+
+def t_interval(values: Sequence[float], alpha: float) -> Interval:
+    """Student's t interval of the mean at two-sided error ``alpha``, for one look only."""
+    return interval(values, lambda sd, n: t_quantile(1 - alpha / 2, n - 1) * sd / math.sqrt(n))
 
 
 def t_quantile(p: float, df: int) -> float:
@@ -62,10 +69,6 @@ def quantile(values: Sequence[float], q: float) -> float:
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
-
-
-def median(values: Sequence[float]) -> float:
-    return quantile(values, 0.5)
 
 
 def karp_flatt(speedup: float, num_ranks: float) -> float | None:

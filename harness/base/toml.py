@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import EnumType
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from harness.base.errors import ConfigError
 
@@ -22,6 +24,26 @@ class Key:
     required: bool = False
     choices: Sequence[str] = ()
     each: bool = False
+
+
+def keys_of(cls: type, **others: Key | None) -> dict[str, Key]:
+    """A key for each field of a dataclass, as its type says; ``others`` replace some, None drops.
+
+    A tuple admits one value as well; a field with a default may be missing.
+    """
+    hints, out = get_type_hints(cls), dict[str, Key]()
+    for f in dataclasses.fields(cls):
+        hint: Any = hints[f.name]
+        each = get_origin(hint) is tuple
+        kind = next((a for a in get_args(hint) if a is not type(None)), hint)
+        choices = tuple(map(str, kind)) if isinstance(kind, EnumType) else ()
+        out[f.name] = Key(
+            kind=str if choices else kind,
+            required=f.default is dataclasses.MISSING,
+            choices=choices,
+            each=each,
+        )
+    return {name: key for name, key in {**out, **others}.items() if key is not None}
 
 
 @dataclass

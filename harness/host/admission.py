@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -65,19 +65,13 @@ def load() -> Finding:
         share = (after - before) / took / len(cpus)
         if share <= FOREIGN_LOAD:
             break
-    left = workers.computing()
     text = f"others use {share:.0%} of {len(cpus)} CPUs"
-    if left:
-        pids = " ".join(map(str, left))
-        return Finding(
-            check="load", level=Level.BAD, text=f"{text}; ranks of another run compute: {pids}",
-            advice=f"wait for that run; if it is lost: kill {pids}",
-        )  # fmt: skip
+    if left := " ".join(map(str, workers.computing())):
+        advice = f"wait for that run; if it is lost: kill {left}"
+        return _bad("load", f"{text}; ranks of another run compute: {left}", advice)
     if share > FOREIGN_LOAD:
-        return Finding(
-            check="load", level=Level.BAD, text=text,
-            advice="find who it is (top -d 1), stop it or use another machine, and run again",
-        )  # fmt: skip
+        advice = "find who it is (top -d 1), stop it or use another machine, and run again"
+        return _bad("load", text, advice)
     return Finding(check="load", level=Level.OK, text=text)
 
 
@@ -116,10 +110,8 @@ def memory() -> Finding:
     free, total = (int(facts[k].split()[0]) for k in ("MemAvailable", "MemTotal"))
     text = f"{free / 2**20:.1f} of {total / 2**20:.1f} GiB available"
     if free < FREE_MEMORY * total:
-        return Finding(
-            check="memory", level=Level.BAD, text=text,
-            advice="free memory before measuring: launches that swap measure the disk",
-        )  # fmt: skip
+        advice = "free memory before measuring: launches that swap measure the disk"
+        return _bad("memory", text, advice)
     return Finding(check="memory", level=Level.OK, text=text)
 
 
@@ -127,61 +119,35 @@ def gpus(found: Sequence[nvml.Gpu]) -> list[Finding]:
     """Foreign processes, power caps, throttling and unequal clocks of the visible devices."""
     if not found:
         return []
-    out = []
-    for g in found:
-        if g.pids:
-            pids = " ".join(map(str, g.pids))
-            out.append(_bad(f"GPU {g.index} is used by pids {pids}", "stop them, or hide the GPU"))
-        elif g.used_bytes is not None and g.used_bytes > IDLE_DEVICE_BYTES:
-            out.append(
-                _bad(
-                    f"GPU {g.index} holds {g.used_bytes / 2**30:.1f} GiB of nobody we can see",
-                    "nvidia-smi; a process of another container may hold it",
-                )
-            )
-        if g.power_limit_w and g.default_limit_w and g.power_limit_w < g.default_limit_w:
-            out.append(
-                Finding(
-                    check="gpus",
-                    level=Level.WARN,
-                    text=f"GPU {g.index} is capped at {g.power_limit_w} of {g.default_limit_w} W",
-                    advice="part of the fingerprint; nvidia-smi -pl sets it",
-                )  # fmt: skip
-            )
+    out = [finding for g in found for finding in _gpu(g)]
     for window in nvml.summarise([nvml.poll()]):
-        slowed = [r for r in window.throttle if r != "sw_power_cap"]
-        if slowed:
-            out.append(
-                _bad(
-                    f"GPU {window.index} is slowed: {', '.join(slowed)}",
-                    "nvidia-smi -q -d PERFORMANCE; check cooling and power",
-                )
-            )
-    clocks = [g.max_clock_mhz for g in found if g.max_clock_mhz]
-    if (
-        len({g.name for g in found}) == 1
-        and clocks
-        and min(clocks) < (1 - CLOCK_SPREAD) * max(clocks)
-    ):
-        out.append(
-            _bad(
-                f"clocks are set from {min(clocks)} to {max(clocks)} MHz on equal GPUs",
-                "nvidia-smi --reset-applications-clocks",
-            )
-        )
+        if slowed := [r for r in window.throttle if r != "sw_power_cap"]:
+            advice = "nvidia-smi -q -d PERFORMANCE; check cooling and power"
+            out.append(_bad("gpus", f"GPU {window.index} is slowed: {', '.join(slowed)}", advice))
     names = sorted({g.name for g in found})
+    clocks = [g.max_clock_mhz for g in found if g.max_clock_mhz]
+    if len(names) == 1 and clocks and min(clocks) < (1 - CLOCK_SPREAD) * max(clocks):
+        text = f"clocks are set from {min(clocks)} to {max(clocks)} MHz on equal GPUs"
+        out.append(_bad("gpus", text, "nvidia-smi --reset-applications-clocks"))
     if len(names) > 1:
-        out.append(
-            Finding(
-                check="gpus",
-                level=Level.WARN,
-                text=f"unequal: {' + '.join(names)}",
-                advice="use baseline sum_of_devices",
-            )  # fmt: skip
-        )
+        text, advice = f"unequal: {' + '.join(names)}", "use baseline sum_of_devices"
+        out.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
     usual = f"{len(found)}x {names[0]}, driver {nvml.driver()}"
     return out or [Finding(check="gpus", level=Level.OK, text=usual)]
 
 
-def _bad(text: str, advice: str) -> Finding:
-    return Finding(check="gpus", level=Level.BAD, text=text, advice=advice)
+def _gpu(g: nvml.Gpu) -> Iterator[Finding]:
+    if g.pids:
+        text = f"GPU {g.index} is used by pids {' '.join(map(str, g.pids))}"
+        yield _bad("gpus", text, "stop them, or hide the GPU")
+    elif g.used_bytes is not None and g.used_bytes > IDLE_DEVICE_BYTES:
+        text = f"GPU {g.index} holds {g.used_bytes / 2**30:.1f} GiB of nobody we can see"
+        yield _bad("gpus", text, "nvidia-smi; a process of another container may hold it")
+    if g.power_limit_w and g.default_limit_w and g.power_limit_w < g.default_limit_w:
+        text = f"GPU {g.index} is capped at {g.power_limit_w} of {g.default_limit_w} W"
+        advice = "part of the fingerprint; nvidia-smi -pl sets it"
+        yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
+
+
+def _bad(check: str, text: str, advice: str) -> Finding:
+    return Finding(check=check, level=Level.BAD, text=text, advice=advice)

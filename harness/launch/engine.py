@@ -65,21 +65,15 @@ class Where:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deployment:
+class Deployment(Where):
     """What an engine is asked for: an agent on each of these nodes.
 
-    ``nodes`` is the number of ranks on each. Agents join ``join`` (HOST:PORT) with the secret in
-    ``token_file``; ``folder`` is the run's own and may hold scripts and logs. ``settings`` is the
-    engine's table of the cluster file.
+    Agents join ``join`` (HOST:PORT) with the secret in ``token_file``.
     """
 
-    nodes: tuple[int, ...]
-    device: Device
     join: str
     token_file: Path
-    folder: Path
     python: str
-    settings: Mapping[str, Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

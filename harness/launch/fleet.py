@@ -6,9 +6,7 @@ rank 0's agent to the others, beats back; the first failure anywhere ends the wo
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import ipaddress
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +15,12 @@ from harness.base.documents import from_doc, to_doc
 from harness.base.errors import LaunchError
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.link import Link, Message
+from harness.launch.roll_call import agree
 from harness.launch.running import LOST_S, Running
 from harness.launch.wire.channel import Listener
 from harness.launch.wire.messages import LaunchSpec, Node, Share
 from harness.record import Described
-from harness.spec import CaseSpec, Device
+from harness.spec import CaseSpec
 
 TICK_S, POLL_S = 0.2, 1.0
 #: Seconds for agents to join once their job runs: they import torch, maybe from a slow disk.
@@ -87,7 +86,7 @@ class Fleet:
         if self._listener is not None:  # nobody else is wanted
             self._listener.close()
             self._listener = None
-            self._agree()
+            agree(self._links, self._where)
 
     @property
     def _num_here(self) -> int:
@@ -117,51 +116,6 @@ class Fleet:
             expected="python -c 'import torch, harness' to work on every node",
             fix="scaleproof doctor",
         )
-
-    def _agree(self) -> None:
-        """Number the agents, so that ranks lie alike in every run; refuse nodes that are unlike."""
-        self._links.sort(key=_place)
-        for number, link in enumerate(self._links):
-            link.node = number
-        for link in self._links:
-            self._examine(link)
-
-    def _examine(self, link: Link) -> None:
-        """LaunchError if this agent does not fit the others, or what was asked for."""
-        first, own = self._links[0].about, link.about
-        assert first is not None and own is not None
-        for name in ("scaleproof", "torch"):
-            here, there = first.software.get(name), own.software.get(name)
-            if here != there:
-                raise LaunchError(
-                    f"{link.name} has {name} {there}, node 0 has {here}",
-                    expected="the same on every node",
-                    fix=f"pip install {name}=={here}   # there",
-                )
-        wanted = self._where.nodes[link.node] if self.num_agents == len(self._where.nodes) else 1
-        if self._where.device is Device.CUDA and own.machine.num_gpus < wanted:
-            raise LaunchError(
-                f"{link.name} has {own.machine.num_gpus} GPUs, {wanted} are wanted",
-                expected="CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes",
-                fix="nvidia-smi -L   # there",
-            )
-        same = [x for x in self._links[: link.node] if x.about and x.about.machine == own.machine]
-        if same and self.num_agents == len(self._where.nodes):
-            if not self._where.settings.get("one_machine"):
-                raise LaunchError(
-                    f"{same[0].name} and {link.name} are one machine",
-                    expected="a machine for each node, or one_machine = true in the cluster file:"
-                    " then all of it is labelled emulated",
-                    fix="edit the cluster file",
-                )
-        host = own.door.host
-        one_machine = self._where.settings.get("one_machine")
-        if len(self._where.nodes) > 1 and _is_loopback(host) and not one_machine:
-            raise LaunchError(
-                f"{link.name} is reached at {host}, which no other node can meet",
-                expected="an address of the nodes' network",
-                fix='listen = "10.0.0.1"   # in the cluster file',
-            )
 
     def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
         """Ask node 0 what each case will do; nothing is launched."""
@@ -275,20 +229,3 @@ class Fleet:
         if self._job is not None:
             self._job.stop()
         self._job, self._listener, self._links = None, None, []
-
-
-def _place(link: Link) -> tuple[object, ...]:
-    """Where an agent comes: where it was started as, else by its address."""
-    assert link.about is not None
-    order, host = link.about.order, link.about.door.host
-    first = (order < 0, order)
-    with contextlib.suppress(ValueError):
-        return (*first, 0, *(int(part) for part in host.split(".")), link.about.machine.host)
-    return (*first, 1, host, link.about.machine.host)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import TypeAlias
 
 from harness.analysis.samples import figures
 from harness.analysis.timeline.profiled import budget_of, talks
@@ -19,13 +20,12 @@ from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
 from harness.host import environment, nvml
 from harness.launch import causes
-from harness.launch.deploy import Worlds, open_worlds
-from harness.launch.engine import Ended, Watch, Where
+from harness.launch.deploy import open_worlds
+from harness.launch.engine import Ended, Where
 from harness.launch.wire.messages import (
     Deadlines,
     Gate,
     LaunchSpec,
-    Node,
     Sweep,
     Task,
     Timed,
@@ -41,6 +41,8 @@ POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1
 #: FLOP/s of a slow CPU core, for deadlines only.
 SLOW_FLOPS = 5e9
 _USUAL = Deadlines()
+#: Readings of the devices, all of them at each time.
+Polls: TypeAlias = list[list[dict[str, Json]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,35 +77,21 @@ class Bench:
 
     def __init__(self, catalogue: Catalogue, engine: Entry, where: Where, poll_gpus: bool) -> None:
         self.catalogue, self.engine, self.poll_gpus = catalogue, engine, poll_gpus
-        self._worlds: Worlds = open_worlds(engine, where)
-        self._polls: list[list[dict[str, Json]]] = []
+        self.worlds = open_worlds(engine, where)
+        self._polls: Polls = []
         self._last_poll = 0.0
         self._count = 0
-
-    def warm(self) -> None:
-        """Start the agents now: they import torch while we go on."""
-        self._worlds.start()
-
-    def ready(self, watch: Watch = lambda here, wanted, says: None) -> None:
-        """Wait until every agent is there, those in place of lost ones too."""
-        self._worlds.ready(watch)
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The machines that ranks run on; waits for their agents."""
-        return self._worlds.nodes
-
-    @property
-    def queued_s(self) -> float:
-        """Seconds that the agents waited in a queue."""
-        return self._worlds.queued_s
 
     @property
     def notes(self) -> list[str]:
         """What the engine has to say of itself, for the record."""
-        out = [f"engine: {self.queued_s:.0f} s in the queue"] if self.queued_s >= 1 else []
+        out = (
+            [f"engine: {self.worlds.queued_s:.0f} s in the queue"]
+            if self.worlds.queued_s >= 1
+            else []
+        )
         here = environment.of_backends()
-        for number, node in enumerate(self.nodes):
+        for number, node in enumerate(self.worlds.nodes):
             for name, value in node.environment.items():
                 if name not in here and not environment.names_interface(name):
                     out.append(
@@ -114,11 +102,7 @@ class Bench:
 
     def describe(self, cases: Sequence[CaseSpec]) -> list[Described]:
         """Ask an agent what each case will do."""
-        return self._worlds.describe([(c, self.catalogue.files(c)) for c in cases])
-
-    def close(self) -> None:
-        """Stop the engine and its agents."""
-        self._worlds.close()
+        return self.worlds.describe([(c, self.catalogue.files(c)) for c in cases])
 
     def launch(
         self, order: Order, folder: Path, described: Described, on_step: Callable[[int], None]
@@ -209,7 +193,7 @@ class Bench:
 
     def _run(self, spec: LaunchSpec, tick: Callable[[int], None] = lambda step: None) -> Ended:
         """One world; how each rank of a broken one ended is kept beside what it left."""
-        ended = self._worlds.launch(spec, tick)
+        ended = self.worlds.launch(spec, tick)
         if not all(end.finished for end in ended.ranks):
             write_text(Path(spec.out) / "ends.json", json.dumps(to_doc(ended.ranks), indent=1))
         return ended
@@ -258,7 +242,7 @@ class Bench:
         )
         if cause is not None or order.purpose is Purpose.GATE:
             return launch
-        return self._figured(order, launch, folder, described)
+        return _figured(order, launch, folder, described, self._polls)
 
     def _tick(self, every_s: float, step: int, on_step: Callable[[int], None]) -> None:
         """Poll the devices now and then; pass on which step the slowest rank is at."""
@@ -268,27 +252,28 @@ class Bench:
             self._last_poll = now
         on_step(step)
 
-    def _figured(
-        self, order: Order, launch: LaunchRecord, folder: Path, described: Described
-    ) -> LaunchRecord:
-        """The launch with what follows from its ranks' samples, and from their traces."""
-        case, expected, ranks = order.arm.case, described.expected, launch.ranks
-        assert expected is not None
-        samples = [load_samples(folder, launch.launch, r) for r in ranks]
-        derived = figures.figures(case, expected, ranks, samples, order.window.cut)
-        launch = dataclasses.replace(launch, **vars(derived))
-        if order.purpose is not Purpose.PROFILE:
-            return launch
-        if self._polls:
-            readings = json.dumps([r for poll in self._polls for r in poll])
-            write_text(folder / "launches" / launch.launch / "gpus.json", readings)
-        try:
-            talking = talks(case, expected)
-            budget = budget_of(folder, launch.launch, ranks, order.window.profiled, talking)
-        except ScaleproofError as error:
-            return dataclasses.replace(launch, wrong=(*launch.wrong, f"timeline: {error.what}"))
-        perturbed = figures.perturbation(samples, order.window)
-        return dataclasses.replace(launch, budget=budget, perturbation=perturbed)
+
+def _figured(
+    order: Order, launch: LaunchRecord, folder: Path, described: Described, polls: Polls
+) -> LaunchRecord:
+    """The launch with what follows from its ranks' samples, and from their traces."""
+    case, expected, ranks = order.arm.case, described.expected, launch.ranks
+    assert expected is not None
+    samples = [load_samples(folder, launch.launch, r) for r in ranks]
+    derived = figures.figures(case, expected, ranks, samples, order.window.cut)
+    launch = dataclasses.replace(launch, **vars(derived))
+    if order.purpose is not Purpose.PROFILE:
+        return launch
+    if polls:
+        readings = json.dumps([r for poll in polls for r in poll])
+        write_text(folder / "launches" / launch.launch / "gpus.json", readings)
+    try:
+        talking = talks(case, expected)
+        budget = budget_of(folder, launch.launch, ranks, order.window.profiled, talking)
+    except ScaleproofError as error:
+        return dataclasses.replace(launch, wrong=(*launch.wrong, f"timeline: {error.what}"))
+    perturbed = figures.perturbation(samples, order.window)
+    return dataclasses.replace(launch, budget=budget, perturbation=perturbed)
 
 
 def _left_by(ended: Ended, out: Path) -> tuple[RankRecord, ...]:

@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 
 from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
-from harness.analysis.samples import pilots
 from harness.base.errors import ScaleproofError
 from harness.base.files import FullDiskError
-from harness.measure import profiling
+from harness.measure import piloting, profiling
 from harness.measure.bench import Order, mean_wall_s
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
@@ -64,7 +63,7 @@ class Measurer:
                 self._sweeper.first(new)
             for stage in (self._climb, self._pilot):
                 self._attempt(new, stage)
-            self._freeze(new)
+            piloting.freeze(self.run, [p for p in new if self._arms[p.hash]])
             self._attempt(new, self._first_blocks)
             while (undecided := self._most_undecided(new)) is not None:
                 self._attempt([undecided], self._block)
@@ -112,29 +111,10 @@ class Measurer:
         )
 
     def _pilot(self, plan: Plan) -> None:
-        """Launches that settle steps and cut and are then discarded; the first arm's twice (A/A).
-
-        Plans share the pilots of a case that they measure alike.
-        """
-        alike = {p.hash for p in self.run.plans if p.pilot == plan.pilot}
-        arms = self._arms[plan.hash]
-        for arm in [*arms[:1], *arms] if plan.hash not in self.run.windows else []:
-            have = sum(
-                x.purpose is Purpose.PILOT and x.case == arm.case.hash and x.plan in alike
-                for x in self.run.launches
-            )
-            if have < (2 if arm is arms[0] else 1):
-                if not self._usable(plan, self._launch(plan, arm, Purpose.PILOT, turn=have)):
-                    return
-
-    def _freeze(self, plans: Sequence[Plan]) -> None:
-        """Settle every arm's window, before the first launch that counts."""
-        run = self.run.bare(complete=False)
-        found = pilots.read(run, self.run.folder)
-        self.run.launch_sd = pilots.launch_sd(found)
-        for plan in plans:
-            if plan.hash not in self.run.windows and self._arms[plan.hash]:
-                self.run.windows[plan.hash] = pilots.windows(plan, found)
+        """Settle warm-up and steps of every arm."""
+        for arm, turn in piloting.missing(self.run, plan, self._arms[plan.hash]):
+            if not self._usable(plan, self._launch(plan, arm, Purpose.PILOT, turn=turn)):
+                return
 
     def _first_blocks(self, plan: Plan) -> None:
         """The blocks that every plan gets; a plan that the budget cannot hold gets none at all."""

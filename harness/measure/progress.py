@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from harness.base.numbers import rate
 from harness.launch.engine import Watch
@@ -40,8 +39,8 @@ class Waiting:
     waited_s: float
 
 
-class Progress(Protocol):
-    """Whoever shows the run while it goes on."""
+class Progress:
+    """Whoever shows the run while it goes on; by itself it shows nothing."""
 
     def show(self, moment: Moment | Waiting) -> None:
         """Called several times a second."""
@@ -51,19 +50,6 @@ class Progress(Protocol):
 
     def clear(self) -> None:
         """Leave the screen as it was."""
-
-
-class Quiet:
-    """Shows nothing: for programs that print what they want themselves."""
-
-    def show(self, moment: Moment | Waiting) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def clear(self) -> None:
-        """Nothing."""
 
 
 def waiting(progress: Progress) -> Watch:

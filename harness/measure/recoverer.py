@@ -87,7 +87,7 @@ class Recoverer:
         struck_at = float(struck.read_text())
         resumed = msgspec.structs.replace(task, resume=True, save_after=0, fault=Fault.NONE)
         began_at = time.time()
-        self._bench.ready()
+        self._bench.worlds.ready()
         import_s = time.time() - began_at
         ranks = self._go_on(into, resumed)
         slowest = max(ranks, key=lambda r: r.first_step_at)

@@ -46,7 +46,7 @@ class Session:
     ) -> None:
         self.catalogue, self.settings, self.progress = catalogue, settings, progress
         self.engine = catalogue.get("engines", settings.engine)
-        self.run = Run(catalogue, settings, results, thresholds, lambda: self.bench.queued_s)
+        self.run = Run(catalogue, settings, results, thresholds, lambda: self.bench.worlds.queued_s)
         file = None if settings.cluster is None else Path(settings.cluster)
         where = Where(
             nodes=settings.nodes,
@@ -86,20 +86,20 @@ class Session:
             for found in now:
                 if found.level is not Level.OK:
                     self.progress.note(f"{found.check}: {found.text} ({found.advice})")
-        self.bench.warm()
+        self.bench.worlds.start()
         self.meet()
 
     def meet(self) -> None:
         """Take the machine from the first node, where the engine reaches others than this one."""
         if self.engine.engine.remote and not self.run.nodes:
             self.ready()
-            self.run.nodes = tuple(node.machine for node in self.bench.nodes)
+            self.run.nodes = tuple(node.machine for node in self.bench.worlds.nodes)
             self.run.machine = self.run.nodes[0]
             self.run.notes += self.bench.notes
 
     def ready(self) -> None:
         """Wait until every agent is there, and show the wait."""
-        self.bench.ready(waiting(self.progress))
+        self.bench.worlds.ready(waiting(self.progress))
 
     def resume(self, folder: Path) -> None:
         """Go on with an interrupted run, on the machine that it was begun on."""
@@ -119,4 +119,4 @@ class Session:
 
     def close(self) -> None:
         """Stop the engine and its agents."""
-        self.bench.close()
+        self.bench.worlds.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from harness.base.toml import Key, Problems, Table, check_table, read_tables
+from harness.base.documents import Json, from_doc
+from harness.base.errors import nearest
+from harness.base.toml import Key, Problems, Table, check_table, keys_of, read_tables
 from harness.spec import metrics
 from harness.spec.case import CaseSpec, Device, Mode
 from harness.spec.metrics import Form
@@ -121,25 +122,13 @@ class Threshold:
         return self.waiver is not None and today <= datetime.date.fromisoformat(self.waiver.expires)
 
 
-_KEYS = {
-    "name": Key(kind=str, required=True),
-    "case": Key(kind=str, required=True),
-    "metric": Key(kind=str, required=True),
-    "unit": Key(kind=str, required=True),
-    "source": Key(kind=str, required=True, choices=tuple(str(s) for s in Source)),
-    "mode": Key(kind=str, choices=("weak", "strong")),
-    "baseline": Key(kind=str, choices=BASELINES),
-    "device": Key(kind=str, choices=("cpu", "cuda")),
-    "world": Key(kind=int, each=True),
-    "nodes": Key(kind=int, each=True),
-    "hardware": Key(kind=str),
-    "statistic": Key(kind=str, choices=("mean", "p95", "worst")),
-    "at_least": Key(kind=float),
-    "at_most": Key(kind=float),
-    "note": Key(kind=str),
-    "waiver": Key(kind=str),
-    "waiver_expires": Key(kind=datetime.date),
-}
+_KEYS = keys_of(
+    Threshold,
+    baseline=Key(kind=str, choices=BASELINES),
+    waiver=Key(kind=str),
+    waiver_expires=Key(kind=datetime.date),
+    fingerprint=None,
+)
 
 
 def load_thresholds(path: Path) -> tuple[Threshold, ...]:
@@ -169,8 +158,8 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
     try:
         metric = metrics.metric(v["metric"])
     except KeyError:
-        near = difflib.get_close_matches(v["metric"], metrics.METRICS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(metrics.METRICS)}"
+        hint = nearest(v["metric"], metrics.METRICS)
+        hint = hint.removeprefix(": ") or f"one of {', '.join(metrics.METRICS)}"
         problems.add(line("metric"), f"no metric {v['metric']!r}", hint)
         return None
     if v["unit"] != metric.unit:
@@ -197,30 +186,12 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
         problems.add(line("waiver"), "a waiver needs a reason and waiver_expires (a date)")
     if len(problems.found) > before:
         return None
-    return Threshold(
-        name=v["name"],
-        case=v["case"],
-        metric=v["metric"],
-        unit=v["unit"],
-        source=Source(v["source"]),
-        mode=Mode(v["mode"]) if "mode" in v else None,
-        baseline=v.get("baseline"),
-        device=Device(v["device"]) if "device" in v else None,
-        world=_tuple(v.get("world", ())),
-        nodes=_tuple(v.get("nodes", ())),
-        hardware=v.get("hardware", "*"),
-        statistic=Statistic(v.get("statistic", "mean")),
-        at_least=None if "at_least" not in v else float(v["at_least"]),
-        at_most=None if "at_most" not in v else float(v["at_most"]),
-        note=v.get("note", ""),
-        waiver=Waiver(reason=v["waiver"], expires=v["waiver_expires"].isoformat())
-        if "waiver" in v
-        else None,
-    )
-
-
-def _tuple(value: int | list[int] | tuple[int, ...]) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(value)
+    doc: dict[str, Json] = {
+        k: [n] if k in ("world", "nodes") and isinstance(n, int) else n for k, n in v.items()
+    }
+    if expires := doc.pop("waiver_expires", None):
+        doc["waiver"] = {"reason": v["waiver"], "expires": expires.isoformat()}
+    return from_doc(Threshold, doc)
 
 
 def reach(

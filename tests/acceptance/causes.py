@@ -92,7 +92,7 @@ class Stand:
 
     def close(self) -> None:
         """Leave nothing running."""
-        self.launcher.close()
+        self.launcher.worlds.close()
 
 
 def term_ms(rank: RankBudget, term: Term) -> float:

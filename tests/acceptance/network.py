@@ -15,9 +15,9 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 
 from harness.analysis.judging.notices import PAYLOAD_SHARE, SHAPED_OFF
-from harness.base.stats import median
 from harness.launch.engine import Where
 from harness.measure.bench import Bench, Order
 from harness.record import LaunchRecord, Purpose
@@ -118,7 +118,7 @@ def main() -> int:
                         f" | {low * 1e3:.1f}..{high * 1e3:.1f} | {speedup:.2f} | {should} |",
                         flush=True,
                     )
-        launcher.close()
+        launcher.worlds.close()
     bad += not {"win", "lose"} <= seen  # else nothing was shown of compression
     return 1 if bad else 0
 

@@ -19,13 +19,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from harness.analysis.judging import pairs as paired
 from harness.analysis.judging.judge import estimate, judge
 from harness.base.documents import from_doc, to_doc
-from harness.base.stats import median
 from harness.measure.measurer import Measurer
-from harness.measure.progress import Quiet
+from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Status
 from harness.spec import Catalogue, Device, Form, Plan, Protocol, Settings, Site, Source, Threshold
@@ -98,7 +98,7 @@ def measure(
     A ladder is lost (an ERROR, and told) where the host stood still for longer than a slot has room.
     """
     known = Catalogue()
-    session = Session(known, Settings(timeline=False), results, (), Quiet())
+    session = Session(known, Settings(timeline=False), results, (), Progress())
     measurer = Measurer(session)
     try:
         for efficiency, world, strategy, seed in cells:

@@ -38,7 +38,7 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     """A/A on real launches: of 20 comparisons at most 4 decide anything (nominal: 2 of 20)."""
     from harness.analysis.judging import pairs as paired
     from harness.measure.measurer import Measurer
-    from harness.measure.progress import Quiet
+    from harness.measure.progress import Progress
     from harness.measure.session import Session
     from harness.record import Status
     from harness.spec import Catalogue, Device, Protocol, Settings, Site
@@ -48,7 +48,7 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     known = Catalogue()
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     case = site.case("ddp/paced-small", knobs={"paced.mode": "schedule", "paced.step_ms": 60.0})
-    session = Session(known, Settings(timeline=False), tmp_path, (), Quiet())
+    session = Session(known, Settings(timeline=False), tmp_path, (), Progress())
     measurer = Measurer(session)
     decided = measured = 0
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.base.errors import SpecError
 from harness.measure.measurer import Measurer
-from harness.measure.progress import Quiet
+from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Purpose, Reason, Status
 from harness.spec import Ablation, Catalogue, Data, Device, Plan, Protocol, Settings, Site
@@ -30,7 +30,7 @@ def plan_of(catalogue: Catalogue, name: str, *ablations: Ablation, data: str = "
 def test_what_an_ablation_saves_is_recorded_and_its_arm_is_never_checked(
     catalogue: Catalogue, tmp_path: Path
 ) -> None:
-    session = Session(catalogue, Settings(timeline=False), tmp_path, (), Quiet())
+    session = Session(catalogue, Settings(timeline=False), tmp_path, (), Progress())
     measurer = Measurer(session)
     both = (Ablation.COMMUNICATION, Ablation.DATA)
     plans = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.measure.measurer import Measurer
-from harness.measure.progress import Quiet
+from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Purpose, Reason, Status
 from harness.spec import Catalogue, Device, Protocol, Settings, Site
@@ -18,7 +18,7 @@ from harness.spec.targets import normalise
 
 @pytest.fixture
 def measurer(catalogue: Catalogue, tmp_path: Path) -> Iterator[Measurer]:
-    session = Session(catalogue, Settings(), tmp_path, (), Quiet())
+    session = Session(catalogue, Settings(), tmp_path, (), Progress())
     yield Measurer(session)
     session.close()
 

@@ -34,9 +34,10 @@ from scipy.stats import beta
 from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc
 from harness.launch import causes
-from harness.launch.deploy import Worlds, open_worlds
+from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.engines.emulated import enter
+from harness.launch.fleet import Fleet
 from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
 from harness.record import RankRecord
@@ -119,13 +120,13 @@ class Found:
         return self.rank == cell.rank and KINDS[cell.kind].called in ("", self.kind)
 
 
-def worlds_on(on: On, known: Catalogue) -> Worlds:
+def worlds_on(on: On, known: Catalogue) -> Fleet:
     """Three ranks to break."""
     where = Where(nodes=NODES[on])
     return forked(where) if on is On.NODES else open_worlds(known.get("engines", on), where)
 
 
-def strike(worlds: Worlds, known: Catalogue, cell: Cell, folder: Path) -> Found:
+def strike(worlds: Fleet, known: Catalogue, cell: Cell, folder: Path) -> Found:
     """Launch a world with the fault, and see what is said of it."""
     name = f"faulty_{cell.strategy}"
     on = KINDS[cell.kind].on
@@ -195,7 +196,7 @@ def striking(
     on: On, known: Catalogue, jobs: int
 ) -> Iterator[Callable[[Sequence[Cell]], list[tuple[Cell, Found]]]]:
     """Strikes cells, several worlds at a time: most of a strike is waiting."""
-    free: SimpleQueue[Worlds] = SimpleQueue()
+    free: SimpleQueue[Fleet] = SimpleQueue()
 
     def one(cell: Cell) -> tuple[Cell, Found]:
         worlds = free.get()

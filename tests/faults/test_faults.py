@@ -145,7 +145,7 @@ def test_what_is_not_sure_is_launched_again_and_only_then_told(tmp_path: Path) -
         (described,) = launcher.describe([case])
         found = launcher.launch(order, tmp_path, described, lambda step: None)
     finally:
-        launcher.close()
+        launcher.worlds.close()
     assert found.cause is not None and not found.cause.sure
     assert found.cause.kind == "collective"
     assert len(list(tmp_path.glob("launches/*"))) == 2, "it was launched twice"

@@ -14,7 +14,7 @@ from harness.interface.cli.main import main
 from harness.launch.engine import Where
 from harness.launch.engines import emulated
 from harness.measure.bench import Bench
-from harness.measure.progress import Quiet
+from harness.measure.progress import Progress
 from harness.measure.recoverer import Recoverer
 from harness.measure.run import Run
 from harness.record import Trial
@@ -31,7 +31,7 @@ def launcher() -> Iterator[Bench]:
     known = Catalogue([MUTANTS, FOLDER])
     found = Bench(known, known.get("engines", "local"), Where(nodes=(2,)), poll_gpus=False)
     yield found
-    found.close()
+    found.worlds.close()
 
 
 def case_of(launcher: Bench, strategy: str) -> CaseSpec:
@@ -39,8 +39,8 @@ def case_of(launcher: Bench, strategy: str) -> CaseSpec:
 
 
 def trials(launcher: Bench, folder: Path, course: Course, times: int = 1) -> list[Trial]:
-    run = Run(launcher.catalogue, Settings(), folder, (), queued_s=lambda: launcher.queued_s)
-    session = SimpleNamespace(bench=launcher, progress=Quiet(), run=run)
+    run = Run(launcher.catalogue, Settings(), folder, (), queued_s=lambda: launcher.worlds.queued_s)
+    session = SimpleNamespace(bench=launcher, progress=Progress(), run=run)
     Recoverer(session).measure(course, times)
     return run.recoveries
 
@@ -98,7 +98,7 @@ def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> No
         case = known.normalise(site.case("ddp/decoder-nano"))
         both = trials(found, tmp_path, Course(case=case, fault=Fault.NODE), 2)
     finally:
-        found.close()
+        found.worlds.close()
     for rank, trial in enumerate(both):
         assert trial.equal and trial.blamed == trial.rank == rank
         assert trial.detect_s >= trial.timeout_s > 0

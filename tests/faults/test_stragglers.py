@@ -70,4 +70,4 @@ def test_an_engine_that_slows_nothing_down_refuses_stragglers() -> None:
         with pytest.raises(LaunchError, match="slows no rank down"):
             launcher.launch(order, Path("unused"), Described(), lambda step: None)
     finally:
-        launcher.close()
+        launcher.worlds.close()

@@ -16,7 +16,7 @@ from harness.analysis.judging.verdicts import verdicts
 from harness.host.admission import Finding, Level
 from harness.interface.report.fabric import lines
 from harness.measure.measurer import Measurer
-from harness.measure.progress import Quiet
+from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Reason, Row, RunRecord, Status
 from harness.record.fabric import factor, shapes, swept
@@ -133,7 +133,7 @@ def test_a_wrong_result_is_an_error_whatever_its_speed(sample_run: RunRecord) ->
 
 def test_a_wrong_result_is_among_what_a_session_is_judged_by(tmp_path: Path) -> None:
     """The exit status of ``pytest suites/`` is folded from these."""
-    with contextlib.closing(Session(Catalogue(), Settings(), tmp_path, (), Quiet())) as session:
+    with contextlib.closing(Session(Catalogue(), Settings(), tmp_path, (), Progress())) as session:
         measurer = Measurer(session)
         assert not measurer.judged
         session.run.fabric = [row(launch=0, time_s=0.001, right=False)]

@@ -28,8 +28,9 @@ from pathlib import Path
 
 from harness.analysis.judging import judge, pairs
 from harness.analysis.judging.fingerprint import as_items, fingerprint
+from harness.base.documents import from_doc
 from harness.base.errors import ConfigError
-from harness.base.toml import Key, check_table, read_tables
+from harness.base.toml import Key, check_table, keys_of, read_tables
 from harness.record import RunRecord
 from harness.record.store import write_text
 from harness.spec import BASELINES, Form, Source, Threshold, metrics
@@ -76,20 +77,12 @@ class Reference:
         )
 
 
-_KEYS = {
-    "case": Key(kind=str, required=True),
-    "metric": Key(kind=str, required=True),
-    "unit": Key(kind=str, required=True),
-    "value": Key(kind=float, required=True),
-    "status": Key(kind=str, required=True, choices=STATUSES),
-    "date": Key(kind=datetime.date, required=True),
-    "source": Key(kind=str, required=True),
-    "baseline": Key(kind=str, choices=BASELINES),
-    "lower": Key(kind=float),
-    "upper": Key(kind=float),
-    "n": Key(kind=int),
-    "fingerprint": Key(kind=str, each=True),
-}
+_KEYS = keys_of(
+    Reference,
+    status=Key(kind=str, required=True, choices=STATUSES),
+    date=Key(kind=datetime.date, required=True),
+    baseline=Key(kind=str, choices=BASELINES),
+)
 
 
 def path_for(place: Path, hardware: str) -> Path:
@@ -118,15 +111,7 @@ def load(path: Path) -> tuple[Reference, ...]:
             problems.add(table.line, "a reference needs a side", "lower = -0.05")
         if v.get("lower", 0) > 0 or v.get("upper", 0) < 0:
             problems.add(table.line, "lower is at most 0 and upper at least 0, relative to value")
-        found.append(
-            Reference(
-                **{
-                    **v,
-                    "date": v["date"].isoformat(),
-                    "fingerprint": tuple(v.get("fingerprint", ())),
-                }
-            )
-        )
+        found.append(from_doc(Reference, {**v, "date": v["date"].isoformat()}))
     keys = [r.key for r in found]
     for key in {k for k in keys if keys.count(k) > 1}:
         problems.add(0, f"two references for {key[0]} {key[1]}")

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
-from harness.base.stats import Interval, t_quantile
+from harness.base.stats import Interval, interval, t_quantile
 
 #: Width of the mixture over effect sizes, in deviations; between 0.5 and 2 little changes.
 MIXTURE = 1.0
@@ -27,17 +28,7 @@ def t_sequence(values: Sequence[float], alpha: float) -> Interval:
     ``low`` and ``high`` are None while the radius is infinite: with fewer than 2 values, or 2 to 3
     at the usual levels.
     """
-    n = len(values)
-    if n == 0:
-        raise ValueError("an interval of no values")
-    mean = math.fsum(values) / n
-    if n == 1:
-        return Interval(mean=mean, low=None, high=None, sd=None, n=1)
-    sd = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    found = radius(sd, n, alpha)
-    if found is None:
-        return Interval(mean=mean, low=None, high=None, sd=sd, n=n)
-    return Interval(mean=mean, low=mean - found, high=mean + found, sd=sd, n=n)
+    return interval(values, lambda sd, n: radius(sd, n, alpha))
 
 
 def radius(sd: float, n: int, alpha: float) -> float | None:
@@ -59,7 +50,7 @@ def t_evidence(values: Sequence[float], bound: float) -> float:
     two-sided error alpha lies above the bound. Negate values and bound for the other side.
     """
     n = len(values)
-    mean = math.fsum(values) / n
+    mean = fmean(values)
     a = 1 + n * MIXTURE**2
     if n < 2 or mean <= bound:
         return 1 / math.sqrt(a)  # the least over all means that the claim allows

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -90,7 +91,7 @@ def steps(samples: Sequence[Samples], cut: int) -> Steps:
     return Steps(
         count=len(kept),
         mean_s=sum(kept) / len(kept),
-        median_s=stats.median(kept),
+        median_s=median(kept),
         p95_s=stats.quantile(kept, 0.95),
         worst_s=max(kept),
     )
@@ -104,7 +105,7 @@ def perturbation(samples: Sequence[Samples], window: Window) -> float | None:
     if not window.profiled:
         return None
     kept = slowest(samples, window.cut)
-    return stats.median(kept[-window.profiled :]) / stats.median(kept[: -window.profiled - 1])
+    return median(kept[-window.profiled :]) / median(kept[: -window.profiled - 1])
 
 
 def window_s(samples: Samples, cut: int) -> float:

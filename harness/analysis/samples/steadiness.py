@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from statistics import median
 
 from harness.base import stats
 from harness.record import Steadiness
@@ -89,7 +90,7 @@ def outlier(found: Sequence[Steadiness]) -> int | None:
     On a noisy host every launch drifts one way or the other: that is scatter, and in the interval.
     A launch that is not steady stands out from its arm: by more than 5 of its deviations.
     """
-    usual = stats.median([abs(s.drift) for s in found]) / 0.6745 if found else 0.0
+    usual = median([abs(s.drift) for s in found]) / 0.6745 if found else 0.0
     for i, s in enumerate(found):
         if not s.steady and abs(s.drift) > OUTLYING * usual:
             return i

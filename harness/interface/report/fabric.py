@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from harness.base.numbers import si
-from harness.base.stats import median
 from harness.interface.report.text import Column, rule, table
 from harness.record import RunRecord
 from harness.record.fabric import sizes, swept

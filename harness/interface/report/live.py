@@ -8,11 +8,11 @@ from typing import TextIO
 
 from harness.base.numbers import duration
 from harness.interface.report.text import wrap
-from harness.measure.progress import Moment, Waiting
+from harness.measure.progress import Moment, Progress, Waiting
 from harness.record import Purpose
 
 
-class Live:
+class Live(Progress):
     """Draws moments on ``stream``; ``quiet`` keeps only notes.
 
     ``column`` says how far another program has written on the current line: the live line is then

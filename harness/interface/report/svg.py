@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -25,6 +25,24 @@ class Series:
     high: Sequence[float | None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Plane:
+    """Where values lie on a chart: world sizes on a log2 axis, values from zero."""
+
+    xs: Sequence[float]
+    top: float
+
+    def x(self, x: float) -> float:
+        first, last = math.log2(self.xs[0]), math.log2(self.xs[-1])
+        return LEFT + (math.log2(x) - first) / max(last - first, 1.0) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, y: float) -> float:
+        return HEIGHT - BOTTOM - min(y, self.top) / self.top * (HEIGHT - TOP - BOTTOM)
+
+    def points(self, points: Iterable[tuple[float, float]]) -> str:
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+
+
 def chart(
     series: Sequence[Series],
     *,
@@ -34,68 +52,54 @@ def chart(
     y_max: float | None = None,
 ) -> str:
     """A line chart over world sizes on a log2 axis from zero."""
-    xs = sorted({x for s in series for x in s.x})
     per_row = 2 if max(len(s.name) for s in series) <= 34 else 1  # of the legend
     tops = [v for s in series for v in (*s.y, *(h for h in s.high if h is not None))]
     top = y_max or max([*tops, *(ideal.y if ideal else [])], default=1.0) * 1.08
-    first, last = math.log2(xs[0]), math.log2(xs[-1])
-    span = max(last - first, 1.0)
-
-    def px(x: float) -> float:
-        return LEFT + (math.log2(x) - first) / span * (WIDTH - LEFT - RIGHT)
-
-    def py(y: float) -> float:
-        return HEIGHT - BOTTOM - min(y, top) / top * (HEIGHT - TOP - BOTTOM)
-
+    plane = _Plane(xs=sorted({x for s in series for x in s.x}), top=top)
     out = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * -(-len(series) // per_row)}" role="img"'
-        f' aria-label="{escape(y_label)} over {escape(x_label)}">'
+        f' aria-label="{escape(y_label)} over {escape(x_label)}">',
+        *_axes(plane, x_label, y_label),
     ]
-    for tick in _ticks(top):
-        out.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>'
-        )
-        out.append(
-            f'<text class="tick" x="{LEFT - 6}" y="{py(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>'
-        )
-    for x in xs:
-        out.append(
-            f'<text class="tick" x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>'
-        )
-    out.append(
-        f'<text class="label" x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
-    )
-    out.append(
-        f'<text class="label" transform="translate(14 {HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
-    )
     if ideal is not None:
-        points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(ideal.x, ideal.y, strict=True))
+        points = plane.points(zip(ideal.x, ideal.y, strict=True))
         out.append(f'<polyline class="ideal" points="{points}"/>')
     for i, s in enumerate(series):
-        color = COLORS[i % len(COLORS)]
-        band = [
-            (x, lo, hi)
-            for x, lo, hi in zip(s.x, s.low, s.high, strict=True)
-            if lo is not None and hi is not None
-        ]
-        if len(band) > 1:
-            edge = [(x, hi) for x, _, hi in band] + [(x, lo) for x, lo, _ in reversed(band)]
-            points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in edge)
-            out.append(f'<polygon points="{points}" fill="{color}" opacity="0.18"/>')
-        for x, lo, hi in band:
-            out.append(
-                f'<line x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{py(lo):.1f}" y2="{py(hi):.1f}" stroke="{color}"/>'
-            )
-        points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(s.x, s.y, strict=True))
-        out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
-        for x, y in zip(s.x, s.y, strict=True):
-            title = f"<title>{escape(s.name)} @{x:g}: {y:.4g}</title>"
-            out.append(_mark(MARKS[i % len(MARKS)], px(x), py(y), color, title))
-        column, row = i % per_row, i // per_row
-        lx, ly = LEFT + column * 250, HEIGHT + 10 + 20 * row
-        out.append(_mark(MARKS[i % len(MARKS)], lx, ly - 4, color, ""))
+        color, mark = COLORS[i % len(COLORS)], MARKS[i % len(MARKS)]
+        out += _line(plane, s, color, mark)
+        lx, ly = LEFT + i % per_row * 250, HEIGHT + 10 + 20 * (i // per_row)
+        out.append(_mark(mark, lx, ly - 4, color, ""))
         out.append(f'<text class="legend" x="{lx + 10}" y="{ly}">{escape(s.name)}</text>')
     return "\n".join([*out, "</svg>"])
+
+
+def _axes(plane: _Plane, x_label: str, y_label: str) -> Iterator[str]:
+    """Grid, ticks and labels."""
+    for tick in _ticks(plane.top):
+        y = plane.y(tick)
+        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
+    for x in plane.xs:
+        yield f'<text class="tick" x="{plane.x(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>'
+    yield f'<text class="label" x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
+    yield f'<text class="label" transform="translate(14 {HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
+
+
+def _line(plane: _Plane, s: Series, color: str, mark: str) -> Iterator[str]:
+    """One series: its band of intervals, its line, its points."""
+    ends = zip(s.x, s.low, s.high, strict=True)
+    band = [(x, lo, hi) for x, lo, hi in ends if lo is not None and hi is not None]
+    if len(band) > 1:
+        edge = [(x, hi) for x, _, hi in band] + [(x, lo) for x, lo, _ in reversed(band)]
+        yield f'<polygon points="{plane.points(edge)}" fill="{color}" opacity="0.18"/>'
+    for x, lo, hi in band:
+        at = f"{plane.x(x):.1f}"
+        yield f'<line x1="{at}" x2="{at}" y1="{plane.y(lo):.1f}" y2="{plane.y(hi):.1f}" stroke="{color}"/>'
+    points = list(zip(s.x, s.y, strict=True))
+    yield f'<polyline points="{plane.points(points)}" fill="none" stroke="{color}" stroke-width="2"/>'
+    for x, y in points:
+        title = f"<title>{escape(s.name)} @{x:g}: {y:.4g}</title>"
+        yield _mark(mark, plane.x(x), plane.y(y), color, title)
 
 
 def _mark(kind: str, x: float, y: float, color: str, title: str) -> str:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.base import programs
@@ -24,8 +24,8 @@ from harness.launch.engine import (
     Command,
     Deployment,
     Ended,
+    Job,
     Tick,
-    Watch,
     Where,
     importable,
 )
@@ -33,8 +33,7 @@ from harness.launch.fleet import Fleet
 from harness.launch.wire import processes
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.evidence import examine, lives, rank_end
-from harness.launch.wire.messages import LaunchSpec, Node, RankEnd
-from harness.record import Described
+from harness.launch.wire.messages import LaunchSpec, RankEnd
 from harness.spec import CaseSpec, Device, StandIn
 
 ENGINE = dict(multi_node=True, one_machine=True, slows_ranks=False)
@@ -93,46 +92,25 @@ def held_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-class Torchrun:
+class Torchrun(Fleet):
     """One torchrun agent per node, all on this machine, rendezvous on a free port.
 
     Cases are described by an agent of ours: torchrun only ever starts whole worlds.
     """
 
     def __init__(self) -> None:
-        self._agent = Fleet(self._begin, Where())
+        super().__init__(self._agent, Where())
 
-    def _begin(self) -> tuple[InheritingJob, None]:
+    def _agent(self) -> tuple[Job, None]:
         return InheritingJob([agent_command(sys.executable, 0, {})]), None
 
     def probe(self) -> Capabilities:
-        return Capabilities(available=True)
-
-    def worlds(self) -> Torchrun:
-        return self
+        return Capabilities(available=True)  # it comes with torch
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
         """What each launch will run, on each node."""
         found = commands(deployment.nodes, "ID", "PORT", f"{deployment.folder}/launch.json")
         return tuple(Command(nodes=(i,), argv=tuple(argv)) for i, argv in enumerate(found))
-
-    @property
-    def queued_s(self) -> float:
-        return 0.0
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return self._agent.nodes
-
-    def start(self) -> None:
-        self._agent.start()
-
-    def ready(self, watch: Watch = lambda here, wanted, says: None) -> None:
-        self._agent.ready(watch)
-
-    def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
-        """Ask what each case will do; nothing is launched."""
-        return self._agent.describe(requests)
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start every node's torchrun and wait for all of them."""
@@ -169,10 +147,6 @@ class Torchrun:
                 watched.look()
         finally:
             watched.kill()
-
-    def close(self) -> None:
-        """Nothing outlives a launch, but the agent that describes."""
-        self._agent.close()
 
 
 class Watched:

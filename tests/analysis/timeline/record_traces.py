@@ -49,7 +49,7 @@ def main() -> None:
                     trace = left / f"rank{rank}.trace.json.gz"
                     shutil.copy(trace, HERE / f"{name}-rank{rank}.json.gz")
     finally:
-        launcher.close()
+        launcher.worlds.close()
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ import pytest
 
 from harness.base.documents import from_doc
 from harness.launch import causes
-from harness.launch.deploy import Worlds, open_worlds
+from harness.launch.deploy import open_worlds
 from harness.launch.engine import Ended, Where, make
+from harness.launch.engines.torchrun import Torchrun
 from harness.launch.fleet import Fleet
 from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
@@ -48,7 +49,7 @@ class Bench:
     """One engine with its nodes, and what was launched on it."""
 
     name: str
-    worlds: Worlds
+    worlds: Fleet
     nodes: tuple[int, ...]
     known: Catalogue
     folder: Path
@@ -180,7 +181,7 @@ def test_the_next_world_is_well(bench: Bench) -> None:
 
 def test_a_node_whose_agent_dies_is_named_and_the_next_world_gets_a_new_one(bench: Bench) -> None:
     worlds = bench.worlds
-    if not isinstance(worlds, Fleet):
+    if isinstance(worlds, Torchrun):
         pytest.skip("no agents: torchrun starts every world by itself")
     last = worlds.nodes[-1]
     pid = int(last.agent.split("-")[0])

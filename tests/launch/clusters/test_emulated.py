@@ -76,6 +76,6 @@ def test_a_message_there_and_back_takes_twice_the_delay(tmp_path: Path) -> None:
             small = [r for r in rows if r.operation == "send_recv" and r.payload_bytes < 100]
             took_s[delay_ms] = small[0].time_s
     finally:
-        launcher.close()
+        launcher.worlds.close()
     assert took_s[DELAY_MS] >= 2 * DELAY_MS / 1e3
     assert took_s[0.0] < 2 * DELAY_MS / 1e3

@@ -1,0 +1,77 @@
+"""The roll call: agents that dialed in are numbered, and refused if they do not fit together."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import Sequence
+
+from harness.base.errors import LaunchError
+from harness.launch.engine import Where
+from harness.launch.link import Link
+from harness.spec import Device
+
+
+def agree(links: list[Link], where: Where) -> None:
+    """Number the agents, so that ranks lie alike in every run; refuse nodes that are unlike."""
+    links.sort(key=_place)
+    for number, link in enumerate(links):
+        link.node = number
+    for link in links:
+        _examine(link, links, where)
+
+
+def _examine(link: Link, links: Sequence[Link], where: Where) -> None:
+    """LaunchError if this agent does not fit the others, or what was asked for."""
+    first, own = links[0].about, link.about
+    by_node = len(links) == len(where.nodes)  # else an agent for each rank
+    assert first is not None and own is not None
+    for name in ("scaleproof", "torch"):
+        here, there = first.software.get(name), own.software.get(name)
+        if here != there:
+            raise LaunchError(
+                f"{link.name} has {name} {there}, node 0 has {here}",
+                expected="the same on every node",
+                fix=f"pip install {name}=={here}   # there",
+            )
+    wanted = where.nodes[link.node] if by_node else 1
+    if where.device is Device.CUDA and own.machine.num_gpus < wanted:
+        raise LaunchError(
+            f"{link.name} has {own.machine.num_gpus} GPUs, {wanted} are wanted",
+            expected="CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes",
+            fix="nvidia-smi -L   # there",
+        )
+    same = [x for x in links[: link.node] if x.about and x.about.machine == own.machine]
+    if same and by_node:
+        if not where.settings.get("one_machine"):
+            raise LaunchError(
+                f"{same[0].name} and {link.name} are one machine",
+                expected="a machine for each node, or one_machine = true in the cluster file:"
+                " then all of it is labelled emulated",
+                fix="edit the cluster file",
+            )
+    host = own.door.host
+    one_machine = where.settings.get("one_machine")
+    if len(where.nodes) > 1 and _is_loopback(host) and not one_machine:
+        raise LaunchError(
+            f"{link.name} is reached at {host}, which no other node can meet",
+            expected="an address of the nodes' network",
+            fix='listen = "10.0.0.1"   # in the cluster file',
+        )
+
+
+def _place(link: Link) -> tuple[object, ...]:
+    """Where an agent comes: where it was started as, else by its address."""
+    assert link.about is not None
+    order, host = link.about.order, link.about.door.host
+    first = (order < 0, order)
+    with contextlib.suppress(ValueError):
+        return (*first, 0, *(int(part) for part in host.split(".")), link.about.machine.host)
+    return (*first, 1, host, link.about.machine.host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,7 +1,5 @@
 """Two runs side by side, only over what both ran, each ratio with its interval."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +31,7 @@ class Reading(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Compared:
     """One case in both runs. ``ratio`` is B / A with its 95 % interval."""
 
     case: CaseSpec
@@ -55,7 +53,7 @@ class Comparison:
     """
 
     metric: str
-    rows: tuple[Row, ...]
+    rows: tuple[Compared, ...]
     mean: float | None
     mean_low: float | None
     mean_high: float | None
@@ -134,7 +132,7 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
         else:
             not_compared.append(f"{case.id}: only in {'A' if x else 'B'}")
         rows.append(
-            Row(
+            Compared(
                 case=case,
                 a=mean_a,
                 b=mean_b,

@@ -1,7 +1,5 @@
 """The rows of reports, made once and printed by table and page: arms, and rungs of a ladder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import fmean
 

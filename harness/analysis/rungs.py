@@ -1,7 +1,5 @@
 """Profiled rungs beside their baselines: what each lost, and to which term of the budget."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import median

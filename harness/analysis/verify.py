@@ -1,7 +1,5 @@
 """``verify``: recompute a record from its samples, offline and without torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
@@ -100,7 +98,6 @@ def _launch(run: RunRecord, folder: Path, launch: LaunchRecord) -> _Launch:
 
 
 def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
-    """Verdicts that come out otherwise."""
     out = []
     if len(again) != len(run.verdicts):
         out.append(f"{len(run.verdicts)} verdicts recorded, {len(again)} recomputed")

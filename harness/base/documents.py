@@ -4,8 +4,6 @@ msgspec passes over fields that a dataclass does not have; here they are an erro
 misspelt or newer field is never dropped in silence.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

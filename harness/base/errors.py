@@ -7,8 +7,6 @@ RecordError              a record that cannot be read or was edited (exit 4)
 LaunchError              an engine that cannot start or lost its agent (exit 11)
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from enum import IntEnum

@@ -1,7 +1,5 @@
 """A full disk under the results: said once, with how to go on, and nothing written is torn."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Importing a file that a user names, or a module of this package."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """How numbers are written for people."""
 
-from __future__ import annotations
-
 
 def si(value: float | None, unit: str = "") -> str:
     """``1.23 MB``; n/a for None."""

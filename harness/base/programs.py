@@ -4,8 +4,6 @@ Nothing imports them from here: they are the other side of a border. Leftovers o
 found by ``TRAINING``, which every agent and rank has in its command line.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 TRAINING = "harness.training"

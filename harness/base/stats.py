@@ -3,8 +3,6 @@
 scipy.special is imported where it is used: it costs 0.15 s, which ``list`` need not pay.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

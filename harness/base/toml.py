@@ -1,7 +1,5 @@
 """A strict TOML reader: every mistake at once, each with its line, what was expected and a hint."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import difflib

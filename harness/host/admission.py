@@ -3,8 +3,6 @@
 A host that is not gives no PASS and no FAIL, only INCONCLUSIVE with the reasons and what to do.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Sequence

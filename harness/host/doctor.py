@@ -1,7 +1,5 @@
 """``doctor``: what is missing or set up wrongly, and what to do. Changes nothing."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Environment variables: which are recorded, and which of them change speed. The only owner."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """The machine: its hardware class from stable facts only, its software, and the peaks we know."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Any call may be missing (old driver, MIG slice) or fail (lost device): its field is then None.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Runs = Sequence[Path]
+#: What a launch's row has of its record as it is, and of its steps.
+_READ = ("block", "turn", "attempt", "wall_s", "throughput", "sent_bytes", "peak_bytes",
+         "foreign_load", "agent")  # fmt: skip
+_STEPS = ("mean_s", "median_s", "p95_s", "worst_s")
 
 
 def launches(runs: Runs) -> pd.DataFrame:
@@ -92,24 +96,13 @@ def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
             "arm": x.arm,
             "case": case.id,
             **case.series,
-            "block": x.block,
-            "turn": x.turn,
-            "attempt": x.attempt,
             "status": str(x.status),
-            "wall_s": x.wall_s,
-            "throughput": x.throughput,
-            "step_mean_s": x.steps.mean_s if x.steps else None,
-            "step_median_s": x.steps.median_s if x.steps else None,
-            "step_p95_s": x.steps.p95_s if x.steps else None,
-            "step_worst_s": x.steps.worst_s if x.steps else None,
-            "sent_bytes": x.sent_bytes,
-            "peak_bytes": x.peak_bytes,
+            **{name: getattr(x, name) for name in _READ},
+            **{f"step_{name}": getattr(x.steps, name, None) for name in _STEPS},
             "setup_s": max((r.setup_s for r in x.ranks), default=None),
             "cpu_s": sum(r.cpu_s for r in x.ranks),
             "planted_s": x.ranks[0].planted_s if x.ranks else None,
-            "foreign_load": x.foreign_load,
             "drift": x.steadiness.drift if x.steadiness else None,
-            "agent": x.agent,
         }
 
 

@@ -1,7 +1,5 @@
 """The options that both programs share, and the site, files and folders they resolve to."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Root cause: which rank ended a launch, told apart from the ranks that only noticed."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections import Counter

@@ -1,7 +1,5 @@
 """Agents on this machine: started by us, each on a socket that it inherits, so nothing listens."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -3,8 +3,6 @@
 The keys and their types are those of the engine's own ``SETTINGS``.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """From an engine's name to worlds that can be launched."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Agents that dial in: the command that starts one, and a job made of processes on this machine."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

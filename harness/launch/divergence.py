@@ -4,8 +4,6 @@ Process groups number their collectives, so a rank that skipped one is one behin
 runs another operation under the same number.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ A Job's agents then launch worlds, whoever started them (``fleet``): an engine i
 manifests and the names of states, never scheduling.
 """
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ engine.start -> agents join -> every launch: shares to the agents, the place of 
 rank 0's agent to the others, beats back; the first failure anywhere ends the world everywhere
 """
 
-from __future__ import annotations
-
 import dataclasses
 import selectors
 import time

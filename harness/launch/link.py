@@ -1,7 +1,5 @@
 """One agent of a fleet, as the program that launches sees it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

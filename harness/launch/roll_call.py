@@ -1,7 +1,5 @@
 """The roll call: agents that dialed in are numbered, and refused if they do not fit together."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One launch over the agents of a fleet, from the first share to the last end."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The Bench: one world of fresh processes for one arm, and the LaunchRecord that it leaves."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json

@@ -1,7 +1,5 @@
 """The climb: every case is gated before it is timed, smallest world first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from harness.analysis.judging import obstacles

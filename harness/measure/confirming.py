@@ -1,7 +1,5 @@
 """Confirming: no FAIL is reported unless a fresh set of launches, sweeps or trials fails too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from harness.analysis.judging.verdicts import unconfirmed

@@ -7,8 +7,6 @@ measured once however often it is asked for; every block is written down before 
     -> a fresh set where a FAIL would be reported -> verdicts
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -105,13 +103,11 @@ class Measurer:
                 self._progress.note(f"{plan.name}: {error.what}")
 
     def _climb(self, plan: Plan) -> None:
-        """Gate every case that can run."""
         self._arms[plan.hash] = climb(
             self._session, plan, lambda arm: self._launch(plan, arm, Purpose.GATE)
         )
 
     def _pilot(self, plan: Plan) -> None:
-        """Settle warm-up and steps of every arm."""
         for arm, turn in piloting.missing(self.run, plan, self._arms[plan.hash]):
             if not self._usable(plan, self._launch(plan, arm, Purpose.PILOT, turn=turn)):
                 return

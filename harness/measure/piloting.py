@@ -1,7 +1,5 @@
 """Which pilots a plan wants, and the windows that they settle before the first launch counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from harness.analysis.samples import pilots
@@ -26,7 +24,6 @@ def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> Iterator[tuple[Arm, in
 
 
 def freeze(run: Run, plans: Sequence[Plan]) -> None:
-    """Settle every arm's window."""
     so_far = run.bare(complete=False)
     found = pilots.read(so_far, run.folder)
     run.launch_sd = pilots.launch_sd(found)

@@ -1,7 +1,5 @@
 """Which profiled launches a plan wants: one for each rung, more where a rule bounds a share."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from harness.analysis.judging import pairs

@@ -1,7 +1,5 @@
 """What a run tells whoever watches it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

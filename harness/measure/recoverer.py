@@ -1,7 +1,5 @@
 """The Recoverer: breaks a training on purpose, has it go on, and times what lies between."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
@@ -68,7 +66,6 @@ class Recoverer:
         self._run.recoveries.append(replace(self._trial(course, rank), attempt=attempt))
 
     def _trial(self, course: Course, rank: int) -> Trial:
-        """One fault and what comes after it."""
         case, into = course.case, course.into or course.case
         whole = self._uninterrupted(case, course.asynchronous)
         place = self._empty_place()

@@ -1,7 +1,5 @@
 """Going on with an interrupted run."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Run: a record in the making, from its first plan on; written down after every block."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import secrets

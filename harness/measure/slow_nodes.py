@@ -8,8 +8,6 @@ That takes about n/2 + 2 x (slow pairs) launches rather than n (n-1) / 2, so a l
 between two nodes that were never paired is not seen.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +67,6 @@ def search(num_nodes: int, measure: Callable[[int, int], float]) -> Finding:
 
 
 def _of(node: int, rates: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """What was measured with this node."""
     return {key: rate for key, rate in rates.items() if node in key}
 
 

@@ -1,7 +1,5 @@
 """The Sweeper: launches sweeps of the collectives, before and beside what is trained."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import count

@@ -6,8 +6,6 @@ Each term takes only what those before it left, so they add up to the step exact
 that compute hides is in no term: it costs nothing. ``harness.timeline`` makes budgets of traces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """What an agent answers about a case before it runs: facts, expectations, refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

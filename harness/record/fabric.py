@@ -4,8 +4,6 @@ Bus bandwidth is what the busiest link carries, so that it can be held against t
 the operation and the number of ranks (as in nccl-tests, doc/PERFORMANCE.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What one launch measured, and how it ended."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any

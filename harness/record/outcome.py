@@ -1,7 +1,5 @@
 """What a run concludes: the six statuses, the closed list of reasons, and the Verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum

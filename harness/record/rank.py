@@ -1,7 +1,5 @@
 """What one rank measured and checked in one launch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ All that a verdict rests on is in it and in the ranks' samples (``store`` has bo
 ``verify`` recomputes it from them without torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Recovery: what a rank that trained with a checkpoint left, and what a planted fault took."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How a span is labelled wherever it is seen: in NVTX, in a profiler's trace, in our own log."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 DOMAIN = "scaleproof"

@@ -6,8 +6,6 @@ record.sha256        digest of record.json: detects edits, not forgery
 launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

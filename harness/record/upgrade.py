@@ -1,7 +1,5 @@
 """Records of older versions of this program, brought to today's layout."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

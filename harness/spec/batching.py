@@ -1,7 +1,5 @@
 """How a global batch falls apart over shards and accumulation steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ One file adds one thing. Its *literal head* (docstring, SUPPORTS, KNOBS, SIZES, 
 ``ast``; nothing is imported, so listing and collecting never load torch or a user's code.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What makes a case one that can be run: every check of it, made once, when it is named."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from harness.base.documents import Json

@@ -1,7 +1,5 @@
 """Recovery: a rank dies, and training goes on. What that took, and whether nothing was lost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

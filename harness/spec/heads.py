@@ -4,8 +4,6 @@ A head is the docstring's first line and upper-case assignments of literals (``d
 Literal heads are parsed here rather than by importing: listing must not load torch or users' code.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 from collections.abc import Iterator, Mapping

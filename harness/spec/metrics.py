@@ -4,8 +4,6 @@ A metric that existing samples give is one more entry. A new reading is a field 
 ``record.RankRecord`` too, and a property of ``record.LaunchRecord`` that sums it up over ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -4,8 +4,6 @@ Arms of a plan are measured in the same blocks, so any two of them can be compar
 memory saved, codec break-even, A/A and the pinned control are all contrasts of two arms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

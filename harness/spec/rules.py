@@ -1,7 +1,5 @@
 """Thresholds: what is required of which case, in which unit, and who says so."""
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import dataclass
 from enum import StrEnum

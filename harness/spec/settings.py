@@ -1,7 +1,5 @@
 """How a run is made, as its options ask for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from harness.spec.case import Device

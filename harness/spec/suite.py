@@ -1,7 +1,5 @@
 """``@scaling`` and ``@recovering``: mark test functions whose items are verdicts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

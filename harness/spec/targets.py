@@ -1,7 +1,5 @@
 """What a command line can name to be measured: a case, a recipe, a file or folder of suites."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

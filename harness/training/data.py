@@ -5,8 +5,6 @@ lets one device redo a whole world's step. Samplings follow ``DistributedSampler
 a new permutation, every sample once, shards disjoint.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Asks a case's files what it will do, on meta tensors: nothing is allocated or launched."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

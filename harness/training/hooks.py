@@ -1,7 +1,5 @@
 """What compressors share: the closed form they promise, and error feedback per parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """The step that single, ddp, fsdp and compressed share: accumulate, backward, optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

@@ -5,8 +5,6 @@ files back with ``asv publish`` and ``asv compare``. Only lower-is-better figure
 since asv reports a gain as a regression.
 """
 
-from __future__ import annotations
-
 import ast
 import datetime
 import fcntl

@@ -1,7 +1,5 @@
 """Which run was ingested last: what ``asv run`` reads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

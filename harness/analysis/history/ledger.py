@@ -5,8 +5,6 @@ do, so the axis is a repository of its own: each ingest commits ``subject.json``
 measured. A night whose subject did not change gets a commit too: it is a sample.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -4,8 +4,6 @@ An obstacle ends it; else the judge decides. What it decided stands only on comp
 without doubt, and a FAIL only if a fresh set confirms it; a waiver has the last word.
 """
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Doubts: why a decided contrast may not stand. A noisy host, or launches that were not steady."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean, median

@@ -18,8 +18,6 @@ A file is named after its hardware class. Every reference becomes a rule; ``clai
 ``provisional`` ones can pass nothing by themselves.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Versions of software are not in it: they are what one compares; they are shown as differences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from harness.host.environment import changes_speed

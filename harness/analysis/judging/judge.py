@@ -6,8 +6,6 @@ the noise (so at least 7 pairs). FAIL needs the sequence alone; everything else 
 Both stay valid however often they are looked at.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

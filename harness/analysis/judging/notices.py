@@ -1,7 +1,5 @@
 """What is worth a sentence without being a verdict: leaks, irreproducible losses, slow devices."""
 
-from __future__ import annotations
-
 from statistics import median
 
 from harness.analysis.judging.pairs import timed

@@ -4,8 +4,6 @@ A case that failed its gate, a launch that failed or ran something else than was
 ERROR; what cannot run here is a SKIP; what was not measured is never green.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from harness.analysis.judging.pairs import gates, rests_on

@@ -1,7 +1,5 @@
 """Launches in pairs, and which contrasts of a plan are judged. Pure functions of the record."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

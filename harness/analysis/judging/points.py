@@ -1,7 +1,5 @@
 """Scaling points: every rung of a ladder against one baseline. Pure functions of the record."""
 
-from __future__ import annotations
-
 from statistics import geometric_mean
 
 from harness.analysis.judging.judge import estimate

@@ -5,8 +5,6 @@
 Everything right of the arrow reads the Question only, so plans, sweeps and trials have one judge.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

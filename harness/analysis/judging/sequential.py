@@ -10,8 +10,6 @@ errs far above its level; the ones here hold at all looks together.
 - e-BH: Wang and Ramdas, "False discovery rate control with e-values" (JRSS B 84(3), 2022).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Series: what is measured beside plans, sweeps of the fabric and trials of recovery."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

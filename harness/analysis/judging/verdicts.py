@@ -1,7 +1,5 @@
 """All verdicts of a record, recomputed from it: offline, without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

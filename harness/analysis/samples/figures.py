@@ -1,7 +1,5 @@
 """From ranks' samples to a launch's figures: pure, so that ``verify`` can do it again offline."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

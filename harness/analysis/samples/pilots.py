@@ -1,7 +1,5 @@
 """Pilots: what discarded launches settle before the first one counts. Pure, from their samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Decided once, on pilot launches that are then discarded, and frozen before the f
 chosen afterwards, on the launches that are judged, would bend the intervals.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """For each large term: what it is, what removing it would give back, and how to try it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from harness.analysis.timeline.losses import WORDS, Losses

@@ -1,7 +1,5 @@
 """Cuts a trace file, plain or gzipped, into blocks of whole events: it is never held whole."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Closes the budget: lanes of all ranks to terms that sum to each step, exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -4,8 +4,6 @@ What msgspec refuses (ids of odd types, broken text) goes through the standard l
 event; what even that cannot read is counted, never passed over in silence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -3,8 +3,6 @@
 Exact integer arithmetic throughout, so that what is cut out of a step adds up to it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TypeAlias
 

@@ -8,8 +8,6 @@ the baseline's (1 in weak, 1/N in strong scaling), speedup = N w T_1 / T_N and s
 Both budgets sum to their steps in integers, so this holds as an identity of fractions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction

@@ -4,8 +4,6 @@ A collective is matched by its sequence number where the trace has one, else by 
 its group and kind; then counts and sizes must agree, or nothing is matched: never a guess.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

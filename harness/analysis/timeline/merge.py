@@ -3,8 +3,6 @@
 Opens in Perfetto (https://ui.perfetto.dev) and in chrome://tracing.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """From the traces that a profiled launch left to its budget."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

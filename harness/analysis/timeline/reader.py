@@ -3,8 +3,6 @@
 file -> blocks of whole events -> events -> columns, ascending by start
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re

@@ -1,7 +1,5 @@
 """Totals by name: operators by the time that is their own, ranges by how long they were open."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a verb gives back: a document for programs, lines for people, and the exit status."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass

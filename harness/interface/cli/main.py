@@ -4,8 +4,6 @@ Verbs are the files of ``verbs/``: their heads are read to know what there is, a
 that was asked for is imported.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """What verbs that measure share: their options, their session, and how they end."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

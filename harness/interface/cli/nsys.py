@@ -1,7 +1,5 @@
 """``run --nsys``: the same command under NVIDIA Nsight Systems, ranks and their spans included."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

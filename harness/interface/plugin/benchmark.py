@@ -4,8 +4,6 @@ pytest-benchmark times a function with a clock of our own, which the function mo
 measured value: exact statistics, its JSON, its compare. Verdicts never read it back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -4,8 +4,6 @@ The plugin does nothing in a session that collects no ``@scaling`` function. Its
 always there; the short ones are registered last, and only where no other project took the name.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Generator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What one pytest session knows: its options, its plans, and the one Measurer."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path

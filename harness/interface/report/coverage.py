@@ -1,7 +1,5 @@
 """The coverage statement: what was exercised out of what, what was skipped, cut or met nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from harness.analysis.judging import notices, pairs

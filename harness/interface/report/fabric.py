@@ -1,12 +1,11 @@
 """The fabric's table: latency and bandwidth of every operation over every world."""
 
-from __future__ import annotations
-
+from functools import partial
 from statistics import median
 
 from harness.base.numbers import si
 from harness.interface.report.text import Column, rule, table
-from harness.record import RunRecord
+from harness.record import RunRecord, Swept
 from harness.record.fabric import sizes, swept
 
 
@@ -16,35 +15,35 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     if not found:
         return []
     shown = sizes(run.settings.device)[1:]
+    firsts = {id(s) for s, above in zip(found, [None, *found], strict=False)
+              if above is None or _name(s) != _name(above)}  # fmt: skip
     columns = [
-        Column(header="ranks", keep=9, left=True),
-        Column(header="operation", keep=9, left=True),
-        Column(header="latency", keep=8),
-        *(Column(header=f"bus at {size >> 10} KiB", keep=size >> 10) for size in shown),
-        Column(header="", keep=9, left=True),
+        Column[Swept]("ranks", 9, lambda s: _name(s) if id(s) in firsts else "", left=True),
+        Column("operation", 9, lambda s: s.operation, left=True),
+        Column("latency", 8, lambda s: si(median(s.latency_s), "s") if s.latency_s else "n/a"),
+        *(
+            Column(f"bus at {size >> 10} KiB", size >> 10, partial(_bus, payload=size))
+            for size in shown
+        ),
+        Column("", 9, _wrong, left=True),
     ]
-    rows, last = [], ""
-    for one in found:
-        name = one.world + one.network
-        refused = one.refused
-        latency = one.latency_s
-        rows.append(
-            [
-                name if name != last else "",
-                one.operation,
-                si(median(latency), "s") if latency else "n/a",
-                *(
-                    si(median(found_), "B/s") if (found_ := one.bus_bps(size)) else "n/a"
-                    for size in shown
-                ),
-                f"refused: {refused[:30]}" if refused else "" if one.right else "WRONG",
-            ]
-        )
-        last = name
     transports = ", ".join(dict.fromkeys(r.transport for r in run.fabric))
     sweeps_ = max(len({r.launch for r in one.rows}) for one in found)
     note = (
         f" over {transports}; every result checked; medians of {sweeps_} "
         f"sweep{'s' if sweeps_ > 1 else ''}; bus = what the busiest link carries"
     )
-    return [rule("fabric", width), *table(columns, rows, width), note, ""]
+    return [rule("fabric", width), *table(columns, found, width), note, ""]
+
+
+def _name(one: Swept) -> str:
+    return one.world + one.network
+
+
+def _bus(one: Swept, payload: int) -> str:
+    rates = one.bus_bps(payload)
+    return si(median(rates), "B/s") if rates else "n/a"
+
+
+def _wrong(one: Swept) -> str:
+    return f"refused: {one.refused[:30]}" if one.refused else "" if one.right else "WRONG"

@@ -1,7 +1,5 @@
 """One self-contained HTML page per run: verdicts, charts, cases. No network, prints well."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

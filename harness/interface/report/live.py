@@ -1,7 +1,5 @@
 """The live line: one rewriting line on a terminal, one plain line per arm and block otherwise."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from typing import TextIO

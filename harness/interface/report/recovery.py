@@ -1,14 +1,16 @@
 """The table of faults that were planted, and of what came after them."""
 
-from __future__ import annotations
-
+from functools import partial
 from statistics import median
+from typing import TypeAlias
 
 from harness.base.numbers import si
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import RunRecord, Trial
 from harness.record.recovery import PARTS
 
+#: One kind of trial: its name, and its trials.
+Kind: TypeAlias = tuple[str, list[Trial]]
 #: How the parts are headed.
 _HEADS = dict(zip(PARTS, ("seen", "gone", "import", "start", "met", "load", "step"), strict=True))
 
@@ -22,18 +24,21 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
         return []
     out = [rule("recovery", width)]
     for case, kinds in cases.items():
-        columns = [
-            Column(header=case, keep=9, left=True),
-            Column(header="n", keep=3),
-            *(Column(header=head, keep=7) for head in _HEADS.values()),
-            Column(header="in all", keep=9),
-            Column(header="worst", keep=8),
-            Column(header="wait", keep=5),
-            Column(header="stall", keep=4),
-            Column(header="", keep=9, left=True),
+        named = [(name.removeprefix(f"{case} "), own) for name, own in kinds.items()]
+        parts = [
+            Column(head, 7, partial(_median, field=f"{part}_s")) for part, head in _HEADS.items()
         ]
-        rows = [_row(name.removeprefix(f"{case} "), own) for name, own in kinds.items()]
-        out += table(columns, rows, width)
+        columns = [
+            Column[Kind](case, 9, lambda k: k[0], left=True),
+            Column("n", 3, lambda k: str(len(k[1]))),
+            *parts,
+            Column("in all", 9, lambda k: _median(k, "recovery_s")),
+            Column("worst", 8, lambda k: f"{max(t.recovery_s for t in k[1]):.2f}"),
+            Column("wait", 5, lambda k: f"{k[1][0].timeout_s:g}" if k[1][0].timeout_s else ""),
+            Column("stall", 4, lambda k: si(median(t.stall_s for t in k[1]), "s")),
+            Column("", 9, _wrong, left=True),
+        ]
+        out += table(columns, named, width)
     note = (
         " medians, in s from the fault: seen, all gone, lost agents replaced, new ranks started,"
         " met, loaded, first step; wait = silence that must pass before it counts; stall = training"
@@ -42,15 +47,11 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     return [*out, *wrap(note, width, 1), ""]
 
 
-def _row(name: str, own: list[Trial]) -> list[str]:
-    told = "" if all(t.equal for t in own) else "NOT EQUAL"
-    return [
-        name,
-        str(len(own)),
-        *(f"{median([getattr(t, f'{part}_s') for t in own]):.2f}" for part in PARTS),
-        f"{median([t.recovery_s for t in own]):.2f}",
-        f"{max(t.recovery_s for t in own):.2f}",
-        f"{own[0].timeout_s:g}" if own[0].timeout_s else "",
-        si(median([t.stall_s for t in own]), "s"),
-        told or ("" if all(t.blamed == t.rank for t in own) else "WRONG RANK"),
-    ]
+def _median(kind: Kind, field: str) -> str:
+    return f"{median(getattr(t, field) for t in kind[1]):.2f}"
+
+
+def _wrong(kind: Kind) -> str:
+    if not all(t.equal for t in kind[1]):
+        return "NOT EQUAL"
+    return "" if all(t.blamed == t.rank for t in kind[1]) else "WRONG RANK"

@@ -1,7 +1,5 @@
 """Charts as inline SVG, drawn by hand: no network, no script, a few kilobytes each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +111,6 @@ def _mark(kind: str, x: float, y: float, color: str, title: str) -> str:
 
 
 def _ticks(top: float) -> list[float]:
-    """Four to eight round steps from zero."""
     raw = top / 5
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= raw)

@@ -1,45 +1,21 @@
 """The end of a run: the scaling table, the verdicts, what was covered, where the record lies."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import TypeAlias
 
 from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.points import shown_against, tabled
 from harness.analysis.ladder import LadderRow, in_table, ladder_rows
 from harness.base.numbers import duration, rate, si
-from harness.interface.report import fabric, recovery, timeline
+from harness.interface.report import fabric, recovery, text, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 from harness.spec import Form, metrics
-
-_COLUMNS = (
-    Column(header="case", keep=100, left=True),
-    Column(header="ranks", keep=99),
-    Column(header="samples/s", keep=58),
-    Column(header="tok/s", keep=6),
-    Column(header="per rank", keep=20),
-    Column(header="ms/step", keep=30),
-    Column(header="speedup", keep=60),
-    Column(header="efficiency [95%]", keep=90, left=True),
-    Column(header="p95", keep=62),
-    Column(header="worst", keep=72),
-    Column(header="v wrapped", keep=15),
-    Column(header="n", keep=10),
-    Column(header="detects", keep=8),
-    Column(header="serial", keep=4),
-    Column(header="MB sent", keep=9),
-    Column(header="of form", keep=7),
-    Column(header="peak MB", keep=3),
-    Column(header="TFLOP/s", keep=2),
-    Column(header="MFU", keep=1),
-    Column(header="bound", keep=80),
-    Column(header="verdict", keep=98, left=True),
-)
 
 
 def header(run: RunRecord) -> str:
@@ -65,30 +41,22 @@ def interval(value: float | None, low: float | None, high: float | None) -> str:
 
 def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     """Every rung against plain, worst ladder first; stand-ins apart."""
-    found = run.verdicts
-    real: list[list[str]] = []
-    stand_in: list[list[str]] = []
-    ranked = sorted(
-        run.plans,
-        key=lambda p: min((SEVERITY.index(v.status) for v in found if v.plan == p.hash), default=9),
-    )
-    for plan in ranked:
-        rows = [_row(one) for one in ladder_rows(run, plan)]
-        if not rows:
+    real, stand_in = list[Named](), list[Named]()
+    worst = {p.hash: min((SEVERITY.index(v.status) for v in run.verdicts if v.plan == p.hash),
+             default=9) for p in run.plans}  # fmt: skip
+    for plan in sorted(run.plans, key=lambda p: worst[p.hash]):
+        rungs = ladder_rows(run, plan)
+        if not rungs:
             continue
-        case = plan.arms[-1].case
-        names = [case.family, *(f"  +{extra}" for extra in case.extras.split("+")[1:])]
+        names = text.named(plan.arms[-1].case).split("\n")
         if (against := shown_against(plan)) != "plain":
             names.append(f"  v {against}")
-        rows += [[""] * len(_COLUMNS) for _ in range(len(names) - len(rows))]
-        for name, row in zip([*names, *[""] * len(rows)], rows, strict=False):
-            row[0] = name
-        first = plan.arms[0].case if plan.arms else None
-        (stand_in if first is not None and first.stand_in else real).extend(rows)
+        both = zip_longest(names, rungs, fillvalue=None)
+        (stand_in if plan.arms[0].case.stand_in else real).extend((n or "", r) for n, r in both)
     if not real and not stand_in:
         return []
     lines = table(_COLUMNS, [*real, *stand_in], width)
-    out = lines[: 1 + len(real)] if real else lines[:1]
+    out = lines[: 1 + len(real)]
     if stand_in:
         kinds = sorted({s for p in run.plans for a in p.arms for s in a.case.stand_in})
         out.append(f" -- stand-ins ({', '.join(kinds)}): never compared with hardware --")
@@ -96,33 +64,58 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     return out
 
 
-def _row(one: LadderRow) -> list[str]:
-    row, point, judged = one.row, one.point, one.verdict
-    several = row.case.world_size > 1
-    bound = judged.bound if judged else ""
-    return [
-        "",
-        row.case.world,
-        rate(point.throughput),
-        "" if row.tokens_per_s is None else rate(row.tokens_per_s),
-        rate(point.throughput / row.case.world_size),
-        "n/a" if row.step_s is None else f"{row.step_s * 1e3:.1f}",
-        f"{point.speedup:.2f}x",
-        interval(point.efficiency, point.efficiency_low, point.efficiency_high),
-        "n/a" if point.p95 is None else f"{point.p95:.3f}",
-        f"{point.worst:.3f}",
-        "" if one.wrapped is None else f"{one.wrapped:.3f}",
-        str(point.n),
-        "" if judged is None or judged.mde is None else f"{judged.mde * 100:.1f}%",
-        "" if point.karp_flatt is None else f"{point.karp_flatt:.3f}",
-        f"{row.sent_bytes / 1e6:.2f}" if row.sent_bytes is not None else "n/a" if several else "",
-        "" if row.sent_of_form is None else f"{row.sent_of_form:.3f}",
-        "n/a" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
-        "" if row.flops is None else f"{row.flops / 1e12:.3g}",
-        "n/a" if row.mfu is None else f"{row.mfu:.2f}",
-        f"{bound} *" if bound and not one.shown else bound,
-        str(judged.status) if judged else "",
-    ]
+#: A line of the scaling table: a name, and a rung unless the name has more lines than rungs.
+Named: TypeAlias = tuple[str, LadderRow | None]
+
+
+def _column(
+    header: str, keep: int, cell: Callable[[LadderRow], str], left: bool = False
+) -> Column[Named]:
+    return Column(header, keep, lambda line: "" if line[1] is None else cell(line[1]), left)
+
+
+def _told(value: float | None, form: str, scale: float = 1.0, none: str = "") -> str:
+    return none if value is None else format(value * scale, form)
+
+
+def _sent(one: LadderRow) -> str:
+    several = one.row.case.world_size > 1
+    return _told(one.row.sent_bytes, ".2f", 1e-6, "n/a" if several else "")
+
+
+def _efficiency(one: LadderRow) -> str:
+    p = one.point
+    return interval(p.efficiency, p.efficiency_low, p.efficiency_high)
+
+
+def _bound(one: LadderRow) -> str:
+    bound = one.verdict.bound if one.verdict else ""
+    return f"{bound} *" if bound and not one.shown else bound
+
+
+_COLUMNS = (
+    Column[Named]("case", 100, lambda line: line[0], left=True),
+    _column("ranks", 99, lambda r: r.row.case.world),
+    _column("samples/s", 58, lambda r: rate(r.point.throughput)),
+    _column("tok/s", 6, lambda r: "" if r.row.tokens_per_s is None else rate(r.row.tokens_per_s)),
+    _column("per rank", 20, lambda r: rate(r.point.throughput / r.row.case.world_size)),
+    _column("ms/step", 30, lambda r: _told(r.row.step_s, ".1f", 1e3, "n/a")),
+    _column("speedup", 60, lambda r: f"{r.point.speedup:.2f}x"),
+    _column("efficiency [95%]", 90, _efficiency, left=True),
+    _column("p95", 62, lambda r: _told(r.point.p95, ".3f", none="n/a")),
+    _column("worst", 72, lambda r: f"{r.point.worst:.3f}"),
+    _column("v wrapped", 15, lambda r: _told(r.wrapped, ".3f")),
+    _column("n", 10, lambda r: str(r.point.n)),
+    _column("detects", 8, lambda r: _told(r.verdict.mde if r.verdict else None, ".1%")),
+    _column("serial", 4, lambda r: _told(r.point.karp_flatt, ".3f")),
+    _column("MB sent", 9, _sent),
+    _column("of form", 7, lambda r: _told(r.row.sent_of_form, ".3f")),
+    _column("peak MB", 3, lambda r: _told(r.row.peak_bytes, ".0f", 1e-6, "n/a")),
+    _column("TFLOP/s", 2, lambda r: _told(r.row.flops, ".3g", 1e-12)),
+    _column("MFU", 1, lambda r: _told(r.row.mfu, ".2f", none="n/a")),
+    _column("bound", 80, _bound),
+    _column("verdict", 98, lambda r: str(r.verdict.status) if r.verdict else "", left=True),
+)
 
 
 def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> list[str]:
@@ -155,8 +148,8 @@ def verdict_line(v: Verdict, width: int) -> list[str]:
     name = f" ({v.rule})" if v.rule else ""
     why = "" if v.reason is Reason.MET else f": {v.detail}"
     versus = "" if metric.form in (Form.ABSOLUTE, Form.GATE) else f" v {v.against}"
-    text = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}{why}"
-    return wrap(text, width, 15)
+    told = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}{why}"
+    return wrap(told, width, 15)
 
 
 def counts(run: RunRecord) -> list[str]:
@@ -188,13 +181,13 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     wall = sum(x.wall_s for x in timed)
     launch = (wall - _stepping_s(timed)) / len(timed)
     training = _stepping_s([*timed, *pilots, *profiles]) + sum(x.wall_s for x in gates)
-    text = (
+    told = (
         f" cost     {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
         f" to start and end), {len(pilots)} pilots, {len(gates)} gates,"
         f" {len(profiles)} profiles;"
         f" {1 - training / run.elapsed_s:.0%} of {duration(run.elapsed_s)} is the harness"
     )
-    return wrap(text, width, 10)
+    return wrap(told, width, 10)
 
 
 def _stepping_s(launches: Sequence[LaunchRecord]) -> float:

@@ -1,17 +1,19 @@
 """Plain text for terminals: columns that drop rather than truncate, colour that is never alone."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import TextIO
+from typing import Generic, TextIO, TypeVar
 
 from harness.record import Status
+from harness.spec import CaseSpec
+
+Row = TypeVar("Row")
 
 _COLORS = {
     Status.PASS: "32",
@@ -23,31 +25,42 @@ _COLORS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """One column. The one with the lowest ``keep`` goes first when the table is too wide."""
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """A column: its header, and a row's cell. The lowest ``keep`` goes first from a wide table."""
 
     header: str
     keep: int
+    cell: Callable[[Row], str]
     left: bool = False
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Aligned rows under a header; columns are dropped until the widest row fits ``width``."""
+def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[str]:
+    """Aligned rows under a header; columns are dropped until the widest row fits ``width``.
+
+    A cell of several lines goes on below, where the other cells of its row are empty.
+    """
+    cells = [[c.header for c in columns]]
+    for row in rows:
+        told = [c.cell(row).split("\n") for c in columns]
+        cells += map(list, zip_longest(*told, fillvalue=""))
     kept = list(range(len(columns)))
     while True:
-        widths = {i: max(len(columns[i].header), *(len(r[i]) for r in rows)) for i in kept}
+        widths = {i: max(len(line[i]) for line in cells) for i in kept}
         if sum(widths.values()) + 2 * len(kept) <= width or len(kept) <= 2:
             break
         kept.remove(min(kept, key=lambda i: columns[i].keep))
+    left = {i for i in kept if columns[i].left}
     lines = []
-    for cells in ([c.header for c in columns], *rows):
-        parts = [
-            cells[i].ljust(widths[i]) if columns[i].left else cells[i].rjust(widths[i])
-            for i in kept
-        ]
+    for line in cells:
+        parts = (line[i].ljust(widths[i]) if i in left else line[i].rjust(widths[i]) for i in kept)
         lines.append((" " + "  ".join(parts)).rstrip())
     return lines
+
+
+def named(case: CaseSpec) -> str:
+    """A case's family, and a line for each thing in which it differs from the default."""
+    return "\n  +".join([case.family, *case.extras.split("+")[1:]])
 
 
 def rule(title: str, width: int, fill: str = "-") -> str:

@@ -1,16 +1,16 @@
 """Budgets for people: one row a rung, what was lost, whom it waited for, what to try."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice
 from harness.analysis.timeline.tallies import Range
+from harness.interface.report import text
 from harness.interface.report.text import Column, rule, table, wrap
-from harness.record import Budget, RunRecord, Term
+from harness.record import Budget, RankBudget, RunRecord, Term
 from harness.record.budget import EXPOSED
 
 #: The terms in the words of a column.
@@ -108,32 +108,32 @@ def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:
 def _table(found: Sequence[Rung], width: int) -> list[str]:
     shown = [t for t in TERMS if any(_ms(r, t) for r in found)]
     columns = [
-        Column(header="case", keep=100, left=True),
-        Column(header="ranks", keep=99),
-        Column(header="ideal", keep=90),
-        Column(header="step", keep=98),
-        Column(header="lost", keep=97),
-        *(Column(header=TERMS[t] + ("*" if t in _EXPOSED else ""), keep=80) for t in shown),
-        Column(header="of N", keep=60),
-        Column(header="profiled", keep=50),
+        Column[Rung]("case", 100, lambda r: text.named(r.arm.case), left=True),
+        Column("ranks", 99, lambda r: r.arm.case.world),
+        Column("ideal", 90, lambda r: f"{float(r.losses.ideal_ns) / 1e6:.1f}"),
+        Column("step", 98, lambda r: f"{float(r.losses.step_ns) / 1e6:.1f}"),
+        Column("lost", 97, lambda r: f"{float(r.losses.step_ns - r.losses.ideal_ns) / 1e6:.1f}"),
+        *(Column(_head(t), 80, partial(_cell, term=t)) for t in shown),
+        Column(
+            "of N",
+            60,
+            lambda r: f"{float(r.losses.ranks - r.losses.speedup):.2f} of {r.losses.ranks}",
+        ),
+        Column("profiled", 50, lambda r: f"{r.perturbation:.2f}x"),
     ]
-    rows = []
-    for r in found:
-        names = [r.arm.case.family, *(f"  +{e}" for e in r.arm.case.extras.split("+")[1:])]
-        rows.append(
-            [
-                names[0],
-                r.arm.case.world,
-                f"{float(r.losses.ideal_ns) / 1e6:.1f}",
-                f"{float(r.losses.step_ns) / 1e6:.1f}",
-                f"{float(r.losses.step_ns - r.losses.ideal_ns) / 1e6:.1f}",
-                *(f"{_ms(r, t):.1f}" for t in shown),
-                f"{float(r.losses.ranks - r.losses.speedup):.2f} of {r.losses.ranks}",
-                f"{r.perturbation:.2f}x",
-            ]
-        )
-        rows += [[n, *[""] * (len(columns) - 1)] for n in names[1:]]
-    return table(columns, rows, width)
+    return table(columns, found, width)
+
+
+def _head(term: Term) -> str:
+    return TERMS[term] + ("*" if term in _EXPOSED else "")
+
+
+def _cell(r: Rung, term: Term) -> str:
+    return f"{_ms(r, term):.1f}"
+
+
+def _mean_ns(r: RankBudget, term: Term) -> float:
+    return r.mean_ns(term)
 
 
 def _ms(r: Rung, term: Term) -> float:
@@ -148,24 +148,25 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     num = len(budget.ranks)
     head = f" {title}: {num} rank{'s' if num > 1 else ''}, {steps} of {budget.step_ns / 1e6:.2f} ms"
     out = wrap(f"{head}, {budget.device}{clocks}", width, 1)
+    every = {"all comm": budget.comm_share} | {
+        _head(t): budget.mean_ns(t) / budget.step_ns for t in shown
+    }
+
+    def share(name: str, rank: Callable[[RankBudget], float]) -> Column[RankBudget | None]:
+        """Of each rank in ms a step; of all of them as a share, in the last row."""
+        return Column(
+            name, 70 if name == "all comm" else 80,
+            lambda r: f"{every[name]:.1%}" if r is None else f"{rank(r) / 1e6:.2f}",
+        )  # fmt: skip
+
+    steps_ns = budget.steps
     columns = [
-        Column(header="rank", keep=100),
-        Column(header="ms/step", keep=99),
-        *(Column(header=TERMS[t] + ("*" if t in _EXPOSED else ""), keep=80) for t in shown),
-        Column(header="all comm", keep=70),
+        Column[RankBudget | None]("rank", 100, lambda r: "all" if r is None else str(r.rank)),
+        Column("ms/step", 99, lambda r: f"{sum(r.step_ns) / steps_ns / 1e6:.2f}" if r else ""),
+        *(share(_head(t), partial(_mean_ns, term=t)) for t in shown),
+        share("all comm", lambda r: sum(r.comm_ns) / steps_ns),
     ]
-    rows = [
-        [
-            str(r.rank),
-            f"{sum(r.step_ns) / budget.steps / 1e6:.2f}",
-            *(f"{r.mean_ns(t) / 1e6:.2f}" for t in shown),
-            f"{sum(r.comm_ns) / budget.steps / 1e6:.2f}",
-        ]
-        for r in budget.ranks
-    ]
-    shares = [f"{budget.mean_ns(t) / budget.step_ns:.1%}" for t in shown]
-    rows.append(["all", "", *shares, f"{budget.comm_share:.1%}"])
-    out += table(columns, rows, width)
+    out += table(columns, [*budget.ranks, None], width)
     if num > 1:
         out += wrap(
             f" pop      load balance {budget.load_balance:.3f} x communication efficiency"
@@ -184,26 +185,19 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     if budget.operators:
         top = ", ".join(f"{o.name} {o.self_ns / 1e6:.2f} ms" for o in budget.operators[:4])
         out += wrap(f" longest  {top}", width, 10)
-    for text in budget.unsure:
-        out += wrap(f" unsure   {text}", width, 10)
+    for why in budget.unsure:
+        out += wrap(f" unsure   {why}", width, 10)
     return out
 
 
 def range_lines(found: Sequence[Range], width: int) -> list[str]:
     """The named ranges as a table."""
     columns = [
-        Column(header="range", keep=100, left=True),
-        Column(header="category", keep=90, left=True),
-        Column(header="count", keep=95),
-        Column(header="total ms", keep=99),
-        Column(header="mean ms", keep=80),
-        Column(header="longest ms", keep=70),
+        Column[Range]("range", 100, lambda r: r.name, left=True),
+        Column("category", 90, lambda r: r.category, left=True),
+        Column("count", 95, lambda r: str(r.count)),
+        Column("total ms", 99, lambda r: f"{r.total_ns / 1e6:.2f}"),
+        Column("mean ms", 80, lambda r: f"{r.mean_ns / 1e6:.3f}"),
+        Column("longest ms", 70, lambda r: f"{r.longest_ns / 1e6:.3f}"),
     ]
-    rows = [
-        [
-            r.name, r.category, str(r.count), f"{r.total_ns / 1e6:.2f}", f"{r.mean_ns / 1e6:.3f}",
-            f"{r.longest_ns / 1e6:.3f}",
-        ]
-        for r in found
-    ]  # fmt: skip
-    return table(columns, rows, width)
+    return table(columns, found, width)

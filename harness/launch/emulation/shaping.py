@@ -4,8 +4,6 @@ Rates are token buckets of the kernel (``tc``). It has no delay everywhere, so a
 goes through our own switch (``switch``), which then sees to the rates as well.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Opens a TUN device in the network namespace of each process and says ``ready``. 
 sender at the rate of its link, travels, and arrives at the rate of the receiver's link.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import heapq

@@ -197,7 +197,6 @@ class EmulatedJob(Job):
         self._shaped = (links, hosts)
 
     def _start_switch(self, links: Links) -> None:
-        """Have all ways lead through it."""
         nodes = range(len(links.own))
         plan = dict(
             pids=[self._holders[f"node{i}"].pid for i in nodes],

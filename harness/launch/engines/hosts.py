@@ -1,7 +1,5 @@
 """Nodes without a scheduler: a list of hosts, reached over ssh or by one line to run on each."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

@@ -1,7 +1,5 @@
 """One machine: an agent that has torch in memory forks fresh ranks, a launch costs 0.1 s."""
 
-from __future__ import annotations
-
 from harness.launch.children import InheritingJob, agent_command
 from harness.launch.engine import Capabilities, Command, Deployment
 

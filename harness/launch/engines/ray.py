@@ -162,7 +162,6 @@ class Actors(Job):
 
 
 def _options(bundle: Mapping[str, float]) -> dict[str, Json]:
-    """A bundle as an actor's own requirements."""
     own = {k: v for k, v in bundle.items() if k not in ("CPU", "GPU")}
     return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": own}
 

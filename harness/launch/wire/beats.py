@@ -1,7 +1,5 @@
 """Heartbeats: each rank's phase, step and time in a small shared file that anyone may read."""
 
-from __future__ import annotations
-
 import mmap
 import struct
 import time

@@ -12,8 +12,6 @@ up. Until a peer has proven itself, 64 bytes of it are read and none is interpre
     either way           length, HMAC(key, direction + number + body), body
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

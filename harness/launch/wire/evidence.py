@@ -1,7 +1,5 @@
 """What a rank leaves behind, and what can be seen of it from outside while it still lives."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Orphans: what processes of ours leave behind comes to us, and is ended by us."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """The shipped JSON Schema; ``python -m harness.record.schema`` writes it again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which network interface ranks talk over: the one that has this node's address."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

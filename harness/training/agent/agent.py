@@ -9,8 +9,6 @@ It answers ``describe`` and ``launch`` (see ``wire.messages``). When the other e
 leaves, and every process that its ranks have started goes with it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

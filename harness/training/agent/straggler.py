@@ -1,7 +1,5 @@
 """A rank that is slow on purpose: a share of a core by quota, or by stopping and continuing it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The ranks of one launch on this node, from fork to the last end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

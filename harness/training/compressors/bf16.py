@@ -1,7 +1,5 @@
 """All-reduce in bf16: half the bytes, no error feedback."""
 
-from __future__ import annotations
-
 import torch
 
 from harness.training.hooks import cast

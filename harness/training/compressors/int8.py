@@ -1,7 +1,5 @@
 """Block-wise int8 in two phases: all-to-all, sum in fp32, encode again, all-gather."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Negative control: masks to top-k, then sends dense. Must be caught by its bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

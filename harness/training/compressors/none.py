@@ -1,7 +1,5 @@
 """No compression through the hook: must equal DDP to the bit."""
 
-from __future__ import annotations
-
 import torch
 
 from harness.training.hooks import cast

@@ -1,7 +1,5 @@
 """PowerSGD: rank-r factors of each matrix with warm start and error feedback."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Top-k by magnitude with error feedback: values and int32 indices, all-gathered."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

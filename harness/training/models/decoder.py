@@ -1,7 +1,5 @@
 """Decoder-only transformer: GPT-2 and Llama shapes from nano to 8B, every strategy's workload."""
 
-from __future__ import annotations
-
 import functools
 from collections import OrderedDict
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Wide MLP: few FLOPs per gradient byte, bound by communication."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 

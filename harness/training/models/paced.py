@@ -6,8 +6,6 @@ efficiency that ``plant`` states for the world size ("2:0.95,4:0.9"), and a seed
 the source of truth that checks the whole instrument.
 """
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Residual CNN with group norm (batch norm has no single-device twin), bound by compute."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 

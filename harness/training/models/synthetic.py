@@ -1,7 +1,5 @@
 """Given FLOPs and given gradient bytes: sweeps the ratio of compute to communication."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 

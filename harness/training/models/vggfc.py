@@ -1,7 +1,5 @@
 """VGG-like: a small convolutional trunk and big fully connected layers, bound by communication."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ A pong stamped t1 was made between the ping's start t0 and the pong's arrival t2
 t1 - t2 <= clock(rank) - clock(0) <= t1 - t0. The tightest of many bounds counts (Cristian, 1989).
 """
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """Which collective a rank is at: torch's flight recorder, written down when something breaks."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import json

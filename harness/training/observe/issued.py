@@ -1,7 +1,5 @@
 """Collectives that were really issued, from torch's flight recorder, for any backend."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

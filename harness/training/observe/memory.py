@@ -3,8 +3,6 @@
 A forked rank inherits the agent's high-water mark, so it is reset first and counted from there.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

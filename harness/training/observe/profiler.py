@@ -1,7 +1,5 @@
 """The profiled part of a window: torch.profiler over its last steps, our spans beside it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

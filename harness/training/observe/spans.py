@@ -5,8 +5,6 @@ while a profiler runs, and a row in our own log while one is kept. Without any o
 about a microsecond.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Iterable

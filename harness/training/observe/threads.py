@@ -4,8 +4,6 @@
 a 64 KiB all-reduce on 2 cores takes a tenth of the time. Recorded in every launch.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Where all ranks of a world meet, outside of what is timed."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time
@@ -18,7 +16,6 @@ class Barrier:
         self._count = itertools.count()
 
     def __call__(self) -> None:
-        """Wait until every rank is here."""
         if not self._others:
             return
         if self._communicate:

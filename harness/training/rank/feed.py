@@ -1,7 +1,5 @@
 """Where a rank's batches come from: made before the window, or loaded in every step."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from harness.spec import Data

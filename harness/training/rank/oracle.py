@@ -4,8 +4,6 @@ It cuts the batch as the ranks (or micro-batches) do and adds gradients in that 
 for two shards, and for pipelines of any size, the result is equal to the bit on CPU.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

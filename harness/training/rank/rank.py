@@ -1,7 +1,5 @@
 """What one rank does in one launch, from its first line to its result. Any engine starts this."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

@@ -1,7 +1,5 @@
 """One rank in its launch: its place, device and process group, and what it leaves behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """What the ranks of a sweep talk over: gloo's interface, or what NCCL's own log says."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What torchrun starts as every rank: ``python -m harness.training.rank.under_torchrun SPEC``."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ No per-step barrier and no per-step device synchronisation: on CUDA each step re
 and the device is synchronised once at either end of the kept window.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

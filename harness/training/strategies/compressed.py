@@ -1,7 +1,5 @@
 """DDP whose gradients go through a compressor's communication hook."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

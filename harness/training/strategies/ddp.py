@@ -1,7 +1,5 @@
 """DDP: replicated model, bucketed all-reduce of gradients overlapped with backward."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -1,7 +1,5 @@
 """FSDP2: parameters, gradients and optimizer state sharded per block with fully_shard."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import Tensor, nn

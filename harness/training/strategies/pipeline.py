@@ -1,7 +1,5 @@
 """Pipeline: blocks cut into one stage per rank, micro-batches flow through (GPipe, 1F1B)."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """One device, no wrapper: the plain baseline."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from harness.record import Expected, ModelFacts

@@ -1,7 +1,5 @@
 """``baseline show | set | accept``: the expected values of a hardware class."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -103,24 +101,18 @@ def _show(place: Path) -> Answer:
             fix=f"scaleproof baseline set RUN --references {place}",
         )  # fmt: skip
     found = expected.load(path)
+    column = text.Column[Reference]
     columns = [
-        text.Column(header="case", keep=9, left=True),
-        text.Column(header="metric", keep=8, left=True),
-        text.Column(header="value", keep=7),
-        text.Column(header="accepts", keep=6, left=True),
-        text.Column(header="status", keep=5, left=True),
-        text.Column(header="n", keep=2),
-        text.Column(header="date", keep=3),
-        text.Column(header="source", keep=1, left=True),
+        column("case", 9, lambda r: r.case, left=True),
+        column("metric", 8, lambda r: _name(r).removeprefix(f"{r.case} "), left=True),
+        column("value", 7, lambda r: f"{r.value:.4g}"),
+        column("accepts", 6, _range, left=True),
+        column("status", 5, lambda r: r.status, left=True),
+        column("n", 2, lambda r: str(r.n or "")),
+        column("date", 3, lambda r: r.date),
+        column("source", 1, lambda r: r.source, left=True),
     ]
-    rows = [
-        [
-            r.case, r.metric + (f" v {r.baseline}" if r.baseline else ""), f"{r.value:.4g}",
-            _range(r), r.status, str(r.n or ""), r.date, r.source,
-        ]
-        for r in found
-    ]  # fmt: skip
     return Answer(
         document=to_doc(found),
-        lines=[*text.table(columns, rows, text.columns()), "", f" {path}"],
+        lines=[*text.table(columns, found, text.columns()), "", f" {path}"],
     )

@@ -1,7 +1,5 @@
 """``compare`` and ``compare-hardware``: two runs on the cases that both ran."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The whole run becomes one batch job: its program runs on the first node and star
 the allocation. What is known of a job lies in ``RESULTS/engine/NAME/job.json``.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -1,7 +1,5 @@
 """``doctor``: what on this machine would spoil a measurement."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 

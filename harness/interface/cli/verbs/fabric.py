@@ -1,7 +1,5 @@
 """``fabric``: how fast ranks exchange data, before anything is trained over it."""
 
-from __future__ import annotations
-
 import argparse
 
 from harness.base.errors import SpecError

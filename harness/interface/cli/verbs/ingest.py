@@ -1,7 +1,5 @@
 """``ingest``: runs into the asv history."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

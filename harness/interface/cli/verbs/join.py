@@ -1,7 +1,5 @@
 """``join``: be a node of a run that waits for its nodes."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """``list``: everything that a case can name."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``pairs``: which node or link is slower than the others."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -17,7 +15,6 @@ HELP = dict(pairs="which node or link is slower than the others: pairs of nodes 
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """Where to write what was found."""
     measuring.add_to(sub, cases=False)
     sub.add_argument(
         "--exclude", type=Path, metavar="FILE", help="write the nodes to leave out here"

@@ -1,11 +1,10 @@
 """``plan``: what would be launched, how long it will take, and what each case will need."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.analysis.judging import obstacles, pairs, verdicts
 from harness.base.documents import to_doc
@@ -15,8 +14,8 @@ from harness.host.machine import Machine
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
-from harness.record import Described
-from harness.spec import Plan, Threshold
+from harness.record import Described, Expected, ModelFacts
+from harness.spec import Arm, CaseSpec, Plan, Threshold
 from harness.spec.targets import plans_of
 
 #: Seconds that a launch costs beside its steps, and a step when nothing better is known.
@@ -87,50 +86,62 @@ def estimate_s(found: Outlook) -> float:
         if facts is None or expected is None:
             continue
         rate = 3e10 if arm.case.device == "cpu" else 2e14
-        step_s = facts.flops_per_sample * expected.global_batch / arm.case.world_size / rate
+        step_s = _flops(facts, expected, arm.case) / rate
         if facts.step_s is not None:
             step_s = facts.step_s * 1.2  # and what is communicated
         total += 2 * protocol.min_blocks * (LAUNCH_S + protocol.steps * max(step_s, 2e-3)) + GATE_S
     return total
 
 
+class Line(NamedTuple):
+    """An arm of the table; the ``last`` one of a plan says in what its case differs."""
+
+    arm: Arm
+    described: Described
+    rules: Sequence[str]
+    last: bool
+
+
+def _flops(facts: ModelFacts, expected: Expected, case: CaseSpec) -> float:
+    return facts.flops_per_sample * expected.global_batch / case.world_size
+
+
 def lines(found: Sequence[Outlook], machine: Machine) -> list[str]:
     """The table of ``plan``."""
+
+    def of(read: Callable[[ModelFacts, Expected, CaseSpec], str]) -> Callable[[Line], str]:
+        """A cell that is empty where a case has neither facts nor expectations."""
+
+        def cell(line: Line) -> str:
+            d, case = line.described, line.arm.case
+            return "" if d.facts is None or d.expected is None else read(d.facts, d.expected, case)
+
+        return cell
+
+    def rules(line: Line) -> str:
+        d = line.described
+        if d.facts is None or d.expected is None:
+            return f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
+        fits = obstacles.fits(d, line.arm.case, machine)
+        return ", ".join(line.rules) if fits else "SKIP: does not fit"
+
     columns = [
-        text.Column(header="case", keep=9, left=True),
-        text.Column(header="ranks", keep=9),
-        text.Column(header="params", keep=4),
-        text.Column(header="batch", keep=5),
-        text.Column(header="GFLOP/step", keep=3),
-        text.Column(header="memory", keep=6),
-        text.Column(header="sends/step", keep=7),
-        text.Column(header="rules", keep=8, left=True),
+        text.Column[Line](
+            "case", 9, lambda x: text.named(x.arm.case) if x.last else x.arm.case.family, left=True
+        ),
+        text.Column("ranks", 9, lambda x: x.arm.case.world),
+        text.Column("params", 4, of(lambda f, e, c: si(float(f.num_params)))),
+        text.Column("batch", 5, of(lambda f, e, c: str(e.global_batch))),
+        text.Column("GFLOP/step", 3, of(lambda f, e, c: f"{_flops(f, e, c) / 1e9:.3g}")),
+        text.Column("memory", 6, of(lambda f, e, c: si(float(e.memory_bytes), "B"))),
+        text.Column("sends/step", 7, of(lambda f, e, c: si(max(e.sent_bytes), "B"))),
+        text.Column("rules", 8, rules, left=True),
     ]
-    rows = []
-    for f in found:
-        for arm in f.plan.arms:
-            d = f.described[arm.case.hash]
-            if d.facts is None or d.expected is None:
-                skipped = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
-                rows.append([arm.case.family, arm.case.world, "", "", "", "", "", skipped])
-                continue
-            flops = d.facts.flops_per_sample * d.expected.global_batch / arm.case.world_size
-            rows.append(
-                [
-                    arm.case.family,
-                    arm.case.world,
-                    si(float(d.facts.num_params)),
-                    str(d.expected.global_batch),
-                    f"{flops / 1e9:.3g}",
-                    si(float(d.expected.memory_bytes), "B"),
-                    si(max(d.expected.sent_bytes), "B"),
-                    ", ".join(f.rules[arm.name])
-                    if obstacles.fits(d, arm.case, machine)
-                    else "SKIP: does not fit",
-                ]
-            )
-        extras = f.plan.arms[-1].case.extras.split("+")[1:] if f.plan.arms else []
-        rows += [[f"  +{extra}", *[""] * (len(columns) - 1)] for extra in extras]
+    rows = [
+        Line(a, f.described[a.case.hash], f.rules[a.name], a is f.plan.arms[-1])
+        for f in found
+        for a in f.plan.arms
+    ]
     launches = sum(f.num_launches for f in found)
     seconds = sum(estimate_s(f) for f in found)
     return [

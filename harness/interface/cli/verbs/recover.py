@@ -1,7 +1,5 @@
 """``recover``: break a training on purpose, and time how it goes on from its checkpoint."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace

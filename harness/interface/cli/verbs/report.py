@@ -1,7 +1,5 @@
 """``report``: the tables of a run, and its HTML page."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import shlex

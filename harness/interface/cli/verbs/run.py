@@ -1,7 +1,5 @@
 """``run``: measure and judge a case or a recipe, here and now, or from a queue."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from dataclasses import replace

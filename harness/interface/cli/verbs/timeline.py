@@ -1,7 +1,5 @@
 """The verb ``timeline``: the budget of any profiler's traces, or of a run's profiled launches."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence

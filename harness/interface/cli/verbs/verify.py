@@ -1,7 +1,5 @@
 """``verify``: every figure and verdict again, from the stored samples."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from pathlib import Path

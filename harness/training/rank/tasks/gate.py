@@ -6,8 +6,6 @@ reference: start, step-1 gradient, parameters after K steps of SGD and then Adam
 be equal to the bit, samples drawn once per epoch, bytes issued as the closed form says.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math
@@ -200,6 +198,10 @@ def _limit(name: str, value: float, limit: float, detail: str = "") -> Check:
     return Check(name=name, ok=value <= limit, value=value, limit=limit, detail=detail)
 
 
+def _counted(name: str, ok: bool, value: float, limit: float, detail: str = "") -> Check:
+    return Check(name=name, ok=ok, value=float(value), limit=float(limit), detail=detail)
+
+
 def _loss(name: str, loss: Tensor | None, wanted: float, ctx: RankContext, case: CaseSpec) -> Check:
     """The mean of the ranks' step-1 losses against the reference's."""
     values = [v for v in gather(None if loss is None else float(loss), ctx) if v is not None]
@@ -236,27 +238,15 @@ def _bytes(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Traffic) -
         seen = traffic.issued[operation].payload_bytes if operation in traffic.issued else 0
         ratio = f"{seen / want:.3f}x of the closed form" if want else "not in the closed form"
         checks.append(
-            Check(
-                name=f"bytes.{operation}",
-                ok=abs(seen - want) <= 0.005 * want + 64,
-                value=float(seen),
-                limit=want,
-                detail=ratio,
-            )
+            _counted(f"bytes.{operation}", abs(seen - want) <= 0.005 * want + 64, seen, want, ratio)
         )
     if case.backend == "gloo" and traffic.wire is None:
         checks.append(Check(name="bytes.sent", ok=True, detail="not counted: no TCP_INFO here"))
     elif case.backend == "gloo" and traffic.wire is not None:
         want, sent = expected.sent_bytes[ctx.rank], traffic.wire.sent_bytes
-        checks.append(
-            Check(
-                name="bytes.sent",
-                ok=0.995 * want <= sent <= 1.05 * want + WIRE_SLACK,
-                value=float(sent),
-                limit=want,
-                detail=_against(float(sent), want, expected),
-            )
-        )
+        right = 0.995 * want <= sent <= 1.05 * want + WIRE_SLACK
+        told = _against(float(sent), want, expected)
+        checks.append(_counted("bytes.sent", right, sent, want, told))
     return checks
 
 
@@ -283,11 +273,8 @@ def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
             tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         )
     digests = gather(digest.hexdigest(), ctx)
-    return Check(
-        name=name,
-        ok=len(set(digests)) == 1,
-        detail=f"{len(set(digests))} different of {len(digests)}",
-    )
+    unlike = len(set(digests))
+    return Check(name=name, ok=unlike == 1, detail=f"{unlike} different of {len(digests)}")
 
 
 def sampling(drawn: list[list[int]], ctx: RankContext) -> list[Check]:
@@ -301,12 +288,7 @@ def sampling(drawn: list[list[int]], ctx: RankContext) -> list[Check]:
     size = ctx.batching.global_batch * STEPS_PER_EPOCH
     once = all(sorted(epoch) == list(range(size)) for epoch in epochs)
     return [
-        Check(
-            name="samples_once_per_epoch",
-            ok=once,
-            value=float(len(set(epochs[0]))),
-            limit=float(size),
-        ),
+        _counted("samples_once_per_epoch", once, len(set(epochs[0])), size),
         Check(name="epochs_differ", ok=epochs[0] != epochs[1], detail="order of two epochs"),
     ]
 

@@ -1,7 +1,5 @@
 """Task ``sweep``: every collective at every size, checked and timed, in one launch."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Task ``timed``: train, and time every step; with a profiler where steps are to be traced."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

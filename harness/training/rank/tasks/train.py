@@ -1,7 +1,5 @@
 """Task ``train``: save a checkpoint, break on purpose, go on: how recovery is measured."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

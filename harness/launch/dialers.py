@@ -1,4 +1,8 @@
-"""Agents that dial in: the command that starts one, and a job made of processes on this machine."""
+"""Agents that dial in: the command that starts one, and a job made of processes on this machine.
+
+Agents listen to nobody: only the program that waits for them can be knocked at, and only until they
+are there.
+"""
 
 import os
 import shlex

@@ -32,6 +32,8 @@ def end_on_sigterm() -> None:
 class Session:
     """Owns the run, the bench that launches, and the progress that is shown.
 
+    A session of pytest is one record with several plans: baselines and machine facts are shared.
+
     As a context it warms up first, keeps what was measured until something broke, and closes.
     Measurer, Sweeper and Recoverer are peers: each is given the session, none knows another.
     """

@@ -26,7 +26,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Suspects:
     """What was measured, the limit under which a pair is slow, and what that comes to.
 
     ``nodes`` are slow with whomever they were paired; ``links`` are between nodes that are well.
@@ -38,7 +38,7 @@ class Finding:
     links: tuple[Pair, ...]
 
 
-def search(num_nodes: int, measure: Callable[[int, int], float]) -> Finding:
+def search(num_nodes: int, measure: Callable[[int, int], float]) -> Suspects:
     """Measure pairs of at least 3 nodes until every slow one is explained."""
     rates: dict[tuple[int, int], float] = {}
 
@@ -63,7 +63,7 @@ def search(num_nodes: int, measure: Callable[[int, int], float]) -> Finding:
     bad = tuple(n for n in range(num_nodes) if len(own := _of(n, rates)) > 1 and set(own) <= slow)
     found = tuple(Pair(a=a, b=b, bps=rate) for (a, b), rate in rates.items())
     links = tuple(p for p in found if p.bps < limit and not {p.a, p.b} & set(bad))
-    return Finding(pairs=found, limit_bps=limit, nodes=bad, links=links)
+    return Suspects(pairs=found, limit_bps=limit, nodes=bad, links=links)
 
 
 def _of(node: int, rates: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:

@@ -26,7 +26,8 @@ class Expected:
 
     ``sent_bytes`` is the closed form for the case's backend, one figure per rank.
     ``payload_bytes`` maps a collective to the input bytes that each rank issues in one step (one
-    figure per rank); ``largest_message`` is the largest single one.
+    figure per rank); bytes rather than counts, since the number of buckets is DDP's business.
+    ``largest_message`` is the largest single one.
     ``dense_bytes`` is what an uncompressed all-reduce would send, 0 where that is no measure.
     ``module``, ``schedule`` and ``placements`` must be what ran (placements () = not asserted).
     ``memory_bytes`` is what a rank will need, roughly. ``stages`` are the ranks that a sample

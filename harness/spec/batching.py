@@ -36,7 +36,8 @@ class Batching:
     def weight(self, shard: int) -> float:
         """What a shard's mean loss counts in the mean over shards, so that all samples count alike.
 
-        1.0 where all shards are of one size.
+        1.0 where all shards are of one size. DDP and FSDP average over ranks, which would make the
+        samples of small batches count more.
         """
         return self.micros[shard] * self.shards / sum(self.micros)
 

@@ -17,8 +17,8 @@ from harness.spec.heads import EngineFacts
 class Site:
     """Device, backend and the largest world that may be launched.
 
-    ``emulated``: several nodes that are all on this machine, a stand-in for a network. ``faults``
-    are those that the engine can plant, beside crash and hang.
+    ``emulated``: several nodes that are all on this machine, a stand-in whoever starts them.
+    ``faults`` are those that the engine can plant, beside crash and hang.
     """
 
     device: Device

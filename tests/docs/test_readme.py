@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -13,12 +14,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+EXTENDING = (ROOT / "docs" / "extending.md").read_text()
 COMMANDS = [
     line.split("  #")[0].strip()
-    for block in re.findall(r"```sh\n(.*?)```", README, re.S)
+    for block in re.findall(r"```sh\n(.*?)```", README + EXTENDING, re.S)
     for line in block.splitlines()
     if line.strip() and not line.startswith("#")
 ]
+COMMANDS = list(dict.fromkeys(COMMANDS))
 #: Commands that need hardware, a cluster, a browser or minutes of their own; the main job and the
 #: tests are run by tests/e2e and by CI itself.
 ELSEWHERE = (
@@ -31,7 +34,7 @@ ELSEWHERE = (
 )
 #: Half a minute each, and tests of their own.
 LONG = (
-    "scaleproof recover", "scaleproof pairs", "scaleproof run ddp", "scaleproof plan suites",
+    "scaleproof recover", "scaleproof pairs", "scaleproof run", "scaleproof plan suites",
     "python benchmarks/cost/launch.py",
 )  # fmt: skip
 
@@ -70,18 +73,22 @@ def test_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
     assert done.returncode in (0, 5, 10), done.stdout + done.stderr
 
 
-def test_user_files_of_the_readme_are_the_ones_in_examples() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+def test_user_files_of_the_docs_are_the_ones_in_examples() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", EXTENDING, re.S)
     shown = [b for b in blocks if b.startswith("# examples/")]
-    assert len(shown) == 2
+    assert len(shown) == 3
     for block in shown:
         first, _, code = block.partition("\n")
         assert code == (ROOT / first.removeprefix("# ")).read_text()
         assert len(code.splitlines()) <= 30
 
 
+def test_the_readme_is_read_in_one_go() -> None:
+    assert len(README.splitlines()) <= 200
+
+
 def test_the_tree_of_the_readme_exists() -> None:
-    tree = re.search(r"```text\n(.*?)```", README, re.S)
+    tree = re.search(r"```text\n(harness/.*?)```", README, re.S)
     assert tree
     names = [line.split()[0] for line in tree[1].splitlines() if line and not line.startswith(" ")]
     assert len(names) > 8
@@ -92,3 +99,21 @@ def test_the_tree_of_the_readme_exists() -> None:
 def test_every_tox_environment_is_in_the_readme() -> None:
     names = set(re.findall(r"^\[testenv:(\w+)\]", (ROOT / "tox.ini").read_text(), re.M))
     assert names == {n for n in names if f"`{n}`" in README}
+
+
+def test_the_functions_of_one_verdict_are_where_it_says() -> None:
+    page = (ROOT / "docs" / "one-verdict.md").read_text()
+    steps = re.findall(r"^\| \d+ \| `([\w.]+)` in `([\w/.]+)` \|", page, re.M)
+    assert len(steps) >= 12
+    for name, file in steps:
+        tree = ast.parse((ROOT / file).read_text())
+        found = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+        assert set(name.split(".")) <= found, f"{file} has no {name}"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    for file in re.findall(
+        r"`((?:harness|tests|suites|benchmarks|docs|scripts)/[\w/.-]+)`", page.read_text()
+    ):
+        assert (ROOT / file).exists(), f"{page.name} names {file}"

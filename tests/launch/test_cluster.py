@@ -190,7 +190,7 @@ def test_a_controller_that_does_not_answer_ends_no_job(
     (tmp_path / "sbatch").chmod(0o755)
     (command,) = slurm.build().plan(deployment("slurm", (8,)))
     command = replace(command, files={str(tmp_path / "job.sbatch"): ""})
-    batch = slurm.Batch(command, tmp_path)
+    batch = slurm.BatchJob(command, tmp_path)
     for script, state in [
         ("echo 'RUNNING|None'", State.RUNNING),
         ("echo 'Socket timed out on send/recv operation' >&2; exit 1", State.RUNNING),

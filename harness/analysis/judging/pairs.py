@@ -37,7 +37,10 @@ def timed(
 
 
 def purpose_of(metric: str) -> Purpose:
-    """Which launches a metric is read from."""
+    """Which launches a metric is read from: shares of a step pair profiled launches only.
+
+    Budgets say where a step's time goes, never how fast it is.
+    """
     return Purpose.PROFILE if metrics.metric(metric).profiled else Purpose.TIMED
 
 

@@ -18,7 +18,7 @@ from harness.base.numbers import rate, si
 from harness.host.machine import PEAK_TFLOPS
 from harness.interface.report import svg, timeline
 from harness.interface.report.coverage import coverage
-from harness.interface.report.svg import Series
+from harness.interface.report.svg import Curve
 from harness.record import Expected, LaunchRecord, Reason, RunRecord, ScalingPoint, Term, Verdict
 from harness.record.outcome import SEVERITY
 from harness.spec import Form, Plan, metrics
@@ -71,8 +71,8 @@ def _charts(run: RunRecord) -> list[dict[str, Any]]:
         grid = sorted(worlds)
         none: list[float | None] = [None] * len(grid)
         label = f"{mode} scaling" + (" · stand-in" if stand_in else "")
-        linear = Series(name="ideal", x=grid, y=grid, low=none, high=none)
-        flat = Series(name="ideal", x=grid, y=[1.0] * len(grid), low=none, high=none)
+        linear = Curve(name="ideal", x=grid, y=grid, low=none, high=none)
+        flat = Curve(name="ideal", x=grid, y=[1.0] * len(grid), low=none, high=none)
         out.append(
             {
                 "title": f"Speedup, {label}",
@@ -94,13 +94,13 @@ def _charts(run: RunRecord) -> list[dict[str, Any]]:
     return out
 
 
-def _series(name: str, xs: list[float], points: list[ScalingPoint], field: str) -> Series:
+def _series(name: str, xs: list[float], points: list[ScalingPoint], field: str) -> Curve:
     """One field of the points with its interval."""
 
     def column(suffix: str) -> list[Any]:
         return [getattr(p, field + suffix) for p in points]
 
-    return Series(name=name, x=xs, y=column(""), low=column("_low"), high=column("_high"))
+    return Curve(name=name, x=xs, y=column(""), low=column("_low"), high=column("_high"))
 
 
 #: Okabe and Ito again, and grey for what nobody does.

@@ -13,7 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 16, 16, 44
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class Curve:
     """One line with its interval band; ``low``/``high`` hold None where there is no interval."""
 
     name: str
@@ -42,11 +42,11 @@ class _Plane:
 
 
 def chart(
-    series: Sequence[Series],
+    series: Sequence[Curve],
     *,
     y_label: str,
     x_label: str,
-    ideal: Series | None = None,
+    ideal: Curve | None = None,
     y_max: float | None = None,
 ) -> str:
     """A line chart over world sizes on a log2 axis from zero."""
@@ -83,7 +83,7 @@ def _axes(plane: _Plane, x_label: str, y_label: str) -> Iterator[str]:
     yield f'<text class="label" transform="translate(14 {HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
 
 
-def _line(plane: _Plane, s: Series, color: str, mark: str) -> Iterator[str]:
+def _line(plane: _Plane, s: Curve, color: str, mark: str) -> Iterator[str]:
     """One series: its band of intervals, its line, its points."""
     ends = zip(s.x, s.low, s.high, strict=True)
     band = [(x, lo, hi) for x, lo, hi in ends if lo is not None and hi is not None]

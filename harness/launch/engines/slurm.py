@@ -114,11 +114,11 @@ class Slurm:
             ),
         )
 
-    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Processes | Batch:
+    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Processes | BatchJob:
         """Start the step, or submit the job."""
         if commands[0].argv[0] == "srun":
             return Processes(commands, deployment.folder)
-        return Batch(commands[0], deployment.folder)
+        return BatchJob(commands[0], deployment.folder)
 
     def leave(self, deployment: Deployment, command: Sequence[str]) -> str:
         """A batch job whose first node runs the command."""
@@ -137,7 +137,7 @@ class Slurm:
         cancel(job)
 
 
-class Batch(Job):
+class BatchJob(Job):
     """A job in the queue, then on its nodes."""
 
     def __init__(self, command: Command, folder: Path) -> None:

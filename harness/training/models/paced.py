@@ -38,7 +38,7 @@ class Wait(torch.autograd.Function):
         return grads[0], None, None
 
 
-class Layer(nn.Module):
+class PacedLayer(nn.Module):
     """y = x + x * mean(weight, 0): every gradient element depends on the rank's own data."""
 
     def __init__(self, rows: int, width: int, sample_s: float) -> None:
@@ -63,7 +63,7 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     rows = size["layer_kb"] * 1024 // 4 // size["width"]
     return nn.Sequential(
         OrderedDict(
-            (f"layer{i}", Layer(rows, size["width"], sample_s)) for i in range(size["layers"])
+            (f"layer{i}", PacedLayer(rows, size["width"], sample_s)) for i in range(size["layers"])
         )
     )
 

@@ -18,7 +18,7 @@ SIZES = {
 KNOBS = dict(mflop=10.0, grad_mb=4.0)
 
 
-class Layer(nn.Module):
+class SyntheticLayer(nn.Module):
     """``repeats`` products with one shared matrix, and ballast that only weighs on the wire."""
 
     def __init__(self, d: int, repeats: int, ballast: int) -> None:
@@ -45,7 +45,8 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     repeats, ballast = _shape(size)
     return nn.Sequential(
         OrderedDict(
-            (f"layer{i}", Layer(size["d"], repeats, ballast)) for i in range(size["layers"])
+            (f"layer{i}", SyntheticLayer(size["d"], repeats, ballast))
+            for i in range(size["layers"])
         )
     )
 

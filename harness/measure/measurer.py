@@ -7,7 +7,6 @@ measured once however often it is asked for; every block is written down before 
     -> a fresh set where a FAIL would be reported -> verdicts
 """
 
-import dataclasses
 import itertools
 import math
 import random
@@ -41,9 +40,9 @@ class Measurer:
         self._done: dict[str, tuple[Verdict, ...]] = {}
 
     @property
-    def waiting(self) -> int:
+    def waiting(self) -> list[Plan]:
         """Plans that are still to come."""
-        return sum(p.hash not in self._done for p in self.run.plans)
+        return [p for p in self.run.plans if p.hash not in self._done]
 
     def measure(self, plans: Sequence[Plan]) -> None:
         """Measure what is not measured yet; ``verdicts`` gives the answers.
@@ -67,13 +66,10 @@ class Measurer:
                 self._attempt([undecided], self._block)
             for stage in (self._profile, self._confirm):
                 self._attempt(new, stage)
-        except BaseException:
+            done = [plan for plan in new if plan.hash not in self._broken]
+            self._done |= {p.hash: tuple(verdicts.of_plan(self.run.bare(), p)) for p in done}
+        finally:  # also where it broke
             self.run.save(complete=False)
-            raise
-        for plan in new:
-            if plan.hash not in self._broken:
-                self._done[plan.hash] = tuple(verdicts.of_plan(self.run.bare(), plan))
-        self.run.save(complete=False)
 
     def broken(self, plan: Plan) -> ScaleproofError | None:
         """What kept a plan from being measured, if anything did."""
@@ -143,10 +139,7 @@ class Measurer:
         """Profiled launches: one for each arm's budget, a set for each share that is judged."""
         if not self._session.settings.timeline or not self._arms[plan.hash]:
             return
-        judged_ = verdicts.of_plan(self.run.bare(), plan)
-        names = {v.contrast for v in (unconfirmed(judged_) if attempt else judged_) if v.rule}
-        judged = [c for c in self.run.contrasts_of(plan) if c.name in names]
-        for arm, turn in profiling.missing(self.run.bare(), plan, judged, attempt):
+        for arm, turn in profiling.missing(self.run.bare(), plan, attempt):
             mean_s = mean_wall_s(self.run.launches).get(arm.case.hash, 0.0)
             if not self.run.in_time(2 * mean_s, self._budget_s):
                 self._progress.note(f"{plan.name}: no timeline, it is over the time budget")
@@ -224,7 +217,6 @@ class Measurer:
         self, plan: Plan, arm: Arm, purpose: Purpose, *,
         block: int = -1, turn: int = -1, attempt: int = 0,
     ) -> LaunchRecord:  # fmt: skip
-        """Launch, enter in the record, and keep whoever watches informed."""
         window = plan.profile if purpose is Purpose.PROFILE else plan.pilot
         if purpose is Purpose.TIMED:
             window = self.run.windows.get(plan.hash, {}).get(arm.name, plan.pilot)
@@ -232,13 +224,6 @@ class Measurer:
             plan=plan, arm=arm, purpose=purpose, window=window, block=block, turn=turn,
             attempt=attempt,
         )  # fmt: skip
-        run = self.run
-        left = [(p, self._arms.get(p.hash, p.arms)) for p in run.plans if p.hash not in self._done]
-        now = moment(order, run.launches, self._arms[plan.hash], left, run.elapsed_s)
-
-        def on_step(step: int) -> None:
-            self._progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))
-
-        described = run.described[arm.case.hash]
-        run.launches.append(self._session.bench.launch(order, run.folder, described, on_step))
-        return run.launches[-1]
+        left = [(p, self._arms.get(p.hash, p.arms)) for p in self.waiting]
+        now = moment(order, self.run.launches, self._arms[plan.hash], left, self.run.elapsed_s)
+        return self._session.launch(order, now)

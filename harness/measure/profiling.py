@@ -1,22 +1,23 @@
 """Which profiled launches a plan wants: one for each rung, more where a rule bounds a share."""
 
-from collections.abc import Collection
-
-from harness.analysis.judging import pairs
+from harness.analysis.judging import pairs, verdicts
+from harness.analysis.judging.verdicts import unconfirmed
 from harness.record import LaunchStatus, Purpose, RunRecord
-from harness.spec import Arm, Contrast, Plan, Role, metrics
+from harness.spec import Arm, Plan, Role, metrics
 
 
-def missing(
-    run: RunRecord, plan: Plan, judged: Collection[Contrast], attempt: int = 0
-) -> list[tuple[Arm, int]]:
-    """(arm, turn) of every profiled launch still to be made.
+def missing(run: RunRecord, plan: Plan, attempt: int = 0) -> list[tuple[Arm, int]]:
+    """(arm, turn) of every profiled launch still to be made; attempt 1 confirms a FAIL.
 
-    ``judged`` are contrasts that a rule looks at: a launch is the unit of replication here too, so
-    their subjects get as many as a contrast has pairs. A case that an earlier plan has profiled
-    is not profiled again for the sake of its budget alone.
+    A launch is the unit of replication here too: where a rule looks at a share, its subject gets as
+    many as a contrast has pairs. A case that an earlier plan has profiled is not profiled again for
+    the sake of its budget alone.
     """
-    subjects = {c.subject for c in judged if metrics.metric(c.metric).profiled}
+    judged = verdicts.of_plan(run, plan)
+    looked_at = {v.contrast for v in (unconfirmed(judged) if attempt else judged) if v.rule}
+    contrasts = pairs.judged_of(plan, run.thresholds, run.machine.hardware_class)
+    shares = (c for c in contrasts if metrics.metric(c.metric).profiled)
+    subjects = {c.subject for c in shares if c.name in looked_at}
     out = []
     for arm in plan.arms:
         if arm.role in (Role.ABLATION, Role.CONTROL):

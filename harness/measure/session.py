@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 from collections.abc import Sequence
@@ -12,10 +13,10 @@ from harness.host import admission
 from harness.host.admission import Level
 from harness.launch import cluster
 from harness.launch.engine import Where
-from harness.measure.bench import Bench
-from harness.measure.progress import Progress, waiting
+from harness.measure.bench import Bench, Order
+from harness.measure.progress import Moment, Progress, waiting
 from harness.measure.run import Run
-from harness.record import RunRecord
+from harness.record import LaunchRecord, RunRecord
 from harness.spec import CaseSpec, Catalogue, Settings, Threshold
 
 
@@ -115,6 +116,16 @@ class Session:
             self.ready()
             answers = self.bench.describe(unknown)
             self.run.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
+
+    def launch(self, order: Order, now: Moment) -> LaunchRecord:
+        """Launch, enter in the record, and keep whoever watches informed."""
+        run, described = self.run, self.run.described[order.arm.case.hash]
+
+        def on_step(step: int) -> None:
+            self.progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))
+
+        run.launches.append(self.bench.launch(order, run.folder, described, on_step))
+        return run.launches[-1]
 
     def save(self, *, complete: bool) -> RunRecord:
         return self.run.save(complete=complete)

@@ -308,7 +308,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     stopped = exitstatus == pytest.ExitCode.INTERRUPTED or scaling.interrupted
     try:
         if ours.run.plans or ours.run.recoveries:
-            whole = not stopped and measurer.waiting == 0
+            whole = not (stopped or measurer.waiting)
             scaling.record = ours.save(complete=whole)
     finally:
         ours.close()

@@ -65,6 +65,8 @@ def run(task: Train, rank: Rank) -> RankRestart:
     for step in range(first, task.steps):
         rank.beat(Phase.STEADY, step)
         if task.fault is not Fault.NONE and (ctx.rank, step) == (task.rank, task.fault_step):
+            if pending is not None:  # what is measured goes on from a whole checkpoint
+                pending.result()
             _break(task.fault, rank)
         loss = trainer.step(feed(step))
         losses.append(float("nan") if loss is None else float(loss))

@@ -179,7 +179,7 @@ def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[Case
     out: dict[str, tuple[CaseSpec, list[float]]] = {}
     for plan in run.plans:
         for arm in plan.arms:
-            found = [
+            values = [
                 value
                 for x in timed(run, plan)
                 if x.arm == arm.name
@@ -187,8 +187,8 @@ def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[Case
                 and (value := x.value(METRICS[metric])) is not None
                 and value > 0
             ]
-            if found:
-                out.setdefault(_key(arm.case, hardware), (arm.case, []))[1].extend(found)
+            if values:
+                out.setdefault(_key(arm.case, hardware), (arm.case, []))[1].extend(values)
     return out
 
 

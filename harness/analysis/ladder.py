@@ -70,12 +70,12 @@ class LadderRow:
 
 
 def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
-    own = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
-    steps: list[Steps] = [x.steps for x in own if x.steps]
-    sent, peaks = values_of(own, "sent_bytes"), values_of(own, "peak_bytes")
+    launches = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
+    steps: list[Steps] = [x.steps for x in launches if x.steps]
+    sent, peaks = values_of(launches, "sent_bytes"), values_of(launches, "peak_bytes")
     return ArmRow(
         arm=arm,
-        launches=tuple(own),
+        launches=tuple(launches),
         described=run.described.get(arm.case.hash),
         throughput=throughput(run, plan, arm.name),
         step_s=fmean(s.mean_s for s in steps) if steps else None,
@@ -94,12 +94,15 @@ def ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
     out = []
     for point in points(run, plan):
         arm = next(a for a in plan.arms if a.case.id == point.case)
-        own = [
+        verdicts = [
             v
             for v in run.verdicts
             if v.plan == plan.hash and v.case == point.case and metrics.metric(v.metric).scaling
         ]
-        judged = sorted((v for v in own if v.rule), key=lambda v: SEVERITY.index(v.status)) or own
+        judged = (
+            sorted((v for v in verdicts if v.rule), key=lambda v: SEVERITY.index(v.status))
+            or verdicts
+        )
         out.append(
             LadderRow(
                 row=arm_row(run, plan, arm),

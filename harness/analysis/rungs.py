@@ -35,27 +35,27 @@ def rungs(run: RunRecord) -> list[Rung]:
     out = []
     for plan in run.plans:
         against = shown_against(plan)
-        found = [c for c in tabled(plan) if c.against == against and len(c.baseline) == 1]
-        for c in sorted(found, key=lambda c: -plan.arm(c.subject).case.world_size)[:1]:
+        contrasts = [c for c in tabled(plan) if c.against == against and len(c.baseline) == 1]
+        for c in sorted(contrasts, key=lambda c: -plan.arm(c.subject).case.world_size)[:1]:
             arm, base = plan.arm(c.subject), plan.arm(c.baseline[0])
-            own, other = budgets(run, arm.case), budgets(run, base.case)
-            if not own or not other or arm.case.hash == base.case.hash:
+            profiled, other = budgets(run, arm.case), budgets(run, base.case)
+            if not profiled or not other or arm.case.hash == base.case.hash:
                 continue
-            assert own[0].budget is not None and other[0].budget is not None
+            assert profiled[0].budget is not None and other[0].budget is not None
             ranks = Fraction(arm.case.world_size, base.case.world_size)
             expected, alone = (run.described[a.case.hash].expected for a in (arm, base))
             assert expected is not None and alone is not None
             work = Fraction(expected.global_batch, alone.global_batch) / ranks
-            changed = [x.perturbation for x in (*own, *other) if x.perturbation is not None]
+            changed = [x.perturbation for x in (*profiled, *other) if x.perturbation is not None]
             out.append(
                 Rung(
                     plan=plan,
                     arm=arm,
                     expected=expected,
                     against=base.case.id,
-                    launch=own[0],
-                    budget=own[0].budget,
-                    losses=losses(other[0].budget, own[0].budget, ranks=int(ranks), work=work),
+                    launch=profiled[0],
+                    budget=profiled[0].budget,
+                    losses=losses(other[0].budget, profiled[0].budget, ranks=int(ranks), work=work),
                     perturbation=max(changed, default=1.0) if len(changed) < 3 else median(changed),
                 )
             )

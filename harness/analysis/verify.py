@@ -40,19 +40,19 @@ def verify(run: RunRecord, folder: Path) -> Verification:
     counted = [
         x for x in run.launches if x.purpose is not Purpose.GATE and x.status is LaunchStatus.OK
     ]
-    found = [_launch(run, folder, launch) for launch in counted]
-    differences = [text for one in found for text in one.differences]
+    checked = [_launch(run, folder, launch) for launch in counted]
+    differences = [text for one in checked for text in one.differences]
     if not differences:
         differences = _windows(run, folder)
     again = verdicts.verdicts(run) if run.schema >= JUDGED_SINCE else ()
     if run.schema >= JUDGED_SINCE:
         differences += _verdicts(run, again)
     return Verification(
-        num_launches=len(found),
-        num_samples=sum(one.num_samples for one in found),
+        num_launches=len(checked),
+        num_samples=sum(one.num_samples for one in checked),
         num_verdicts=len(again),
         differences=tuple(differences),
-        num_traceless=sum(one.traceless for one in found),
+        num_traceless=sum(one.traceless for one in checked),
     )
 
 
@@ -91,8 +91,8 @@ def _launch(run: RunRecord, folder: Path, launch: LaunchRecord) -> _Launch:
             differences += _budget(launch, folder, plan.profile.profiled, talks(case, expected))
         if not same(figures.perturbation(samples, plan.profile), launch.perturbation):
             differences.append(f"{launch.launch}: perturbation differs")
-    for rank, own in zip(launch.ranks, samples, strict=True):
-        if not same(figures.window_s(own, cut), rank.window_s):
+    for rank, rank_samples in zip(launch.ranks, samples, strict=True):
+        if not same(figures.window_s(rank_samples, cut), rank.window_s):
             differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
     return _Launch(num_samples=len(samples), differences=tuple(differences), traceless=traceless)
 

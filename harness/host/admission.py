@@ -113,24 +113,24 @@ def memory() -> Finding:
     return Finding(check="memory", level=Level.OK, text=text)
 
 
-def gpus(found: Sequence[nvml.Gpu]) -> list[Finding]:
+def gpus(devices: Sequence[nvml.Gpu]) -> list[Finding]:
     """Foreign processes, power caps, throttling and unequal clocks of the visible devices."""
-    if not found:
+    if not devices:
         return []
-    out = [finding for g in found for finding in _gpu(g)]
+    out = [finding for g in devices for finding in _gpu(g)]
     for window in nvml.summarise([nvml.poll()]):
         if slowed := [r for r in window.throttle if r != "sw_power_cap"]:
             advice = "nvidia-smi -q -d PERFORMANCE; check cooling and power"
             out.append(_bad("gpus", f"GPU {window.index} is slowed: {', '.join(slowed)}", advice))
-    names = sorted({g.name for g in found})
-    clocks = [g.max_clock_mhz for g in found if g.max_clock_mhz]
+    names = sorted({g.name for g in devices})
+    clocks = [g.max_clock_mhz for g in devices if g.max_clock_mhz]
     if len(names) == 1 and clocks and min(clocks) < (1 - CLOCK_SPREAD) * max(clocks):
         text = f"clocks are set from {min(clocks)} to {max(clocks)} MHz on equal GPUs"
         out.append(_bad("gpus", text, "nvidia-smi --reset-applications-clocks"))
     if len(names) > 1:
         text, advice = f"unequal: {' + '.join(names)}", "use baseline sum_of_devices"
         out.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
-    usual = f"{len(found)}x {names[0]}, driver {nvml.driver()}"
+    usual = f"{len(devices)}x {names[0]}, driver {nvml.driver()}"
     return out or [Finding(check="gpus", level=Level.OK, text=usual)]
 
 

@@ -21,8 +21,8 @@ def changes_speed(name: str) -> bool:
 
 def recorded() -> dict[str, str]:
     """The variables that a record keeps: never the whole environment, never a secret."""
-    found = sorted(os.environ.items())
-    return {k: v for k, v in found if _RECORDED.match(k) and not _SECRET.search(k)}
+    variables = sorted(os.environ.items())
+    return {k: v for k, v in variables if _RECORDED.match(k) and not _SECRET.search(k)}
 
 
 def of_backends(*backends: str) -> dict[str, str]:
@@ -31,8 +31,8 @@ def of_backends(*backends: str) -> dict[str, str]:
     Of NCCL and gloo if none is named.
     """
     prefixes = tuple(f"{backend.upper()}_" for backend in backends or _BACKENDS)
-    found = sorted(os.environ.items())
-    return {k: v for k, v in found if k.startswith(prefixes) and changes_speed(k)}
+    variables = sorted(os.environ.items())
+    return {k: v for k, v in variables if k.startswith(prefixes) and changes_speed(k)}
 
 
 def names_interface(name: str) -> bool:

@@ -105,7 +105,7 @@ def _visible(nvml: Any) -> list[tuple[int, Any]]:
         if token.isdigit():
             match = [(i, h) for i, h in known if i == int(token)]
         else:
-            match = [found for uuid, found in uuids.items() if uuid.startswith(token)]
+            match = [device for uuid, device in uuids.items() if uuid.startswith(token)]
             if not match and token.startswith("MIG-"):
                 match = [
                     (i, h) for i, h in known if any(_text(u) == token for u in _mig_uuids(nvml, h))
@@ -127,11 +127,11 @@ def gpus() -> tuple[Gpu, ...]:
     with _nvml() as nvml:
         if nvml is None:
             return ()
-        found = []
+        devices = []
         for index, handle in _visible(nvml):
             memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
             mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
-            found.append(
+            devices.append(
                 Gpu(
                     index=index,
                     name=_text(_ask(nvml, "nvmlDeviceGetName", handle)),
@@ -155,7 +155,7 @@ def gpus() -> tuple[Gpu, ...]:
                     ),
                 )
             )
-        return tuple(found)
+        return tuple(devices)
 
 
 def _watts(milliwatts: int | None) -> int | None:
@@ -210,10 +210,10 @@ def poll() -> list[dict[str, Json]]:
 
 def _field(nvml: Any, handle: Any, field: int) -> int | None:
     """One field value of a device; None where it is not supported."""
-    found = _ask(nvml, "nvmlDeviceGetFieldValues", handle, [field])
-    if not found or found[0].nvmlReturn != 0:
+    values = _ask(nvml, "nvmlDeviceGetFieldValues", handle, [field])
+    if not values or values[0].nvmlReturn != 0:
         return None
-    return int(found[0].value.ullVal)
+    return int(values[0].value.ullVal)
 
 
 def summarise(polls: Sequence[Sequence[dict[str, Json]]]) -> tuple[GpuWindow, ...]:

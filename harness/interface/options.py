@@ -130,10 +130,10 @@ def thresholds(
     ``expected`` names references of this machine's hardware class, which become rules as well.
     """
     if file is not None:
-        found = list(load_thresholds(Path(file)))
+        rules = list(load_thresholds(Path(file)))
     else:
         paths = [p / "thresholds.toml" for p in dict.fromkeys(beside)]
-        found = [rule for path in paths if path.is_file() for rule in load_thresholds(path)]
+        rules = [rule for path in paths if path.is_file() for rule in load_thresholds(path)]
     if expected is not None:
-        found += references.rules(Path(expected), machine.detect().hardware_class)
-    return tuple(found)
+        rules += references.rules(Path(expected), machine.detect().hardware_class)
+    return tuple(rules)

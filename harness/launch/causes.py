@@ -60,16 +60,16 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
             or _silent(by_order)
             or _noticed(by_order)
         )
-    found = next(e for e in ends if e.rank == suspect.rank)
+    culprit = next(e for e in ends if e.rank == suspect.rank)
     return Cause(
-        rank=found.rank,
+        rank=culprit.rank,
         kind=suspect.kind,
         message=suspect.message,
-        phase=found.phase,
-        step=found.step,
+        phase=culprit.phase,
+        step=culprit.step,
         sure=suspect.sure,
-        victims=tuple(e.rank for e in failed if e.rank != found.rank),
-        node=found.node,
+        victims=tuple(e.rank for e in failed if e.rank != culprit.rank),
+        node=culprit.node,
     )
 
 
@@ -146,8 +146,8 @@ def _asleep(failed: Sequence[RankEnd]) -> Suspect | None:
     elsewhere = [e for e in silent if not waits_in_torch(e.stack)]
     if len(elsewhere) != 1 or len(failed) < 2:
         return None
-    found = _silent(elsewhere)
-    return found and replace(found, sure=elsewhere[0].state != "R")
+    suspect = _silent(elsewhere)
+    return suspect and replace(suspect, sure=elsewhere[0].state != "R")
 
 
 def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
@@ -158,14 +158,17 @@ def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
     working = {e.rank for e in failed if _at_work(e)}
     if (told := _told_by_torch(failed)) is not None:
         return replace(told, sure=told.sure and told.rank not in working)
-    found = divergence(_flights(failed))
-    if found is None:
+    parting = divergence(_flights(failed))
+    if parting is None:
         return None
-    slow = found.behind & working
-    if slow and not found.usual:
+    slow = parting.behind & working
+    if slow and not parting.usual:
         return None
     return Suspect(
-        rank=min(found.odd), kind="collective", message=str(found), sure=found.sure and not slow
+        rank=min(parting.odd),
+        kind="collective",
+        message=str(parting),
+        sure=parting.sure and not slow,
     )
 
 
@@ -225,32 +228,32 @@ def _silent(failed: Sequence[RankEnd]) -> Suspect | None:
     )
     if not silent:
         return None
-    found = silent[0]
-    message = f"silent for {found.silent_s:.0f} s"
-    if frame := innermost(found.stack):
+    suspect = silent[0]
+    message = f"silent for {suspect.silent_s:.0f} s"
+    if frame := innermost(suspect.stack):
         message += f" in {frame[0]}, line {frame[1]}"
-    sure = len(silent) == 1 and found.state != "R"
-    return Suspect(rank=found.rank, kind="hang", message=message, sure=sure)
+    sure = len(silent) == 1 and suspect.state != "R"
+    return Suspect(rank=suspect.rank, kind="hang", message=message, sure=sure)
 
 
 def _late(failed: Sequence[RankEnd]) -> Suspect | None:
     """Where all did the same, and one did it so late that others had given up."""
-    found = latest(_flights(failed))
-    if found is None:
+    late = latest(_flights(failed))
+    if late is None:
         return None
-    text = f"came {found.by_s:.1f} s after the first to collective {found.number}, {found.what}"
-    return Suspect(rank=found.rank, kind="late", message=text, sure=False)
+    text = f"came {late.by_s:.1f} s after the first to collective {late.number}, {late.what}"
+    return Suspect(rank=late.rank, kind="late", message=text, sure=False)
 
 
 def _noticed(failed: Sequence[RankEnd]) -> Suspect:
     """Nothing but ranks that only noticed: the first of them, and no certainty."""
-    found = failed[0]
+    first = failed[0]
     said = "ended without a word"
-    if found.error is not None:
-        said = f"{found.error.type}: {found.error.message.splitlines()[0]}"
-    elif found.signal is not None:
-        said = f"signal {found.signal} ({signal.Signals(found.signal).name})"
-    return Suspect(rank=found.rank, kind="peer", message=said, sure=False)
+    if first.error is not None:
+        said = f"{first.error.type}: {first.error.message.splitlines()[0]}"
+    elif first.signal is not None:
+        said = f"signal {first.signal} ({signal.Signals(first.signal).name})"
+    return Suspect(rank=first.rank, kind="peer", message=said, sure=False)
 
 
 def innermost(stack: str) -> tuple[str, int] | None:

@@ -62,5 +62,5 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
 
 
 def _line(problems: Problems, pattern: str) -> int:
-    found = (i for i, line in enumerate(problems.lines, 1) if re.match(rf"\s*{pattern}", line))
-    return next(found, 0)
+    numbers = (i for i, line in enumerate(problems.lines, 1) if re.match(rf"\s*{pattern}", line))
+    return next(numbers, 0)

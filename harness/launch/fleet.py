@@ -45,8 +45,8 @@ class Fleet:
         if self._job is None:
             self._job, self._listener = self._begin()
             self._polled_at = 0.0
-            found = self._job.channels()
-            self._links = [Link(node=node, channel=found[node]) for node in sorted(found)]
+            channels = self._job.channels()
+            self._links = [Link(node=node, channel=channels[node]) for node in sorted(channels)]
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -189,12 +189,12 @@ class Fleet:
             for link, message, _ in self._receive():
                 if "reached" in message:
                     answers[link.node] = message["reached"]
-        found = []
+        unreached = []
         for i, link in enumerate(alive):
             seen = [a[i] for node, a in answers.items() if node != link.node]
             if seen and 2 * sum(seen) < len(seen) + (len(seen) == 1):
-                found.append(link.node)
-        return tuple(found)
+                unreached.append(link.node)
+        return tuple(unreached)
 
     def _receive(self, timeout_s: float = TICK_S) -> list[tuple[Link, Message, bytes]]:
         with selectors.DefaultSelector() as selector:

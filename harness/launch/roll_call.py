@@ -21,11 +21,11 @@ def agree(links: list[Link], where: Where) -> None:
 
 def _examine(link: Link, links: Sequence[Link], where: Where) -> None:
     """LaunchError if this agent does not fit the others, or what was asked for."""
-    first, own = links[0].about, link.about
+    first, about = links[0].about, link.about
     by_node = len(links) == len(where.nodes)  # else an agent for each rank
-    assert first is not None and own is not None
+    assert first is not None and about is not None
     for name in ("scaleproof", "torch"):
-        here, there = first.software.get(name), own.software.get(name)
+        here, there = first.software.get(name), about.software.get(name)
         if here != there:
             raise LaunchError(
                 f"{link.name} has {name} {there}, node 0 has {here}",
@@ -33,13 +33,13 @@ def _examine(link: Link, links: Sequence[Link], where: Where) -> None:
                 fix=f"pip install {name}=={here}   # there",
             )
     wanted = where.nodes[link.node] if by_node else 1
-    if where.device is Device.CUDA and own.machine.num_gpus < wanted:
+    if where.device is Device.CUDA and about.machine.num_gpus < wanted:
         raise LaunchError(
-            f"{link.name} has {own.machine.num_gpus} GPUs, {wanted} are wanted",
+            f"{link.name} has {about.machine.num_gpus} GPUs, {wanted} are wanted",
             expected="CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes",
             fix="nvidia-smi -L   # there",
         )
-    same = [x for x in links[: link.node] if x.about and x.about.machine == own.machine]
+    same = [x for x in links[: link.node] if x.about and x.about.machine == about.machine]
     if same and by_node:
         if not where.settings.get("one_machine"):
             raise LaunchError(
@@ -48,7 +48,7 @@ def _examine(link: Link, links: Sequence[Link], where: Where) -> None:
                 " then all of it is labelled emulated",
                 fix="edit the cluster file",
             )
-    host = own.door.host
+    host = about.door.host
     one_machine = where.settings.get("one_machine")
     if len(where.nodes) > 1 and _is_loopback(host) and not one_machine:
         raise LaunchError(

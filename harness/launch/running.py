@@ -127,7 +127,7 @@ class Running:
 
     def ends(self) -> tuple[RankEnd, ...]:
         """Every rank's end, by rank; ``order`` over all nodes."""
-        found = [end for node in self._ended.values() for end in node]
-        by_time = {e.rank: i for i, e in enumerate(sorted(found, key=lambda e: e.ended_s))}
-        ordered = (dataclasses.replace(e, order=by_time[e.rank]) for e in found)
+        rank_ends = [end for node in self._ended.values() for end in node]
+        by_time = {e.rank: i for i, e in enumerate(sorted(rank_ends, key=lambda e: e.ended_s))}
+        ordered = (dataclasses.replace(e, order=by_time[e.rank]) for e in rank_ends)
         return tuple(sorted(ordered, key=lambda e: e.rank))

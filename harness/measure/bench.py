@@ -111,16 +111,16 @@ class Bench:
         of every collective; that launch counts for nothing else.
         """
         with files.told(folder):
-            found = self._launch(order, folder, described, on_step)
-        if found.cause is not None:
+            record = self._launch(order, folder, described, on_step)
+        if record.cause is not None:
             files.refuse_full(folder)
-        if found.cause is None or found.cause.sure or found.cause.kind == "node":
-            return found
+        if record.cause is None or record.cause.sure or record.cause.kind == "node":
+            return record
         again = self._launch(order, folder, described, on_step, detailed=True).cause
         if again is None or not again.sure or again.kind != "collective":
-            return found  # torch's own check can crash a rank: only what it says itself counts
+            return record  # torch's own check can crash a rank: only what it says itself counts
         message = f"{again.message} (seen when launched again with detailed debugging)"
-        return dataclasses.replace(found, cause=dataclasses.replace(again, message=message))
+        return dataclasses.replace(record, cause=dataclasses.replace(again, message=message))
 
     def sweep(
         self, case: CaseSpec, folder: Path, hosts: tuple[int, ...] = (), only: str = ""
@@ -139,10 +139,10 @@ class Bench:
         network = label(self.catalogue.network(case))
         knobs, shapes = case.knobs_of(self.engine.name, self.engine.knobs), self.engine.engine
         rate_mbit = knobs["rate_mbit"] if shapes.shapes_links else None
-        found = (from_doc(Row, r) for r in rows)
+        parsed = (from_doc(Row, r) for r in rows)
         return [
             dataclasses.replace(r, launch=self._count, network=network, link_mbit=rate_mbit)
-            for r in found
+            for r in parsed
         ]
 
     def train(
@@ -298,9 +298,9 @@ def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
     """Case hash -> what its launches took on average, timed ones if there are any."""
     out: dict[str, list[float]] = {}
     for purpose in (Purpose.PILOT, Purpose.TIMED):
-        found: dict[str, list[float]] = {}
+        by_case: dict[str, list[float]] = {}
         for x in launches:
             if x.purpose is purpose:
-                found.setdefault(x.case, []).append(x.wall_s)
-        out |= found
+                by_case.setdefault(x.case, []).append(x.wall_s)
+        out |= by_case
     return {case: fmean(walls) for case, walls in out.items()}

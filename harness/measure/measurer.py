@@ -85,7 +85,7 @@ class Measurer:
     def judged(self) -> tuple[Verdict, ...]:
         """Verdicts of what was measured apart, and of the plans that were measured to their end."""
         apart = verdicts.of_series(self.run.bare())
-        return (*apart, *(v for found in self._done.values() for v in found))
+        return (*apart, *(v for plan_verdicts in self._done.values() for v in plan_verdicts))
 
     def _attempt(self, plans: Sequence[Plan], stage: Callable[[Plan], None]) -> None:
         """One stage of plans; what breaks one is kept for whoever asks for its verdicts."""
@@ -129,10 +129,12 @@ class Measurer:
             if not self._arms[plan.hash] or plan.hash in self._broken or not room:
                 continue
             if self.run.in_time(self._block_s(plan), self._limit_s) and (
-                found := verdicts.undecided(self.run.bare(), plan)
+                undecided := verdicts.undecided(self.run.bare(), plan)
             ):
-                widths = [math.log(v.high / v.low) for v in found if v.low and v.high and v.low > 0]
-                ranked.append((len(found), max(widths, default=0.0), plan))
+                widths = [
+                    math.log(v.high / v.low) for v in undecided if v.low and v.high and v.low > 0
+                ]
+                ranked.append((len(undecided), max(widths, default=0.0), plan))
         return max(ranked, key=lambda r: r[:2])[2] if ranked else None
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:
@@ -154,8 +156,8 @@ class Measurer:
         self._profile(plan, attempt=1)
 
         def judged() -> list[Verdict]:
-            found = verdicts.of_plan(self.run.bare(), plan)
-            return [v for v in found if not metrics.metric(v.metric).profiled]
+            plan_verdicts = verdicts.of_plan(self.run.bare(), plan)
+            return [v for v in plan_verdicts if not metrics.metric(v.metric).profiled]
 
         failing = {v.contrast for v in unconfirmed(judged())}
         if not failing:

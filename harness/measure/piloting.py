@@ -25,6 +25,8 @@ def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> Iterator[tuple[Arm, in
 
 def freeze(run: Run, plans: Sequence[Plan]) -> None:
     so_far = run.bare(complete=False)
-    found = pilots.read(so_far, run.folder)
-    run.launch_sd = pilots.launch_sd(found)
-    run.windows |= {p.hash: pilots.windows(p, found) for p in plans if p.hash not in run.windows}
+    usable_pilots = pilots.read(so_far, run.folder)
+    run.launch_sd = pilots.launch_sd(usable_pilots)
+    run.windows |= {
+        p.hash: pilots.windows(p, usable_pilots) for p in plans if p.hash not in run.windows
+    }

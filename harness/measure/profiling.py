@@ -22,13 +22,15 @@ def missing(run: RunRecord, plan: Plan, attempt: int = 0) -> list[tuple[Arm, int
     for arm in plan.arms:
         if arm.role in (Role.ABLATION, Role.CONTROL):
             continue
-        own = [x for x in run.launches if x.purpose is Purpose.PROFILE and x.case == arm.case.hash]
-        if any(x.status is not LaunchStatus.OK for x in own):
+        profiled = [
+            x for x in run.launches if x.purpose is Purpose.PROFILE and x.case == arm.case.hash
+        ]
+        if any(x.status is not LaunchStatus.OK for x in profiled):
             continue
         wanted = 2 * plan.protocol.min_blocks if arm.name in subjects else 1 - attempt
         if arm.name in subjects:
-            own = [x for x in own if x.plan == plan.hash and x.attempt == attempt]
+            profiled = [x for x in profiled if x.plan == plan.hash and x.attempt == attempt]
         timed = [x for x in pairs.timed(run, plan) if x.arm == arm.name]
         if timed and all(x.usable for x in timed):
-            out += [(arm, turn) for turn in range(len(own), wanted)]
+            out += [(arm, turn) for turn in range(len(profiled), wanted)]
     return out

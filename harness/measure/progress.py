@@ -76,7 +76,7 @@ def moment(
     def timed(plan: Plan) -> list[LaunchRecord]:
         return [x for x in launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
 
-    own = timed(order.plan)
+    plan_launches = timed(order.plan)
     left = None
     if wall_s := mean_wall_s(launches):
         usual = sum(wall_s.values()) / len(wall_s)
@@ -86,14 +86,14 @@ def moment(
             missing = max(0, 2 * plan.protocol.min_blocks - turns)
             left += missing * sum(wall_s.get(a.case.hash, usual) for a in needed)
     last = ""
-    if own and (seen := own[-1].throughput) is not None:
+    if plan_launches and (seen := plan_launches[-1].throughput) is not None:
         last = f"{rate(seen)} samples/s"
     return Moment(
         plan=order.plan.name,
         arm=order.arm.case.id,
         purpose=order.purpose,
-        launch=len(own) + 1,
-        num_launches=max(2 * order.plan.protocol.min_blocks * len(arms), len(own) + 1),
+        launch=len(plan_launches) + 1,
+        num_launches=max(2 * order.plan.protocol.min_blocks * len(arms), len(plan_launches) + 1),
         step=0,
         num_steps=order.window.steps,
         elapsed_s=elapsed_s,

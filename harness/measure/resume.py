@@ -55,10 +55,14 @@ def carried_over(run: RunRecord) -> tuple[list[LaunchRecord], int]:
     """
     dropped = set()
     for plan in run.plans:
-        own = timed(run, plan, None)
-        sizes = Counter((x.attempt, x.block) for x in own)
-        arms = {attempt: len({x.arm for x in own if x.attempt == attempt}) for attempt in (0, 1)}
+        launches = timed(run, plan, None)
+        sizes = Counter((x.attempt, x.block) for x in launches)
+        arms = {
+            attempt: len({x.arm for x in launches if x.attempt == attempt}) for attempt in (0, 1)
+        }
         dropped |= {
-            x.launch for x in own if x.usable and sizes[x.attempt, x.block] != 2 * arms[x.attempt]
+            x.launch
+            for x in launches
+            if x.usable and sizes[x.attempt, x.block] != 2 * arms[x.attempt]
         }
     return [x for x in run.launches if x.launch not in dropped], len(dropped)

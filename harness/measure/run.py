@@ -68,7 +68,7 @@ class Run:
         self.name, self.started_at, self._before_s = old.run, old.started_at, old.elapsed_s
         self.described, self.notes = dict(old.described), list(old.notes)
         self.plans, self.thresholds = list(old.plans), old.thresholds
-        self.windows = {plan: dict(found) for plan, found in old.windows.items()}
+        self.windows = {plan: dict(windows) for plan, windows in old.windows.items()}
         self.admission, self.launch_sd = old.admission, old.launch_sd
         self.launches, self.fabric = list(old.launches), list(old.fabric)
         self.recoveries = list(old.recoveries)
@@ -99,7 +99,7 @@ class Run:
             thresholds=self.thresholds,
             notes=tuple(self.notes),
             elapsed_s=self.elapsed_s,
-            windows={plan: dict(found) for plan, found in self.windows.items()},
+            windows={plan: dict(windows) for plan, windows in self.windows.items()},
             nodes=self.nodes,
             fabric=tuple(self.fabric),
             recoveries=tuple(self.recoveries),

@@ -86,9 +86,9 @@ class Session:
             earlier = [f for f in self.run.admission if f.level is Level.BAD]
             now = admission.examine()
             self.run.admission = (*earlier, *now)
-            for found in now:
-                if found.level is not Level.OK:
-                    self.progress.note(f"{found.check}: {found.text} ({found.advice})")
+            for finding in now:
+                if finding.level is not Level.OK:
+                    self.progress.note(f"{finding.check}: {finding.text} ({finding.advice})")
         self.bench.worlds.start()
         self.meet()
 

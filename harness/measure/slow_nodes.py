@@ -60,10 +60,12 @@ def search(num_nodes: int, measure: Callable[[int, int], float]) -> Suspects:
             if partners and len(_of(node, rates)) < 2:
                 pair(node, partners[0])
     slow = {key for key, rate in rates.items() if rate < limit}
-    bad = tuple(n for n in range(num_nodes) if len(own := _of(n, rates)) > 1 and set(own) <= slow)
-    found = tuple(Pair(a=a, b=b, bps=rate) for (a, b), rate in rates.items())
-    links = tuple(p for p in found if p.bps < limit and not {p.a, p.b} & set(bad))
-    return Suspects(pairs=found, limit_bps=limit, nodes=bad, links=links)
+    bad = tuple(
+        n for n in range(num_nodes) if len(of_node := _of(n, rates)) > 1 and set(of_node) <= slow
+    )
+    pairs = tuple(Pair(a=a, b=b, bps=rate) for (a, b), rate in rates.items())
+    links = tuple(p for p in pairs if p.bps < limit and not {p.a, p.b} & set(bad))
+    return Suspects(pairs=pairs, limit_bps=limit, nodes=bad, links=links)
 
 
 def _of(node: int, rates: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:

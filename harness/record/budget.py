@@ -153,9 +153,9 @@ class Budget:
     @property
     def imbalance(self) -> float:
         """The busiest rank's compute over the mean rank's: 1 is balanced."""
-        found = [r.mean_ns(Term.COMPUTE) for r in self.ranks]
-        mean = sum(found) / len(found)
-        return max(found) / mean if mean else 1.0
+        compute_ns = [r.mean_ns(Term.COMPUTE) for r in self.ranks]
+        mean = sum(compute_ns) / len(compute_ns)
+        return max(compute_ns) / mean if mean else 1.0
 
     @property
     def load_balance(self) -> float:

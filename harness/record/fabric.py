@@ -81,8 +81,8 @@ def label(network: Sequence[tuple[str, Json]]) -> str:
 
 def shapes(nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """The worlds of a sweep: inside the largest node, across nodes one rank each, and all ranks."""
-    found = [(max(nodes),), (1,) * len(nodes), tuple(nodes)]
-    return tuple(dict.fromkeys(shape for shape in found if sum(shape) > 1))
+    worlds = [(max(nodes),), (1,) * len(nodes), tuple(nodes)]
+    return tuple(dict.fromkeys(shape for shape in worlds if sum(shape) > 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +127,11 @@ class Swept:
 
 def swept(rows: Sequence[Row], attempt: int | None = None) -> list[Swept]:
     """The rows by world, network and operation, in the order of the sweeps; None = all attempts."""
-    found: dict[tuple[tuple[int, ...], str, str], list[Row]] = {}
+    grouped: dict[tuple[tuple[int, ...], str, str], list[Row]] = {}
     for row in rows:
         if attempt in (None, row.attempt):
-            found.setdefault((row.nodes, row.network, row.operation), []).append(row)
+            grouped.setdefault((row.nodes, row.network, row.operation), []).append(row)
     return [
-        Swept(nodes=nodes, network=network, operation=operation, rows=tuple(own))
-        for (nodes, network, operation), own in found.items()
+        Swept(nodes=nodes, network=network, operation=operation, rows=tuple(group))
+        for (nodes, network, operation), group in grouped.items()
     ]

@@ -158,15 +158,15 @@ class LaunchRecord:
     def value(self, metric: Metric, *, tail: bool = False) -> float | None:
         """What this launch has of a metric, in SI units; None where it was not measured."""
         above, *below = ((metric.tail if tail else "") or metric.read).split("/")
-        found = [self._at(path) for path in (above, *below)]
-        if not below or None in found:
-            return found[0] if not below else None
-        top, bottom = found
+        values = [self._at(path) for path in (above, *below)]
+        if not below or None in values:
+            return values[0] if not below else None
+        top, bottom = values
         return top / bottom if top is not None and bottom else None
 
     def _at(self, path: str) -> float | None:
         """The value at the end of a path of attributes; None as soon as one of them is None."""
-        found: Any = self
+        value: Any = self
         for name in path.split("."):
-            found = None if found is None else getattr(found, name)
-        return found  # type: ignore[no-any-return]
+            value = None if value is None else getattr(value, name)
+        return value  # type: ignore[no-any-return]

@@ -120,8 +120,8 @@ class CaseSpec:
         out = {key: _text(doc[key]) for key in required}
         for f in fields(self)[len(required) :]:
             if f.name in ("knobs", "environment"):
-                own: Mapping[str, Json] = getattr(self, f.name) or {}
-                out.update({k: _text(v) for k, v in sorted(own.items())})
+                entries: Mapping[str, Json] = getattr(self, f.name) or {}
+                out.update({k: _text(v) for k, v in sorted(entries.items())})
             elif getattr(self, f.name) != f.default:
                 out[f.name] = _text(doc[f.name])
         return out

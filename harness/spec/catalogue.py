@@ -88,38 +88,38 @@ class Catalogue:
     @functools.cached_property
     def entries(self) -> Mapping[str, Mapping[str, Entry]]:
         """Kind -> name -> Entry. A user's file may not hide one of the package."""
-        found: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
+        by_kind: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
         for kind, known in _KINDS.items():
             for path in sorted((PACKAGE / known.folder).glob("*.py")):
-                self._add(found, path, kind)
+                self._add(by_kind, path, kind)
         for path in [
             f for p in (*_entry_point_folders(), *self.paths) for f in sorted(p.glob("*.py"))
         ]:
-            self._add(found, path, None)
+            self._add(by_kind, path, None)
         for folder_path in self._suites:
             for path in sorted(folder_path.glob("test_*.py")):
                 doc, _ = read_head(path)
-                found["suites"][path.stem.removeprefix("test_")] = Entry(
+                by_kind["suites"][path.stem.removeprefix("test_")] = Entry(
                     kind="suites", name=path.stem.removeprefix("test_"), path=path, doc=doc
                 )
-        return found
+        return by_kind
 
     @staticmethod
-    def _add(found: dict[str, dict[str, Entry]], path: Path, kind: str | None) -> None:
+    def _add(by_kind: dict[str, dict[str, Entry]], path: Path, kind: str | None) -> None:
         doc, head = read_head(path)
         for k, known in _KINDS.items():
             if known.mark in head and kind in (k, None):
-                if path.stem in found[k]:
+                if path.stem in by_kind[k]:
                     raise SpecError(
                         f"a {known.word} named {path.stem!r} exists already"
-                        f" ({found[k][path.stem].path})",
+                        f" ({by_kind[k][path.stem].path})",
                         where=str(path),
                         expected="a name of its own",
                         fix=f"mv {path} {path.with_stem('my_' + path.stem)}",
                     )
                 entry = Entry(kind=k, name=path.stem, path=path, doc=doc, head=head)
                 _ = k == "strategies" and entry.supports, k == "engines" and entry.engine
-                found[k][path.stem] = entry
+                by_kind[k][path.stem] = entry
 
     def get(self, kind: str, name: str) -> Entry:
         """The entry of that name, or a SpecError with the nearest names."""

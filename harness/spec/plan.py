@@ -93,9 +93,9 @@ class Plan:
 
     def arm(self, name: str) -> Arm:
         """The arm of that name; AssertionError if a recipe forgot it."""
-        found = [a for a in self.arms if a.name == name]
-        assert len(found) == 1, f"plan {self.name}: {len(found)} arms named {name!r}"
-        return found[0]
+        named = [a for a in self.arms if a.name == name]
+        assert len(named) == 1, f"plan {self.name}: {len(named)} arms named {name!r}"
+        return named[0]
 
     @property
     def pilot(self) -> Window:

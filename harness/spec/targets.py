@@ -111,15 +111,15 @@ def _recipes(path: Path, site: Site, function: str | None) -> list[Plan]:
 
 def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
     """A recipe's plans, or one clear error when it is something else."""
-    found = recipe(site) if callable(recipe) else None
-    if not isinstance(found, list | tuple) or not all(isinstance(p, Plan) for p in found):
+    plans = recipe(site) if callable(recipe) else None
+    if not isinstance(plans, list | tuple) or not all(isinstance(p, Plan) for p in plans):
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} is no recipe: it does not return plans",
             where=str(path),
             expected="a function of the site that returns a list of plans",
             fix="scaleproof list suites",
         )
-    return found
+    return plans
 
 
 def normalise(plan: Plan, known: Catalogue) -> Plan:

@@ -135,9 +135,9 @@ class Loaded:
 
 def load(files: Mapping[str, str]) -> Loaded:
     """Import the files of a case: the package's by module name, a user's by path."""
-    found = {kind: modules.load(name) for kind, name in files.items()}
+    loaded = {kind: modules.load(name) for kind, name in files.items()}
     return Loaded(
-        strategy=found["strategies"], model=found["models"], codec=found.get("compressors")
+        strategy=loaded["strategies"], model=loaded["models"], codec=loaded.get("compressors")
     )
 
 

@@ -48,18 +48,18 @@ def figures(run: RunRecord) -> dict[str, dict[str, list[float]]]:
     for plan in run.plans:
         efficiency = {p.case: p.efficiency for p in points(run, plan)}
         for arm in plan.arms:
-            own = [x for x in timed(run, plan) if x.arm == arm.name and x.usable]
-            if not own:
+            launches = [x for x in timed(run, plan) if x.arm == arm.name and x.usable]
+            if not launches:
                 continue
             case = arm.case.id
             out["records.track_step_time"].setdefault(case, []).extend(
-                x.steps.median_s for x in own if x.steps
+                x.steps.median_s for x in launches if x.steps
             )
             for name, metric in (
                 ("records.track_peak_memory", "peak_bytes"),
                 ("records.track_wire_bytes", "sent_bytes"),
             ):
-                values = values_of(own, metric)
+                values = values_of(launches, metric)
                 if values:
                     out[name].setdefault(case, []).extend(values)
             if case in efficiency and arm.case.world_size > 1:

@@ -19,8 +19,8 @@ def latest_run(results: Path) -> Path | None:
     if shown.returncode:
         return None
     run = json.loads(shown.stdout)["run"]
-    found = [*results.glob(f"runs/*/{run}/record.json"), *results.glob("samples/*/record.json")]
-    for path in found:
+    records = [*results.glob(f"runs/*/{run}/record.json"), *results.glob("samples/*/record.json")]
+    for path in records:
         if json.loads(path.read_text())["run"] == run:
             return path.parent
     return None

@@ -57,10 +57,10 @@ def open_ledger(path: Path) -> None:
 def append(path: Path, run: RunRecord) -> tuple[str, datetime.datetime]:
     """Commit a run's subject; the commit's hash and date. A run that is there already keeps it."""
     open_ledger(path)
-    found = _git(path, "log", BRANCH, "--format=%H", f"--grep=^run {run.run}$")
+    commits = _git(path, "log", BRANCH, "--format=%H", f"--grep=^run {run.run}$")
     when = datetime.datetime.fromisoformat(run.started_at)
-    if found:
-        return found.splitlines()[0], when
+    if commits:
+        return commits.splitlines()[0], when
     software = run.software
     nccl = next((v for k, v in software.items() if k.startswith("nvidia-nccl")), None)
     title = f"torch {software.get('torch', 'n/a')}" + (f" nccl {nccl}" if nccl else "")

@@ -22,18 +22,18 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
     form = metrics.metric(question.metric).form
     judged: Judged | None = None
     if question.obstacle is not None:
-        found = question.obstacle
+        conclusion = question.obstacle
     else:
         judged = judge(question.first, rule, form)
-        found = _survives(question, rule, run, judged)
-    found = _waived(found, rule, run)
+        conclusion = _survives(question, rule, run, judged)
+    conclusion = _waived(conclusion, rule, run)
     bare = Verdict(
         contrast=question.name, case=question.case, case_hash=question.case_hash,
         plan=question.plan, metric=question.metric, against=question.against,
         rule=rule.name if rule else None, bound=rule.bound if rule else "",
-        status=found.status, reason=found.reason, detail=found.detail,
+        status=conclusion.status, reason=conclusion.reason, detail=conclusion.detail,
         value=None, low=None, high=None, n=0, mde=None, pairs=(), launches=question.launches,
-        waived=found.reason is Reason.WAIVED,
+        waived=conclusion.reason is Reason.WAIVED,
     )  # fmt: skip
     if judged is None:
         return bare
@@ -52,7 +52,7 @@ def _survives(
     question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
 ) -> Conclusion:
     """What is left of the judge's answer after everything that it must survive."""
-    e, found = judged.estimate, Conclusion(judged.status, judged.reason, judged.detail)  # fmt: skip
+    e, conclusion = judged.estimate, Conclusion(judged.status, judged.reason, judged.detail)
     impossible = question.impossible
     if question.perfect is not None:
         share = (e.value if e.low is None else e.low) / question.perfect
@@ -60,15 +60,17 @@ def _survives(
             impossible = f"{share:.3g} of linear scaling is not possible: the baseline is wrong"
     if impossible:
         return Conclusion(Status.ERROR, Reason.IMPLAUSIBLE, impossible)
-    if rule is None or found.status not in (Status.PASS, Status.FAIL):
-        return found
+    if rule is None or conclusion.status not in (Status.PASS, Status.FAIL):
+        return conclusion
     if differing := fingerprint.differing(rule.fingerprint, run):
         why = f"the bound is of another setup: {'; '.join(differing)}"
         return Conclusion(Status.RECORDED, Reason.NOT_COMPARABLE, why)
     if (doubt := question.doubt) is not None:
-        why = f"{found.detail}, but {doubt.detail}"
+        why = f"{conclusion.detail}, but {doubt.detail}"
         return doubt._replace(detail=why)
-    return _confirmed(question, rule, run, judged) if found.status is Status.FAIL else found
+    return (
+        _confirmed(question, rule, run, judged) if conclusion.status is Status.FAIL else conclusion
+    )
 
 
 def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judged) -> Conclusion:
@@ -88,15 +90,15 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
     return Conclusion(status, reason, f"{first.detail}; {why}")
 
 
-def _waived(found: Conclusion, rule: Threshold | None, run: RunRecord) -> Conclusion:
+def _waived(conclusion: Conclusion, rule: Threshold | None, run: RunRecord) -> Conclusion:
     """What a waiver leaves of a verdict: an expected FAIL is waived, a PASS is unexpected."""
     today = datetime.date.fromisoformat(run.started_at[:10])
     if rule is None or rule.waiver is None or not rule.waived(today):
-        return found
-    if found.status is Status.FAIL:
-        told = f"{found.detail}; waived until {rule.waiver.expires}: {rule.waiver.reason}"
+        return conclusion
+    if conclusion.status is Status.FAIL:
+        told = f"{conclusion.detail}; waived until {rule.waiver.expires}: {rule.waiver.reason}"
         return Conclusion(Status.FAIL, Reason.WAIVED, told)
-    if found.status is Status.PASS:
+    if conclusion.status is Status.PASS:
         told = f"met, but a waiver says it fails ({rule.waiver.reason}): remove the waiver"
         return Conclusion(Status.FAIL, Reason.UNEXPECTED_PASS, told)
-    return found
+    return conclusion

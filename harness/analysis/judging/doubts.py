@@ -64,11 +64,11 @@ def _noise(launches: Sequence[LaunchRecord]) -> str:
 def _unsteady(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
     """Which launch, or which arm in all its launches, was not steady; empty if none."""
     for name in sorted({contrast.subject, *contrast.baseline}):
-        own = [x for x in timed(run, plan, None) if x.arm == name and x.steadiness]
-        windows = [x.steadiness for x in own if x.steadiness]
+        launches = [x for x in timed(run, plan, None) if x.arm == name and x.steadiness]
+        windows = [x.steadiness for x in launches if x.steadiness]
         if (odd := steadiness.outlier(windows)) is not None:
             drift = math.expm1(windows[odd].drift)
-            return f"{own[odd].launch} was not steady: {drift:+.1%} over it"
+            return f"{launches[odd].launch} was not steady: {drift:+.1%} over it"
         if steadiness.drifts(windows):
             drift = math.expm1(fmean(s.drift for s in windows))
             return f"{plan.arm(name).case.id} is not steady: {drift:+.1%} in every launch"
@@ -77,8 +77,8 @@ def _unsteady(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
 
 def _perturbed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
     """Why the profiler changed what it looked at too much for its shares to be judged, if so."""
-    own = timed(run, plan, None, Purpose.PROFILE)
-    factors = [x.perturbation for x in own if x.arm == contrast.subject and x.perturbation]
+    profiled = timed(run, plan, None, Purpose.PROFILE)
+    factors = [x.perturbation for x in profiled if x.arm == contrast.subject and x.perturbation]
     if not factors or median(factors) <= PERTURBED:
         return ""
     return (

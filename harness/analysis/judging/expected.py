@@ -91,7 +91,7 @@ def path_for(place: Path, hardware: str) -> Path:
 def load(path: Path) -> tuple[Reference, ...]:
     """Read a references file; ConfigError lists every mistake with its line."""
     tables, problems = read_tables(path, "reference")
-    found = []
+    references = []
     for table in tables:
         if not check_table(table, _KEYS, problems, "reference"):
             continue
@@ -109,12 +109,12 @@ def load(path: Path) -> tuple[Reference, ...]:
             problems.add(table.line, "a reference needs a side", "lower = -0.05")
         if v.get("lower", 0) > 0 or v.get("upper", 0) < 0:
             problems.add(table.line, "lower is at most 0 and upper at least 0, relative to value")
-        found.append(from_doc(Reference, {**v, "date": v["date"].isoformat()}))
-    keys = [r.key for r in found]
+        references.append(from_doc(Reference, {**v, "date": v["date"].isoformat()}))
+    keys = [r.key for r in references]
     for key in {k for k in keys if keys.count(k) > 1}:
         problems.add(0, f"two references for {key[0]} {key[1]}")
     problems.raise_any()
-    return tuple(found)
+    return tuple(references)
 
 
 def write(path: Path, references: Sequence[Reference]) -> None:
@@ -145,7 +145,7 @@ def measured(run: RunRecord, tolerance: float) -> list[Reference]:
             if case.stand_in or not values or metric.form is Form.GATE:
                 continue
             e = judge.estimate(values, metric.form)
-            found = Reference(
+            reference = Reference(
                 case=case.id,
                 metric=contrast.metric,
                 unit=metric.unit,
@@ -159,7 +159,7 @@ def measured(run: RunRecord, tolerance: float) -> list[Reference]:
                 n=e.n,
                 fingerprint=items,
             )
-            out.setdefault(found.key, found)
+            out.setdefault(reference.key, reference)
     return list(out.values())
 
 

@@ -21,9 +21,9 @@ def fingerprint(run: RunRecord) -> Mapping[str, str]:
     return out
 
 
-def as_items(found: Mapping[str, str]) -> tuple[str, ...]:
+def as_items(fields: Mapping[str, str]) -> tuple[str, ...]:
     """``key=value`` each, as a references file holds them."""
-    return tuple(f"{k}={v}" for k, v in sorted(found.items()))
+    return tuple(f"{k}={v}" for k, v in sorted(fields.items()))
 
 
 def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:

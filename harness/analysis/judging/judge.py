@@ -71,16 +71,20 @@ def estimate(values: Sequence[float], form: Form) -> Estimate:
     For SAVED the value is 1 - ratio, so low and high change places.
     """
     if form is Form.ABSOLUTE:
-        found = sequential.t_sequence(values, ALPHA)
-        relative = None if found.sd is None or not found.mean else found.sd / abs(found.mean)
-        return Estimate(value=found.mean, low=found.low, high=found.high, sd=relative, n=found.n)
-    found = sequential.t_sequence([math.log(v) for v in values], ALPHA)
-    low, high = (None if x is None else math.exp(x) for x in (found.low, found.high))
-    value = math.exp(found.mean)
+        interval = sequential.t_sequence(values, ALPHA)
+        relative = (
+            None if interval.sd is None or not interval.mean else interval.sd / abs(interval.mean)
+        )
+        return Estimate(
+            value=interval.mean, low=interval.low, high=interval.high, sd=relative, n=interval.n
+        )
+    interval = sequential.t_sequence([math.log(v) for v in values], ALPHA)
+    low, high = (None if x is None else math.exp(x) for x in (interval.low, interval.high))
+    value = math.exp(interval.mean)
     if form is Form.SAVED:
         low, high = (None if x is None else 1 - x for x in (high, low))
         value = 1 - value
-    return Estimate(value=value, low=low, high=high, sd=found.sd, n=found.n)
+    return Estimate(value=value, low=low, high=high, sd=interval.sd, n=interval.n)
 
 
 def judge(values: Sequence[float], rule: Threshold | None, form: Form) -> Judged:
@@ -123,8 +127,8 @@ def judge(values: Sequence[float], rule: Threshold | None, form: Form) -> Judged
             detail = f"{best:.4g} at best, bound {rule.bound}"
         below = rule.at_least is not None and e.value < rule.at_least
         # The mean of e-values is one; a maximum would not be.
-        found = judged(Status.FAIL, Reason.NOT_MET, detail, math.fsum(against) / len(against))
-        return replace(found, missed=End.LOW if below else End.HIGH)
+        failure = judged(Status.FAIL, Reason.NOT_MET, detail, math.fsum(against) / len(against))
+        return replace(failure, missed=End.LOW if below else End.HIGH)
     if not met:
         detail = f"interval spans {rule.bound} after {e.n} pairs"
         return judged(Status.INCONCLUSIVE, Reason.SPANS_BOUND, detail)

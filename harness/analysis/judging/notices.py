@@ -17,15 +17,19 @@ def findings(run: RunRecord) -> list[str]:
     out = []
     for plan in run.plans:
         for arm in plan.arms:
-            own = [x for x in timed(run, plan, None) if x.arm == arm.name and x.steps is not None]
-            slopes = [x.growth for x in own if x.growth and x.steps and x.steps.count >= LEAK_STEPS]
+            launches = [
+                x for x in timed(run, plan, None) if x.arm == arm.name and x.steps is not None
+            ]
+            slopes = [
+                x.growth for x in launches if x.growth and x.steps and x.steps.count >= LEAK_STEPS
+            ]
             grows = [g for g in slopes if g.low > LEAK_BYTES and g.steady >= 0.5]
-            if len(own) >= 2 and len(grows) == len(own):
+            if len(launches) >= 2 and len(grows) == len(launches):
                 rate = median([g.slope for g in grows])
                 out.append(
                     f"{arm.case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
                 )
-            if len({x.losses for x in own}) > 1:
+            if len({x.losses for x in launches}) > 1:
                 out.append(f"{arm.case.id}: not reproducible, losses differ between launches")
     gpus: dict[str, int] = {}
     for launch in run.launches:
@@ -56,13 +60,13 @@ def switched_off(run: RunRecord) -> list[str]:
 def shaped(run: RunRecord) -> list[str]:
     """Whether shaped links carry what they were set to: else nothing over them means much."""
     out = []
-    for found in swept(run.fabric):
-        if found.operation != "all_reduce" or set(found.nodes) != {1} or len(found.nodes) < 2:
+    for sweep in swept(run.fabric):
+        if sweep.operation != "all_reduce" or set(sweep.nodes) != {1} or len(sweep.nodes) < 2:
             continue
-        stated = found.rows[0].link_mbit
-        if stated is None or "slow_links" in found.network:
+        stated = sweep.rows[0].link_mbit
+        if stated is None or "slow_links" in sweep.network:
             continue
-        carried = median(list(found.bus_bps())) * 8 / 1e6
+        carried = median(list(sweep.bus_bps())) * 8 / 1e6
         off = carried / (stated * PAYLOAD_SHARE) - 1
         text = (
             f"emulated links of {stated:g} Mbit/s carry {carried:.4g} ({off:+.1%} of their payload)"

@@ -136,11 +136,11 @@ def rests_on(run: RunRecord, plan: Plan, contrast: Contrast) -> list[LaunchRecor
     names = {contrast.subject, *contrast.baseline}
     cases = {plan.arm(n).case.hash for n in names}
     pilots = [x for x in run.launches if x.purpose is Purpose.PILOT and x.case in cases]
-    own = timed(run, plan, None, purpose_of(contrast.metric))
-    return [*pilots, *(x for x in own if x.arm in names)]
+    launches = timed(run, plan, None, purpose_of(contrast.metric))
+    return [*pilots, *(x for x in launches if x.arm in names)]
 
 
 def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:
     """What these launches have of a metric; those that did not measure it are left out."""
-    found = (x.value(METRICS[metric]) for x in launches)
-    return [value for value in found if value is not None]
+    values = (x.value(METRICS[metric]) for x in launches)
+    return [value for value in values if value is not None]

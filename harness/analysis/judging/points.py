@@ -18,9 +18,9 @@ def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:
 
 def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """Geometric mean of an arm's throughput over its launches, samples/s."""
-    own = [x for x in timed(run, plan) if x.arm == arm]
-    rates = values_of(own, "throughput")
-    return geometric_mean(rates) if rates and all(x.usable for x in own) else None
+    launches = [x for x in timed(run, plan) if x.arm == arm]
+    rates = values_of(launches, "throughput")
+    return geometric_mean(rates) if rates and all(x.usable for x in launches) else None
 
 
 def tabled(plan: Plan) -> list[Contrast]:

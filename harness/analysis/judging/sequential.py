@@ -77,10 +77,10 @@ def smallest_detectable(sd: float | None, n: int, alpha: float, power: float = 0
 
     The sequence's half-width plus the power's share, as a relative change; None when too few.
     """
-    found = None if sd is None else radius(sd, n, alpha)
-    if sd is None or found is None:
+    half_width = None if sd is None else radius(sd, n, alpha)
+    if sd is None or half_width is None:
         return None
-    return math.expm1(found + t_quantile(power, n - 1) * sd / math.sqrt(n))
+    return math.expm1(half_width + t_quantile(power, n - 1) * sd / math.sqrt(n))
 
 
 def discoveries(evidence: Sequence[float], rate: float) -> frozenset[int]:

@@ -101,17 +101,17 @@ def _fabric(run: RunRecord) -> Iterator[Series]:
 def _recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
     """Trials by case, fault, way of saving and new world."""
     for name in dict.fromkeys(t.name for t in trials):
-        own = [t for t in trials if t.name == name]
+        named = [t for t in trials if t.name == name]
         wrong = ""
-        if not all(t.equal for t in own):
+        if not all(t.equal for t in named):
             wrong = "the resumed training does not match an uninterrupted one bit for bit"
-        elif not all(t.blamed == t.rank for t in own):
+        elif not all(t.blamed == t.rank for t in named):
             wrong = "another rank was named than the one that was broken"
 
-        def values(attempt: int, own: Sequence[Trial] = own) -> Values:
+        def values(attempt: int, named: Sequence[Trial] = named) -> Values:
             def each(read: Callable[[Trial], float | None]) -> tuple[float, ...]:
-                found = (read(t) for t in own if t.attempt == attempt)
-                return tuple(value for value in found if value is not None)
+                readings = (read(t) for t in named if t.attempt == attempt)
+                return tuple(value for value in readings if value is not None)
 
             return {
                 "recovery_s": each(lambda t: t.recovery_s),
@@ -121,8 +121,8 @@ def _recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
 
         yield Series(
             name=name,
-            family=own[0].case.partition("@")[0],
-            world_size=own[0].world,
+            family=named[0].case.partition("@")[0],
+            world_size=named[0].world,
             num_nodes=1,
             first=values(0),
             again=values(1),

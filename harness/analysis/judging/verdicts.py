@@ -96,8 +96,8 @@ def _perfect(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
 def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
     """Verdicts of a plan that more blocks could decide."""
     helped = (Reason.SPANS_BOUND, Reason.PAIRS_SPLIT, Reason.TOO_FEW_PAIRS)
-    found = of_plan(run, plan)
-    return [v for v in found if v.status is Status.INCONCLUSIVE and v.reason in helped]
+    judged = of_plan(run, plan)
+    return [v for v in judged if v.status is Status.INCONCLUSIVE and v.reason in helped]
 
 
 def unconfirmed(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -105,12 +105,14 @@ def unconfirmed(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return [v for v in verdicts if v.reason in (Reason.UNCONFIRMED, Reason.DISAGREE)]
 
 
-def together(found: Sequence[Verdict]) -> tuple[int, int]:
+def together(all_verdicts: Sequence[Verdict]) -> tuple[int, int]:
     """How many PASSes, and FAILs, hold together at a false discovery rate of 5 % (e-BH).
 
     Each verdict alone errs at most one time in twenty; with dozens of them some would.
     """
-    judged = [v for v in found if v.rule and v.value is not None and v.status is not Status.ERROR]
+    judged = [
+        v for v in all_verdicts if v.rule and v.value is not None and v.status is not Status.ERROR
+    ]
     out = []
     for status in (Status.PASS, Status.FAIL):
         evidence = [(v.evidence or 0.0) if v.status is status else 0.0 for v in judged]

@@ -59,8 +59,8 @@ def figures(
 
 def slowest(samples: Sequence[Samples], cut: int) -> list[float]:
     """Kept step times in s: an iteration takes what its slowest rank takes."""
-    found: list[float] = np.max(np.stack([s.step_s for s in samples]), axis=0)[cut:].tolist()
-    return found
+    step_times: list[float] = np.max(np.stack([s.step_s for s in samples]), axis=0)[cut:].tolist()
+    return step_times
 
 
 def foreign_load(ranks: Sequence[RankRecord]) -> float | None:
@@ -71,14 +71,14 @@ def foreign_load(ranks: Sequence[RankRecord]) -> float | None:
     """
     out = []
     for node in sorted({r.node for r in ranks}):
-        own = [r for r in ranks if r.node == node]
-        cores = {r.affinity: r for r in own}
+        on_node = [r for r in ranks if r.node == node]
+        cores = {r.affinity: r for r in on_node}
         union = {c for cpus in cores for c in cpus}
-        if len(union) != sum(map(len, cores)) or any(r.busy_s is None for r in own):
+        if len(union) != sum(map(len, cores)) or any(r.busy_s is None for r in on_node):
             return None
         busy = sum(r.busy_s or 0.0 for r in cores.values())
-        window = max(r.window_s for r in own)
-        used = sum(r.cpu_s for r in own)
+        window = max(r.window_s for r in on_node)
+        used = sum(r.cpu_s for r in on_node)
         out.append(max(0.0, busy - used) / (window * len(union)) if window else 0.0)
     return max(out, default=None)
 
@@ -119,17 +119,17 @@ def consumed(samples: Sequence[Samples], cut: int) -> int:
 
 def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
     """Memory slope of the rank that grows fastest; None for windows under 8 steps."""
-    found = None
+    fastest = None
     for rank, s in enumerate(samples):
         values = [float(v) for v in s.rss_bytes[cut:]]
         if len(values) < 8:
             return None
         line = stats.slope(values)
         assert line.low is not None and line.high is not None
-        if found is None or line.mean > found.slope:
+        if fastest is None or line.mean > fastest.slope:
             grew = sum(b > a for a, b in itertools.pairwise(values)) / (len(values) - 1)
-            found = Growth(rank=rank, steady=grew, slope=line.mean, low=line.low, high=line.high)
-    return found
+            fastest = Growth(rank=rank, steady=grew, slope=line.mean, low=line.low, high=line.high)
+    return fastest
 
 
 def losses(samples: Sequence[Samples]) -> str:

@@ -23,13 +23,13 @@ class Pilot:
 def read(run: RunRecord, folder: Path, plan: Plan | None = None) -> list[Pilot]:
     """Every usable pilot of a run; with a plan those that came before its first timed launch."""
     plans = {p.hash: p for p in run.plans}
-    found = []
+    pilots = []
     for launch in run.launches:
         if plan is not None and launch.plan == plan.hash and launch.purpose is Purpose.TIMED:
             break
         if launch.purpose is Purpose.PILOT and launch.usable:
-            found.append(_pilot(launch, plans[launch.plan].pilot, folder))
-    return found
+            pilots.append(_pilot(launch, plans[launch.plan].pilot, folder))
+    return pilots
 
 
 def _pilot(launch: LaunchRecord, window: Window, folder: Path) -> Pilot:
@@ -47,9 +47,9 @@ def launch_sd(pilots: Sequence[Pilot]) -> float | None:
     """Relative deviation between launches of one arm, over all arms that were piloted twice."""
     pairs = []
     for case, window in dict.fromkeys((p.case, p.window) for p in pilots):
-        own = [p.steps for p in pilots if (p.case, p.window) == (case, window)]
-        if len(own) > 1:
-            pairs.append((own[0], own[1]))
+        repeats = [p.steps for p in pilots if (p.case, p.window) == (case, window)]
+        if len(repeats) > 1:
+            pairs.append((repeats[0], repeats[1]))
     return steadiness.launch_sd(pairs)
 
 
@@ -60,10 +60,10 @@ def windows(plan: Plan, pilots: Sequence[Pilot]) -> dict[str, Window]:
 
 
 def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> Window:
-    own = [p for p in pilots if p.case == arm.case.hash and p.window == plan.pilot]
-    if not own:
+    matching = [p for p in pilots if p.case == arm.case.hash and p.window == plan.pilot]
+    if not matching:
         return plan.pilot
-    pilot, least = own[0], plan.pilot.steps - plan.pilot.cut
+    pilot, least = matching[0], plan.pilot.steps - plan.pilot.cut
     cut = plan.pilot.cut + steadiness.warm_up(pilot.steps)
     kept = pilot.steps[cut - plan.pilot.cut :]
     worth = steadiness.best_steps(kept, pilot.launch_s, sd or 0.0, least)

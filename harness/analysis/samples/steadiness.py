@@ -59,9 +59,9 @@ def warm_up(steps: Sequence[float]) -> int:
     if not cut:
         return 0
     early, rest = steps[:cut], batch_means(steps[cut:])
-    found = stats.t_interval(rest, 0.5)
-    slower = math.fsum(early) / len(early) - found.mean
-    return cut if slower > max(DRIFT * found.mean, 2 * (found.sd or 0.0)) else 0
+    settled = stats.t_interval(rest, 0.5)
+    slower = math.fsum(early) / len(early) - settled.mean
+    return cut if slower > max(DRIFT * settled.mean, 2 * (settled.sd or 0.0)) else 0
 
 
 def steadiness(steps: Sequence[float]) -> Steadiness:
@@ -82,25 +82,25 @@ def steadiness(steps: Sequence[float]) -> Steadiness:
     return Steadiness(drift=drift, t=t, mser=mser5(steps), steady=not drifting)
 
 
-def outlier(found: Sequence[Steadiness]) -> int | None:
+def outlier(windows: Sequence[Steadiness]) -> int | None:
     """Which launch of an arm drifts as none of its others do; None if they are all alike.
 
     On a noisy host every launch drifts one way or the other: that is scatter, and in the interval.
     A launch that is not steady stands out from its arm: by more than 5 of its deviations.
     """
-    usual = median([abs(s.drift) for s in found]) / 0.6745 if found else 0.0
-    for i, s in enumerate(found):
+    usual = median([abs(s.drift) for s in windows]) / 0.6745 if windows else 0.0
+    for i, s in enumerate(windows):
         if not s.steady and abs(s.drift) > OUTLYING * usual:
             return i
     return None
 
 
-def drifts(found: Sequence[Steadiness]) -> bool:
+def drifts(windows: Sequence[Steadiness]) -> bool:
     """Whether an arm drifts in all its launches alike, which no single one may show.
 
     Windows that are too short to tell (under 20 steps) say nothing here either.
     """
-    values = [s.drift for s in found if s.t is not None]
+    values = [s.drift for s in windows if s.t is not None]
     if len(values) < 4:
         return False
     mean = stats.t_interval(values, DRIFT_ALPHA)
@@ -143,9 +143,9 @@ def launch_sd(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float
     """
     if not pairs:
         return None
-    found = []
+    variances = []
     for a, b in pairs:
         d = math.log((math.fsum(a) / len(a)) / (math.fsum(b) / len(b)))
-        own = long_run_variance(a) / len(a) + long_run_variance(b) / len(b)
-        found.append((d * d - own) / 2)
-    return math.sqrt(max(0.0, math.fsum(found) / len(found)))
+        scatter = long_run_variance(a) / len(a) + long_run_variance(b) / len(b)
+        variances.append((d * d - scatter) / 2)
+    return math.sqrt(max(0.0, math.fsum(variances) / len(variances)))

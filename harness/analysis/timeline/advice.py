@@ -33,23 +33,23 @@ _WHAT = {
 }
 
 
-def advice(case: CaseSpec, expected: Expected, found: Losses, budget: Budget) -> Iterator[str]:
+def advice(case: CaseSpec, expected: Expected, losses: Losses, budget: Budget) -> Iterator[str]:
     """One line for each large term, the largest first."""
     more = 2 * (expected.global_batch // case.world_size)
     remedies = {t: text.format(more=more) for t, text in _TRY.items()}
     if expected.stages > 1:  # no stage can go without its neighbours
         remedies = {t: text for t, text in remedies.items() if "ablate" not in text}
     remedies |= {Term(t): f"--set {setting}" for t, setting in expected.remedies.items()}
-    terms = sorted(found.excess_ns, key=lambda t: found.excess_ns[t], reverse=True)
+    terms = sorted(losses.excess_ns, key=lambda t: losses.excess_ns[t], reverse=True)
     for term in terms:
-        share = found.excess_ns[term] / found.step_ns
+        share = losses.excess_ns[term] / losses.step_ns
         if share < LARGE:
             break
         what = _waited_for(budget) if term is Term.WAIT else _WHAT[term]
         remedy = remedies.get(term) or remedies.get(Term.BUBBLE)
         yield (
             f"{WORDS[term]} {float(share):.1%} of the step: {what};"
-            f" without it at most +{found.gain(term):.3f} efficiency"
+            f" without it at most +{losses.gain(term):.3f} efficiency"
             + (f"; try {_command(case)} {remedy}" if remedy else "")
         )
 

@@ -78,11 +78,11 @@ class Blocks:
             rest += more
             # The last border in sight; the event after it may not be whole yet.
             cut = None
-            for found in BORDER.finditer(rest, max(0, len(rest) - (1 << 16))):
-                cut = found
+            for border in BORDER.finditer(rest, max(0, len(rest) - (1 << 16))):
+                cut = border
             if cut is None:
-                for found in BORDER.finditer(rest):
-                    cut = found
+                for border in BORDER.finditer(rest):
+                    cut = border
             if cut is not None:
                 yield b"[" + rest[: cut.start() + 1] + b"]"
                 rest = rest[cut.end() :]
@@ -103,8 +103,8 @@ class Blocks:
             close = rest.rfind(b"]", 0, close)
         self.broken = self.broken or "the file ends in the middle of its events"
         cut = None
-        for found in BORDER.finditer(rest):
-            cut = found
+        for border in BORDER.finditer(rest):
+            cut = border
         if cut is not None:
             yield b"[" + rest[: cut.start() + 1] + b"]"
 

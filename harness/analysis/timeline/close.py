@@ -90,13 +90,13 @@ class _Seen(NamedTuple):
 
 
 def _tracks(
-    lane: Lanes, num_edges: int, own: Sequence[_Seen], divided: bool
+    lane: Lanes, num_edges: int, operations: Sequence[_Seen], divided: bool
 ) -> dict[Term, Intervals]:
     """When each term has the step: each takes what those before it left."""
     left = np.array([[lane.edges[0], lane.edges[num_edges - 1]]], dtype=np.int64)
     exposed = subtract(lane.awaited, merge(lane.compute, lane.move))
-    late = intervals.of((o.start, min(o.end, last)) for o, last, _ in own if not o.p2p)
-    alone = intervals.of((o.start, min(o.end, last)) for o, last, _ in own if o.p2p)
+    late = intervals.of((o.start, min(o.end, last)) for o, last, _ in operations if not o.p2p)
+    alone = intervals.of((o.start, min(o.end, last)) for o, last, _ in operations if o.p2p)
     claims = {Term.COMPUTE: lane.compute, Term.MOVE: lane.move}
     if divided:
         claims |= {
@@ -117,7 +117,7 @@ def _tracks(
 def _rank(
     lane: Lanes,
     num_edges: int,
-    own: Sequence[_Seen],
+    operations: Sequence[_Seen],
     tracks: Mapping[Term, Intervals],
     divided: bool,
 ) -> RankBudget:
@@ -130,10 +130,10 @@ def _rank(
             f"rank {lane.rank} step {k} is not closed"
         )
     free = None
-    if divided and own:
+    if divided and operations:
         busy = merge(lane.compute, lane.move)
         exposed = per_window(subtract(lane.awaited, busy), edges)
-        short = intervals.of((max(o.end - least, o.waited), o.end) for o, _, least in own)
+        short = intervals.of((max(o.end - least, o.waited), o.end) for o, _, least in operations)
         free = tuple((exposed - per_window(subtract(short, busy), edges)).tolist())
     return RankBudget(
         rank=lane.rank,
@@ -207,11 +207,11 @@ def _blame(
         return None
     rank = max(waits, key=lambda r: (waits[r], r))
     steps = len(closed[0].step_ns)
-    own = next(r for r in closed if r.rank == rank)
+    blamed = next(r for r in closed if r.rank == rank)
     excess = {}
     for term in (Term.COMPUTE, Term.MOVE, Term.DATA, Term.LAUNCH, Term.IDLE):
         usual = float(np.median([r.mean_ns(term) for r in closed if r.rank != rank]))
-        excess[term] = own.mean_ns(term) - usual
+        excess[term] = blamed.mean_ns(term) - usual
     term = max(excess, key=lambda t: excess[t])
     return Blame(
         rank=rank,

@@ -94,12 +94,12 @@ def _event(text: str) -> Event | None:
             doc = json.loads(attempt, strict=False)
             args = doc.get("args")
             clean = {k: doc.get(k) for k in ("ph", "cat", "name", "pid", "tid", "ts", "dur")}
-            found = msgspec.convert(
+            event = msgspec.convert(
                 {k: v for k, v in clean.items() if v is not None}, Event, strict=False
             )
             if isinstance(args, dict):
-                found.args = _args(args)
-            return found
+                event.args = _args(args)
+            return event
     return None
 
 

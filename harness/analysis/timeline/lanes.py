@@ -109,11 +109,11 @@ def lanes(trace: Trace, rank: int | None = None) -> Lanes:
     """Sort a trace. ``rank`` where the file does not say it itself."""
     known = trace.rank if trace.rank >= 0 else (rank or 0)
     if trace.of_cat("kernel").any():
-        found = _device_lanes(trace, known)
+        lane = _device_lanes(trace, known)
     else:
-        found = _host_lanes(trace, known)
-    unsure = found.unsure + ((trace.partial,) if trace.partial else ())
-    return replace(found, unsure=unsure)
+        lane = _host_lanes(trace, known)
+    unsure = lane.unsure + ((trace.partial,) if trace.partial else ())
+    return replace(lane, unsure=unsure)
 
 
 def _rows(trace: Trace, mask: NDArray[np.bool_]) -> Intervals:
@@ -194,14 +194,14 @@ def _innermost(trace: Trace, here: NDArray[np.bool_], wanted: NDArray[np.bool_])
     rows = np.flatnonzero(here)
     start, end = trace.start[rows], trace.end[rows]
     depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
-    found = EMPTY
+    innermost = EMPTY
     for level in range(int(depth.max(initial=-1)) + 1):
         at = depth == level
         keep = at & wanted[rows]
-        found = merge(
-            subtract(found, union(start[at], end[at])), union(start[keep], end[keep])
+        innermost = merge(
+            subtract(innermost, union(start[at], end[at])), union(start[keep], end[keep])
         )  # fmt: skip
-    return found
+    return innermost
 
 
 def _host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -> Iterator[Op]:
@@ -238,8 +238,8 @@ def _peer(args: Args | None) -> int:
     """The destination or source in the operands of a send or recv."""
     if args is None or not args.inputs:
         return -1
-    found = [v for v in json.loads(bytes(args.inputs)) if re.fullmatch(r"-?\d+", v)]
-    return int(found[0]) if found else -1
+    numbers = [v for v in json.loads(bytes(args.inputs)) if re.fullmatch(r"-?\d+", v)]
+    return int(numbers[0]) if numbers else -1
 
 
 def _elements(args: Args | None) -> int:

@@ -71,15 +71,15 @@ def losses(base: Budget, rung: Budget, *, ranks: int, work: Fraction) -> Losses:
     if not divided:  # one of them could not be divided: then neither is
         known = [t for t in known if t not in EXPOSED] + [Term.UNDIVIDED]
     busy = _term(rung, Term.COMPUTE, divided)
-    found = Losses(
+    difference = Losses(
         ranks=ranks,
         step_ns=_mean(rung),
         ideal_ns=work * _mean(base),
         excess_ns={t: _term(rung, t, divided) - work * _term(base, t, divided) for t in known},
         compute_scaling=float(work * _term(base, Term.COMPUTE, divided) / busy) if busy else None,
     )
-    assert sum(found.lost.values(), Fraction(0)) == ranks - found.speedup
-    return found
+    assert sum(difference.lost.values(), Fraction(0)) == ranks - difference.speedup
+    return difference
 
 
 def _mean(budget: Budget) -> Fraction:

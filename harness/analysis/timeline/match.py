@@ -60,14 +60,14 @@ def match(ranks: Sequence[Lanes]) -> Matched:
     if size > len(ranks) or (size < 0 and len(ranks) == 1):
         world = f" of {size}" if size > 0 else ""
         return Matched(refused=f"{len(ranks)}{world} ranks' traces are here")
-    found: dict[tuple[object, ...], dict[int, list[Op]]] = {}
+    by_key: dict[tuple[object, ...], dict[int, list[Op]]] = {}
     for lane in ranks:
         for op in lane.ops:
             if op.group == ALONE:
                 continue
-            found.setdefault(_key(lane.rank, op), {}).setdefault(lane.rank, []).append(op)
+            by_key.setdefault(_key(lane.rank, op), {}).setdefault(lane.rank, []).append(op)
     meetings, lone = [], 0
-    for key, by_rank in found.items():
+    for key, by_rank in by_key.items():
         kind, first = str(key[1]), next(iter(by_rank.values()))[0]
         if key[0] == "collective" and first.seq >= 0 and len(by_rank) < first.size:
             lone += 1  # at the edge of a capture

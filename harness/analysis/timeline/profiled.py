@@ -23,10 +23,10 @@ def close_launch(
 ) -> tuple[list[Trace], list[Lanes], Closed]:
     """Read every rank's trace and close the budget, on rank 0's clock."""
     traces = [read(trace_path(folder, launch, r.rank)) for r in ranks]
-    found = [lanes(t, r.rank) for t, r in zip(traces, ranks, strict=True)]
+    rank_lanes = [lanes(t, r.rank) for t, r in zip(traces, ranks, strict=True)]
     offsets = {r.rank: -r.clock_offset_ns for r in ranks}
     halves = [r.clock_half_ns for r in ranks if r.clock_half_ns is not None]
-    return traces, found, close(found, offsets, max(halves, default=0))
+    return traces, rank_lanes, close(rank_lanes, offsets, max(halves, default=0))
 
 
 def budget_of(

@@ -96,8 +96,8 @@ class _Ids(dict[Any, int]):
     """Values numbered in the order they are first seen."""
 
     def __missing__(self, key: Any) -> int:
-        self[key] = found = len(self)
-        return found
+        self[key] = number = len(self)
+        return number
 
 
 _OF_EVENT = ("ts", "dur", "name", "cat", "pid", "tid", "args")
@@ -156,18 +156,18 @@ class _Growing:
     def whole(self, column: str) -> NDArray[Any]:
         """A column, its pieces freed: a large trace is never held twice."""
         pieces = self.pieces[_COLUMNS.index(column)]
-        found = np.concatenate(pieces)
+        joined = np.concatenate(pieces)
         pieces.clear()
-        return found
+        return joined
 
 
-def _correlations(found: list[int]) -> NDArray[np.int32] | NDArray[np.int64]:
+def _correlations(correlations: list[int]) -> NDArray[np.int32] | NDArray[np.int64]:
     """What ties a kernel to its launch; -1 for none. Most are small, some unsigned 64 bits."""
     with contextlib.suppress(OverflowError):
-        return np.array(found, dtype=np.int32)
+        return np.array(correlations, dtype=np.int32)
     with contextlib.suppress(OverflowError):
-        return np.array(found, dtype=np.int64)
-    return np.array([min(c, INT64) for c in found], dtype=np.int64)
+        return np.array(correlations, dtype=np.int64)
+    return np.array([min(c, INT64) for c in correlations], dtype=np.int64)
 
 
 def read(path: Path) -> Trace:

@@ -29,29 +29,29 @@ def operators(traces: Sequence[Trace], steps: int, most: int = 8) -> tuple[Opera
     for trace in traces:
         mask = trace.of_cat("kernel", "gpu_memcpy", "gpu_memset")
         if mask.any():
-            own = trace.end - trace.start
+            self_ns = trace.end - trace.start
         else:
             mask = trace.of_cat("cpu_op")
-            own = _self_ns(trace, mask)
+            self_ns = _self_ns(trace, mask)
         mask &= ~np.isin(
             trace.name, [i for i, n in enumerate(trace.names) if category_of(n) is not None]
         )
         for name in np.unique(trace.name[mask]).tolist():
             rows = mask & (trace.name == name)
             entry = totals.setdefault(trace.names[name], [0, 0])
-            entry[0] += int(own[rows].sum())
+            entry[0] += int(self_ns[rows].sum())
             entry[1] += int(rows.sum())
     share = len(traces) * steps
-    found = [
+    tallied = [
         Operator(name=n, self_ns=ns // share, count=-(-count // share))
         for n, (ns, count) in totals.items()
     ]
-    return tuple(sorted(found, key=lambda o: (-o.self_ns, o.name))[:most])
+    return tuple(sorted(tallied, key=lambda o: (-o.self_ns, o.name))[:most])
 
 
 def _self_ns(trace: Trace, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Duration less that of the direct children, for rows of nesting ranges."""
-    own = trace.end - trace.start
+    self_ns = trace.end - trace.start
     for thread in np.unique(trace.thread[mask]):
         rows = np.flatnonzero(mask & (trace.thread == thread))
         start, end = trace.start[rows], trace.end[rows]
@@ -59,21 +59,23 @@ def _self_ns(trace: Trace, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         for level in range(1, int(depth.max(initial=0)) + 1):
             here, above = rows[depth == level], rows[depth == level - 1]
             at = np.searchsorted(trace.start[above], trace.start[here], side="right") - 1
-            np.subtract.at(own, above[np.maximum(at, 0)], trace.end[here] - trace.start[here])
-    return own
+            np.subtract.at(self_ns, above[np.maximum(at, 0)], trace.end[here] - trace.start[here])
+    return self_ns
 
 
 def ranges(traces: Sequence[Trace]) -> list[Range]:
     """Every named range: our spans and everybody's annotations, the longest first."""
-    found: dict[str, list[NDArray[np.int64]]] = {}
+    by_name: dict[str, list[NDArray[np.int64]]] = {}
     for trace in traces:
         ours = [i for i, n in enumerate(trace.names) if category_of(n) is not None]
         mask = trace.of_cat("user_annotation", "gpu_user_annotation") | np.isin(trace.name, ours)
         for name in np.unique(trace.name[mask]).tolist():
             rows = mask & (trace.name == name)
-            found.setdefault(_plain(trace.names[name]), []).append((trace.end - trace.start)[rows])
+            by_name.setdefault(_plain(trace.names[name]), []).append(
+                (trace.end - trace.start)[rows]
+            )
     out = []
-    for name, parts in found.items():
+    for name, parts in by_name.items():
         spans = np.concatenate(parts)
         kind = category_of(name)
         out.append(

@@ -12,8 +12,8 @@ from harness.base.errors import ScaleproofError
 
 def become(arguments: Sequence[str], results: Path) -> NoReturn:
     """Replace this process by nsys running it; the report lies in ``results``."""
-    found = shutil.which("nsys")
-    if found is None:
+    nsys = shutil.which("nsys")
+    if nsys is None:
         raise ScaleproofError(
             "--nsys: there is no nsys on the PATH",
             expected="NVIDIA Nsight Systems",
@@ -22,8 +22,8 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
     results.mkdir(parents=True, exist_ok=True)
     rest = [a for a in arguments if a != "--nsys"]
     command = [
-        found, "profile", "--trace=nvtx,cuda,osrt", "--trace-fork-before-exec=true",
+        nsys, "profile", "--trace=nvtx,cuda,osrt", "--trace-fork-before-exec=true",
         f"--output={results / 'scaleproof-%p'}", sys.executable, "-m", "harness", *rest,
     ]  # fmt: skip
     sys.stdout.flush()
-    os.execv(found, command)
+    os.execv(nsys, command)

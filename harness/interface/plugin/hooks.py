@@ -118,7 +118,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         _generate_courses(metafunc)
         return
     folder = Path(metafunc.module.__file__ or ".").parent
-    found: list[Expectation] = []
+    expectations: list[Expectation] = []
     try:
         scaling = _scaling(metafunc.config)
         rules = scaling.thresholds(folder)
@@ -131,30 +131,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                     case = plan.arm(contrast.subject).case
                     matched = verdicts.rules_for(rules, case, contrast, hardware)
                     every: list[Threshold | None] = [*matched] or [None]
-                    found += [Expectation(plan, contrast, rule) for rule in every]
+                    expectations += [Expectation(plan, contrast, rule) for rule in every]
     except ScaleproofError as error:
         metafunc.config.stash[USAGE].append(str(error))
         raise pytest.Collector.CollectError(str(error)) from None
-    ids = [e.id for e in found]
+    ids = [e.id for e in expectations]
     several = {i for i in ids if ids.count(i) > 1}
-    names = [f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in found]
-    metafunc.parametrize("verdict", found, ids=names, indirect=True)
+    names = [f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in expectations]
+    metafunc.parametrize("verdict", expectations, ids=names, indirect=True)
 
 
 def _generate_courses(metafunc: pytest.Metafunc) -> None:
-    found: list[Course] = []
+    courses: list[Course] = []
     for recipe in getattr(metafunc.function, RECOVERS, ()):
         try:
             scaling = _scaling(metafunc.config)
             scaling.thresholds(Path(metafunc.module.__file__ or ".").parent)
             for raw in recipe(scaling.site):
-                found.append(replace(raw, case=scaling.catalogue.normalise(raw.case)))
+                courses.append(replace(raw, case=scaling.catalogue.normalise(raw.case)))
         except ScaleproofError as error:
             metafunc.config.stash[USAGE].append(str(error))
             raise pytest.Collector.CollectError(str(error)) from None
     if hasattr(metafunc.function, RECOVERS):
-        ids = [c.name.replace(" ", "-").replace("/", "-") for c in found]
-        metafunc.parametrize("verdict", found, ids=ids, indirect=True)
+        ids = [c.name.replace(" ", "-").replace("/", "-") for c in courses]
+        metafunc.parametrize("verdict", courses, ids=ids, indirect=True)
 
 
 @pytest.hookimpl(trylast=True)
@@ -170,7 +170,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             wanted.setdefault(e.plan.hash, set()).add(e.contrast)
         if config.pluginmanager.hasplugin("timeout"):
             item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
-    scaling.selected = {h: scaling.plans[h].only(found) for h, found in wanted.items()}
+    scaling.selected = {h: scaling.plans[h].only(contrasts) for h, contrasts in wanted.items()}
     if ours and not config.option.collectonly:
         scaling.start().run.judge_by(scaling.all_rules())
         scaling.start().run.announce(list(scaling.selected.values()))
@@ -198,15 +198,15 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 def _expectation(item: pytest.Item) -> Expectation | Course | None:
     callspec = getattr(item, "callspec", None)
-    found = callspec.params.get("verdict") if callspec is not None else None
-    return found if isinstance(found, Expectation | Course) else None
+    param = callspec.params.get("verdict") if callspec is not None else None
+    return param if isinstance(param, Expectation | Course) else None
 
 
 @pytest.fixture(name="verdict")
 def _verdict(request: pytest.FixtureRequest) -> Verdict:
     """The verdict of this item; measures its plan (or course) if nobody has yet."""
-    found = getattr(request, "param", None)
-    if not isinstance(found, Expectation | Course):
+    expected = getattr(request, "param", None)
+    if not isinstance(expected, Expectation | Course):
         pytest.fail(
             "the fixture 'verdict' belongs to functions marked with @scaling or @recovering",
             pytrace=False,
@@ -217,10 +217,10 @@ def _verdict(request: pytest.FixtureRequest) -> Verdict:
     try:
         with capture.global_and_fixture_disabled():
             try:
-                if isinstance(found, Course):
-                    answer = scaling.recovered(found)
+                if isinstance(expected, Course):
+                    answer = scaling.recovered(expected)
                 else:
-                    answer = scaling.judged(found)
+                    answer = scaling.judged(expected)
             finally:
                 session.progress.clear()
     except ScaleproofError as error:
@@ -229,39 +229,39 @@ def _verdict(request: pytest.FixtureRequest) -> Verdict:
         scaling.interrupted = True
         raise
     request.node.stash[VERDICT] = answer
-    if isinstance(found, Expectation):
+    if isinstance(expected, Expectation):
         launches = [
-            x for x in session.run.launches if x.plan == scaling.selected[found.plan.hash].hash
+            x for x in session.run.launches if x.plan == scaling.selected[expected.plan.hash].hash
         ]
-        benchmark.show(request, found.plan.name, found.contrast.subject, answer, launches)
+        benchmark.show(request, expected.plan.name, expected.contrast.subject, answer, launches)
     return answer
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """The verdict decides, whatever the body does; without a value the body is not run."""
-    found = pyfuncitem.stash.get(VERDICT, None)
-    if found is not None and found.value is None:
-        _enforce(pyfuncitem, found)
+    verdict = pyfuncitem.stash.get(VERDICT, None)
+    if verdict is not None and verdict.value is None:
+        _enforce(pyfuncitem, verdict)
     try:
         result = yield
     except Exception:
         pyfuncitem.stash[OWN_FAILURE] = True
         raise
-    if found is not None:
-        _enforce(pyfuncitem, found)
+    if verdict is not None:
+        _enforce(pyfuncitem, verdict)
     return result
 
 
-def _enforce(item: pytest.Item, found: Verdict) -> None:
+def _enforce(item: pytest.Item, verdict: Verdict) -> None:
     """Fail or skip the item as its verdict says."""
-    if found.status is Status.SKIP:
-        pytest.skip(found.detail)
+    if verdict.status is Status.SKIP:
+        pytest.skip(verdict.detail)
     warn = item.config.option.scaling_inconclusive == "warn"
-    soft = found.status is Status.INCONCLUSIVE and warn
-    if found.counts in (Status.FAIL, Status.ERROR, Status.INCONCLUSIVE) and not soft:
-        lines = text.wrap(f"{found.case} {found.metric}: {found.detail}", 96, 2)
-        pytest.fail("\n".join([f"{found.status} ({found.reason})", *lines]), pytrace=False)
+    soft = verdict.status is Status.INCONCLUSIVE and warn
+    if verdict.counts in (Status.FAIL, Status.ERROR, Status.INCONCLUSIVE) and not soft:
+        lines = text.wrap(f"{verdict.case} {verdict.metric}: {verdict.detail}", 96, 2)
+        pytest.fail("\n".join([f"{verdict.status} ({verdict.reason})", *lines]), pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -270,19 +270,19 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Carry the verdict's status to the report, for its letter and for JUnit."""
     report = yield
-    found = item.stash.get(VERDICT, None)
+    verdict = item.stash.get(VERDICT, None)
     if KEY not in item.config.stash:
         return report
     scaling = item.config.stash[KEY]
     own_failure = item.stash.get(OWN_FAILURE, False) or _expectation(item) is None
     if own_failure:
         scaling.foreign_failures += report.failed
-    elif found is not None and report.when == "call":
-        report.scaling = found.counts  # type: ignore[attr-defined]
-        report.user_properties.append(("scaling_status", str(found.status)))
-        if found.value is not None:
-            report.user_properties.append(("scaling_value", repr(found.value)))
-            report.user_properties.append(("scaling_interval", f"[{found.low}, {found.high}]"))
+    elif verdict is not None and report.when == "call":
+        report.scaling = verdict.counts  # type: ignore[attr-defined]
+        report.user_properties.append(("scaling_status", str(verdict.status)))
+        if verdict.value is not None:
+            report.user_properties.append(("scaling_value", repr(verdict.value)))
+            report.user_properties.append(("scaling_interval", f"[{verdict.low}, {verdict.high}]"))
     elif report.failed:
         scaling.statuses[item.nodeid] = Status.ERROR
     return report

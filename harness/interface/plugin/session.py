@@ -72,7 +72,7 @@ class Scaling:
 
     def all_rules(self) -> tuple[Threshold, ...]:
         """The rules of every suite folder: each judges whatever it matches."""
-        return tuple(dict.fromkeys(t for found in self.rules.values() for t in found))
+        return tuple(dict.fromkeys(t for rules in self.rules.values() for t in rules))
 
     def start(self) -> Session:
         """The one session of this program, and its Measurer."""
@@ -101,26 +101,26 @@ class Scaling:
         session.warm()
         if all(t.name != course.name for t in session.run.recoveries):
             self.recoverer.measure(course, USUAL)
-        found = [v for v in of_series(session.run.bare()) if v.case == course.name]
-        if not found:
+        verdicts = [v for v in of_series(session.run.bare()) if v.case == course.name]
+        if not verdicts:
             pytest.skip(f"no rule is about {course.name}")
-        return max(found, key=lambda v: _WORSE.index(v.counts))
+        return max(verdicts, key=lambda v: _WORSE.index(v.counts))
 
-    def judged(self, found: Expectation) -> Verdict:
+    def judged(self, expectation: Expectation) -> Verdict:
         """The verdict that was expected; its plan is measured if nobody has yet.
 
         With -x a plan is measured when its first item comes, else all of them at once: then the
         time goes to whatever is most undecided.
         """
         self.start()
-        measurer, mine = self.measurer, self.selected[found.plan.hash]
+        measurer, mine = self.measurer, self.selected[expectation.plan.hash]
         assert measurer is not None
         stops = bool(self.config.option.maxfail)
         measurer.measure([mine] if stops else list(self.selected.values()))
-        rule = found.rule.name if found.rule else None
-        own = [v for v in measurer.verdicts(mine) if v.contrast == found.contrast.name]
+        rule = expectation.rule.name if expectation.rule else None
+        verdicts = [v for v in measurer.verdicts(mine) if v.contrast == expectation.contrast.name]
         # Another folder's rule may judge a contrast that has none in its own.
-        return next((v for v in own if v.rule == rule), own[0])
+        return next((v for v in verdicts if v.rule == rule), verdicts[0])
 
     @property
     def rerun(self) -> str:

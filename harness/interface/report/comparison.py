@@ -7,7 +7,7 @@ from harness.record import RunRecord
 from harness.spec.metrics import METRICS
 
 
-def lines(a: RunRecord, b: RunRecord, found: Comparison, width: int) -> list[str]:
+def lines(a: RunRecord, b: RunRecord, comparison: Comparison, width: int) -> list[str]:
     """Machines, what differs, one row per case, and the geometric mean over what both ran."""
     out = []
     for ab, run in (("A", a), ("B", b)):
@@ -15,12 +15,12 @@ def lines(a: RunRecord, b: RunRecord, found: Comparison, width: int) -> list[str
         out.append(
             f" {ab}  {run.machine.key}  {run.machine.title}  torch {torch}  {run.started_at[:10]}"
         )
-    for text in found.forced:
+    for text in comparison.forced:
         out += wrap(f" FORCED   not comparable: {text}", width, 10)
-    for text in found.differs:
+    for text in comparison.differs:
         out += wrap(f" differs: {text}", width, 10)
-    unit = METRICS[found.metric].unit
-    rows = sorted(found.rows, key=lambda r: (r.case.family, r.case.world_size))
+    unit = METRICS[comparison.metric].unit
+    rows = sorted(comparison.rows, key=lambda r: (r.case.family, r.case.world_size))
     names = [r.case.family + r.case.extras for r in rows]
     first = {
         id(r) for r, name, above in zip(rows, names, ["", *names], strict=False) if name != above
@@ -44,18 +44,18 @@ def lines(a: RunRecord, b: RunRecord, found: Comparison, width: int) -> list[str
         Column("reading", 9, lambda r: str(r.reading), left=True),
     ]
     out += ["", *(table(columns, rows, width) if rows else [" no case in either run"]), ""]
-    both = sum(r.ratio is not None for r in found.rows)
-    if found.mean is not None:
+    both = sum(r.ratio is not None for r in comparison.rows)
+    if comparison.mean is not None:
         out.append(
-            f" {found.metric}: geometric mean over the {both} cases both ran:"
-            f" {found.mean:.3f} [{found.mean_low:.3f}, {found.mean_high:.3f}]"
+            f" {comparison.metric}: geometric mean over the {both} cases both ran:"
+            f" {comparison.mean:.3f} [{comparison.mean_low:.3f}, {comparison.mean_high:.3f}]"
         )
     else:
         out.append(" no case was run by both: nothing to compare")
     out.append(
         f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift"
     )
-    for text in found.not_compared:
+    for text in comparison.not_compared:
         out += wrap(f" not compared: {text}", width, 15)
     return out
 

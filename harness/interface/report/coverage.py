@@ -87,7 +87,7 @@ def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int) -> list[str]
     unused = []
     for t in run.thresholds:
         state, why = reach(t, judged, hardware, device, largest, nodes)
-        if any(found.matched_by(t, run) for found in others):
+        if any(other.matched_by(t, run) for other in others):
             state = Reach.MATCHED
         if state is Reach.OUT_OF_REACH:
             beyond.setdefault(why, []).append(t.name)

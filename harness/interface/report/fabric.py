@@ -11,11 +11,11 @@ from harness.record.fabric import sizes, swept
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
     """A line for each world and operation; nothing where nothing was swept."""
-    found = swept(run.fabric)
-    if not found:
+    operations = swept(run.fabric)
+    if not operations:
         return []
     shown = sizes(run.settings.device)[1:]
-    firsts = {id(s) for s, above in zip(found, [None, *found], strict=False)
+    firsts = {id(s) for s, above in zip(operations, [None, *operations], strict=False)
               if above is None or _name(s) != _name(above)}  # fmt: skip
     columns = [
         Column[Swept]("ranks", 9, lambda s: _name(s) if id(s) in firsts else "", left=True),
@@ -28,12 +28,12 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
         Column("", 9, _wrong, left=True),
     ]
     transports = ", ".join(dict.fromkeys(r.transport for r in run.fabric))
-    sweeps_ = max(len({r.launch for r in one.rows}) for one in found)
+    sweeps_ = max(len({r.launch for r in one.rows}) for one in operations)
     note = (
         f" over {transports}; every result checked; medians of {sweeps_} "
         f"sweep{'s' if sweeps_ > 1 else ''}; bus = what the busiest link carries"
     )
-    return [rule("fabric", width), *table(columns, found, width), note, ""]
+    return [rule("fabric", width), *table(columns, operations, width), note, ""]
 
 
 def _name(one: Swept) -> str:

@@ -24,7 +24,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
         return []
     out = [rule("recovery", width)]
     for case, kinds in cases.items():
-        named = [(name.removeprefix(f"{case} "), own) for name, own in kinds.items()]
+        named = [(name.removeprefix(f"{case} "), trials) for name, trials in kinds.items()]
         parts = [
             Column(head, 7, partial(_median, field=f"{part}_s")) for part, head in _HEADS.items()
         ]

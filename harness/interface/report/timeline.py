@@ -32,10 +32,10 @@ _EXPOSED = (*EXPOSED, Term.MOVE)
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
     """The table of what was lost, and a line for each thing worth saying; nothing if nothing is."""
-    found = rungs(run)
-    if not found:
+    all_rungs = rungs(run)
+    if not all_rungs:
         return []
-    trusted = [r for r in found if not r.refused]
+    trusted = [r for r in all_rungs if not r.refused]
     out = [rule("where the efficiency went, ms per step", width)]
     if trusted:
         out += _table(trusted, width)
@@ -49,8 +49,8 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
 
 def remarks(run: RunRecord, width: int) -> list[str]:
     """What is worth a sentence: bubbles, both estimates of communication, advice, refusals."""
-    found, out = rungs(run), list[str]()
-    trusted = [r for r in found if not r.refused]
+    all_rungs, out = rungs(run), list[str]()
+    trusted = [r for r in all_rungs if not r.refused]
     for r in trusted:
         share = r.expected.ideal_efficiency
         if (bubble := r.budget.mean_ns(Term.BUBBLE)) and share < 1:
@@ -73,7 +73,7 @@ def remarks(run: RunRecord, width: int) -> list[str]:
             out += wrap(f" try      {r.arm.case.id}: {line}", width, 10)
     for r in trusted:
         out += _both(run, r, width)
-    refused = [r for r in found if r.refused]
+    refused = [r for r in all_rungs if r.refused]
     if refused:
         worst = max(refused, key=lambda r: r.perturbation)
         names = ", ".join(r.arm.case.id for r in refused)
@@ -105,8 +105,8 @@ def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:
         )  # fmt: skip
 
 
-def _table(found: Sequence[Rung], width: int) -> list[str]:
-    shown = [t for t in TERMS if any(_ms(r, t) for r in found)]
+def _table(trusted: Sequence[Rung], width: int) -> list[str]:
+    shown = [t for t in TERMS if any(_ms(r, t) for r in trusted)]
     columns = [
         Column[Rung]("case", 100, lambda r: text.named(r.arm.case), left=True),
         Column("ranks", 99, lambda r: r.arm.case.world),
@@ -121,7 +121,7 @@ def _table(found: Sequence[Rung], width: int) -> list[str]:
         ),
         Column("profiled", 50, lambda r: f"{r.perturbation:.2f}x"),
     ]
-    return table(columns, found, width)
+    return table(columns, trusted, width)
 
 
 def _head(term: Term) -> str:
@@ -190,7 +190,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     return out
 
 
-def range_lines(found: Sequence[Range], width: int) -> list[str]:
+def range_lines(ranges: Sequence[Range], width: int) -> list[str]:
     """The named ranges as a table."""
     columns = [
         Column[Range]("range", 100, lambda r: r.name, left=True),
@@ -200,4 +200,4 @@ def range_lines(found: Sequence[Range], width: int) -> list[str]:
         Column("mean ms", 80, lambda r: f"{r.mean_ns / 1e6:.3f}"),
         Column("longest ms", 70, lambda r: f"{r.longest_ns / 1e6:.3f}"),
     ]
-    return table(columns, found, width)
+    return table(columns, ranges, width)

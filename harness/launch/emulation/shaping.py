@@ -39,18 +39,18 @@ def links_of(case: CaseSpec, engine: str, usual: Mapping[str, Any], num_nodes: i
     """
     knobs = case.knobs_of(engine, usual)
     rate_mbit, delay_ms = float(knobs["rate_mbit"]), float(knobs["delay_ms"])
-    own, between = [rate_mbit] * num_nodes, {}
+    rates, between = [rate_mbit] * num_nodes, {}
     for (node, other), rate in _exceptions(knobs, "slow_links", "100", case.id, engine, num_nodes):
         if other is not None:
             between[node, other] = between[other, node] = rate
         else:
-            own[node] = rate
+            rates[node] = rate
     delays = [[0.0 if a == b else delay_ms for b in range(num_nodes)] for a in range(num_nodes)]
     for (node, other), delay in _exceptions(knobs, "far_links", "5", case.id, engine, num_nodes):
         for there in range(num_nodes) if other is None else [other]:
             if there != node:
                 delays[node][there] = delays[there][node] = delay
-    return Links(own=tuple(own), between=between, delay_ms=tuple(map(tuple, delays)))
+    return Links(own=tuple(rates), between=between, delay_ms=tuple(map(tuple, delays)))
 
 
 def _exceptions(

@@ -61,8 +61,8 @@ class Emulated:
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if missing:
             return Capabilities(available=False, reason=f"{missing[0]} is not installed")
-        own = ["unshare", *_user(), "--net", "true"]
-        if subprocess.run(own, capture_output=True).returncode:
+        command = ["unshare", *_user(), "--net", "true"]
+        if subprocess.run(command, capture_output=True).returncode:
             return Capabilities(
                 available=False,
                 reason="network namespaces are not allowed (not root, and no user namespaces)",
@@ -156,8 +156,8 @@ class EmulatedJob(Job):
     def _inside(pid: int, ours: Path) -> bool:
         """Whether a holder has left our namespace and only waits now."""
         try:
-            own = Path(f"/proc/{pid}/ns/net").readlink()
-            return own != ours and Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"
+            namespace = Path(f"/proc/{pid}/ns/net").readlink()
+            return namespace != ours and Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"
         except OSError:
             return False
 

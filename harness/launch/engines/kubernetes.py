@@ -190,10 +190,10 @@ class Pods(Job):
 
     def _pods(self) -> Sequence[Any]:
         pods = self._api.resources.get(api_version="v1", kind="Pod")
-        found: Sequence[Any] = pods.get(
+        listed: Sequence[Any] = pods.get(
             namespace=self._namespace, label_selector=self._selector
         ).items
-        return found
+        return listed
 
 
 def _client(kubernetes: Any, host: str) -> Any:

@@ -40,8 +40,8 @@ SETTINGS = dict(
 
 def bundles(deployment: Deployment) -> list[dict[str, float]]:
     """What is reserved on each node: a core or a GPU for each rank, or the site's own resource."""
-    own = str(deployment.settings["resource"])
-    kind = own or ("GPU" if deployment.device is Device.CUDA else "CPU")
+    resource = str(deployment.settings["resource"])
+    kind = resource or ("GPU" if deployment.device is Device.CUDA else "CPU")
     return [{"CPU": 1.0, kind: float(ranks)} for ranks in deployment.nodes]
 
 
@@ -162,8 +162,8 @@ class Actors(Job):
 
 
 def _options(bundle: Mapping[str, float]) -> dict[str, Json]:
-    own = {k: v for k, v in bundle.items() if k not in ("CPU", "GPU")}
-    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": own}
+    resources = {k: v for k, v in bundle.items() if k not in ("CPU", "GPU")}
+    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": resources}
 
 
 def _failed(what: str, fix: str) -> LaunchError:

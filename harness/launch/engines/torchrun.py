@@ -109,8 +109,8 @@ class Torchrun(Fleet):
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
         """What each launch will run, on each node."""
-        found = commands(deployment.nodes, "ID", "PORT", f"{deployment.folder}/launch.json")
-        return tuple(Command(nodes=(i,), argv=tuple(argv)) for i, argv in enumerate(found))
+        by_node = commands(deployment.nodes, "ID", "PORT", f"{deployment.folder}/launch.json")
+        return tuple(Command(nodes=(i,), argv=tuple(argv)) for i, argv in enumerate(by_node))
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start every node's torchrun and wait for all of them."""
@@ -202,12 +202,12 @@ class Watched:
         processes.end(self.family, self._pids().values())
 
     def _pids(self) -> dict[int, int]:
-        found = {}
+        pids = {}
         for rank in range(self.spec.case.world_size):
             path = self.out / f"rank{rank}.pid"
             if path.is_file() and (text := path.read_text()):
-                found[rank] = int(text)
-        return found
+                pids[rank] = int(text)
+        return pids
 
     def _done(self, rank: int) -> bool:
         return self.beats.read(rank)[0] is Phase.DONE
@@ -249,12 +249,12 @@ class Watched:
 
     def _reported(self) -> dict[int, int]:
         """Rank -> exit status, of the ranks that torchrun saw fail (its signals negative)."""
-        found = {}
+        statuses = {}
         for i in range(len(self.nodes)):
             text = (self.out / f"node{i}.log").read_text(errors="replace")
             for rank, status in _FAILED.findall(text):
-                found[int(rank)] = int(status)
-        return found
+                statuses[int(rank)] = int(status)
+        return statuses
 
 
 def build() -> Torchrun:

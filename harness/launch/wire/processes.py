@@ -34,12 +34,12 @@ def end(family: dict[str, str] | None = None, sessions: Collection[int] = ()) ->
     mark = f"{FAMILY}={family[FAMILY]}".encode() if family else b""
     deadline = time.monotonic() + END_S
     while time.monotonic() < deadline:
-        found = list(_children())
+        pids = list(_children())
         if family is not None:
-            found = [p for p in found if mark in _environment(p) or _session(p) in sessions]
-        if not found:
+            pids = [p for p in pids if mark in _environment(p) or _session(p) in sessions]
+        if not pids:
             return
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)

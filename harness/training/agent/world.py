@@ -118,8 +118,8 @@ class World:
 
     def seen(self) -> list[tuple[int, int, float]]:
         """Phase, step and seconds of silence of every rank."""
-        found = (self.beats.read(rank) for rank in self.ranks)
-        return [(int(phase), step, silent) for phase, step, silent in found]
+        beats = (self.beats.read(rank) for rank in self.ranks)
+        return [(int(phase), step, silent) for phase, step, silent in beats]
 
     def reap(self, rank: int) -> None:
         straggler = self.stragglers.pop(rank, None)

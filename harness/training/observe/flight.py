@@ -20,11 +20,11 @@ _HANDLERS: list[Any] = []  # they must outlive the signal
 
 def dump(path: Path, backend: str) -> None:
     """Write the last collectives of this rank, every process group's own numbers beside them."""
-    found = []
+    collectives = []
     for entry in issued.entries(backend):
         group = entry.get("process_group") or ["", ""]
         number = entry.get("collective_seq_id") or entry.get("p2p_seq_id") or 0
-        found.append(
+        collectives.append(
             Collective(
                 group=str(group[0]),
                 number=int(number),
@@ -33,7 +33,7 @@ def dump(path: Path, backend: str) -> None:
                 created_s=entry["time_created_ns"] / 1e9,
             )
         )
-    write_text(path, json.dumps(to_doc(tuple(found[-issued.LAST :]))))
+    write_text(path, json.dumps(to_doc(tuple(collectives[-issued.LAST :]))))
 
 
 def dump_when_asked(path: Path, backend: str) -> None:

@@ -81,9 +81,9 @@ def span(name: str, category: Category = Category.STEP, payload: int = 0) -> Spa
 
     Made once for each name, so keep names few and put what counts up into the payload.
     """
-    found = _made(name, category)
-    found.payload = payload
-    return found
+    made = _made(name, category)
+    made.payload = payload
+    return made
 
 
 def profile(on: bool) -> None:

@@ -23,20 +23,20 @@ def listen(backend: str, log: Path) -> None:
 
 def of_log(text: str) -> set[str]:
     """The ways that NCCL says it uses, as ``NET/IB/GDRDMA``; devices are not told apart."""
-    found = {_DEVICE.sub("", way) for way in _CHANNEL.findall(text)}
-    return found | {"NVLS"} if _MULTICAST in text else found
+    ways = {_DEVICE.sub("", way) for way in _CHANNEL.findall(text)}
+    return ways | {"NVLS"} if _MULTICAST in text else ways
 
 
 def name(backend: str, log: Path) -> str:
     """What all ranks together talk over; a collective."""
-    own: set[str] = set()
+    ways: set[str] = set()
     if backend == "gloo":
-        own = {os.environ.get("GLOO_SOCKET_IFNAME", "(any interface)")}
+        ways = {os.environ.get("GLOO_SOCKET_IFNAME", "(any interface)")}
     elif log.is_file():
-        own = of_log(log.read_text(errors="replace"))
+        ways = of_log(log.read_text(errors="replace"))
     every: list[set[str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, own)
-    return _named(backend, set().union(*(found or set() for found in every)))
+    dist.all_gather_object(every, ways)
+    return _named(backend, set().union(*(theirs or set() for theirs in every)))
 
 
 def _named(backend: str, ways: Iterable[str]) -> str:

@@ -100,7 +100,7 @@ def _show(place: Path) -> Answer:
             "no references for this hardware", where=str(path),
             fix=f"scaleproof baseline set RUN --references {place}",
         )  # fmt: skip
-    found = expected.load(path)
+    references = expected.load(path)
     column = text.Column[Reference]
     columns = [
         column("case", 9, lambda r: r.case, left=True),
@@ -113,6 +113,6 @@ def _show(place: Path) -> Answer:
         column("source", 1, lambda r: r.source, left=True),
     ]
     return Answer(
-        document=to_doc(found),
-        lines=[*text.table(columns, found, text.columns()), "", f" {path}"],
+        document=to_doc(references),
+        lines=[*text.table(columns, references, text.columns()), "", f" {path}"],
     )

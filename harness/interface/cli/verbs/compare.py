@@ -29,12 +29,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 def act(asked: Asked) -> Answer:
     a, b, metric = load(asked.options.a), load(asked.options.b), asked.options.metric
     if asked.verb == "compare":
-        found = compare.compare(a, b, metric, force=asked.options.force)
+        compared = compare.compare(a, b, metric, force=asked.options.force)
     else:
-        found = compare.compare_hardware(a, b, metric)
-    both = any(row.ratio is not None for row in found.rows)
+        compared = compare.compare_hardware(a, b, metric)
+    both = any(row.ratio is not None for row in compared.rows)
     return Answer(
-        document=to_doc(found),
-        lines=comparison.lines(a, b, found, text.columns()),
+        document=to_doc(compared),
+        lines=comparison.lines(a, b, compared, text.columns()),
         exit=Exit.PASSED if both else Exit.NOTHING_JUDGED,
     )

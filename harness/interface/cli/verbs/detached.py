@@ -112,12 +112,12 @@ def notes() -> list[str]:
 def known(results: Path, job: str | None = None) -> list[Detached]:
     """The runs that were submitted from here, oldest first; SpecError for a job that was not."""
     paths = sorted(results.glob("engine/detached-*/job.json"))
-    found = [from_doc(Detached, json.loads(path.read_text())) for path in paths]
-    wanted = [d for d in found if job in (None, d.job)]
+    submitted = [from_doc(Detached, json.loads(path.read_text())) for path in paths]
+    wanted = [d for d in submitted if job in (None, d.job)]
     if job is not None and not wanted:
         raise SpecError(
             f"job {job} was not submitted from here", where=str(results),
-            expected=", ".join(d.job for d in found) or "--results of the run",
+            expected=", ".join(d.job for d in submitted) or "--results of the run",
             fix="scaleproof status",
         )  # fmt: skip
     return wanted
@@ -139,36 +139,36 @@ def status(results: Path, job: str | None) -> Answer:
 
 def cancel(results: Path, job: str) -> Answer:
     """Take a run out of the queue or end it; what it measured is kept."""
-    (found,) = known(results, job)
-    _queue(found).cancel(found.job)
+    (detached,) = known(results, job)
+    _queue(detached).cancel(detached.job)
     line = f" job {job} is gone; what it measured: scaleproof collect {job}"
     return Answer(document={"job": job}, lines=[line])
 
 
 def collect(results: Path, job: str) -> Path:
     """The folder of a run that is over; LaunchError if it is not, or left nothing."""
-    (found,) = known(results, job)
-    word, _ = _queue(found).state_of(job)
+    (detached,) = known(results, job)
+    word, _ = _queue(detached).state_of(job)
     if word:
         raise LaunchError(
             f"job {job} is {word.lower()}", expected="a job that is over",
             fix=f"scaleproof status {job}",
         )  # fmt: skip
-    said = "\n".join(_said(found))
+    said = "\n".join(_said(detached))
     match = re.search(r"scaleproof report (\S+)", said)
     if match is None:
         raise LaunchError(
             f"job {job} left no record: {said.splitlines()[-1] if said else 'it said nothing'}",
-            expected="a run that got as far as its first launch", fix=f"less {found.log}",
+            expected="a run that got as far as its first launch", fix=f"less {detached.log}",
         )  # fmt: skip
     return Path(match[1])
 
 
-def _said(found: Detached) -> list[str]:
-    path = Path(found.log)
+def _said(detached: Detached) -> list[str]:
+    path = Path(detached.log)
     text = path.read_text(errors="replace") if path.is_file() else ""
     return [line for line in text.splitlines() if line.strip()]
 
 
-def _queue(found: Detached) -> Queue:
-    return queue_of(Catalogue().get("engines", found.engine))
+def _queue(detached: Detached) -> Queue:
+    return queue_of(Catalogue().get("engines", detached.engine))

@@ -24,17 +24,18 @@ def act(asked: Asked) -> Answer:
     known = options.catalogue(asked.options.path, [p for p in [Path("suites")] if p.is_dir()])
     entries = {k: list(known.entries[k].values()) for k in ([kind] if kind else KINDS)}
     lines = []
-    for name, own in entries.items():
-        wide = max((len(e.name) for e in own), default=0)
+    for name, of_kind in entries.items():
+        wide = max((len(e.name) for e in of_kind), default=0)
         lines.append(name)
-        for e in own:
+        for e in of_kind:
             lines.append(f"  {e.name:<{wide}}  {e.doc}")
             lines += [f"  {'':<{wide}}  {more}" for more in (_more(e) if kind else ())]
     document = {
         name: [
-            {"name": e.name, "doc": e.doc, "path": str(e.path), "head": dict(e.head)} for e in own
+            {"name": e.name, "doc": e.doc, "path": str(e.path), "head": dict(e.head)}
+            for e in of_kind
         ]
-        for name, own in entries.items()
+        for name, of_kind in entries.items()
     }
     return Answer(document=document, lines=lines)
 

@@ -36,27 +36,27 @@ def act(asked: Asked) -> Answer:
     with measuring.session(asked, known, site) as session:
         sweeper = Sweeper(session)
         session.ready()
-        found = slow_nodes.search(
+        suspects = slow_nodes.search(
             len(site.nodes), lambda a, b: sweeper.pair_bps(site, knobs, (a, b))
         )
         names = [m.host for m in session.run.nodes]
     names = names or [f"node {i}" for i in range(len(site.nodes))]
     lines = []
-    for pair in sorted(found.pairs, key=lambda p: p.bps):
-        slow = "  slow" if pair.bps < found.limit_bps else ""
+    for pair in sorted(suspects.pairs, key=lambda p: p.bps):
+        slow = "  slow" if pair.bps < suspects.limit_bps else ""
         lines.append(f" {names[pair.a]} - {names[pair.b]}  {si(pair.bps, 'B/s')}{slow}")
-    lines.append(f" {len(found.pairs)} pairs; slow is under {si(found.limit_bps, 'B/s')}")
+    lines.append(f" {len(suspects.pairs)} pairs; slow is under {si(suspects.limit_bps, 'B/s')}")
     lines += [
-        f" NODE  {names[n]} is slow with every node that it was paired with" for n in found.nodes
+        f" NODE  {names[n]} is slow with every node that it was paired with" for n in suspects.nodes
     ]
     lines += [
         f" LINK  {names[p.a]} - {names[p.b]} is slow, and both are well with others"
-        for p in found.links
+        for p in suspects.links
     ]
-    bad = bool(found.nodes or found.links)
+    bad = bool(suspects.nodes or suspects.links)
     if not bad:
         lines.append(" no node and no link is slower than the others")
     if (exclude := asked.options.exclude) is not None:
-        exclude.write_text("".join(f"{names[n]}\n" for n in found.nodes))
-        lines.append(f" {len(found.nodes)} nodes to leave out: {exclude}")
-    return Answer(document=to_doc(found), lines=lines, exit=Exit.FAILED if bad else Exit.PASSED)
+        exclude.write_text("".join(f"{names[n]}\n" for n in suspects.nodes))
+        lines.append(f" {len(suspects.nodes)} nodes to leave out: {exclude}")
+    return Answer(document=to_doc(suspects), lines=lines, exit=Exit.FAILED if bad else Exit.PASSED)

@@ -51,8 +51,8 @@ def act(asked: Asked) -> Answer:
     with contextlib.closing(measuring.session(asked, known, site)) as session:
         session.describe([a.case for p in plans for a in p.arms])
         run = session.run
-        found = [outlook(p, run.described, run.thresholds) for p in plans]
-    return Answer(document=[to_doc(f) for f in found], lines=lines(found, run.machine))
+        outlooks = [outlook(p, run.described, run.thresholds) for p in plans]
+    return Answer(document=[to_doc(f) for f in outlooks], lines=lines(outlooks, run.machine))
 
 
 def outlook(
@@ -73,16 +73,16 @@ def outlook(
     )
 
 
-def estimate_s(found: Outlook) -> float:
+def estimate_s(forecast: Outlook) -> float:
     """Rough seconds for the plan's first blocks: closed-form FLOPs at a core's usual rate.
 
     Paced models state their own step time; on a GPU the rate is a guess and the figure is too.
     """
     total = 0.0
-    protocol = found.plan.protocol
-    for arm in found.plan.arms:
-        facts = found.described[arm.case.hash].facts
-        expected = found.described[arm.case.hash].expected
+    protocol = forecast.plan.protocol
+    for arm in forecast.plan.arms:
+        facts = forecast.described[arm.case.hash].facts
+        expected = forecast.described[arm.case.hash].expected
         if facts is None or expected is None:
             continue
         rate = 3e10 if arm.case.device == "cpu" else 2e14
@@ -106,7 +106,7 @@ def _flops(facts: ModelFacts, expected: Expected, case: CaseSpec) -> float:
     return facts.flops_per_sample * expected.global_batch / case.world_size
 
 
-def lines(found: Sequence[Outlook], machine: Machine) -> list[str]:
+def lines(outlooks: Sequence[Outlook], machine: Machine) -> list[str]:
     """The table of ``plan``."""
 
     def of(read: Callable[[ModelFacts, Expected, CaseSpec], str]) -> Callable[[Line], str]:
@@ -139,14 +139,14 @@ def lines(found: Sequence[Outlook], machine: Machine) -> list[str]:
     ]
     rows = [
         Line(a, f.described[a.case.hash], f.rules[a.name], a is f.plan.arms[-1])
-        for f in found
+        for f in outlooks
         for a in f.plan.arms
     ]
-    launches = sum(f.num_launches for f in found)
-    seconds = sum(estimate_s(f) for f in found)
+    launches = sum(f.num_launches for f in outlooks)
+    seconds = sum(estimate_s(f) for f in outlooks)
     return [
         *(text.table(columns, rows, text.columns()) if rows else [" nothing to launch here"]),
         "",
-        f" {len(found)} plans, at least {launches} timed launches, about {duration(seconds)};"
+        f" {len(outlooks)} plans, at least {launches} timed launches, about {duration(seconds)};"
         f" memory and bytes are per rank, in closed form",
     ]

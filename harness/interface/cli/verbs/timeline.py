@@ -65,9 +65,9 @@ def act(asked: Asked) -> Answer:
         document = {"title": window.title, "budget": to_doc(window.budget)}
         lines += pages.window_lines(window.title, window.budget, width)
         if parsed.ranges:
-            found = ranges(window.open().traces)
-            document["ranges"] = to_doc(tuple(found))
-            lines += ["", *pages.range_lines(found, width)]
+            named_ranges = ranges(window.open().traces)
+            document["ranges"] = to_doc(tuple(named_ranges))
+            lines += ["", *pages.range_lines(named_ranges, width)]
         if parsed.merge is not None:
             path, w = parsed.merge / f"{window.name}.trace.json.gz", window.open()
             merge.write(path, w.traces, w.lanes, w.closed, w.readings)
@@ -94,16 +94,16 @@ def _of_traces(paths: Sequence[Path]) -> Traced:
             expected="one trace of each rank, of one window",
             fix=f"scaleproof timeline {paths[0]}",
         )
-    found = [lanes(t, i) for i, t in enumerate(traces)]
-    order = sorted(range(len(found)), key=lambda i: found[i].rank)
-    found, traces = [found[i] for i in order], [traces[i] for i in order]
-    closed = close(found)
+    rank_lanes = [lanes(t, i) for i, t in enumerate(traces)]
+    order = sorted(range(len(rank_lanes)), key=lambda i: rank_lanes[i].rank)
+    rank_lanes, traces = [rank_lanes[i] for i in order], [traces[i] for i in order]
+    closed = close(rank_lanes)
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return Traced(
         title=f"{paths[0].name}{more}",
         name=f"merged-{paths[0].name.split('.')[0]}",
         budget=replace(closed.budget, operators=operators(traces, closed.budget.steps)),
-        open=lambda: Opened(traces=traces, lanes=found, closed=closed),
+        open=lambda: Opened(traces=traces, lanes=rank_lanes, closed=closed),
     )
 
 
@@ -112,22 +112,22 @@ def _of_run(path: Path) -> Iterator[Traced]:
     run = load(path)
     folder = path if path.is_dir() else path.parent
     plans = {p.hash: p for p in run.plans}
-    own = [x for x in run.launches if x.purpose is Purpose.PROFILE and x.budget is not None]
-    if not own:
+    profiled = [x for x in run.launches if x.purpose is Purpose.PROFILE and x.budget is not None]
+    if not profiled:
         raise ScaleproofError(
             "no profiled launch in this run",
             where=str(path),
             expected="a run without --no-timeline",
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
-    for launch in own:
+    for launch in profiled:
         assert launch.budget is not None
 
         def opened(launch: LaunchRecord = launch) -> Opened:
-            traces, found, closed = close_launch(folder, launch.launch, launch.ranks)
+            traces, rank_lanes, closed = close_launch(folder, launch.launch, launch.ranks)
             devices = folder / "launches" / launch.launch / "gpus.json"
             readings = json.loads(devices.read_text()) if devices.is_file() else ()
-            return Opened(traces=traces, lanes=found, closed=closed, readings=readings)
+            return Opened(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)
 
         yield Traced(
             title=plans[launch.plan].arm(launch.arm).case.id,

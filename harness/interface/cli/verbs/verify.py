@@ -28,10 +28,10 @@ def act(asked: Asked) -> Answer:
     """What differs; then the verdicts under other rules, if nothing does."""
     path, rules = asked.options.run, asked.options.thresholds
     run = load(path)
-    found = verify(run, path if path.is_dir() else path.parent)
-    exit_ = Exit.FAILED if found.differences else Exit.PASSED
-    answer = Answer(document=to_doc(found), lines=_lines(run, found), exit=exit_)
-    if rules is None or found.differences:
+    verified = verify(run, path if path.is_dir() else path.parent)
+    exit_ = Exit.FAILED if verified.differences else Exit.PASSED
+    answer = Answer(document=to_doc(verified), lines=_lines(run, verified), exit=exit_)
+    if rules is None or verified.differences:
         return answer
     anew = rejudge(run, load_thresholds(rules))
     judged = [*tables.verdict_lines(anew, text.columns(), every=True), *tables.counts(anew)]
@@ -43,16 +43,16 @@ def act(asked: Asked) -> Answer:
     )
 
 
-def _lines(run: RunRecord, found: Verification) -> list[str]:
+def _lines(run: RunRecord, verified: Verification) -> list[str]:
     out = [
-        f" {found.num_launches} launches from {found.num_samples} ranks' samples,"
-        f" {found.num_verdicts} verdicts recomputed",
+        f" {verified.num_launches} launches from {verified.num_samples} ranks' samples,"
+        f" {verified.num_verdicts} verdicts recomputed",
         f" recorded with {run.software.get('scaleproof', 'n/a')}, read with schema {run.schema}",
     ]
-    if found.num_traceless:
+    if verified.num_traceless:
         out.append(
-            f" {found.num_traceless} budgets are taken as recorded: their traces are not here"
+            f" {verified.num_traceless} budgets are taken as recorded: their traces are not here"
         )
-    out += [f" DIFFERS  {d}" for d in found.differences]
-    return [*out, f" {len(found.differences)} differences" if found.differences else
+    out += [f" DIFFERS  {d}" for d in verified.differences]
+    return [*out, f" {len(verified.differences)} differences" if verified.differences else
             " everything agrees"]  # fmt: skip

@@ -119,15 +119,15 @@ def _train(
     finite = True
     for step in range(STEPS):
         beat()
-        own = sampler.ids(step, ctx.shard)
-        drawn.append(own.tolist())
+        ids = sampler.ids(step, ctx.shard)
+        drawn.append(ids.tolist())
         batches = [
             make_batch(loaded, case, sampler.ids(step, s), ctx.device) for s in range(shards)
         ]
         meet(ctx)
         position, before = issued.mark(case.backend), sockets.read()
         with span(f"gate {name}", Category.GATE):
-            loss = trainer.step(make_batch(loaded, case, own, ctx.device))
+            loss = trainer.step(make_batch(loaded, case, ids, ctx.device))
         counted = issued.since(position, case.backend)
         meet(ctx)  # everything sent is acknowledged
         after = sockets.read()
@@ -172,10 +172,10 @@ def _whole(
     name: str, seen: Iterator[tuple[str, Tensor]], wanted: Mapping[str, Tensor], ctx: RankContext
 ) -> Check:
     """What is compared must be all there is, over all ranks: nothing left out is right."""
-    found = {n for names in gather([n for n, _ in seen], ctx) for n in names}
-    missing, extra = sorted(set(wanted) - found), sorted(found - set(wanted))
+    present = {n for names in gather([n for n, _ in seen], ctx) for n in names}
+    missing, extra = sorted(set(wanted) - present), sorted(present - set(wanted))
     detail = f"missing {missing[:3]}, unknown {extra[:3]}" if missing or extra else ""
-    return Check(name=name, ok=not missing and not extra, value=float(len(found)), detail=detail)
+    return Check(name=name, ok=not missing and not extra, value=float(len(present)), detail=detail)
 
 
 def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
@@ -298,8 +298,8 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
     supports = loaded.supports
     trainer = loaded.build(case, ctx, case.seed)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
-    own = sampler.ids(0, ctx.shard)
-    loss = trainer.step(make_batch(loaded, case, own, ctx.device))
+    ids = sampler.ids(0, ctx.shard)
+    loss = trainer.step(make_batch(loaded, case, ids, ctx.device))
     finite = loss is None or math.isfinite(float(loss))
     checks = [Check(name="full_size.finite_loss", ok=finite)]
     if supports.replicas:

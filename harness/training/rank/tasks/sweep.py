@@ -163,14 +163,14 @@ def sweep(
 
 def _timed(run: Callable[[], object], times: int, device: torch.device) -> list[float]:
     """Seconds of each of ``times`` runs, of the slowest rank."""
-    found = []
+    seconds = []
     for _ in range(times):
         dist.barrier()
         began = time.perf_counter()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - began)
-    slowest = torch.tensor(found, dtype=torch.float64, device=device)
+        seconds.append(time.perf_counter() - began)
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return [float(v) for v in slowest.tolist()]

@@ -136,11 +136,11 @@ def _load(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
 
 def digest(trainer: LocalTrainer) -> str:
     """Of all that is saved, whole and by name: equal on every rank and in every world size."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
 
     def add(name: str, tensor: torch.Tensor) -> None:
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(name.encode())
+        sha.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
 
     for name, tensor in trainer.parameters():
         add(name.removeprefix("module."), tensor)
@@ -148,7 +148,7 @@ def digest(trainer: LocalTrainer) -> str:
         state = trainer.optimizer.state[parameter]
         for key in sorted(state):
             add(f"{name.removeprefix('module.')}.{key}", trainer.whole(state[key]))
-    return found.hexdigest()[:16]
+    return sha.hexdigest()[:16]
 
 
 def _break(fault: Fault, rank: Rank) -> None:

@@ -58,7 +58,13 @@ class LaunchError(ScaleproofError):
     exit = Exit.ERROR
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``: did you mean 'ddp'?``, or nothing where no known name is near."""
+def meant(name: str, known: Iterable[str]) -> str:
+    """``did you mean 'ddp'?``, or nothing where no known name is near."""
     near = difflib.get_close_matches(name, list(known), 1)
-    return f": did you mean {near[0]!r}?" if near else ""
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: ``: did you mean 'ddp'?``, or nothing."""
+    hint = meant(name, known)
+    return f": {hint}" if hint else ""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from enum import EnumType
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from harness.base.errors import ConfigError
+from harness.base.errors import ConfigError, meant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +56,17 @@ class Problem:
 class Problems:
     """Collects mistakes of one file and raises them together."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lines = path.read_text().splitlines()
+    def __init__(self, path: Path, lines: Sequence[str]) -> None:
+        self.path, self.lines = path, lines
         self.found: list[Problem] = []
+
+    def lines_of(self, pattern: str) -> list[int]:
+        """The lines that begin with a pattern, indented or not."""
+        return [i for i, s in enumerate(self.lines, 1) if re.match(rf"\s*{pattern}", s)]
+
+    def line_of(self, pattern: str) -> int:
+        """The first of them, or 0."""
+        return next(iter(self.lines_of(pattern)), 0)
 
     def add(self, line: int, text: str, hint: str = "") -> None:
         source = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
@@ -89,48 +95,41 @@ class Table:
     lines: Mapping[str, int]
 
 
-def read_tables(path: Path, name: str) -> tuple[list[Table], Problems]:
-    """All ``[[name]]`` tables of a TOML file; anything else at top level is a problem."""
+def read(path: Path, option: str) -> tuple[dict[str, Any], Problems]:
+    """A TOML file and where to write down its mistakes; ``option`` is how another one is named."""
     try:
-        problems = Problems(path)
+        text = path.read_text()
     except OSError as error:
         raise ConfigError(
-            f"cannot be read: {error.strerror}", where=str(path), fix="--thresholds FILE"
+            f"cannot be read: {error.strerror}", where=str(path), fix=f"{option} FILE"
         ) from None
+    problems = Problems(path, text.splitlines())
     try:
-        doc = tomllib.loads("\n".join(problems.lines))
+        return tomllib.loads(text), problems
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"line (\d+)", str(error))
         problems.add(int(match[1]) if match else 0, f"not valid TOML: {error}")
         problems.raise_any()
-        raise AssertionError("unreachable") from None
-    for key in doc:
-        if key != name:
-            line = next(
-                (
-                    i
-                    for i, s in enumerate(problems.lines, 1)
-                    if re.match(rf"\s*\[*\s*{re.escape(key)}\b", s)
-                ),
-                0,
-            )
-            near = difflib.get_close_matches(key, [name], 1)
-            problems.add(
-                line, f"unknown top-level key {key!r}", f"did you mean {name!r}?" if near else ""
-            )
+        raise
+
+
+def read_tables(path: Path, name: str, option: str) -> tuple[list[Table], Problems]:
+    """All ``[[name]]`` tables of a TOML file; anything else at top level is a problem."""
+    doc, problems = read(path, option)
+    for key in doc.keys() - {name}:
+        line = problems.line_of(rf"\[*\s*{re.escape(key)}\b")
+        problems.add(line, f"unknown top-level key {key!r}", meant(key, [name]))
     rows = doc.get(name, [])
     if not isinstance(rows, list):
         problems.add(1, f"{name!r} must be a list of tables", f"write [[{name}]]")
         rows = []
-    starts = [
-        i for i, s in enumerate(problems.lines, 1) if re.match(rf"\s*\[\[\s*{name}\s*\]\]", s)
-    ]
+    starts = problems.lines_of(rf"\[\[\s*{name}\s*\]\]")
+    starts += [0] * (len(rows) - len(starts))  # inline tables have no line of their own
+    ends = [*starts[1:], len(problems.lines) + 1]
     tables = []
-    for i, values in enumerate(rows):
-        start = starts[i] if i < len(starts) else 0
-        stop = starts[i + 1] if i + 1 < len(starts) else len(problems.lines) + 1
+    for values, start, end in zip(rows, starts, ends, strict=False):
         lines: dict[str, int] = {}
-        for number in range(start + 1, stop):
+        for number in range(start + 1, end):
             if match := re.match(r"\s*([A-Za-z0-9_-]+)\s*=", problems.lines[number - 1]):
                 lines.setdefault(match[1], number)
         tables.append(Table(line=start, values=values, lines=lines))
@@ -144,14 +143,9 @@ def check_table(table: Table, keys: Mapping[str, Key], problems: Problems, name:
     for key, value in table.values.items():
         line = table.lines.get(key, table.line)
         if key not in keys:
-            near = difflib.get_close_matches(key, keys, 1)
-            if near and near[0] in missing:
-                missing.remove(near[0])  # one mistake, told once
-            problems.add(
-                line,
-                f"unknown key {key!r} in [[{name}]]",
-                f"did you mean {near[0]!r}?" if near else "",
-            )
+            hint = meant(key, keys)
+            missing = [k for k in missing if repr(k) not in hint]  # one mistake, told once
+            problems.add(line, f"unknown key {key!r} in [[{name}]]", hint)
             continue
         rule = keys[key]
         for item in value if rule.each and isinstance(value, list) else [value]:
@@ -167,6 +161,5 @@ def _check_value(value: Any, rule: Key, line: int, problems: Problems) -> None:
         want = "a date (2026-12-31)" if rule.kind is datetime.date else f"a {rule.kind.__name__}"
         problems.add(line, f"expected {want}, found the {type(value).__name__} {value!r}")
     elif rule.choices and value not in rule.choices:
-        near = difflib.get_close_matches(str(value), rule.choices, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(rule.choices)}"
+        hint = meant(str(value), rule.choices) or f"one of {', '.join(rule.choices)}"
         problems.add(line, f"{value!r} is not allowed here", hint)

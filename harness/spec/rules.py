@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness.base.documents import Json, from_doc
-from harness.base.errors import nearest
+from harness.base.errors import meant
 from harness.base.toml import Key, Problems, Table, check_table, keys_of, read_tables
 from harness.spec import metrics
 from harness.spec.case import CaseSpec, Device, Mode
@@ -131,7 +131,7 @@ _KEYS = keys_of(
 
 def load_thresholds(path: Path) -> tuple[Threshold, ...]:
     """Read a thresholds file; ConfigError lists every mistake with its line and a suggestion."""
-    tables, problems = read_tables(path, "rule")
+    tables, problems = read_tables(path, "rule", "--thresholds")
     rules = [
         _rule(table, problems) for table in tables if check_table(table, _KEYS, problems, "rule")
     ]
@@ -156,8 +156,7 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
     try:
         metric = metrics.metric(v["metric"])
     except KeyError:
-        hint = nearest(v["metric"], metrics.METRICS)
-        hint = hint.removeprefix(": ") or f"one of {', '.join(metrics.METRICS)}"
+        hint = meant(v["metric"], metrics.METRICS) or f"one of {', '.join(metrics.METRICS)}"
         problems.add(line("metric"), f"no metric {v['metric']!r}", hint)
         return None
     if v["unit"] != metric.unit:

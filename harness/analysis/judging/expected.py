@@ -90,7 +90,7 @@ def path_for(place: Path, hardware: str) -> Path:
 
 def load(path: Path) -> tuple[Reference, ...]:
     """Read a references file; ConfigError lists every mistake with its line."""
-    tables, problems = read_tables(path, "reference")
+    tables, problems = read_tables(path, "reference", "--references")
     references = []
     for table in tables:
         if not check_table(table, _KEYS, problems, "reference"):

@@ -1,4 +1,4 @@
-"""What the shipped suites measure, as functions of the site. Bounds are in thresholds.toml."""
+"""The recipes of the shipped suites, as functions of the site. Bounds are in thresholds.toml."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model_for(site: Site) -> str:
 
 
 def weak(strategy: str, **fields: Any) -> Recipe:
-    """A weak ladder over the site's worlds, real compute."""
+    """A weak ladder over the site's world sizes, with real compute."""
 
     def recipe(site: Site) -> list[Plan]:
         case = site.case(f"{strategy}/{model_for(site)}", Mode.WEAK, **fields)
@@ -50,7 +50,7 @@ def weak(strategy: str, **fields: Any) -> Recipe:
 
 
 def strong(strategy: str, *, global_batch: int) -> Recipe:
-    """A strong ladder with a fixed global batch, over the worlds that divide it."""
+    """A strong ladder over the world sizes that divide its fixed global batch."""
 
     def recipe(site: Site) -> list[Plan]:
         name = f"{strategy}/{model_for(site)}"
@@ -70,7 +70,7 @@ def strong(strategy: str, *, global_batch: int) -> Recipe:
 
 
 def paced(strategy: str, largest: int = 4, **fields: Any) -> Recipe:
-    """A weak ladder of the paced stand-in on CPU ranks: communication and harness are real."""
+    """A weak ladder of the paced stand-in on CPU ranks: real communication, waits for compute."""
 
     def recipe(site: Site) -> list[Plan]:
         here = site.cpu(largest)
@@ -85,7 +85,7 @@ def paced(strategy: str, largest: int = 4, **fields: Any) -> Recipe:
 
 
 def planted(strategy: str, plant: str, largest: int = 4, **knob: float) -> Recipe:
-    """A scheduled stand-in whose efficiency is known: the instrument measures itself."""
+    """A scheduled stand-in with a planted efficiency: a test of the measurement itself."""
     knobs: dict[str, Any] = {"paced.mode": "schedule", "paced.plant": plant}
     knobs |= {f"paced.{name}": value for name, value in knob.items()}
 
@@ -109,7 +109,7 @@ def same(largest: int = 2) -> Recipe:
 
 
 def spread(strategy: str) -> Recipe:
-    """As many ranks as one node has, on one node and evenly over more of them."""
+    """The ranks of one node, placed on one node and spread evenly over several nodes."""
 
     def recipe(site: Site) -> list[Plan]:
         ranks = min(site.nodes)
@@ -123,7 +123,7 @@ def spread(strategy: str) -> Recipe:
 
 
 def across(strategy: str) -> Recipe:
-    """A weak ladder of whole nodes against the first: 8, 16, 32 ranks on 1, 2, 4 nodes."""
+    """A weak ladder of whole nodes with one node as baseline: 8, 16, 32 ranks on 1, 2, 4 nodes."""
 
     def recipe(site: Site) -> list[Plan]:
         if len(site.nodes) < 2:
@@ -137,7 +137,7 @@ def across(strategy: str) -> Recipe:
 
 
 def masked(model: str = "decoder-nano") -> Recipe:
-    """A compressor that sends dense while it claims top-k: the gate must catch it."""
+    """A compressor that claims top-k but sends dense gradients: the gate must catch it."""
 
     def recipe(site: Site) -> list[Plan]:
         return [control(site.cpu(2).case(f"compressed:masked_topk/{model}"))]
@@ -146,7 +146,7 @@ def masked(model: str = "decoder-nano") -> Recipe:
 
 
 def broken(strategy: str) -> Callable[[Site], list[Course]]:
-    """A training that crashes, hangs, loses an agent or node; and goes on, in other worlds too."""
+    """A training that crashes, hangs or loses an agent or node, then resumes, also resized."""
 
     def recipe(site: Site) -> list[Course]:
         if site.world_size < 2:

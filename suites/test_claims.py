@@ -1,4 +1,4 @@
-"""Claims usually made for such systems, set up as they were claimed. They need GPUs."""
+"""Published claims for such systems, measured in the claimed setup. The claims need GPUs."""
 
 import pytest
 from recipes import claim_1b3_4x8, claim_175m_b64, claim_memory
@@ -9,4 +9,4 @@ from harness import scaling
 @pytest.mark.acceptance
 @scaling(claim_175m_b64, claim_1b3_4x8, claim_memory)
 def test_claims(verdict):
-    """As claimed, or not."""
+    """Each claim is confirmed or refuted."""

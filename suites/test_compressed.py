@@ -15,13 +15,13 @@ def test_weak(verdict):
 @pytest.mark.smoke
 @scaling(paced("compressed:topk"))
 def test_paced(verdict):
-    """The real hook beside paced compute."""
+    """The real communication hook with paced compute."""
 
 
 @pytest.mark.smoke
 @scaling(masked())
 def test_control(verdict):
-    """Masking that sends dense is caught by its bytes."""
+    """The byte check catches a compressor that masks gradients but sends all of them."""
 
 
 @pytest.mark.nightly

@@ -15,10 +15,10 @@ def test_weak(verdict):
 @pytest.mark.smoke
 @scaling(strong("ddp", global_batch=8))
 def test_strong(verdict):
-    """A fixed global batch gets done faster."""
+    """A fixed global batch takes less time with more ranks."""
 
 
 @pytest.mark.smoke
 @scaling(paced("ddp", largest=8))
 def test_paced(verdict):
-    """The real all-reduce beside paced compute."""
+    """The real all-reduce with paced compute."""

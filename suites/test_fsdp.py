@@ -15,4 +15,4 @@ def test_weak(verdict):
 @pytest.mark.smoke
 @scaling(paced("fsdp"))
 def test_paced(verdict):
-    """The real collectives beside paced compute."""
+    """The real collectives with paced compute."""

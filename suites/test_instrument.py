@@ -1,4 +1,4 @@
-"""The instrument measures itself: scheduled stand-ins with a known efficiency."""
+"""Self-test of the measurement: scheduled stand-ins with a planted efficiency."""
 
 import pytest
 from recipes import planted, same
@@ -9,7 +9,7 @@ from harness import scaling
 @pytest.mark.smoke
 @scaling(planted("ddp", "2:0.85", largest=2))
 def test_planted(verdict):
-    """A planted efficiency is found again."""
+    """The measured efficiency matches the planted one."""
 
 
 CELLS = [(s, n, e) for s in ("ddp", "pipeline") for n in (2, 4) for e in (0.95, 0.85, 0.7, 0.5)]
@@ -24,4 +24,4 @@ def test_planted_cells(verdict):
 @pytest.mark.nightly
 @scaling(same())
 def test_same(verdict):
-    """A/A: two like arms, shown with their interval."""
+    """A/A: two equal arms; their ratio is shown with its interval."""

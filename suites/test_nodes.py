@@ -1,4 +1,4 @@
-"""Several nodes: what it costs to cross from one to another. Nothing is collected on one node."""
+"""Several nodes: the cost of crossing between nodes. On one node this suite is empty."""
 
 import pytest
 from recipes import across, spread
@@ -15,4 +15,4 @@ def test_shape(verdict):
 @pytest.mark.smoke
 @scaling(across("ddp"), across("fsdp"))
 def test_across(verdict):
-    """Whole nodes against the first one: every rung crosses the network."""
+    """Whole nodes with the first node as baseline: every larger rung crosses the network."""

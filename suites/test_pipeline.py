@@ -15,4 +15,4 @@ def test_weak(verdict):
 @pytest.mark.smoke
 @scaling(paced("pipeline"))
 def test_paced(verdict):
-    """The real collectives beside paced compute."""
+    """The real sends and receives with paced compute."""

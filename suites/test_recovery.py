@@ -1,4 +1,4 @@
-"""Recovery: broken on purpose, gone on from the last checkpoint, equal to the bit."""
+"""Recovery: trainings broken on purpose must resume from a checkpoint, equal bit for bit."""
 
 import pytest
 from recipes import broken
@@ -9,4 +9,4 @@ from harness import recovering
 @pytest.mark.nightly
 @recovering(broken("ddp"), broken("fsdp"))
 def test_recovery(verdict):
-    """Back at work within the time that was claimed, every single time."""
+    """Every recovery takes no longer than the claimed time."""

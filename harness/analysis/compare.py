@@ -67,7 +67,7 @@ def compare_hardware(a: RunRecord, b: RunRecord, metric: str) -> Comparison:
     cases = [c for run in (a, b) for c in _cases(run)]
     if cases and all(c.stand_in for c in cases):
         raise SpecError(
-            "these runs hold stand-ins only (paced, emulated): they say nothing of hardware",
+            "both runs have only stand-ins (paced, emulated), which say nothing about hardware",
             expected="runs with real compute",
             fix="pytest suites/ -k 'not paced'",
         )
@@ -80,7 +80,7 @@ def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> 
     if unlike and not force:
         raise SpecError(
             "the runs are not comparable: " + "; ".join(unlike),
-            expected="two runs of one fingerprint (or --force, which marks the result)",
+            expected="two runs with the same fingerprint, or --force (marks the result)",
             fix="scaleproof compare-hardware RUN_A RUN_B",
         )
     return replace(_compare(a, b, metric, hardware=False), forced=tuple(unlike))

@@ -83,7 +83,7 @@ def _launch(run: RunRecord, folder: Path, launch: LaunchRecord) -> _Launch:
         if recorded is None and run.schema < JUDGED_SINCE:
             continue  # not measured yet in its day
         if not same(to_doc(value), to_doc(recorded)):
-            differences.append(f"{launch.launch}: {name} is {recorded}, samples say {value}")
+            differences.append(f"{launch.launch}: {name} is {recorded}, recomputed {value}")
     if launch.purpose is Purpose.PROFILE and launch.budget is not None:
         paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
         traceless = not all(p.is_file() for p in paths)
@@ -128,7 +128,7 @@ def _budget(launch: LaunchRecord, folder: Path, steps: int, talking: bool) -> li
     for rank in launch.ranks:
         raw = trace_path(folder, launch.launch, rank.rank).read_bytes()
         if hashlib.sha256(raw).hexdigest() != rank.trace_sha256:
-            return [f"{launch.launch}: the trace of rank {rank.rank} was changed after its writing"]
+            return [f"{launch.launch}: the trace of rank {rank.rank} was changed since the run"]
     try:
         again = budget_of(folder, launch.launch, launch.ranks, steps, talking)
     except ScaleproofError as error:
@@ -144,11 +144,11 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
     if run.complete and run.windows:
         sd = pilots.launch_sd(pilots.read(run, folder))
         if not same(sd, run.launch_sd):
-            out.append(f"launch_sd is {run.launch_sd}, the pilots say {sd}")
+            out.append(f"launch_sd is {run.launch_sd}, the pilots give {sd}")
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
         if frozen and frozen != pilots.windows(plan, pilots.read(run, folder, plan)):
-            out.append(f"{plan.name}: windows are {frozen}, the pilots say something else")
+            out.append(f"{plan.name}: windows are {frozen}, the pilots give others")
         for launch in pairs.timed(run, plan, None):
             kept = run.window(plan, launch)
             if launch.steps is not None and launch.steps.count != kept.steps - kept.cut:

@@ -22,7 +22,7 @@ class FullDiskError(ScaleproofError):
         super().__init__(
             "no space is left on this disk",
             where=str(folder),
-            expected="a few MB for a run; whole blocks that were measured before are kept",
+            expected="a few MB for a run; complete blocks that were measured earlier are kept",
             fix=f"rm -r OLD_RUNS, then scaleproof run --resume {folder}",
         )
 

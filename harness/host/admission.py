@@ -63,12 +63,12 @@ def load() -> Finding:
         share = (after - before) / took / len(cpus)
         if share <= FOREIGN_LOAD:
             break
-    text = f"others use {share:.0%} of {len(cpus)} CPUs"
+    text = f"other processes use {share:.0%} of {len(cpus)} CPUs"
     if left := " ".join(map(str, workers.computing())):
-        advice = f"wait for that run; if it is lost: kill {left}"
-        return _bad("load", f"{text}; ranks of another run compute: {left}", advice)
+        advice = f"wait for that run, or end it if nobody needs it: kill {left}"
+        return _bad("load", f"{text}; ranks of another run are computing: {left}", advice)
     if share > FOREIGN_LOAD:
-        advice = "find who it is (top -d 1), stop it or use another machine, and run again"
+        advice = "find these processes (top -d 1), stop them or use another machine, and run again"
         return _bad("load", text, advice)
     return Finding(check="load", level=Level.OK, text=text)
 
@@ -108,7 +108,7 @@ def memory() -> Finding:
     free, total = (int(facts[k].split()[0]) for k in ("MemAvailable", "MemTotal"))
     text = f"{free / 2**20:.1f} of {total / 2**20:.1f} GiB available"
     if free < FREE_MEMORY * total:
-        advice = "free memory before measuring: launches that swap measure the disk"
+        advice = "free some memory: a launch that swaps measures the disk"
         return _bad("memory", text, advice)
     return Finding(check="memory", level=Level.OK, text=text)
 
@@ -125,7 +125,7 @@ def gpus(devices: Sequence[nvml.Gpu]) -> list[Finding]:
     names = sorted({g.name for g in devices})
     clocks = [g.max_clock_mhz for g in devices if g.max_clock_mhz]
     if len(names) == 1 and clocks and min(clocks) < (1 - CLOCK_SPREAD) * max(clocks):
-        text = f"clocks are set from {min(clocks)} to {max(clocks)} MHz on equal GPUs"
+        text = f"equal GPUs have unequal clocks: {min(clocks)} to {max(clocks)} MHz"
         out.append(_bad("gpus", text, "nvidia-smi --reset-applications-clocks"))
     if len(names) > 1:
         text, advice = f"unequal: {' + '.join(names)}", "use baseline sum_of_devices"
@@ -139,11 +139,11 @@ def _gpu(g: nvml.Gpu) -> Iterator[Finding]:
         text = f"GPU {g.index} is used by pids {' '.join(map(str, g.pids))}"
         yield _bad("gpus", text, "stop them, or hide the GPU")
     elif g.used_bytes is not None and g.used_bytes > IDLE_DEVICE_BYTES:
-        text = f"GPU {g.index} holds {g.used_bytes / 2**30:.1f} GiB of nobody we can see"
+        text = f"GPU {g.index} holds {g.used_bytes / 2**30:.1f} GiB of unknown processes"
         yield _bad("gpus", text, "nvidia-smi; a process of another container may hold it")
     if g.power_limit_w and g.default_limit_w and g.power_limit_w < g.default_limit_w:
         text = f"GPU {g.index} is capped at {g.power_limit_w} of {g.default_limit_w} W"
-        advice = "part of the fingerprint; nvidia-smi -pl sets it"
+        advice = "the cap is part of the fingerprint; nvidia-smi -pl changes it"
         yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
 
 

@@ -55,7 +55,7 @@ def _shared_memory() -> Finding:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
-        advice = "mount it: NCCL and data loaders need it"
+        advice = "mount /dev/shm: NCCL and data loaders need it"
         return _found("shared memory", False, "/dev/shm is missing", advice)
     text, advice = f"{free >> 20} MiB free in /dev/shm", "enlarge /dev/shm (containers: --shm-size)"
     return _found("shared memory", free > 64 << 20, text, advice)
@@ -74,7 +74,7 @@ def _gpus() -> Finding:
 def _leftovers() -> Finding:
     """Ranks or agents of an earlier run that are still there."""
     left = " ".join(map(str, admission.Workers().pids()))
-    advice = f"another run is going on; if not: kill {left}"
+    advice = f"wait if another run is in progress; else: kill {left}"
     return _found("leftover ranks", not left, f"pids {left}" if left else "none", advice)
 
 

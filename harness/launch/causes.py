@@ -100,7 +100,7 @@ def _signalled(failed: Sequence[RankEnd]) -> Suspect | None:
             continue
         name = f"signal {e.signal} ({signal.Signals(e.signal).name})"
         if e.out_of_memory:
-            text = f"{name}: the kernel ended a process for want of memory"
+            text = f"{name}: the kernel killed a process because memory ran out"
             return Suspect(rank=e.rank, kind="memory", message=text, sure=True)
         text = f"{name}, no Python error written"
         return Suspect(rank=e.rank, kind="signal", message=text, sure=True)
@@ -110,7 +110,7 @@ def _signalled(failed: Sequence[RankEnd]) -> Suspect | None:
 def _left(failed: Sequence[RankEnd]) -> Suspect | None:
     for e in failed:
         if not e.killed and e.signal is None and e.error is None:
-            text = f"left with status {e.exit_code} and no result"
+            text = f"exited with status {e.exit_code} and left no result"
             return Suspect(rank=e.rank, kind="exit", message=text, sure=True)
     return None
 
@@ -128,7 +128,7 @@ def _stopped(failed: Sequence[RankEnd]) -> Suspect | None:
     for e in failed:
         # What could still write its stack was in the kernel for a moment only.
         if e.state == "T" or (e.state == "D" and not e.stack):
-            what = "stopped" if e.state == "T" else "inside the kernel"
+            what = "stopped" if e.state == "T" else "stuck inside the kernel"
             return Suspect(
                 rank=e.rank, kind="hang", message=f"{what} for {e.silent_s:.0f} s", sure=True
             )
@@ -191,7 +191,7 @@ def _told_by_torch(failed: Sequence[RankEnd]) -> Suspect | None:
         running |= {int(rank): what.strip() for rank, what in _MISMATCH.findall(said)}
     if absent:
         rank = absent.most_common(1)[0][0]
-        text = "did not come to a collective that the others wait in"
+        text = "did not enter a collective in which the others wait"
         return Suspect(rank=rank, kind="collective", message=text, sure=len(absent) == 1)
     shapes = Counter(_shape(what) for what in running.values())
     if len(running) < 3 or len(shapes) != 2 or shapes.most_common()[-1][1] != 1:
@@ -217,7 +217,7 @@ def _aborted(failed: Sequence[RankEnd]) -> Suspect | None:
     aborted = [e for e in failed if _aborts(e)]
     if not aborted:
         return None
-    text = "signal 6 (SIGABRT): it ended itself, see its log"
+    text = "signal 6 (SIGABRT): the rank aborted itself, see its log"
     return Suspect(rank=aborted[0].rank, kind="signal", message=text, sure=len(aborted) == 1)
 
 
@@ -241,14 +241,14 @@ def _late(failed: Sequence[RankEnd]) -> Suspect | None:
     late = latest(_flights(failed))
     if late is None:
         return None
-    text = f"came {late.by_s:.1f} s after the first to collective {late.number}, {late.what}"
+    text = f"entered collective {late.number}, {late.what}, {late.by_s:.1f} s after the first rank"
     return Suspect(rank=late.rank, kind="late", message=text, sure=False)
 
 
 def _noticed(failed: Sequence[RankEnd]) -> Suspect:
     """Nothing but ranks that only noticed: the first of them, and no certainty."""
     first = failed[0]
-    said = "ended without a word"
+    said = "ended without any message"
     if first.error is not None:
         said = f"{first.error.type}: {first.error.message.splitlines()[0]}"
     elif first.signal is not None:

@@ -43,6 +43,6 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
             want, got = type(defaults[key]).__name__, type(value).__name__
             problems.add(line, f"expected a {want}, found the {got} {value!r}")
         elif isinstance(value, list) and not all(isinstance(v, str) for v in value):
-            problems.add(line, f"expected a list of texts, found {value!r}")
+            problems.add(line, f"expected a list of strings, found {value!r}")
         elif key == "port" and not 0 <= value < 65536:
-            problems.add(line, f"{value} is no port", "0 (any that is free) to 65535")
+            problems.add(line, f"{value} is not a port", "0 (any free port) to 65535")

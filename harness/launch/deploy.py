@@ -16,7 +16,7 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
     engine = make(entry)
     if not (here := engine.probe()).available:
         raise LaunchError(
-            f"engine {entry.name}: {here.reason}", expected="an engine that is here",
+            f"engine {entry.name}: {here.reason}", expected="an engine that can be used here",
             fix="scaleproof doctor",
         )  # fmt: skip
     if isinstance(engine, Fleet):  # it starts whole worlds itself

@@ -52,8 +52,8 @@ class Divergence:
         if not self.usual:
             return f"is alone in collective {self.number}, {does}"
         if not does:
-            return f"did not come to collective {self.number}, {self.usual}"
-        return f"runs {does} as collective {self.number}, the others {self.usual}"
+            return f"did not enter collective {self.number}, {self.usual}"
+        return f"runs {does} as collective {self.number}, the others run {self.usual}"
 
 
 def divergence(flights: Mapping[int, Sequence[Collective]]) -> Divergence | None:

@@ -119,7 +119,7 @@ class Job(ABC):
 def last_line(text: str) -> str:
     """The last thing that a process said."""
     lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"
 
 
 class Engine(Protocol):

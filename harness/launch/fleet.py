@@ -106,12 +106,12 @@ class Fleet:
         """Some agent never came: say which."""
         came = {link.about.order for link in self._links if link.about is not None}
         missing = sorted(set(range(self.num_agents)) - came) if -1 not in came else []
-        whose = f" (not those of nodes {', '.join(map(str, missing))})" if missing else ""
+        whose = f" (missing: nodes {', '.join(map(str, missing))})" if missing else ""
         raise LaunchError(
             f"{self._num_here} of {self.num_agents} agents are ready{whose}: "
             + "; ".join([f"{link.name}: {link.lost}" for link in lost] or [says]),
             where="engine",
-            expected="python -c 'import torch, harness' to work on every node",
+            expected="every node can run: python -c 'import torch, harness'",
             fix="scaleproof doctor",
         )
 
@@ -213,7 +213,7 @@ class Fleet:
             raise LaunchError(
                 why,
                 where="engine",
-                expected="python -c 'import torch' to work on every node",
+                expected="every node can run: python -c 'import torch'",
                 fix="scaleproof doctor",
             )
 

@@ -39,7 +39,7 @@ class Link:
         try:
             messages = self.channel.receive()
         except (OSError, ChannelError, ValueError) as error:
-            self.lose(f"what its agent sends makes no sense: {error}")
+            self.lose(f"its agent sent an invalid message: {error}")
             return []
         if messages is None:
             self.lose("its agent is gone")

@@ -29,30 +29,30 @@ def _examine(link: Link, links: Sequence[Link], where: Where) -> None:
         if here != there:
             raise LaunchError(
                 f"{link.name} has {name} {there}, node 0 has {here}",
-                expected="the same on every node",
+                expected="the same version on every node",
                 fix=f"pip install {name}=={here}   # there",
             )
     wanted = where.nodes[link.node] if by_node else 1
     if where.device is Device.CUDA and about.machine.num_gpus < wanted:
         raise LaunchError(
-            f"{link.name} has {about.machine.num_gpus} GPUs, {wanted} are wanted",
-            expected="CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes",
+            f"{link.name} has {about.machine.num_gpus} GPUs, but needs {wanted}",
+            expected="enough GPUs in CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes",
             fix="nvidia-smi -L   # there",
         )
     same = [x for x in links[: link.node] if x.about and x.about.machine == about.machine]
     if same and by_node:
         if not where.settings.get("one_machine"):
             raise LaunchError(
-                f"{same[0].name} and {link.name} are one machine",
-                expected="a machine for each node, or one_machine = true in the cluster file:"
-                " then all of it is labelled emulated",
+                f"{same[0].name} and {link.name} are the same machine",
+                expected="a machine for each node, or one_machine = true in the cluster file"
+                " (results are then labelled emulated)",
                 fix="edit the cluster file",
             )
     host = about.door.host
     one_machine = where.settings.get("one_machine")
     if len(where.nodes) > 1 and _is_loopback(host) and not one_machine:
         raise LaunchError(
-            f"{link.name} is reached at {host}, which no other node can meet",
+            f"{link.name} has the address {host}, which other nodes cannot reach",
             expected="an address of the nodes' network",
             fix='listen = "10.0.0.1"   # in the cluster file',
         )

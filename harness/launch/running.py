@@ -72,7 +72,7 @@ class Running:
             if [e.rank for e in ends] == list(range(share.first, share.first + share.count)):
                 self._ended[link.node] = ends
             else:
-                link.lose(f"its agent tells of {len(ends)} ranks, {share.count} were asked for")
+                link.lose(f"its agent reports {len(ends)} ranks, expected {share.count}")
 
     def fail(self) -> None:
         """Note that the world is broken somewhere."""
@@ -87,7 +87,7 @@ class Running:
             if link.node in self._ended:
                 continue
             if not link.lost and now - link.heard_at > LOST_S:
-                link.lose(f"nothing was heard of its agent for {LOST_S:.0f} s")
+                link.lose(f"its agent was silent for {LOST_S:.0f} s")
             if link.lost:
                 self._ended[link.node] = self._unseen(link)
                 self.fail()

@@ -93,8 +93,8 @@ class Bench:
             for name, value in node.environment.items():
                 if name not in here and not environment.names_interface(name):
                     out.append(
-                        f"node {number} ({node.machine.host}) also sets {name}={value}: part of"
-                        " what was measured, not of the case"
+                        f"node {number} ({node.machine.host}) also sets {name}={value}:"
+                        " the value affects the results but is no part of the case"
                     )
         return out
 
@@ -175,8 +175,8 @@ class Bench:
             )  # fmt: skip
         if (network := self.catalogue.network(case)) and not facts.shapes_links:
             raise LaunchError(
-                f"{option} shapes no links, {network[0][0]} was asked for", where=case.id,
-                expected="the engine that the knob belongs to",
+                f"{option} cannot shape links, but {network[0][0]} is set", where=case.id,
+                expected="the engine of this knob",
                 fix=f"--engine {network[0][0].partition('.')[0]}",
             )  # fmt: skip
         self._count += 1

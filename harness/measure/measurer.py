@@ -115,7 +115,7 @@ class Measurer:
             return
         if not self.run.in_time(missing * self._block_s(plan), self._budget_s):
             self.run.out_of_time.append(plan.hash)
-            self._progress.note(f"{plan.name}: cut, {missing} blocks are over the time budget")
+            self._progress.note(f"{plan.name}: cut, {missing} blocks exceed the time budget")
             return
         while len(self.run.blocks_of(plan)) < plan.protocol.min_blocks and self._arms[plan.hash]:
             self._block(plan)
@@ -144,7 +144,7 @@ class Measurer:
         for arm, turn in profiling.missing(self.run.bare(), plan, attempt):
             mean_s = mean_wall_s(self.run.launches).get(arm.case.hash, 0.0)
             if not self.run.in_time(2 * mean_s, self._budget_s):
-                self._progress.note(f"{plan.name}: no timeline, it is over the time budget")
+                self._progress.note(f"{plan.name}: no timeline, profiling exceeds the time budget")
                 return
             place = dict(block=turn // 2, turn=turn, attempt=attempt)
             if not self._usable(plan, self._launch(plan, arm, Purpose.PROFILE, **place)):

@@ -78,7 +78,7 @@ class Recoverer:
         struck = out / f"rank{rank}.struck"
         if cause is None or not struck.is_file():
             raise LaunchError(
-                "the planted fault did not strike", where=case.id,
+                "the planted fault did not happen", where=case.id,
                 expected=f"rank {rank} to break before step {BREAK_BEFORE}", fix=f"ls {out}",
             )  # fmt: skip
         struck_at = float(struck.read_text())
@@ -135,7 +135,7 @@ class Recoverer:
             if len(tried) == RESTARTS:
                 raise LaunchError(
                     f"all {RESTARTS} restarts are used up: {'; '.join(tried)}", where=case.id,
-                    expected="a training that goes on", fix=f"less {out}/rank{cause.rank}.log",
+                    expected="a training that resumes", fix=f"less {out}/rank{cause.rank}.log",
                 )  # fmt: skip
 
     @staticmethod
@@ -145,7 +145,7 @@ class Recoverer:
         if cause is not None:
             raise LaunchError(
                 f"rank {cause.rank}: {cause.message}", where=case.id,
-                expected="a training that ends", fix=f"less {out}/rank{cause.rank}.log",
+                expected="a training that runs to its end", fix=f"less {out}/rank{cause.rank}.log",
             )  # fmt: skip
         texts = [(out / f"rank{r}.json").read_text() for r in range(case.world_size)]
         return [from_doc(RankRestart, json.loads(text)) for text in texts]

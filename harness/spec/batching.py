@@ -48,7 +48,7 @@ def batching(case: CaseSpec, default_micro: int, *, whole: bool) -> Batching:
     ``whole`` strategies (pipeline) see the whole batch as one shard and cut it themselves.
     """
     if case.shares and whole:
-        raise ValueError("this strategy has no shards of unequal size")
+        raise ValueError("this strategy does not support shards of unequal size")
     shards = 1 if whole else case.world_size
     if case.mode is Mode.WEAK:
         total, rest = (case.micro_batch or default_micro) * case.world_size, 0

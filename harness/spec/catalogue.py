@@ -114,7 +114,7 @@ class Catalogue:
                         f"a {known.word} named {path.stem!r} exists already"
                         f" ({by_kind[k][path.stem].path})",
                         where=str(path),
-                        expected="a name of its own",
+                        expected="a new name",
                         fix=f"mv {path} {path.with_stem('my_' + path.stem)}",
                     )
                 entry = Entry(kind=k, name=path.stem, path=path, doc=doc, head=head)

@@ -29,7 +29,7 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
     if supports.compressor != (case.compressor is not None):
         need = "needs a" if supports.compressor else "takes no"
         fix = "scaleproof list compressors"
-        yield f"{strategy} {need} compressor", "as in compressed:topk/decoder-tiny", fix
+        yield f"{strategy} {need} compressor", "for example compressed:topk/decoder-tiny", fix
     if supports.worlds == "one" and case.world_size != 1:
         yield f"{strategy} runs one rank only", "1 rank", ""
     for name in ("micro_batch", "global_batch", "seq_len", "accumulate", "devices_per_rank"):
@@ -41,12 +41,12 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
     try:
         _ = case.slowed
     except ValueError as error:
-        yield str(error), "RANK:SHARE, several with commas", "--set stragglers=1:0.5"
+        yield str(error), "RANK:SHARE, separated by commas", "--set stragglers=1:0.5"
     if case.seq_len is not None and "seq" not in sizes[case.size]:
         yield f"{model} has no sequence length", "no seq_len", ""
     if sum(case.nodes) != case.world_size or min(case.nodes) < 1:
         what = f"nodes {case.nodes} do not add up to {case.world_size} ranks"
-        yield what, "as many ranks on the nodes as in the world", ""
+        yield what, "as many ranks on all nodes as the world size", ""
     if strong and case.global_batch is None:
         yield "strong mode needs a global batch", "global_batch", "--set global_batch=16"
     if strong and case.micro_batch is not None:

@@ -179,7 +179,7 @@ def shapes(
     if len(layouts[0]) != 1 or len({c.world_size for c in cases}) != 1:
         raise SpecError(
             f"shapes {', '.join(c.world for c in cases)}", where=case.id,
-            expected="one node first, and as many ranks in each",
+            expected="layouts of equally many ranks, the first on one node",
             fix="shapes(case, [(8,), (4, 4)])",
         )  # fmt: skip
     inside, *across = [Arm(name=c.world, case=c, role=Role.SUBJECT) for c in cases]
@@ -201,7 +201,7 @@ def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
     """A rung without its communication, or with its data at hand: what that saves is its cost."""
     if kind is Ablation.DATA and rung.case.data is not Data.LOADED:
         raise SpecError(
-            "its data lies on the device already: nothing to ablate",
+            "the data of this case is on the device already: nothing to ablate",
             where=rung.case.id,
             expected="data=loaded",
             fix="--set data=loaded",

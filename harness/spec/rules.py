@@ -141,7 +141,7 @@ def load_thresholds(path: Path) -> tuple[Threshold, ...]:
         if isinstance(name, str):
             if name in seen:
                 line = table.lines.get("name", table.line)
-                problems.add(line, f"the name {name!r} is taken by the rule at line {seen[name]}")
+                problems.add(line, f"the rule at line {seen[name]} already has the name {name!r}")
             seen.setdefault(name, table.line)
     problems.raise_any()
     return tuple(r for r in rules if r is not None)
@@ -168,17 +168,15 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
     if "at_least" not in v and "at_most" not in v:
         problems.add(table.line, "a rule needs a bound", "add at_least or at_most")
     elif v.get("at_least", -1e300) > v.get("at_most", 1e300):
-        problems.add(line("at_least"), "at_least is above at_most: nothing could pass")
+        problems.add(line("at_least"), "at_least is above at_most: no value can pass")
     if metric.form is Form.RATIO and "baseline" not in v:
         problems.add(
             table.line,
-            f"{v['metric']} means nothing without a baseline",
+            f"{v['metric']} needs a baseline",
             f"baseline = one of {', '.join(BASELINES)}",
         )
     if metric.scaling and "mode" not in v:
-        problems.add(
-            table.line, f"{v['metric']} means nothing without a mode", 'mode = "weak" or "strong"'
-        )
+        problems.add(table.line, f"{v['metric']} needs a mode", 'mode = "weak" or "strong"')
     if ("waiver" in v) != ("waiver_expires" in v):
         problems.add(line("waiver"), "a waiver needs a reason and waiver_expires (a date)")
     if len(problems.found) > before:
@@ -203,13 +201,13 @@ def reach(
     if any(rule.matches(case, contrast, hardware) for case, contrast in judged):
         return Reach.MATCHED, ""
     if command := metrics.metric(rule.metric).measured_by:
-        return Reach.OUT_OF_REACH, f"{rule.metric} is measured by {command}"
+        return Reach.OUT_OF_REACH, f"need {command}"
     if rule.device is not None and rule.device is not device:
-        return Reach.OUT_OF_REACH, f"needs {rule.device}"
+        return Reach.OUT_OF_REACH, f"need {rule.device}"
     if rule.nodes and min(rule.nodes) > max_nodes:
-        return Reach.OUT_OF_REACH, f"needs {min(rule.nodes)} nodes"
+        return Reach.OUT_OF_REACH, f"need {min(rule.nodes)} nodes"
     if rule.world and min(rule.world) > max_world:
-        return Reach.OUT_OF_REACH, f"needs {min(rule.world)} ranks"
+        return Reach.OUT_OF_REACH, f"need {min(rule.world)} ranks"
     if not fnmatchcase(hardware, rule.hardware):
-        return Reach.OUT_OF_REACH, f"is for hardware {rule.hardware}"
-    return Reach.UNMATCHED, "matches no case of this run"
+        return Reach.OUT_OF_REACH, f"need hardware {rule.hardware}"
+    return Reach.UNMATCHED, "match no case of this run"

@@ -89,7 +89,7 @@ def parse_name(name: str) -> tuple[str, str | None, str, str]:
     if not (strategy and model and size):
         raise SpecError(
             f"{name!r} is not a case",
-            expected="strategy[:compressor]/model-size[/mode], as ddp/decoder-tiny/weak",
+            expected="strategy[:compressor]/model-size[/mode], for example ddp/decoder-tiny/weak",
             fix="scaleproof list",
         )
     return strategy, compressor or None, model, size
@@ -126,7 +126,7 @@ def resolve(
         gpus, cpus = (str(sum(given)), None) if gpus else (None, sum(given))
     if facts.remote and cpus is None and (gpus is None or not gpus.isdigit()):
         raise SpecError(
-            f"--engine {engine} reaches other machines: say what is wanted there",
+            f"--engine {engine} reaches other machines: state the number of ranks",
             expected="--gpus N or --cpus N",
             fix=f"--engine {engine} --nodes 2 --gpus 16",
         )
@@ -163,7 +163,7 @@ def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
     if parse_nodes(nodes)[0] > 1 and not facts.multi_node:
         several = [n for n, e in known.items() if e.engine.multi_node]
         raise SpecError(
-            f"--engine {name} starts one node only, --nodes {nodes} was asked for",
+            f"--engine {name} can start one node only, but --nodes is {nodes}",
             expected=f"--engine {' or '.join(several)}",
             fix=f"--engine {several[-1]} --nodes {nodes}",
         )

@@ -38,7 +38,7 @@ def plans_of(
         if settings or ablations:
             option = "--set" if settings else "--ablate"
             raise SpecError(
-                f"{option} applies to a single case", where=target, fix="edit the recipe"
+                f"{option} works only with a single case", where=target, fix="edit the recipe"
             )
         raw = [plan for f in _files(Path(path)) for plan in _recipes(f, site, function or None)]
     else:
@@ -114,7 +114,7 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
     plans = recipe(site) if callable(recipe) else None
     if not isinstance(plans, list | tuple) or not all(isinstance(p, Plan) for p in plans):
         raise SpecError(
-            f"{getattr(recipe, '__name__', recipe)!r} is no recipe: it does not return plans",
+            f"{getattr(recipe, '__name__', recipe)!r} is not a recipe: it does not return plans",
             where=str(path),
             expected="a function of the site that returns a list of plans",
             fix="scaleproof list suites",

@@ -51,7 +51,7 @@ def test_what_an_ablation_saves_is_recorded_and_its_arm_is_never_checked(
     assert ddp["data_cost@2"].status is Status.RECORDED
     skipped = pipeline["communication_cost@2"]
     assert (skipped.status, skipped.reason) == (Status.SKIP, Reason.UNSUPPORTED)
-    assert "nothing to compute without its neighbours" in skipped.detail
+    assert "cannot run without communication" in skipped.detail
     assert pipeline["efficiency@2/plain"].value is not None
     apart = [x for x in measurer.run.launches if x.arm.startswith("@2-")]
     assert {x.purpose for x in apart} == {Purpose.PILOT, Purpose.TIMED}

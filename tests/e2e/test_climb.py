@@ -37,7 +37,7 @@ def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
     assert found["efficiency@2/plain"].reason is Reason.INCORRECT
     above = found["efficiency@4/plain"]
     assert (above.status, above.reason) == (Status.SKIP, Reason.CLIMB_STOPPED)
-    assert "the climb stopped at mutant/paced-small/weak@2cpu" in above.detail
+    assert "the climb ended at mutant/paced-small/weak@2cpu" in above.detail
     arms = {(x.purpose, x.arm) for x in measurer.run.launches}
     assert (Purpose.TIMED, "@1") in arms
     assert not {(p, a) for p, a in arms if a == "@4" or (a == "@2" and p is not Purpose.GATE)}

@@ -80,7 +80,7 @@ def test_who_came_last_is_suspected_where_all_did_the_same() -> None:
     at = {0: 10.0, 1: 10.1, 2: 13.2}
     cause = attribute([timed_out(r, flight=flight(16, at_s=s), order=r) for r, s in at.items()])
     assert cause is not None and (cause.rank, cause.kind, cause.sure) == (2, "late", False)
-    assert cause.message == "came 3.2 s after the first to collective 1, all_reduce"
+    assert cause.message == "entered collective 1, all_reduce, 3.2 s after the first rank"
 
 
 def test_nobody_is_late_by_less_than_a_second() -> None:

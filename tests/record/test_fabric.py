@@ -202,7 +202,7 @@ def test_emulated_links_that_do_not_carry_what_they_say_are_noticed(
     rows = [row(time_s=time_s, network="+emulated.rate_mbit=100", link_mbit=100.0)]
     (text,) = shaped(run_of(sample_run, rows))
     assert text.startswith("emulated links of 100 Mbit/s carry")
-    assert ("is not what it says" in text) == noticed
+    assert ("do not hold for the stated rate" in text) == noticed
     assert shaped(run_of(sample_run, [replace(rows[0], link_mbit=None)])) == []
 
 

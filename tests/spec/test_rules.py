@@ -58,8 +58,8 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('mode = "weak"\n', "", "efficiency means nothing without a mode"),
-        ('baseline = "plain"\n', "", "efficiency means nothing without a baseline"),
+        ('mode = "weak"\n', "", "efficiency needs a mode"),
+        ('baseline = "plain"\n', "", "efficiency needs a baseline"),
         ('unit = "1"', 'unit = "x"', "efficiency is in '1', not 'x'"),
         ("at_least = 0.85\n", "", "a rule needs a bound"),
         ("at_least = 0.85", "at_least = 0.85\nat_most = 0.5", "at_least is above at_most"),
@@ -77,7 +77,7 @@ def test_each_mistake_names_what_is_wrong(tmp_path: Path, old: str, new: str, sa
 
 
 def test_names_are_unique(tmp_path: Path) -> None:
-    assert "the name 'a' is taken by the rule at line 2" in problems(tmp_path, GOOD + GOOD)
+    assert "the rule at line 2 already has the name 'a'" in problems(tmp_path, GOOD + GOOD)
 
 
 def test_missing_file_is_one_clear_error(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_shipped_rules_load_and_claims_are_out_of_reach_on_cpu() -> None:
     claims = [n for n in states if n.startswith("claim_")]
     assert len(claims) >= 10
     assert {states[n][0] for n in claims} == {Reach.OUT_OF_REACH}
-    assert states["claim_recovery"][1] == "recovery_s is measured by scaleproof recover"
+    assert states["claim_recovery"][1] == "need scaleproof recover"
     assert states["cpu_ddp_weak"][0] is Reach.UNMATCHED
-    assert states["paced_ddp_8"] == (Reach.OUT_OF_REACH, "needs 8 ranks")
+    assert states["paced_ddp_8"] == (Reach.OUT_OF_REACH, "need 8 ranks")
 
 
 def test_a_rule_matches_its_case_world_and_baseline_only(tmp_path: Path) -> None:

@@ -179,4 +179,4 @@ def value_of(run: RunRecord, benchmark: str, case: str) -> float:
 
 
 def summary(added: Ingested) -> str:
-    return f"{added.run}: {added.num_values} values on {added.machine}, ledger {added.commit}"
+    return f"{added.run}: {added.num_values} values for {added.machine}, ledger {added.commit}"

@@ -57,13 +57,13 @@ def _survives(
     if question.perfect is not None:
         share = (e.value if e.low is None else e.low) / question.perfect
         if share > IMPLAUSIBLE:
-            impossible = f"{share:.3g} of linear scaling is not possible: the baseline is wrong"
+            impossible = f"{share:.3g} of linear scaling is impossible: the baseline is wrong"
     if impossible:
         return Conclusion(Status.ERROR, Reason.IMPLAUSIBLE, impossible)
     if rule is None or conclusion.status not in (Status.PASS, Status.FAIL):
         return conclusion
     if differing := fingerprint.differing(rule.fingerprint, run):
-        why = f"the bound is of another setup: {'; '.join(differing)}"
+        why = f"the bound belongs to another setup: {'; '.join(differing)}"
         return Conclusion(Status.RECORDED, Reason.NOT_COMPARABLE, why)
     if (doubt := question.doubt) is not None:
         why = f"{conclusion.detail}, but {doubt.detail}"
@@ -82,11 +82,11 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
         if second.status is Status.FAIL and second.missed is first.missed:
             status, reason, why = Status.FAIL, Reason.NOT_MET, f"confirmed: {figure}"
         else:
-            reason, why = Reason.DISAGREE, f"a fresh set does not confirm it: {figure}"
+            reason, why = Reason.DISAGREE, f"a fresh set does not confirm the FAIL: {figure}"
     elif run.complete:
-        why = "no fresh set of launches confirms it"
+        why = "no fresh set of launches has confirmed the FAIL"
     else:
-        reason, why = Reason.INTERRUPTED, "stopped before it was confirmed"
+        reason, why = Reason.INTERRUPTED, "the run stopped before a fresh set of launches"
     return Conclusion(status, reason, f"{first.detail}; {why}")
 
 
@@ -99,6 +99,6 @@ def _waived(conclusion: Conclusion, rule: Threshold | None, run: RunRecord) -> C
         told = f"{conclusion.detail}; waived until {rule.waiver.expires}: {rule.waiver.reason}"
         return Conclusion(Status.FAIL, Reason.WAIVED, told)
     if conclusion.status is Status.PASS:
-        told = f"met, but a waiver says it fails ({rule.waiver.reason}): remove the waiver"
+        told = f"bound met, but a waiver expects a FAIL ({rule.waiver.reason}): remove the waiver"
         return Conclusion(Status.FAIL, Reason.UNEXPECTED_PASS, told)
     return conclusion

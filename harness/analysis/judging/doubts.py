@@ -48,13 +48,13 @@ def _noise(launches: Sequence[LaunchRecord]) -> str:
     if spread is not None and spread > admission.LAUNCH_SD:
         return (
             f"launches of one arm in one block differ by {spread:.0%} (A/A);"
-            " give it quiet cores, fixed clocks, or another machine"
+            " use quiet cores, fixed clocks or another machine"
         )
     loads = [x.foreign_load for x in launches if x.foreign_load is not None]
     if loads and median(loads) > admission.FOREIGN_LOAD:
         return (
-            f"others used {median(loads):.0%} of the ranks' cores (median launch);"
-            " find who it is (top -d 1) and run again"
+            f"other processes used {median(loads):.0%} of the ranks' cores (median launch);"
+            " find them (top -d 1) and run again"
         )
     reasons = {reason for x in launches for gpu in x.gpus for reason in gpu.throttle}
     slowed = sorted(r for r in reasons if "thermal" in r or "hw_" in r)
@@ -68,10 +68,10 @@ def _unsteady(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
         windows = [x.steadiness for x in launches if x.steadiness]
         if (odd := steadiness.outlier(windows)) is not None:
             drift = math.expm1(windows[odd].drift)
-            return f"{launches[odd].launch} was not steady: {drift:+.1%} over it"
+            return f"{launches[odd].launch} was not steady: its steps drift by {drift:+.1%}"
         if steadiness.drifts(windows):
             drift = math.expm1(fmean(s.drift for s in windows))
-            return f"{plan.arm(name).case.id} is not steady: {drift:+.1%} in every launch"
+            return f"{plan.arm(name).case.id} is not steady: every launch drifts, {drift:+.1%}"
     return ""
 
 
@@ -82,6 +82,6 @@ def _perturbed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
     if not factors or median(factors) <= PERTURBED:
         return ""
     return (
-        f"profiled steps take {median(factors):.2f}x as long as others (limit {PERTURBED}):"
+        f"profiled steps take {median(factors):.2f}x as long as unprofiled (limit {PERTURBED}):"
         " use longer steps (a larger model or batch), or judge communication_cost"
     )

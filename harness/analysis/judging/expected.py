@@ -104,11 +104,11 @@ def load(path: Path) -> tuple[Reference, ...]:
         if unit != v["unit"]:
             problems.add(line["unit"], f"{v['metric']} is in {unit!r}, not {v['unit']!r}")
         if v["status"] == "measured" and not v.get("n"):
-            problems.add(table.line, "a measured value needs n, the pairs it rests on")
+            problems.add(table.line, "a measured value needs n, its number of pairs")
         if "lower" not in v and "upper" not in v:
-            problems.add(table.line, "a reference needs a side", "lower = -0.05")
+            problems.add(table.line, "a reference needs lower or upper", "lower = -0.05")
         if v.get("lower", 0) > 0 or v.get("upper", 0) < 0:
-            problems.add(table.line, "lower is at most 0 and upper at least 0, relative to value")
+            problems.add(table.line, "lower must be <= 0 and upper >= 0 (relative to value)")
         references.append(from_doc(Reference, {**v, "date": v["date"].isoformat()}))
     keys = [r.key for r in references]
     for key in {k for k in keys if keys.count(k) > 1}:
@@ -169,7 +169,7 @@ def rules(place: Path, hardware: str) -> tuple[Threshold, ...]:
     if not path.is_file():
         raise ConfigError(
             "no references for this hardware", where=str(path),
-            expected=f"a file of [[reference]] for {hardware}",
+            expected=f"a file of [[reference]] tables for {hardware}",
             fix=f"scaleproof baseline set RUN --references {place}",
         )  # fmt: skip
     return tuple(r.threshold(hardware) for r in load(path))

@@ -101,7 +101,7 @@ def judge(values: Sequence[float], rule: Threshold | None, form: Form) -> Judged
     if rule is None:
         return judged(Status.RECORDED, Reason.NO_RULE, "no rule applies")
     if e.n == 1:
-        return judged(Status.RECORDED, Reason.TOO_FEW_PAIRS, "n = 1: one pair judges nothing")
+        return judged(Status.RECORDED, Reason.TOO_FEW_PAIRS, "n = 1: one pair is too few to judge")
     few = f"n = {e.n}: too few pairs of launches to judge"
     if e.low is None or e.high is None:
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
@@ -130,15 +130,15 @@ def judge(values: Sequence[float], rule: Threshold | None, form: Form) -> Judged
         failure = judged(Status.FAIL, Reason.NOT_MET, detail, math.fsum(against) / len(against))
         return replace(failure, missed=End.LOW if below else End.HIGH)
     if not met:
-        detail = f"interval spans {rule.bound} after {e.n} pairs"
+        detail = f"the interval contains the bound {rule.bound} after {e.n} pairs"
         return judged(Status.INCONCLUSIVE, Reason.SPANS_BOUND, detail)
     if sequential.sign_evidence(e.n, e.n) < ENOUGH:
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
     if signs < ENOUGH:
-        detail = f"the mean meets {rule.bound}, but too many of {e.n} pairs do not"
+        detail = f"the mean meets {rule.bound}, but too many of the {e.n} pairs miss it"
         return judged(Status.INCONCLUSIVE, Reason.PAIRS_SPLIT, detail)
     if rule.source in (Source.CLAIMED, Source.PROVISIONAL):
-        detail = f"meets {rule.bound}, but a {rule.source} bound passes nothing by itself"
+        detail = f"{rule.bound} is met, but a {rule.source} bound alone gives no PASS"
         return judged(Status.RECORDED, Reason.PROVISIONAL, detail)
     detail = f"{rule.bound} holds over the whole interval"
     return judged(Status.PASS, Reason.MET, detail, min(means, signs))

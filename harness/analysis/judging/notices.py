@@ -30,7 +30,7 @@ def findings(run: RunRecord) -> list[str]:
                     f"{arm.case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
                 )
             if len({x.losses for x in launches}) > 1:
-                out.append(f"{arm.case.id}: not reproducible, losses differ between launches")
+                out.append(f"{arm.case.id}: not reproducible, since losses differ between launches")
     gpus: dict[str, int] = {}
     for launch in run.launches:
         for gpu in launch.gpus:
@@ -72,7 +72,7 @@ def shaped(run: RunRecord) -> list[str]:
             f"emulated links of {stated:g} Mbit/s carry {carried:.4g} ({off:+.1%} of their payload)"
         )
         bad = abs(off) > SHAPED_OFF and stated <= 1000
-        out.append(text + ("; what was measured over them is not what it says" if bad else ""))
+        out.append(text + ("; results do not hold for the stated rate" if bad else ""))
     return out
 
 
@@ -83,4 +83,4 @@ def reproducible(run: RunRecord) -> str:
         if launch.purpose is Purpose.TIMED and launch.steps is not None:
             arms.setdefault((launch.plan, launch.arm), set()).add(launch.losses)
     same = sum(len(digests) == 1 for digests in arms.values())
-    return f"equal to the bit between the launches of {same} of {len(arms)} arms"
+    return f"equal bit for bit in all launches of {same} of {len(arms)} arms"

@@ -35,7 +35,7 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
             return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, f"{arm.case.id} does not fit here")
     if contrast.against == "smallest_fit" and contrast.baseline[0] != smallest_fit(run, plan):
         return Conclusion(
-            Status.SKIP, Reason.UNSUPPORTED, f"the smallest fit is {smallest_fit(run, plan)}"
+            Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest_fit(run, plan)}"
         )
     checked = gates(run)
     for arm in arms:
@@ -45,7 +45,7 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
         if arm.role is Role.ABLATION:
             continue  # wrong on purpose
         if gate is None and (lower := _stopped_at(run, plan, arm.case, checked)) is not None:
-            why = f"{arm.case.id} was not launched: the climb stopped at {lower}"
+            why = f"{arm.case.id} was not launched: the climb ended at {lower}, which is wrong"
             return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, why)
         if gate is None:
             return unmeasured(run, plan, f"{arm.case.id} was never checked")
@@ -157,11 +157,11 @@ def blame(launch: LaunchRecord) -> str:
 def _control(gate: LaunchRecord | None) -> Conclusion:
     """A control passes only if its bytes gave it away: not by crashing, not by another check."""
     if gate is None or gate.status is not LaunchStatus.OK:
-        return Conclusion(Status.ERROR, Reason.NOT_MEASURED, "the gate did not run to its end")
+        return Conclusion(Status.ERROR, Reason.NOT_MEASURED, "the correctness gate did not finish")
     wrong = [c for c in gate.ranks[0].checks if c.name.startswith("bytes.") and not c.ok]
     if not wrong:
         return Conclusion(
-            Status.FAIL, Reason.NOT_CAUGHT, "the byte checks let a known-wrong case pass"
+            Status.FAIL, Reason.NOT_CAUGHT, "the byte checks missed a case that is wrong on purpose"
         )
     sent = [c for c in wrong if c.name == "bytes.sent"]
     return Conclusion(Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}")

@@ -93,7 +93,7 @@ def _fabric(run: RunRecord) -> Iterator[Series]:
                 "bus_bandwidth": again.bus_bps() if again else (),
                 "collective_latency": again.latency_s if again else (),
             },
-            wrong="" if right else "a rank did not get what it should: trust nothing over it",
+            wrong="" if right else "a rank got a wrong result: this network cannot be trusted",
             refused=s.refused,
         )
 
@@ -106,7 +106,7 @@ def _recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
         if not all(t.equal for t in named):
             wrong = "the resumed training does not match an uninterrupted one bit for bit"
         elif not all(t.blamed == t.rank for t in named):
-            wrong = "another rank was named than the one that was broken"
+            wrong = "the named rank is not the rank that was broken"
 
         def values(attempt: int, named: Sequence[Trial] = named) -> Values:
             def each(read: Callable[[Trial], float | None]) -> tuple[float, ...]:

@@ -65,7 +65,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         launches=(*first.launches, *again.launches),
         doubt=doubt(run, plan, contrast),
         perfect=_perfect(run, plan, contrast),
-        impossible=f"{used:.2f} of the device's peak FLOP/s is not possible"
+        impossible=f"{used:.2f} of the device's peak FLOP/s is impossible"
         if used is not None and used > 1
         else "",
     )
@@ -75,9 +75,9 @@ def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion:
     """Why there is nothing to judge although nothing failed."""
     if not metrics.metric(contrast.metric).profiled:
         return unmeasured(run, plan, "no pair of launches was measured")
-    why = "no profiled launch shows it: none was made (--no-timeline, or over the time budget)"
+    why = "this metric needs a profiled launch: none was made (--no-timeline or time budget)"
     if timed(run, plan, purpose=Purpose.PROFILE):
-        why = "the profiled launches do not show it: see scaleproof timeline RUN"
+        why = "the profiled launches lack this metric: see scaleproof timeline RUN"
     return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, why)
 
 

@@ -151,7 +151,7 @@ def wrong(
     out = []
     if [r.rank for r in ranks] != list(range(case.world_size)):
         out.append(
-            f"world: ranks {[r.rank for r in ranks]} joined, {case.world_size} were asked for"
+            f"world: ranks {[r.rank for r in ranks]} joined, expected {case.world_size} ranks"
         )
         return tuple(out)
     if len({(r.host, r.pid) for r in ranks}) != len(ranks):
@@ -195,5 +195,5 @@ def wrong(
     if any(not np.isfinite(s.loss[~np.isnan(s.loss)]).all() for s in samples):
         out.append("loss: not finite")
     if all(np.isnan(s.loss).any() for s in samples):
-        out.append("loss: no rank has one for every step")
+        out.append("loss: no rank has a loss for every step")
     return tuple(out)

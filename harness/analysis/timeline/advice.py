@@ -22,14 +22,14 @@ _TRY = {
 }
 _WHAT = {
     Term.COMPUTE: "the same compute takes longer with more ranks: shared cores, memory or clocks",
-    Term.MOVE: "copies to and from the device that nothing hides",
-    Term.TRANSFER: "bytes on their way with nothing to compute meanwhile",
-    Term.UNDIVIDED: "communication with nothing to compute meanwhile",
+    Term.MOVE: "copies to and from the device, with no kernel running meanwhile",
+    Term.TRANSFER: "bytes are transferred while no compute runs",
+    Term.UNDIVIDED: "communication while no compute runs",
     Term.BUBBLE: "stages without a micro-batch to work on",
     Term.DATA: "steps wait for their batch",
-    Term.LAUNCH: "issuing operations costs more than they take",
-    Term.IDLE: "the host does something between operations that no range names",
-    Term.OTHER: "the device idles between operations that are queued already",
+    Term.LAUNCH: "issuing operations takes longer than executing them",
+    Term.IDLE: "the host works between operations, under no named range",
+    Term.OTHER: "the device idles although its next operation is queued",
 }
 
 
@@ -59,9 +59,9 @@ def _waited_for(budget: Budget) -> str:
     b = budget.blame
     if b is None:
         return "ranks come to a collective at different times"
-    who = f"{b.share:.0%} of it is for rank {b.rank}"
+    who = f"{b.share:.0%} of the waiting is for rank {b.rank}"
     if b.term is None:
-        return f"{who}, which is no slower than the others on the whole"
+        return f"{who}, which is no slower than the others in total"
     return f"{who}, whose {b.term} is {b.excess_ns / 1e6:.2f} ms over the others'"
 
 

@@ -51,10 +51,10 @@ def close(
     if matched.refused:
         unsure.append(f"communication is not divided into wait and transfer: {matched.refused}")
     if matched.lone:
-        unsure.append(f"{matched.lone} collectives are missing in some ranks' traces: not divided")
+        unsure.append(f"{matched.lone} collectives are missing in some ranks' traces: undivided")
     steps = min(len(r.edges) for r in common)
     if any(len(r.edges) != steps for r in common):
-        unsure.append("ranks recorded different numbers of steps: the common first ones count")
+        unsure.append("ranks recorded different numbers of steps: only the common ones count")
     by_rank: dict[int, list[_Seen]] = {r.rank: [] for r in common}
     for m in matched.meetings:
         for rank, op in m.ops.items():

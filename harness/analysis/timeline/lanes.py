@@ -129,7 +129,7 @@ def _host_steps(trace: Trace) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
         return edges, int(trace.thread[rows[0]]), ()
     busiest = int(np.bincount(trace.thread).argmax())
     edges = np.array([trace.start.min(), trace.end.max()], dtype=np.int64)
-    return edges, busiest, ("no ProfilerStep in it: all of it is taken for one step",)
+    return edges, busiest, ("no ProfilerStep in the trace: the whole trace counts as one step",)
 
 
 def _own(trace: Trace, *categories: Category) -> NDArray[np.bool_]:
@@ -318,7 +318,7 @@ def _device_steps(
     rows = np.flatnonzero(device)
     known = launched[rows] >= 0
     if not known.any() or len(host_edges) < 3:
-        why = ("its device steps cannot be told from the host's: their windows are the host's",)
+        why = ("its device steps cannot be located, so the host's step windows are used",)
         return host_edges, () if len(host_edges) < 3 and known.any() else why
     step = np.searchsorted(host_edges, launched[rows], side="right") - 1
     ends = [trace.end[rows[known & (step <= k)]].max(initial=0) for k in range(len(host_edges) - 1)]

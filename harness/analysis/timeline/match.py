@@ -59,7 +59,7 @@ def match(ranks: Sequence[Lanes]) -> Matched:
         return Matched()
     if size > len(ranks) or (size < 0 and len(ranks) == 1):
         world = f" of {size}" if size > 0 else ""
-        return Matched(refused=f"{len(ranks)}{world} ranks' traces are here")
+        return Matched(refused=f"only {len(ranks)}{world} traces were given")
     by_key: dict[tuple[object, ...], dict[int, list[Op]]] = {}
     for lane in ranks:
         for op in lane.ops:
@@ -73,12 +73,12 @@ def match(ranks: Sequence[Lanes]) -> Matched:
             lone += 1  # at the edge of a capture
             continue
         if key[0] == "p2p" and len(by_rank) != 2:
-            return Matched(refused=f"a {kind} has no other end in these traces")
+            return Matched(refused=f"a {kind} has no matching peer operation in these traces")
         counts = {r: len(ops) for r, ops in by_rank.items()}
         if len(set(counts.values())) > 1:
-            return Matched(refused=f"{kind}: ranks made different numbers of them, {counts}")
+            return Matched(refused=f"{kind}: the ranks' counts differ, {counts}")
         if key[0] == "collective" and len(by_rank) != len(ranks) and not key[2]:
-            return Matched(refused=f"{kind}: only ranks {sorted(by_rank)} made it")
+            return Matched(refused=f"{kind}: only ranks {sorted(by_rank)} issued it")
         for together in zip(*by_rank.values(), strict=True):
             sizes = {o.payload for o in together if o.payload >= 0}
             if len(sizes) > 1 and key[0] == "collective":

@@ -43,9 +43,9 @@ def budget_of(
         seen = len(rank.step_ns) + (budget.device == "cuda")  # a device's first step is the anchor
         problem = trace.partial
         if seen != steps:
-            problem = problem or f"{seen} steps are in it, {steps} were profiled"
+            problem = problem or f"has {seen} steps, expected {steps}"
         if talks and not sum(rank.comm_ns):
-            problem = problem or "no communication is seen in it"
+            problem = problem or "has no communication"
         if problem:
             raise ScaleproofError(f"the trace of rank {rank.rank}: {problem}", where=trace.path)
     return replace(budget, operators=operators(traces, budget.steps))

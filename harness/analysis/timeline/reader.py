@@ -71,7 +71,7 @@ def split(trace: Trace) -> list[Trace]:
         return [trace]
     if not np.isin(process[trace.of_cat("kernel")], ids).all():
         raise ScaleproofError(
-            f"{len(ids)} processes and their devices are in one file",
+            f"the file holds {len(ids)} processes with their devices",
             where=trace.path,
             expected="one trace for each rank",
             fix="scaleproof timeline rank*.json.gz",

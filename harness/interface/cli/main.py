@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(Exit.USAGE)
     except Exception:
         traceback.print_exc()
-        sys.stderr.write("ERROR: this is a bug of scaleproof; the lines above say where\n")
+        sys.stderr.write("ERROR: this is a bug in scaleproof; the lines above show where\n")
         return int(Exit.INTERNAL)
     return int(answer.exit)
 

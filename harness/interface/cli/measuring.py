@@ -29,7 +29,7 @@ def add_to(sub: argparse.ArgumentParser, *, cases: bool) -> None:
     if cases:
         sub.add_argument(
             "--ablate", action="append", default=[], choices=tuple(Ablation),
-            help="also measure the largest rung without this: what it saves is what it costs",
+            help="also measure the largest rung without this, to see how much time it costs",
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
         raise ScaleproofError(
             "--nsys: there is no nsys on the PATH",
             expected="NVIDIA Nsight Systems",
-            fix="run without --nsys: the timeline is captured all the same",
+            fix="run without --nsys: scaleproof captures a timeline anyway",
         )
     results.mkdir(parents=True, exist_ok=True)
     rest = [a for a in arguments if a != "--nsys"]

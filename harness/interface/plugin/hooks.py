@@ -36,8 +36,8 @@ _CATEGORY = {
 #: Tiers of suites, as markers: ``pytest suites/ -m nightly``.
 TIERS = (
     "smoke: suites that finish in minutes on a laptop",
-    "nightly: suites that take longer, for every night",
-    "acceptance: suites that set up what was claimed",
+    "nightly: suites that take longer and run every night",
+    "acceptance: suites that measure published claims",
 )
 
 KEY = pytest.StashKey[Scaling]()
@@ -103,7 +103,7 @@ def _scaling(config: pytest.Config) -> Scaling:
         spread = hasattr(config, "workerinput")  # a worker of pytest-xdist
         if spread or any(getattr(config.option, o, None) for o in ("numprocesses", "forked")):
             raise SpecError(
-                "ranks need the machine for themselves",
+                "scaling suites cannot run in parallel: ranks need the whole machine",
                 expected="scaling suites without -n and --forked",
                 fix="pytest suites/ -p no:xdist",
             )
@@ -191,7 +191,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     ]
     if config.pluginmanager.hasplugin("timeout") and getattr(config.option, "timeout", None):
         lines.append(
-            "scaling: --timeout is lifted for scaling items; launches have deadlines of their own"
+            "scaling: --timeout does not apply to scaling items; launches have their own deadlines"
         )
     return lines
 
@@ -208,7 +208,7 @@ def _verdict(request: pytest.FixtureRequest) -> Verdict:
     expected = getattr(request, "param", None)
     if not isinstance(expected, Expectation | Course):
         pytest.fail(
-            "the fixture 'verdict' belongs to functions marked with @scaling or @recovering",
+            "only functions marked with @scaling or @recovering can use the fixture 'verdict'",
             pytrace=False,
         )
     scaling = request.config.stash[KEY]

@@ -103,7 +103,7 @@ class Scaling:
             self.recoverer.measure(course, USUAL)
         verdicts = [v for v in of_series(session.run.bare()) if v.case == course.name]
         if not verdicts:
-            pytest.skip(f"no rule is about {course.name}")
+            pytest.skip(f"no rule applies to {course.name}")
         return max(verdicts, key=lambda v: _WORSE.index(v.counts))
 
     def judged(self, expectation: Expectation) -> Verdict:

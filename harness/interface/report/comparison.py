@@ -47,11 +47,11 @@ def lines(a: RunRecord, b: RunRecord, comparison: Comparison, width: int) -> lis
     both = sum(r.ratio is not None for r in comparison.rows)
     if comparison.mean is not None:
         out.append(
-            f" {comparison.metric}: geometric mean over the {both} cases both ran:"
+            f" {comparison.metric}: geometric mean over the {both} cases that both ran:"
             f" {comparison.mean:.3f} [{comparison.mean_low:.3f}, {comparison.mean_high:.3f}]"
         )
     else:
-        out.append(" no case was run by both: nothing to compare")
+        out.append(" the two runs have no case in common: nothing to compare")
     out.append(
         f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift"
     )

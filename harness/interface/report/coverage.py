@@ -40,7 +40,7 @@ def _worlds(cases: Collection[CaseSpec]) -> str:
         if worlds:
             left = [str(n) for n in range(1, max(worlds)) if n not in worlds]
             gap = f" (not {', '.join(left)})" if 0 < len(left) <= 8 else ""
-            gap = gap or (f" ({len(left)} sizes between are not)" if left else "")
+            gap = gap or (f" (not {len(left)} sizes in between)" if left else "")
             ranks = f"ranks 0..{max(worlds) - 1}" if max(worlds) > 1 else "rank 0"
             parts.append(f"{label}{_list(map(str, sorted(worlds)))}{gap}, {ranks}")
     shapes = sorted({"x".join(map(str, c.nodes)) for c in cases if len(c.nodes) > 1})
@@ -99,6 +99,6 @@ def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int) -> list[str]
         out += wrap(f" unused   {len(unused)} rules match no case of this run: {names}", width, 10)
     if beyond:
         number = sum(map(len, beyond.values()))
-        why = "; ".join(f"{len(names)} {reason}" for reason, names in beyond.items())
-        out += wrap(f" beyond   {number} rules are out of reach here: {why}", width, 10)
+        why = "; ".join(f"{reason} ({len(names)})" for reason, names in beyond.items())
+        out += wrap(f" untested {number} rules are not tested here: {why}", width, 10)
     return out

@@ -70,13 +70,13 @@ def line(m: Moment | Waiting) -> str:
     """``[ 9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``"""
     if isinstance(m, Waiting):
         says = f"  {m.says}" if m.says else ""
-        return f"  [start] {m.here} of {m.wanted} agents are here{says}  {duration(m.waited_s)}"
+        return f"  [start] {m.here} of {m.wanted} agents are ready{says}  {duration(m.waited_s)}"
     if m.purpose is Purpose.GATE:
-        return f"  [gate] {m.arm}  checking that it trains correctly  {duration(m.elapsed_s)}"
+        return f"  [gate] {m.arm}  checking correctness  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.PILOT:
         return f"  [pilot] {m.arm}  settling warm-up and steps  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.PROFILE:
-        return f"  [profile] {m.arm}  seeing where its steps go  {duration(m.elapsed_s)}"
+        return f"  [profile] {m.arm}  profiling its steps  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.FABRIC:
         return (
             f"  [fabric {m.launch}/{m.num_launches}] {m.plan}  every collective, checked and timed"

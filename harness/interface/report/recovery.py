@@ -40,9 +40,11 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
         ]
         out += table(columns, named, width)
     note = (
-        " medians, in s from the fault: seen, all gone, lost agents replaced, new ranks started,"
-        " met, loaded, first step; wait = silence that must pass before it counts; stall = training"
-        " stood still to save; all was equal to the bit to what was never broken, or it says so"
+        " medians in s from the fault on: seen = fault noticed, gone = ranks ended, import = lost"
+        " agents replaced, start = new ranks started, met = process group ready, load = checkpoint"
+        " loaded, step = first step; wait = silence after which a rank counts as hung; stall ="
+        " training stands still to save; in rows without a mark the resumed training matches an"
+        " uninterrupted one bit for bit"
     )
     return [*out, *wrap(note, width, 1), ""]
 

@@ -163,10 +163,10 @@ def counts(run: RunRecord) -> list[str]:
     lines = [f" {out}"]
     if found[Status.PASS] or found[Status.FAIL]:
         passes, fails = verdicts.together(run.verdicts)
-        lines.append(
-            f" each alone errs at most once in 20; together, at most 5% false:"
-            f" {passes} PASS, {fails} FAIL"
-        )
+        lines += [
+            " each verdict alone errs at most once in 20",
+            f" these hold together, with at most 5% of them false: {passes} PASS, {fails} FAIL",
+        ]
     return lines
 
 
@@ -185,7 +185,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
         f" cost     {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
         f" to start and end), {len(pilots)} pilots, {len(gates)} gates,"
         f" {len(profiles)} profiles;"
-        f" {1 - training / run.elapsed_s:.0%} of {duration(run.elapsed_s)} is the harness"
+        f" {1 - training / run.elapsed_s:.0%} of {duration(run.elapsed_s)} is overhead"
     )
     return wrap(told, width, 10)
 
@@ -199,14 +199,14 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
     out = [rule("scaling", width, "="), " " + header(run)]
     if table_ := scaling_table(run, width):
         note = (
-            " efficiency = throughput per rank against plain (one device, no wrapper), or as marked"
-            "; each end holds 19 times in 20; worst = worst pair of launches"
+            " efficiency = throughput per rank against plain (one device, no wrapper) unless marked"
+            "; each end of an interval holds 19 times in 20; worst = worst pair of launches"
         )
         if "  p95" in table_[0]:
-            note += "; p95 = on 95th percentiles of steps"
+            note += "; p95 = efficiency by 95th percentiles of steps"
         out += ["", *table_, *wrap(note, width, 14)]
         if any(" *  " in line for line in table_):
-            out.append(" * judged on another figure than the one shown: it stands below")
+            out.append(" * the verdict is on another figure, shown below")
     out += ["", *fabric.lines(run, width), *recovery.lines(run, width), *timeline.lines(run, width)]
     out += [rule("verdicts", width), *verdict_lines(run, width)]
     out += [*counts(run), ""]

@@ -40,8 +40,8 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     if trusted:
         out += _table(trusted, width)
         note = (
-            " lost = step - ideal, and the sum of the columns right of it: each is a term's growth"
-            " against the baseline (* not hidden behind compute)"
+            " lost = step - ideal = the sum of the columns to its right; each of these columns is a"
+            " term's growth against the baseline (* not hidden behind compute)"
         )
         out += wrap(note, width, 1)
     return [*out, *remarks(run, width), ""]
@@ -80,7 +80,7 @@ def remarks(run: RunRecord, width: int) -> list[str]:
         stages = all(r.expected.stages > 1 for r in refused)  # cannot go without
         out += wrap(
             f" refused  {names}: profiled steps take up to {worst.perturbation:.2f}x as long"
-            f" as others (limit {PERTURBED}): too changed to say where their time goes; use longer"
+            f" as unprofiled ones (limit {PERTURBED}), so the profile is not trusted; use longer"
             " steps (--set micro_batch=..., a larger size)"
             + ("" if stages else ", or --ablate communication"),
             width, 10,
@@ -99,8 +99,8 @@ def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:
         yield from wrap(
             f" both     {r.arm.case.id}: exposed communication is {seen:.1%} of the step by its"
             f" trace, {v.value:.1%} [{v.low:.1%}, {v.high:.1%}] by ablation:"
-            + (" they agree" if agree else " they disagree (the ablation also frees what"
-               " communication slows down)"),
+            + (" they agree" if agree else " they disagree (the ablation also removes the"
+               " slow-down of compute by communication)"),
             width, 10,
         )  # fmt: skip
 
@@ -175,7 +175,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
             width, 10,
         )  # fmt: skip
     if (b := budget.blame) is not None:
-        more = f"{b.excess_ns / 1e6:.2f} ms over the others'"
+        more = f"{b.excess_ns / 1e6:.2f} ms longer than the others'"
         busy = f": its {b.term} is {more}" if b.term else ""
         out += wrap(
             f" waited   {b.share:.0%} of all waiting, {b.waited_ns / 1e6:.2f} ms a step, is for"

@@ -30,7 +30,7 @@ def open_device(pid: int) -> int:
     """A TUN device in the namespace of a process; this one stays there."""
     with Path(f"/proc/{pid}/ns/net").open() as namespace:
         if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"the network namespace of {pid} is closed to us")
+            raise OSError(ctypes.get_errno(), f"no access to the network namespace of {pid}")
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", DEVICE.encode(), _TUN_WITHOUT_HEADER))
     return device

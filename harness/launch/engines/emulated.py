@@ -1,4 +1,4 @@
-"""Several nodes on this machine: namespaces joined by a bridge, every link shaped to a stated rate.
+"""Several nodes on this machine: namespaces on a bridge, with every link at a stated rate.
 
     bridge namespace   br0 -- v0, v1, ..  each: tbf at the rate of its link
     node namespaces    eth0 10.77.0.1, 10.77.0.2, ..  each: tbf at the rate of its link
@@ -147,7 +147,7 @@ class EmulatedJob(Job):
         while not self._inside(process.pid, ours):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise LaunchError(
-                    "a network namespace could not be made", where="emulated engine",
+                    "cannot create a network namespace", where="emulated engine",
                     expected="root, or user namespaces", fix="unshare --user --net true",
                 )  # fmt: skip
             time.sleep(0.002)

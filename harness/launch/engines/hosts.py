@@ -1,4 +1,4 @@
-"""Nodes without a scheduler: a list of hosts, reached over ssh or by one line to run on each."""
+"""Nodes without a scheduler: a list of hosts, reached by ssh or by a command typed on each."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ def parse(line: str) -> tuple[str, tuple[int, ...]]:
     ranges = [p.partition("-") for p in (match[2] or "").split(",") if p] if match else []
     if match is None or any(last and int(last) < int(first) for first, _, last in ranges):
         raise SpecError(
-            f"{line!r} is no host", where="[hosts] nodes", expected="'gpu01' or 'gpu01 0,1,4-7'",
+            f"{line!r} is not a host", where="[hosts] nodes", expected="'gpu01' or 'gpu01 0,1,4-7'",
             fix="edit the cluster file",
         )  # fmt: skip
     devices: list[int] = []
@@ -39,9 +39,9 @@ class Hosts:
         hosts = [parse(line) for line in deployment.settings["nodes"]]
         if len(hosts) < len(deployment.nodes):
             raise SpecError(
-                f"{len(deployment.nodes)} nodes are wanted, {len(hosts)} are listed",
+                f"--nodes asks for {len(deployment.nodes)} nodes, {len(hosts)} are listed",
                 where="[hosts] nodes",
-                expected="a line for each",
+                expected="an entry for each node",
                 fix=f"--nodes {len(hosts)}",
             )
         out = []

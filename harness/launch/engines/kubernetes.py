@@ -52,7 +52,7 @@ def manifests(deployment: Deployment) -> str:
         )  # fmt: skip
     if asked["kind"] == "trainjob" and len(set(deployment.nodes)) > 1:
         raise SpecError(
-            "a TrainJob has nodes of one size", where="[kubernetes]", expected="kind = 'jobset'",
+            "a TrainJob needs equal nodes", where="[kubernetes]", expected="kind = 'jobset'",
             fix="edit the cluster file",
         )  # fmt: skip
     groups = _groups(deployment.nodes)
@@ -145,7 +145,7 @@ class Pods(Job):
         except urllib3.exceptions.HTTPError as error:
             raise LaunchError(
                 f"the cluster does not answer: {error}", where="kubernetes engine",
-                expected="an API server that can be reached", fix="kubectl cluster-info",
+                expected="a reachable API server", fix="kubectl cluster-info",
             ) from None  # fmt: skip
 
     def _advice(self, status: int, asked: Mapping[str, Json]) -> tuple[str, str]:
@@ -205,7 +205,7 @@ def _client(kubernetes: Any, host: str) -> Any:
     except kubernetes.config.ConfigException as error:
         raise LaunchError(
             f"no cluster is configured: {error}", where="kubernetes engine",
-            expected="~/.kube/config, KUBECONFIG, or to run in a pod", fix="kubectl cluster-info",
+            expected="~/.kube/config, KUBECONFIG, or a pod", fix="kubectl cluster-info",
         ) from None  # fmt: skip
     return kubernetes.client.ApiClient()
 

@@ -1,4 +1,4 @@
-"""One machine: an agent that has torch in memory forks fresh ranks, a launch costs 0.1 s."""
+"""One machine: an agent with torch in memory forks fresh ranks; a launch costs 0.1 s."""
 
 from harness.launch.children import InheritingJob, agent_command
 from harness.launch.engine import Capabilities, Command, Deployment

@@ -1,4 +1,4 @@
-"""Ray: a placement group with one bundle for each node, and in each an actor that starts the agent.
+"""Ray: a placement group with one bundle per node, each with an actor that starts the agent.
 
 Needs the extra ``scaleproof[ray]`` and a cluster that runs; Ray Train is not used.
 """

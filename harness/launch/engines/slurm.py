@@ -1,4 +1,4 @@
-"""Slurm: agents through srun inside an allocation, through a batch job outside of one.
+"""Slurm: starts agents by srun inside an allocation, by a batch job elsewhere.
 
 Time in the queue is noted and never measured. The batch script is written here rather than by a
 library, so that ``--dry-run`` can print it and nodes of unequal size get a component each.

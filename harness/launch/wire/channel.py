@@ -141,14 +141,14 @@ def read_token(path: Path) -> bytes:
         raise LaunchError(f"token file: {error.strerror}", where=str(path), fix=fix) from None
     if stat.S_ISREG(mode) and mode & 0o077:
         raise LaunchError(
-            "others can read the token",
+            "other users can read the token",
             where=str(path),
             expected="mode 600",
             fix=f"chmod 600 {path}",
         )
     if len(text) < 32:
         raise LaunchError(
-            "no token in it", where=str(path), expected="at least 32 characters", fix=fix
+            "the file holds no token", where=str(path), expected="at least 32 characters", fix=fix
         )
     return text.encode()
 
@@ -158,7 +158,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
         raise LaunchError(
-            f"{text!r} is no address", expected="HOST:PORT", fix="scaleproof join --help"
+            f"{text!r} is not an address", expected="HOST:PORT", fix="scaleproof join --help"
         )
     return host.strip("[]"), int(port)
 
@@ -183,7 +183,7 @@ def dial(address: str, token: bytes, timeout_s: float) -> Channel:
                 raise LaunchError(
                     f"cannot be reached: {error.strerror or error}",
                     where=address,
-                    expected="a program that waits for its nodes there",
+                    expected="a scaleproof run that waits for nodes at this address",
                     fix=f"nc -vz {host} {port}",
                 ) from None
             time.sleep(0.2)
@@ -197,9 +197,9 @@ def _prove(sock: socket.socket, token: bytes, address: str) -> bytes:
     OSError of one that has no time: it may be asked again.
     """
     lied = LaunchError(
-        "holds another token, or is no scaleproof",
+        "the program there has another token, or is not scaleproof",
         where=address,
-        expected="the token file of the run that this node is to join",
+        expected="the token file of the run to join",
         fix="sha256sum TOKEN_FILE on both machines",
     )
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

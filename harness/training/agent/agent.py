@@ -92,7 +92,7 @@ def in_child(function: Callable[[], Json]) -> Json:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     if not text:
-        return {"error": f"its files gave no answer within {DESCRIBE_S:.0f} s, or crashed"}
+        return {"error": f"its files crashed, or took more than {DESCRIBE_S:.0f} s to answer"}
     return json.loads(text)
 
 
@@ -265,16 +265,14 @@ def main(argv: list[str]) -> int:
     """See the top of this file; the exit status."""
     parser = argparse.ArgumentParser(prog="scaleproof join", description=__doc__)
     parser.add_argument("--fd", type=int, help="an inherited socket")
-    parser.add_argument("--parent", type=int, help="whoever started this; it dies with it")
+    parser.add_argument("--parent", type=int, help="parent process: the agent ends with it")
     parser.add_argument("--join", metavar="HOST:PORT")
     parser.add_argument("--token-file", type=Path, metavar="FILE")
     parser.add_argument(
-        "--wait", type=float, default=JOIN_S, metavar="S", help="for the program to be there"
+        "--wait", type=float, default=JOIN_S, metavar="S", help="how long to wait for the program"
     )
-    parser.add_argument("--address", help="where other nodes reach this one")
-    parser.add_argument(
-        "--order", type=int, default=scheduled_order(), help="its place among the nodes"
-    )
+    parser.add_argument("--address", help="this node's address for other nodes")
+    parser.add_argument("--order", type=int, default=scheduled_order(), help="this node's number")
     asked = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
     if asked.fd is not None:
@@ -304,7 +302,7 @@ def main(argv: list[str]) -> int:
             sys.stderr.write(f"ERROR: {error}\n")
             return int(error.exit)
         except (OSError, ChannelError) as error:
-            sys.stderr.write(f"ERROR: the program that this node belongs to is gone: {error}\n")
+            sys.stderr.write(f"ERROR: lost the connection to the run: {error}\n")
             return 1
     return 0
 

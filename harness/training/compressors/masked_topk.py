@@ -1,4 +1,4 @@
-"""Negative control: masks to top-k, then sends dense. Must be caught by its bytes."""
+"""Negative control: masks to top-k but sends dense; the byte check must catch it."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""No compression through the hook: must equal DDP to the bit."""
+"""No compression, through the same hook: must equal DDP bit for bit."""
 
 import torch
 

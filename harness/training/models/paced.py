@@ -1,4 +1,4 @@
-"""Stand-in that waits set times instead of computing, with real gradients of set sizes.
+"""Stand-in that waits for set times instead of computing; real gradients of set sizes.
 
 Mode ``wait``: forward and backward of each layer wait their share of ``step_ms``; overlap with
 communication is real. Mode ``schedule``: step i ends at window start + i x T, where T carries the

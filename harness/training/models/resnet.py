@@ -1,4 +1,4 @@
-"""Residual CNN with group norm (batch norm has no single-device twin), bound by compute."""
+"""Residual CNN with group norm, bound by compute (batch norm depends on the world size)."""
 
 from collections import OrderedDict
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Given FLOPs and given gradient bytes: sweeps the ratio of compute to communication."""
+"""Chosen FLOPs and gradient bytes, to sweep the ratio of compute to communication."""
 
 from collections import OrderedDict
 from collections.abc import Mapping

@@ -43,4 +43,4 @@ def _named(backend: str, ways: Iterable[str]) -> str:
     said = ", ".join(sorted(ways))
     if backend == "gloo":
         return f"tcp {said}"
-    return f"{backend} {said}" if said else f"{backend}, by no channel that its log names"
+    return f"{backend} {said}" if said else f"{backend}, transport not named in its log"

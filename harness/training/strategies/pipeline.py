@@ -1,4 +1,4 @@
-"""Pipeline: blocks cut into one stage per rank, micro-batches flow through (GPipe, 1F1B)."""
+"""Pipeline: one stage of blocks per rank, fed with micro-batches (GPipe, 1F1B)."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -58,11 +58,11 @@ def expect(
     """
     n, micro, schedule = case.world_size, int(knobs["microbatches"]), knobs["schedule"]
     if schedule not in SCHEDULES:
-        raise ValueError(f"pipeline.schedule {schedule!r} is none of {', '.join(SCHEDULES)}")
+        raise ValueError(f"pipeline.schedule {schedule!r} is not one of {', '.join(SCHEDULES)}")
     if case.precision is Precision.AUTOCAST:
-        raise ValueError("a pipeline's boundaries have no known dtype under autocast: use bf16")
+        raise ValueError("a pipeline does not support autocast (unknown dtypes): use bf16")
     if not case.communicate:
-        raise ValueError("a stage has nothing to compute without its neighbours: no such ablation")
+        raise ValueError("a pipeline cannot run without communication")
     if case.accumulate != 1:
         raise ValueError("a pipeline accumulates over its micro-batches: use pipeline.microbatches")
     if batching.global_batch % micro:

@@ -170,4 +170,4 @@ def test_ranks_that_never_joined_are_not_a_world(sample_run: RunRecord) -> None:
     launch = next(x for x in sample_run.launches if x.arm == "@2" and x.steps)
     alone = [dataclasses.replace(r, rank=0) for r in launch.ranks]
     (wrong,) = figures.wrong(case, expected, alone, [], 1)
-    assert "ranks [0, 0] joined, 2 were asked for" in wrong
+    assert "ranks [0, 0] joined, expected 2 ranks" in wrong

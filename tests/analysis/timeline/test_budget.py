@@ -208,7 +208,7 @@ def test_what_does_not_match_is_not_divided(second: tuple[Op, ...], why: str) ->
 
 def test_one_rank_of_many_is_not_divided_either() -> None:
     budget = close([rank_of(0, 0)]).budget
-    assert "1 of 2 ranks' traces are here" in budget.unsure[0]
+    assert "only 1 of 2 traces were given" in budget.unsure[0]
 
 
 def test_efficiencies_multiply() -> None:

@@ -62,9 +62,9 @@ def test_whole_traces_are_taken(launch: tuple[Path, list[RankRecord]]) -> None:
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda e: [x for x in e if "gloo:" not in x["name"]], "no communication is seen"),
-        (lambda e: [x for x in e if "ProfilerStep#7" not in x["name"]], "2 steps are in it"),
-        (lambda e: [x for x in e if "ProfilerStep" not in x["name"]], "1 steps are in it"),
+        (lambda e: [x for x in e if "gloo:" not in x["name"]], "has no communication"),
+        (lambda e: [x for x in e if "ProfilerStep#7" not in x["name"]], "has 2 steps"),
+        (lambda e: [x for x in e if "ProfilerStep" not in x["name"]], "has 1 steps"),
     ],
 )
 def test_a_trace_that_lacks_what_ran_is_refused(

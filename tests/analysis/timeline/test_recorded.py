@@ -72,7 +72,7 @@ def test_fsdp_waits_in_annotations_and_issues_much() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_single_ranks_trace_is_told_apart_but_not_divided(family: str) -> None:
     budget = close([lanes(traces_of(family)[1])]).budget
-    assert "1 of 2 ranks' traces" in budget.unsure[0]
+    assert "only 1 of 2 traces were given" in budget.unsure[0]
     assert budget.total_ns(Term.UNDIVIDED) > 0 and Term.WAIT not in budget.ranks[0].terms
 
 

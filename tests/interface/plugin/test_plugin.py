@@ -190,7 +190,7 @@ def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.P
     [
         (("--gpus", "4"), "usable GPU"),
         (("--engine", "slrm"), "no such engine"),
-        (("--nodes", "2"), "starts one node only"),
+        (("--nodes", "2"), "can start one node only"),
         (("--path", "nowhere"), "not a folder"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_program_that_does_not_hold_the_token_is_not_obeyed(token: Path) -> No
 
         thread = threading.Thread(target=lie)
         thread.start()
-        with pytest.raises(LaunchError, match="no scaleproof"):
+        with pytest.raises(LaunchError, match="not scaleproof"):
             dial(f"127.0.0.1:{server.getsockname()[1]}", read_token(token), 1)
         thread.join()
 

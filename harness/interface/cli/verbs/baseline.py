@@ -26,7 +26,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         "--references", type=Path, default=DEFAULT, metavar="PATH",
         help="file, or folder of one file per hardware class (default: results/baselines)",
     )  # fmt: skip
-    sub.add_argument("--tolerance", type=float, default=0.1, help="relative, either side (0.1)")
+    sub.add_argument("--tolerance", type=float, default=0.1, help="on either side (default: 0.1)")
     sub.add_argument("--case", default="*", help="only cases whose id matches this pattern")
     sub.add_argument("--reason", default="", help="accept: why the new value is right")
 
@@ -51,7 +51,7 @@ def act(asked: Asked) -> Answer:
     run = load(parsed.run)
     if not run.complete:
         raise SpecError(
-            "the run was interrupted: its values are not whole", where=str(parsed.run),
+            "the run was interrupted: its values are incomplete", where=str(parsed.run),
             fix=f"scaleproof run --resume {parsed.run}",
         )  # fmt: skip
     path = expected.path_for(parsed.references, run.machine.hardware_class)
@@ -59,8 +59,8 @@ def act(asked: Asked) -> Answer:
     new = [r for r in expected.measured(run, parsed.tolerance) if fnmatchcase(r.case, parsed.case)]
     if not new:
         raise SpecError(
-            "nothing here can be a reference", where=str(parsed.run),
-            expected="real cases (stand-ins say nothing of hardware) that were measured",
+            "this run has no value that can be a reference", where=str(parsed.run),
+            expected="measured cases with real compute (stand-ins say nothing about hardware)",
             fix=f"scaleproof report {parsed.run}",
         )  # fmt: skip
     lines, changed = [], []
@@ -78,9 +78,7 @@ def act(asked: Asked) -> Answer:
     expected.write(path, list(known.values()))
     lines.append(f" {path}: {len(known)} references, {len(changed)} written")
     if parsed.action == "set" and len(changed) < len(new):
-        lines.append(
-            ' a known value is only replaced by: scaleproof baseline accept RUN --reason "..."'
-        )
+        lines.append(' to replace a known value: scaleproof baseline accept RUN --reason "..."')
     return Answer(document=to_doc(tuple(changed)), lines=lines)
 
 

@@ -12,8 +12,8 @@ from harness.record.store import load
 from harness.spec.metrics import COMPARABLE
 
 HELP = {
-    "compare": "two runs on one hardware class",
-    "compare-hardware": "two machines on the cases that both ran",
+    "compare": "compare two runs on one hardware class",
+    "compare-hardware": "compare two machines on the cases that both ran",
 }
 
 
@@ -23,7 +23,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     usual = "median_step_s" if verb == "compare" else "throughput"
     sub.add_argument("--metric", default=usual, choices=COMPARABLE)
     if verb == "compare":
-        sub.add_argument("--force", action="store_true", help="compare unlike runs, marked")
+        sub.add_argument("--force", action="store_true", help="compare anyway; marks the result")
 
 
 def act(asked: Asked) -> Answer:

@@ -27,9 +27,9 @@ from harness.record.store import load, write_text
 from harness.spec import Catalogue, Site
 
 HELP = dict(
-    status="runs in an engine's queue (run --detach)",
-    cancel="end such a run; what it measured is kept",
-    collect="the tables of such a run, once it is over",
+    status="show runs in a scheduler's queue (run --detach)",
+    cancel="end a run in a scheduler's queue; its measurements are kept",
+    collect="print the tables of a detached run that has ended",
 )
 #: Tells a run that came out of the queue since when it was in it, in seconds of the epoch.
 SUBMITTED = "SCALEPROOF_SUBMITTED"
@@ -47,7 +47,7 @@ class Detached:
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     """A job, and where it was submitted from."""
     if verb == "status":
-        sub.add_argument("job", nargs="?", help="only this one")
+        sub.add_argument("job", nargs="?", help="show only this job")
     else:
         sub.add_argument("job")
     sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
@@ -71,7 +71,7 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
     if not entry.engine.queues:
         queues = [name for name, e in known.entries["engines"].items() if e.engine.queues]
         raise SpecError(
-            f"--engine {site.engine} has no queue to leave a run to (--detach)",
+            f"--engine {site.engine} has no queue, but --detach needs one",
             expected=f"--engine {' or '.join(queues)}",
             fix=f"--engine {queues[0]} --nodes 2 --gpus 16",
         )
@@ -117,7 +117,7 @@ def known(results: Path, job: str | None = None) -> list[Detached]:
     if job is not None and not wanted:
         raise SpecError(
             f"job {job} was not submitted from here", where=str(results),
-            expected=", ".join(d.job for d in submitted) or "--results of the run",
+            expected=", ".join(d.job for d in submitted) or "the --results folder of the run",
             fix="scaleproof status",
         )  # fmt: skip
     return wanted
@@ -134,14 +134,14 @@ def status(results: Path, job: str | None) -> Answer:
         reason = f" ({why})" if why not in ("", "None") else ""
         lines.append(f" {d.job:>6}  {state}{reason}  {shlex.join(d.argv)}")
         lines += [f"         {line.strip()}" for line in said[-1:]]
-    return Answer(document=document, lines=lines or [" no detached run is known here"])
+    return Answer(document=document, lines=lines or [" no detached run was submitted from here"])
 
 
 def cancel(results: Path, job: str) -> Answer:
     """Take a run out of the queue or end it; what it measured is kept."""
     (detached,) = known(results, job)
     _queue(detached).cancel(detached.job)
-    line = f" job {job} is gone; what it measured: scaleproof collect {job}"
+    line = f" job {job} is cancelled; for its measurements: scaleproof collect {job}"
     return Answer(document={"job": job}, lines=[line])
 
 
@@ -151,15 +151,15 @@ def collect(results: Path, job: str) -> Path:
     word, _ = _queue(detached).state_of(job)
     if word:
         raise LaunchError(
-            f"job {job} is {word.lower()}", expected="a job that is over",
+            f"job {job} is {word.lower()}", expected="a job that has ended",
             fix=f"scaleproof status {job}",
         )  # fmt: skip
     said = "\n".join(_said(detached))
     match = re.search(r"scaleproof report (\S+)", said)
     if match is None:
         raise LaunchError(
-            f"job {job} left no record: {said.splitlines()[-1] if said else 'it said nothing'}",
-            expected="a run that got as far as its first launch", fix=f"less {detached.log}",
+            f"job {job} left no record: {said.splitlines()[-1] if said else 'its log is empty'}",
+            expected="a run that reached its first launch", fix=f"less {detached.log}",
         )  # fmt: skip
     return Path(match[1])
 

@@ -11,7 +11,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.launch.engine import make
 from harness.spec import Catalogue, Entry
 
-HELP = dict(doctor="check what on this machine would spoil a measurement; changes nothing")
+HELP = dict(doctor="check this machine for anything that spoils measurements; changes nothing")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -8,13 +8,13 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.measure.sweeper import USUAL, Sweeper
 from harness.spec import Site
 
-HELP = dict(fabric="how fast ranks exchange data: every collective, checked, timed and judged")
+HELP = dict(fabric="check, time and judge every collective between the ranks")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     measuring.add_to(sub, cases=False)
     sub.add_argument(
-        "--sweeps", type=int, default=USUAL, metavar="N", help=f"launches (default: {USUAL})"
+        "--sweeps", type=int, default=USUAL, metavar="N", help=f"sweeps to run (default: {USUAL})"
     )
 
 
@@ -34,7 +34,7 @@ def needs_two(site: Site) -> None:
     """SpecError for a site of one rank."""
     if site.world_size < 2:
         raise SpecError(
-            "at least 2 ranks are needed: one alone has nobody to talk to",
+            "at least 2 ranks are needed: one rank alone does not communicate",
             expected="--cpus 2 or more, or --gpus 2",
             fix="--cpus 2",
         )

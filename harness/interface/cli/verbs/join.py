@@ -9,15 +9,15 @@ from harness.base import programs
 from harness.interface.cli.answer import Asked
 from harness.launch.engine import RANK_ENV
 
-HELP = dict(join="be a node of a run that waits for its nodes (--engine hosts)")
+HELP = dict(join="make this machine a node of a waiting run (--engine hosts)")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     """Where the run waits, and its secret."""
-    sub.add_argument("address", metavar="HOST:PORT", help="where the run waits")
-    sub.add_argument("--token-file", required=True, metavar="FILE", help="its secret, mode 600")
-    sub.add_argument("--order", type=int, metavar="N", help="this node's place, from 0 on")
-    sub.add_argument("--own-address", metavar="IP", help="where other nodes reach this one")
+    sub.add_argument("address", metavar="HOST:PORT", help="the address at which the run waits")
+    sub.add_argument("--token-file", required=True, metavar="FILE", help="run's token, mode 600")
+    sub.add_argument("--order", type=int, metavar="N", help="this node's number, from 0 on")
+    sub.add_argument("--own-address", metavar="IP", help="this node's address for other nodes")
 
 
 def act(asked: Asked) -> NoReturn:

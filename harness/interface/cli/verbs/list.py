@@ -8,7 +8,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.spec import Entry
 from harness.spec.catalogue import KINDS
 
-HELP = dict(list="strategies, models, compressors, engines and suites")
+HELP = dict(list="list strategies, models, compressors, engines and suites")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

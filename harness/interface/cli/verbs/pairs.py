@@ -11,13 +11,13 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.measure import slow_nodes
 from harness.measure.sweeper import Sweeper
 
-HELP = dict(pairs="which node or link is slower than the others: pairs of nodes in rounds")
+HELP = dict(pairs="find the node or link that is slower than the others, by pairs of nodes")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     measuring.add_to(sub, cases=False)
     sub.add_argument(
-        "--exclude", type=Path, metavar="FILE", help="write the nodes to leave out here"
+        "--exclude", type=Path, metavar="FILE", help="write the slow nodes to this file"
     )
 
 
@@ -26,7 +26,7 @@ def act(asked: Asked) -> Answer:
     known, site = measuring.site(asked)
     if len(site.nodes) < 3:
         raise SpecError(
-            f"{len(site.nodes)} nodes cannot be told apart by pairs",
+            f"pairs cannot tell a slow node from a slow link with {len(site.nodes)} nodes",
             expected="at least 3 nodes",
             fix="--nodes 4",
         )
@@ -46,11 +46,9 @@ def act(asked: Asked) -> Answer:
         slow = "  slow" if pair.bps < suspects.limit_bps else ""
         lines.append(f" {names[pair.a]} - {names[pair.b]}  {si(pair.bps, 'B/s')}{slow}")
     lines.append(f" {len(suspects.pairs)} pairs; slow is under {si(suspects.limit_bps, 'B/s')}")
+    lines += [f" NODE  {names[n]} is slow with every partner" for n in suspects.nodes]
     lines += [
-        f" NODE  {names[n]} is slow with every node that it was paired with" for n in suspects.nodes
-    ]
-    lines += [
-        f" LINK  {names[p.a]} - {names[p.b]} is slow, and both are well with others"
+        f" LINK  {names[p.a]} - {names[p.b]} is slow, but both nodes are fast with others"
         for p in suspects.links
     ]
     bad = bool(suspects.nodes or suspects.links)
@@ -58,5 +56,5 @@ def act(asked: Asked) -> Answer:
         lines.append(" no node and no link is slower than the others")
     if (exclude := asked.options.exclude) is not None:
         exclude.write_text("".join(f"{names[n]}\n" for n in suspects.nodes))
-        lines.append(f" {len(suspects.nodes)} nodes to leave out: {exclude}")
+        lines.append(f" {len(suspects.nodes)} slow nodes written to {exclude}")
     return Answer(document=to_doc(suspects), lines=lines, exit=Exit.FAILED if bad else Exit.PASSED)

@@ -22,7 +22,7 @@ from harness.spec.targets import plans_of
 LAUNCH_S, GATE_S = 0.15, 1.5
 
 
-HELP = dict(plan="what would be launched, how long it takes, memory and bytes per rank")
+HELP = dict(plan="show the launches of a run with their time, memory and bytes per rank")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,5 +148,5 @@ def lines(outlooks: Sequence[Outlook], machine: Machine) -> list[str]:
         *(text.table(columns, rows, text.columns()) if rows else [" nothing to launch here"]),
         "",
         f" {len(outlooks)} plans, at least {launches} timed launches, about {duration(seconds)};"
-        f" memory and bytes are per rank, in closed form",
+        f" memory and bytes are per rank, computed from closed forms",
     ]

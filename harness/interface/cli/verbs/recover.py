@@ -13,14 +13,14 @@ from harness.measure.sweeper import USUAL
 from harness.spec import CaseSpec, Course, Fault, Site
 from harness.spec.courses import resharded
 
-HELP = dict(recover="break a training on purpose and time how it goes on from its checkpoint")
+HELP = dict(recover="break a training on purpose and time its recovery from a checkpoint")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     """What to break, and how often."""
-    sub.add_argument("cases", nargs="+", metavar="CASE", help="as ddp/decoder-nano")
+    sub.add_argument("cases", nargs="+", metavar="CASE", help="for example ddp/decoder-nano")
     sub.add_argument(
-        "--trials", type=int, default=USUAL, metavar="N", help=f"of each kind (default: {USUAL})"
+        "--trials", type=int, default=USUAL, metavar="N", help=f"of each fault (default: {USUAL})"
     )
     measuring.add_to(sub, cases=False)
 

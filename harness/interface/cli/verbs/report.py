@@ -10,12 +10,12 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import tables, text
 from harness.record.store import load, write_text
 
-HELP = dict(report="the tables of a run, and its HTML page")
+HELP = dict(report="print the tables of a run and write its HTML page")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("run", type=Path)
-    sub.add_argument("--every", action="store_true", help="a line for every verdict")
+    sub.add_argument("--every", action="store_true", help="also print a line for every verdict")
 
 
 def act(asked: Asked) -> Answer:

@@ -28,11 +28,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument(
         "target", nargs="?", help="a case (ddp/decoder-tiny/weak), file.py or file.py::recipe"
     )
-    sub.add_argument("--resume", metavar="RUN", help="go on with an interrupted run")
+    sub.add_argument("--resume", metavar="RUN", help="continue an interrupted run")
     sub.add_argument("--inconclusive", choices=("fail", "warn"), default="fail")
-    sub.add_argument("--detach", action="store_true", help="leave it to the engine's queue")
-    sub.add_argument("--dry-run", action="store_true", help="print what would start the agents")
-    sub.add_argument("--nsys", action="store_true", help="run it all under Nsight Systems")
+    sub.add_argument("--detach", action="store_true", help="submit the run to the engine's queue")
+    sub.add_argument("--dry-run", action="store_true", help="print commands that start the agents")
+    sub.add_argument("--nsys", action="store_true", help="run everything under Nsight Systems")
     measuring.add_to(sub, cases=True)
 
 

@@ -19,7 +19,7 @@ from harness.interface.report import text, timeline as pages
 from harness.record import Budget, LaunchRecord, Purpose
 from harness.record.store import load
 
-HELP = dict(timeline="where the time of a step went, from any profiler's traces")
+HELP = dict(timeline="show where the time of a step went, from torch.profiler traces")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +90,8 @@ def _of_traces(paths: Sequence[Path]) -> Traced:
     stated = [t.rank for t in traces]
     if len(set(stated)) < len(stated) and max(stated) >= 0:
         raise ScaleproofError(
-            f"these traces are of ranks {stated}",
-            expected="one trace of each rank, of one window",
+            f"the traces belong to ranks {stated}: a rank appears twice",
+            expected="one trace for each rank, all from one window",
             fix=f"scaleproof timeline {paths[0]}",
         )
     rank_lanes = [lanes(t, i) for i, t in enumerate(traces)]

@@ -20,7 +20,7 @@ HELP = dict(verify="recompute every figure and verdict from the stored samples, 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("run", type=Path)
     sub.add_argument(
-        "--thresholds", type=Path, metavar="FILE", help="also judge it anew by these rules"
+        "--thresholds", type=Path, metavar="FILE", help="also judge the run again by these rules"
     )
 
 
@@ -38,7 +38,7 @@ def act(asked: Asked) -> Answer:
     return replace(
         answer,
         document={**answer.document, "judged_anew": to_doc(anew.verdicts)},
-        lines=[*answer.lines, "", f" judged anew by {rules}:", *judged],
+        lines=[*answer.lines, "", f" judged again by {rules}:", *judged],
         exit=exit_status([v.counts for v in anew.verdicts]),
     )
 
@@ -51,7 +51,7 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
     ]
     if verified.num_traceless:
         out.append(
-            f" {verified.num_traceless} budgets are taken as recorded: their traces are not here"
+            f" {verified.num_traceless} budgets are taken from the record: their traces are missing"
         )
     out += [f" DIFFERS  {d}" for d in verified.differences]
     return [*out, f" {len(verified.differences)} differences" if verified.differences else

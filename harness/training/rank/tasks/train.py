@@ -52,7 +52,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
     feed = make_feed(named, ctx, task.steps)
     rank.lap("model")
     if not isinstance(trainer, LocalTrainer):
-        raise ValueError("this strategy keeps its state where no checkpoint looks for it")
+        raise ValueError("recover cannot save the state of this strategy in a checkpoint")
     took, losses, first, loaded = Took(), [], 0, ""
     folder = Path(task.folder)
     if task.resume:

@@ -20,7 +20,12 @@ Json = Any
 
 def to_doc(value: Any) -> Json:
     """The JSON document of a dataclass, or of a container of them; sets are sorted."""
-    return msgspec.to_builtins(value, order="deterministic")
+    return msgspec.to_builtins(value, order="deterministic", enc_hook=_python)
+
+
+def _python(value: Any) -> Any:
+    """The number that a scalar of numpy or torch holds: users' files hand them out."""
+    return value.item()
 
 
 def lean(value: Any) -> Json:

@@ -84,7 +84,7 @@ class Fleet:
         if self._listener is not None:  # nobody else is wanted
             self._listener.close()
             self._listener = None
-            agree(self._links, self._where)
+            agree(self._links, self._where, self.num_agents)
 
     @property
     def _num_here(self) -> int:

@@ -10,19 +10,22 @@ from harness.launch.link import Link
 from harness.spec import Device
 
 
-def agree(links: list[Link], where: Where) -> None:
-    """Number the agents, so that ranks lie alike in every run; refuse nodes that are unlike."""
+def agree(links: list[Link], where: Where, num_agents: int) -> None:
+    """Number the agents, so that ranks lie alike in every run; refuse nodes that are unlike.
+
+    ``num_agents`` are wanted: one for each node, or one for each rank.
+    """
+    by_node = num_agents == len(where.nodes)
     links.sort(key=_place)
     for number, link in enumerate(links):
         link.node = number
     for link in links:
-        _examine(link, links, where)
+        _examine(link, links, where, by_node)
 
 
-def _examine(link: Link, links: Sequence[Link], where: Where) -> None:
+def _examine(link: Link, links: Sequence[Link], where: Where, by_node: bool) -> None:
     """LaunchError if this agent does not fit the others, or what was asked for."""
     first, about = links[0].about, link.about
-    by_node = len(links) == len(where.nodes)  # else an agent for each rank
     assert first is not None and about is not None
     for name in ("scaleproof", "torch"):
         here, there = first.software.get(name), about.software.get(name)

@@ -138,7 +138,7 @@ class Bench:
         rows = json.loads((Path(spec.out) / "rank0.json").read_text())
         network = label(self.catalogue.network(case))
         knobs, shapes = case.knobs_of(self.engine.name, self.engine.knobs), self.engine.engine
-        rate_mbit = knobs["rate_mbit"] if shapes.shapes_links else None
+        rate_mbit = knobs.get("rate_mbit") if shapes.shapes_links else None
         parsed = (from_doc(Row, r) for r in rows)
         return [
             dataclasses.replace(r, launch=self._count, network=network, link_mbit=rate_mbit)

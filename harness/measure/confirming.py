@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.record import Verdict
 
+#: Sweeps, or trials of a kind, that are judged where nothing else is asked for.
+USUAL = 8
+
 
 def confirm(
     judged: Callable[[], Sequence[Verdict]], again: Callable[[Sequence[Verdict]], bool]

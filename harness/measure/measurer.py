@@ -215,17 +215,12 @@ class Measurer:
     def _block_s(self, plan: Plan) -> float:
         return self.run.block_s(self._arms[plan.hash])
 
-    def _launch(
-        self, plan: Plan, arm: Arm, purpose: Purpose, *,
-        block: int = -1, turn: int = -1, attempt: int = 0,
-    ) -> LaunchRecord:  # fmt: skip
+    def _launch(self, plan: Plan, arm: Arm, purpose: Purpose, **place: int) -> LaunchRecord:
+        """One launch; ``place`` is its block, turn and attempt."""
         window = plan.profile if purpose is Purpose.PROFILE else plan.pilot
         if purpose is Purpose.TIMED:
             window = self.run.windows.get(plan.hash, {}).get(arm.name, plan.pilot)
-        order = Order(
-            plan=plan, arm=arm, purpose=purpose, window=window, block=block, turn=turn,
-            attempt=attempt,
-        )  # fmt: skip
+        order = Order(plan=plan, arm=arm, purpose=purpose, window=window, **place)
         left = [(p, self._arms.get(p.hash, p.arms)) for p in self.waiting]
         now = moment(order, self.run.launches, self._arms[plan.hash], left, self.run.elapsed_s)
         return self._session.launch(order, now)

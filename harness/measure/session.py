@@ -47,6 +47,7 @@ class Session:
         thresholds: Sequence[Threshold],
         progress: Progress,
     ) -> None:
+        end_on_sigterm()
         self.catalogue, self.settings, self.progress = catalogue, settings, progress
         self.engine = catalogue.get("engines", settings.engine)
         self.run = Run(catalogue, settings, results, thresholds, lambda: self.bench.worlds.queued_s)
@@ -61,7 +62,12 @@ class Session:
         self._examined = False
 
     def __enter__(self) -> Session:
-        self.warm()
+        try:
+            self.warm()
+        except BaseException:  # no context is left that was never entered
+            self.progress.clear()
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -82,7 +88,6 @@ class Session:
         """
         if not self._examined:
             self._examined = True
-            end_on_sigterm()
             earlier = [f for f in self.run.admission if f.level is Level.BAD]
             now = admission.examine()
             self.run.admission = (*earlier, *now)

@@ -14,9 +14,6 @@ from harness.record import Purpose, Verdict
 from harness.record.fabric import label, shapes
 from harness.spec import Plan, Site, StandIn
 
-#: Sweeps, or trials of a kind, that are judged where nothing else is asked for.
-USUAL = 8
-
 
 class Sweeper:
     def __init__(self, session: Session) -> None:

@@ -3,7 +3,7 @@
     compute, exposed move, wait, bubble, exposed transfer, data, launch, host idle, other
 
 Each term takes only what those before it left, so they add up to the step exactly. Communication
-that compute hides is in no term: it costs nothing. ``harness.timeline`` makes budgets of traces.
+that compute hides is in no term: it costs nothing. ``analysis/timeline`` makes budgets of traces.
 """
 
 from collections.abc import Mapping

@@ -157,12 +157,12 @@ class LaunchRecord:
 
     def value(self, metric: Metric, *, tail: bool = False) -> float | None:
         """What this launch has of a metric, in SI units; None where it was not measured."""
-        above, *below = ((metric.tail if tail else "") or metric.read).split("/")
-        values = [self._at(path) for path in (above, *below)]
-        if not below or None in values:
-            return values[0] if not below else None
-        top, bottom = values
-        return top / bottom if top is not None and bottom else None
+        path = (metric.tail if tail else "") or metric.read
+        values = [self._at(part) for part in path.split("/")] if path else [None]
+        top, *below = values
+        if not below or top is None:
+            return top
+        return top / below[0] if below[0] else None
 
     def _at(self, path: str) -> float | None:
         """The value at the end of a path of attributes; None as soon as one of them is None."""

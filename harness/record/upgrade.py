@@ -21,8 +21,11 @@ def upgrade(doc: Json, newest: int) -> Json:
         raise ValueError("not a record: no schema number")
     if schema > newest:
         raise ValueError(f"schema {schema} is newer than this program reads ({newest}); upgrade it")
-    doc = _rename_plans(doc) if schema < 3 else doc
-    return _typed(doc) if schema < 5 else doc
+    try:
+        doc = _rename_plans(doc) if schema < 3 else doc
+        return _typed(doc) if schema < 5 else doc
+    except (LookupError, TypeError, AttributeError, SyntaxError) as error:
+        raise ValueError(f"not laid out as schema {schema} was: {error!r}") from None
 
 
 def _rename_plans(doc: Json) -> Json:
@@ -49,9 +52,9 @@ def _typed(doc: Json) -> Json:
     for row in doc.get("fabric", ()):
         key = (tuple(row["nodes"]), row.get("network", ""), row["operation"])
         launches = sweeps.setdefault(key, [])
-        if row["launch"] not in launches:
-            launches.append(row["launch"])
-        row.setdefault("attempt", int(launches.index(row["launch"]) >= _FIRST))
+        if (launch := row.get("launch", 0)) not in launches:
+            launches.append(launch)
+        row.setdefault("attempt", int(launches.index(launch) >= _FIRST))
         if texts.get("engine") == "emulated":
             rate = re.search(r"rate_mbit=([\d.e+]+)", row.get("network", ""))
             row["link_mbit"] = float(rate[1]) if rate else 1000.0

@@ -150,9 +150,10 @@ class Catalogue:
         check(case, strategy.supports, model.head["SIZES"])
         engines = self.entries["engines"]
         emulated = StandIn.EMULATED in case.stand_in
-        shaping = [engines[e] for e, _ in _halves(case.knobs) if emulated and e in engines]
+        named = dict.fromkeys(k.partition(".")[0] for k in case.knobs)
+        shaping = [engines[e] for e in named if emulated and e in engines]
         knobs = self.checked([*entries, *shaping], case.knobs, case.id)
-        for entry in entries:
+        for entry in (*entries, *shaping):
             if (version := entry.head.get("VERSION", 1)) != 1:
                 knobs[f"{entry.name}.version"] = version
         if len(case.nodes) == 1:  # it uses no link
@@ -191,11 +192,6 @@ class Catalogue:
             micro_batch=None,
             global_batch=batch * shards if case.mode is Mode.STRONG else None,
         )
-
-
-def _halves(knobs: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Whose knobs these are, each once, and which."""
-    return list({k.partition(".")[0]: k.partition(".")[2] for k in knobs}.items())
 
 
 def _word(kind: str) -> str:

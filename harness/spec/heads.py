@@ -41,6 +41,12 @@ class Supports:
     metrics: tuple[str, ...] = ("efficiency",)
     baselines: tuple[str, ...] = ("plain", "wrapped")
 
+    def __post_init__(self) -> None:
+        if self.oracle == "compressed" and not self.compressor:
+            raise ValueError("oracle 'compressed' needs compressor=True")
+        if self.oracle == "micro_batched" and not self.parts:
+            raise ValueError("oracle 'micro_batched' needs parts, the knob that says how many")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
@@ -48,8 +54,9 @@ class EngineFacts:
 
     ``joins``: its agents dial in over the network; ``remote``: they are on other machines;
     ``one_machine``: several nodes of it are all on this one, ``always_emulated`` even when there
-    is one. ``queues``: a run can be left to its queue. ``faults`` are those that ``recover`` can
-    plant there beside crash and hang.
+    is one. ``queues``: a run can be left to its queue. ``slows_ranks``: stragglers can be planted.
+    ``shapes_links``: its knobs set what links carry. ``faults``: what ``recover`` can plant there
+    beside crash and hang.
     """
 
     multi_node: bool = False

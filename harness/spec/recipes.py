@@ -126,7 +126,7 @@ def ladder(
             fix="scaleproof plan",
         )
     rungs = [_rung(case, n, nodes, Role.SUBJECT) for n in worlds]
-    against = [a for kind in baselines for a in _AGAINST[kind](case, worlds, nodes)]
+    against = [a for kind in dict.fromkeys(baselines) for a in _AGAINST[kind](case, worlds, nodes)]
     arms = {arm.name: arm for arm in rungs}
     for arm in (arm for a in against for arm in a.arms):
         arms.setdefault(arm.name, arm)

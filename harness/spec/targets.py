@@ -9,7 +9,7 @@ from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import SpecError
 from harness.spec.case import Ablation, CaseSpec, Mode
 from harness.spec.catalogue import Catalogue
-from harness.spec.plan import Plan
+from harness.spec.plan import Plan, Role
 from harness.spec.recipes import PACED, REAL, Recipe, ladder, strong_worlds
 from harness.spec.site import Site
 from harness.spec.suite import MARK
@@ -124,5 +124,6 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
 
 def normalise(plan: Plan, known: Catalogue) -> Plan:
     """The plan with every case checked and brought to its one spelling."""
-    arms = tuple(replace(a, case=known.normalise(a.case)) for a in plan.arms)
-    return replace(plan, arms=arms)
+    subjects_first = sorted(plan.arms, key=lambda a: a.role is not Role.SUBJECT)  # to be blamed
+    cases = {a.name: known.normalise(a.case) for a in subjects_first}
+    return replace(plan, arms=tuple(replace(a, case=cases[a.name]) for a in plan.arms))

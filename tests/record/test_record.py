@@ -131,7 +131,7 @@ def test_a_missing_rank_is_found(copy: Path) -> None:
 
     change(copy, lose)
     differences = verify(load(copy), copy).differences
-    assert any("wrong is ()" in d and "ranks [0] joined, expected 2" in d for d in differences)
+    assert any("wrong is ()" in d and "ranks [0] joined" in d for d in differences)
 
 
 def test_truncated_samples_are_found(copy: Path) -> None:

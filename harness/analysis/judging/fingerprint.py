@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from harness.host.environment import changes_speed
 from harness.record import RunRecord
 
+#: Fields that older references still name, for settings that are gone.
+_RETIRED = ("tune_loop_thread",)
+
 
 def fingerprint(run: RunRecord) -> Mapping[str, str]:
     """Hardware class, power cap, engine, and the environment that can change speed."""
@@ -30,7 +33,10 @@ def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
     """Fields in which a run is not as wanted, ``key: wanted | here``; [] when nothing is asked."""
     if not wanted:
         return []
-    return between(dict(item.partition("=")[::2] for item in wanted), fingerprint(run))
+    asked = dict(item.partition("=")[::2] for item in wanted)
+    kept = {k: v for k, v in asked.items() if k not in _RETIRED}
+    kept = {k: v for k, v in kept.items() if not k.isupper() or changes_speed(k)}
+    return between(kept, fingerprint(run))
 
 
 def between(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Conclusions: why a contrast may not be judged by its speed. Correct before fast.
+"""Obstacles: why a contrast may not be judged by its speed. Correct before fast.
 
 A case that failed its gate, a launch that failed or ran something else than was asked for, is an
 ERROR; what cannot run here is a SKIP; what was not measured is never green.

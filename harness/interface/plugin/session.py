@@ -11,10 +11,10 @@ from harness.analysis.judging.verdicts import of_series
 from harness.base.errors import SpecError
 from harness.interface import options
 from harness.interface.report.live import Live
+from harness.measure.confirming import USUAL
 from harness.measure.measurer import Measurer
 from harness.measure.recoverer import Recoverer
 from harness.measure.session import Session
-from harness.measure.sweeper import USUAL
 from harness.record import RunRecord, Status, Verdict
 from harness.spec import Catalogue, Contrast, Course, Plan, Site, Threshold
 

@@ -127,9 +127,12 @@ class Pods(Job):
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": asked["name"], "namespace": self._namespace},
+            "metadata": {
+                "name": asked["name"], "namespace": self._namespace,
+                "labels": dict(pair.split("=") for pair in self._selector.split(",")),
+            },
             "stringData": {"token": token},
-        }
+        }  # fmt: skip
         try:
             self._api = kubernetes.dynamic.DynamicClient(_client(kubernetes, asked["host"]))
             for manifest in [secret, *yaml.safe_load_all(manifests(deployment))]:

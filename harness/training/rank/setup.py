@@ -107,6 +107,7 @@ class Rank:
         wire = None if measured is None else measured.wire
         stepping_s = 0.0 if samples is None else float(samples.marks_s[-1])
         loaded = {m for m in sys.modules if m.startswith("torch")} - self.known_modules
+        digest = "" if samples is None else _write(self.file("npz"), samples)  # part of the set-up
         return RankRecord(
             rank=dist.get_rank(),
             local_rank=self.place.local_rank,
@@ -130,7 +131,7 @@ class Rank:
             clock_misses=0 if measured is None else measured.misses,
             ran=trainer.ran(),
             allocator=memory.allocator(),
-            samples_sha256="" if samples is None else _write(self.file("npz"), samples),
+            samples_sha256=digest,
             busy_s=None if measured is None else measured.busy_s,
             phases_s=self.lap.seconds,
             **{"planted_s": None, **more},

@@ -101,7 +101,7 @@ def test_a_drift_of_every_launch_is_seen(sample_run: RunRecord) -> None:
             x["steadiness"] = {"drift": -0.03 + 0.001 * i, "t": -1.0, "mser": 0, "steady": True}
 
     found = decided(sample_run, warming)
-    assert found.reason is Reason.NOT_STEADY and "in every launch" in found.detail
+    assert found.reason is Reason.NOT_STEADY and "every launch drifts" in found.detail
 
 
 def test_bytes_are_not_doubted_for_a_noisy_clock(sample_run: RunRecord) -> None:

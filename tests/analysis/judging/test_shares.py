@@ -74,7 +74,7 @@ def test_one_profiled_launch_is_too_few_and_none_is_never_green(run: RunRecord) 
     one = judged(run, lambda doc: bounded(doc, 0.2, launches=1))["exposed_comm_share@2"]
     assert one.status is Status.RECORDED and one.reason is Reason.TOO_FEW_PAIRS
     none = judged(run, lambda doc: bounded(doc, 0.2, launches=0))["exposed_comm_share@2"]
-    assert none.status is Status.INCONCLUSIVE and "no profiled launch" in none.detail
+    assert none.status is Status.INCONCLUSIVE and "needs a profiled launch" in none.detail
 
 
 def test_timed_verdicts_do_not_mind_profiled_launches(run: RunRecord) -> None:

@@ -193,7 +193,7 @@ def test_clocks_that_cannot_be_right_are_corrected_by_the_collectives() -> None:
 @pytest.mark.parametrize(
     ("second", "why"),
     [
-        (rank_of(1, 0).ops * 2, "different numbers"),
+        (rank_of(1, 0).ops * 2, "counts differ"),
         ((Op(start=1, end=2, kind="all_reduce", group="", payload=65),), "disagree on its size"),
         ((Op(start=1, end=2, kind="all_gather", group="", payload=64),), "only ranks [0]"),
         ((Op(start=1, end=2, kind="send", group="", peer=0),), "only ranks [0]"),

@@ -38,10 +38,10 @@ SUBMITTED = "SCALEPROOF_SUBMITTED"
 @dataclass(frozen=True, kw_only=True)
 class Detached:
     job: str
-    engine: str
     submitted_at: str
     argv: tuple[str, ...]
     log: str
+    engine: str = "slurm"
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -5,7 +5,8 @@ import argparse
 from harness.base.errors import SpecError
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
-from harness.measure.sweeper import USUAL, Sweeper
+from harness.measure.confirming import USUAL
+from harness.measure.sweeper import Sweeper
 from harness.spec import Site
 
 HELP = dict(fabric="check, time and judge every collective between the ranks")

@@ -8,8 +8,8 @@ from harness.base.errors import Exit, LaunchError
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.fabric import needs_two
+from harness.measure.confirming import USUAL
 from harness.measure.recoverer import Recoverer
-from harness.measure.sweeper import USUAL
 from harness.spec import CaseSpec, Course, Fault, Site
 from harness.spec.courses import resharded
 

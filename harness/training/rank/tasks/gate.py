@@ -108,7 +108,8 @@ def _train(
     shards = ctx.batching.shards
     gradient_limit, sgd_limit, adamw_limit = limits(case, supports.oracle, shards)
     update_limit = sgd_limit if name == "sgd" else adamw_limit
-    if ctx.compressor is not None:
+    compressed = supports.oracle == "compressed" and ctx.compressor is not None
+    if compressed and ctx.compressor is not None:
         gradient_limit = max(gradient_limit, ctx.compressor.error_bound)
     start_error = relative_error(trainer.parameters(), origin)
     checks.append(_limit(f"{name}.start_parameters", start_error, 0.0))
@@ -139,7 +140,7 @@ def _train(
             error = relative_error(trainer.gradients(), dict(reference.gradients()))
             checks.append(_limit(f"{name}.step1_gradient", error, gradient_limit))
             checks.append(_loss(name, loss, wanted, ctx, case))
-    if ctx.compressor is None or gradient_limit == 0.0:
+    if not compressed or gradient_limit == 0.0:
         error = relative_error(trainer.parameters(), dict(reference.parameters()), origin)
         checks.append(_limit(f"{name}.parameters_after_{STEPS}", error, update_limit))
     checks.append(Check(name=f"{name}.finite_loss", ok=finite))

@@ -84,7 +84,7 @@ def oracle(ranks: list[Lanes], lane: Lanes, t: int) -> Term:
         for o in under_way:
             if o.p2p:
                 other = next(r for r in ranks if r.rank == o.peer)
-                k = [p for p in lane.ops if p.p2p].index(o)
+                k = next(i for i, p in enumerate(p for p in lane.ops if p.p2p) if p is o)
                 if [p for p in other.ops if p.p2p][k].start > t:
                     return Term.BUBBLE
         return Term.TRANSFER

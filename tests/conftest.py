@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from harness.base.documents import from_doc
 from harness.launch import causes
@@ -21,6 +22,8 @@ from harness.record.store import load
 from harness.spec import CaseSpec, Catalogue, Device, Mode, Site
 
 ROOT = Path(__file__).parents[1]
+settings.register_profile("no timing assertion", deadline=None)
+settings.load_profile("no timing assertion")
 MUTANTS = Path(__file__).parent / "mutants"
 pytest_plugins = ["pytester"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -56,3 +57,7 @@ def test_missing_fields_and_unknown_enums_name_their_path() -> None:
         from_doc(Protocol, {"steps": 3})
     with pytest.raises(ValueError, match="Mode: Invalid enum value .wek."):
         from_doc(Mode, "wek")
+
+
+def test_a_scalar_of_numpy_is_the_number_it_holds() -> None:
+    assert to_doc([np.float64(0.5), np.int64(3)]) == [0.5, 3]

@@ -124,6 +124,30 @@ def test_an_older_record_is_read_and_its_verdicts_left_as_they_were() -> None:
     assert {v.status for v in verdicts(run)} == {Status.PASS, Status.RECORDED}, "and judged anew"
 
 
+def test_verdicts_of_sweeps_and_trials_of_schema_4_are_judged_alike() -> None:
+    """8 sweeps, 16 sweeps that fail twice, 8 trials: as the program of its day wrote them."""
+    folder = Path(__file__).parents[1] / "golden" / "record-v4"
+    run = load(folder)
+    found = verify(run, folder)
+    assert found.differences == () and found.num_verdicts == 3
+    assert [v.status for v in verdicts(run)] == [Status.PASS, Status.FAIL, Status.PASS]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"settings": None},
+        {"fabric": [{}]},
+        {"settings": {"budget_s": "5 m"}},
+        {"recoveries": [7]},
+    ],
+)
+def test_a_broken_older_record_is_one_clear_error(copy: Path, broken: dict[str, Any]) -> None:
+    change(copy, lambda doc: doc.update(schema=4, **broken))
+    with pytest.raises(RecordError):
+        load(copy)
+
+
 def test_a_missing_rank_is_found(copy: Path) -> None:
     def lose(doc: Any) -> None:
         launch = next(x for x in doc["launches"] if x["purpose"] == "timed" and x["arm"] == "@2")

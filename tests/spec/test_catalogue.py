@@ -9,8 +9,9 @@ import pytest
 
 from harness.base.errors import SpecError
 from harness.launch.engine import make
-from harness.spec import Catalogue, Device, Mode, Site, StandIn
+from harness.spec import Catalogue, Device, Mode, Site, StandIn, targets
 from harness.spec.heads import read_head
+from harness.spec.recipes import ladder
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
@@ -139,3 +140,10 @@ def test_a_new_version_starts_a_new_series(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(text + "VERSION = 2\n")
     new = Catalogue([tmp_path]).normalise(SITE.case("mine/mlp-nano"))
     assert old.hash != new.hash and new.knobs == {"mine.version": 2}
+
+
+def test_a_mistake_is_told_of_the_case_that_was_named() -> None:
+    """Not of its baseline, which comes first in the plan."""
+    case = SITE.case("compressed:topk/decoder-tiny", Mode.STRONG)
+    with pytest.raises(SpecError, match=r"^compressed:topk.*: strong mode needs a global batch"):
+        targets.normalise(ladder(case, (1, 2)), Catalogue())

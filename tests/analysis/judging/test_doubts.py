@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from editing import bound, confirm, even, judged, timed
 
+from harness.analysis.judging.fingerprint import as_items, fingerprint
 from harness.record import Reason, RunRecord, Status, Verdict
 
 SUBJECT = "efficiency@2/plain"
@@ -126,6 +127,13 @@ def test_a_bound_of_another_setup_decides_nothing(sample_run: RunRecord) -> None
     found = decided(sample_run, lambda d: bound(d, fingerprint=asked))
     assert (found.status, found.reason) == (Status.RECORDED, Reason.NOT_COMPARABLE)
     assert "engine: slurm | local" in found.detail
+
+
+def test_a_bound_that_an_older_version_wrote_still_decides(sample_run: RunRecord) -> None:
+    """It named a setting that is gone, and variables that change no speed."""
+    asked = [*as_items(fingerprint(sample_run)), "tune_loop_thread=True", "CUDA_VERSION=13.0"]
+    found = decided(sample_run, lambda d: bound(d, fingerprint=asked))
+    assert found.status is Status.PASS
 
 
 def test_strict_rules_judge_the_worst_pair(sample_run: RunRecord) -> None:

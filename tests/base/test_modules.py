@@ -1,0 +1,29 @@
+"""A user's file is imported once, by any spelling of its path; one that breaks leaves nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.base import modules
+
+
+def test_a_file_is_imported_once_however_it_is_spelt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "once_only.py").write_text("import neighbour_of_once\n")
+    (tmp_path / "neighbour_of_once.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    first = modules.load("once_only.py")
+    assert modules.load(str(tmp_path / "once_only.py")) is first
+    assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_a_file_that_breaks_breaks_again(tmp_path: Path) -> None:
+    file = tmp_path / "broken_file.py"
+    file.write_text("1 / 0\n")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            modules.load(str(file))

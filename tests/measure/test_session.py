@@ -1,0 +1,28 @@
+"""A session leaves nothing behind, however far it came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.measure.progress import Progress
+from harness.measure.session import Session
+from harness.spec import Catalogue, Settings
+
+
+def test_what_breaks_while_it_warms_up_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = Progress()
+    session = Session(Catalogue(), Settings(), tmp_path, (), progress)
+    closed: list[bool] = []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "warm", interrupted)
+    monkeypatch.setattr(session.bench.worlds, "close", lambda: closed.append(True))
+    with pytest.raises(KeyboardInterrupt), session:
+        pass
+    assert closed == [True]

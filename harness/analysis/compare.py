@@ -1,7 +1,7 @@
 """Two runs side by side, only over what both ran, each ratio with its interval."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import geometric_mean
@@ -10,6 +10,7 @@ from harness.analysis.judging.fingerprint import between, fingerprint
 from harness.analysis.judging.pairs import timed
 from harness.analysis.judging.points import points
 from harness.base import stats
+from harness.base.documents import Json
 from harness.base.errors import SpecError
 from harness.record import RunRecord
 from harness.spec import CaseSpec
@@ -139,9 +140,9 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
                 ratio=ratio,
                 low=low,
                 high=high,
+                reading=reading,
                 efficiency_a=efficiency_a.get(key),
                 efficiency_b=efficiency_b.get(key),
-                reading=reading,
             )  # fmt: skip
         )
     mean = mean_low = mean_high = None
@@ -157,21 +158,13 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
 
 def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
     """Fields of machine, software, environment and settings that are not equal."""
-    out = []
     skip = {"host", "kernel", "hardware_class", "key", "title"}
-    facts_a = {k: v for k, v in vars(a.machine).items() if k not in skip}
-    facts_b = {k: v for k, v in vars(b.machine).items() if k not in skip}
-    groups = (
-        (facts_a, facts_b),
-        (a.software, b.software),
-        (a.environment, b.environment),
-        ({"engine": a.settings.engine}, {"engine": b.settings.engine}),
-    )
-    for left, right in groups:
-        for name in sorted({*left, *right}):
-            if left.get(name) != right.get(name):
-                out.append(f"{name}: {left.get(name, '-')} | {right.get(name, '-')}")
-    return tuple(out)
+
+    def facts(run: RunRecord) -> list[Mapping[str, Json]]:
+        machine = {k: v for k, v in vars(run.machine).items() if k not in skip}
+        return [machine, run.software, run.environment, {"engine": run.settings.engine}]
+
+    return tuple(text for pair in zip(facts(a), facts(b), strict=True) for text in between(*pair))
 
 
 def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[CaseSpec, list[float]]]:
@@ -179,14 +172,9 @@ def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[Case
     out: dict[str, tuple[CaseSpec, list[float]]] = {}
     for plan in run.plans:
         for arm in plan.arms:
-            values = [
-                value
-                for x in timed(run, plan)
-                if x.arm == arm.name
-                and x.usable
-                and (value := x.value(METRICS[metric])) is not None
-                and value > 0
-            ]
+            usable = (x for x in timed(run, plan) if x.arm == arm.name and x.usable)
+            read = (x.value(METRICS[metric]) for x in usable)
+            values = [value for value in read if value is not None and value > 0]
             if values:
                 out.setdefault(_key(arm.case, hardware), (arm.case, []))[1].extend(values)
     return out

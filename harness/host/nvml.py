@@ -82,80 +82,74 @@ def _nvml() -> Iterator[Any]:
 def _ask(nvml: Any, call: str, *arguments: Any) -> Any:
     """The answer of one NVML call, None if this driver or device does not give it."""
     try:
-        return getattr(nvml, call)(*arguments)
+        return getattr(nvml, f"nvml{call}")(*arguments)
     except (nvml.NVMLError, AttributeError):
         return None
+
+
+@dataclass(frozen=True)
+class _Device:
+    """A handle, and what it is asked: ``device("GetUUID")``."""
+
+    nvml: Any
+    index: int
+    handle: Any
+
+    def __call__(self, call: str, *arguments: Any) -> Any:
+        return _ask(self.nvml, f"Device{call}", self.handle, *arguments)
+
+    def named(self, token: str) -> bool:
+        """Whether an entry of CUDA_VISIBLE_DEVICES means this one: its index, UUID or slice."""
+        if token.isdigit():
+            return self.index == int(token)
+        slices = range(self("GetMaxMigDeviceCount") or 0) if token.startswith("MIG-") else ()
+        handles = (self("GetMigDeviceHandleByIndex", i) for i in slices)
+        uuids = [_ask(self.nvml, "DeviceGetUUID", h) for h in handles if h is not None]
+        return _text(self("GetUUID")).startswith(token) or token in map(_text, uuids)
 
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value or "unknown")
 
 
-def _visible(nvml: Any) -> list[tuple[int, Any]]:
-    """(index, handle) of every device that CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
-    count = _ask(nvml, "nvmlDeviceGetCount") or 0
-    every = [(i, _ask(nvml, "nvmlDeviceGetHandleByIndex", i)) for i in range(count)]
-    known = [(i, h) for i, h in every if h is not None]
+def _visible(nvml: Any) -> list[_Device]:
+    """Every device that CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
+    count = _ask(nvml, "DeviceGetCount") or 0
+    every = (_Device(nvml, i, _ask(nvml, "DeviceGetHandleByIndex", i)) for i in range(count))
+    known = [d for d in every if d.handle is not None]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return known
-    uuids = {_text(_ask(nvml, "nvmlDeviceGetUUID", h)): (i, h) for i, h in known}
     chosen = []
     for token in filter(None, (t.strip() for t in wanted.split(","))):
-        if token.isdigit():
-            match = [(i, h) for i, h in known if i == int(token)]
-        else:
-            match = [device for uuid, device in uuids.items() if uuid.startswith(token)]
-            if not match and token.startswith("MIG-"):
-                match = [
-                    (i, h) for i, h in known if any(_text(u) == token for u in _mig_uuids(nvml, h))
-                ]
+        match = [d for d in known if d.named(token)]
         if not match:
             break  # CUDA ignores everything after the first invalid entry
         chosen += match[:1]
     return chosen
 
 
-def _mig_uuids(nvml: Any, handle: Any) -> list[Any]:
-    count = _ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0
-    slices = [_ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count)]
-    return [_ask(nvml, "nvmlDeviceGetUUID", s) for s in slices if s is not None]
-
-
 def gpus() -> tuple[Gpu, ...]:
     """Every visible device; () without a driver."""
     with _nvml() as nvml:
-        if nvml is None:
-            return ()
-        devices = []
-        for index, handle in _visible(nvml):
-            memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-            mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
-            devices.append(
-                Gpu(
-                    index=index,
-                    name=_text(_ask(nvml, "nvmlDeviceGetName", handle)),
-                    uuid=_text(_ask(nvml, "nvmlDeviceGetUUID", handle)),
-                    memory_bytes=None if memory is None else int(memory.total),
-                    mig=bool(mig and mig[0]),
-                    used_bytes=None if memory is None else int(memory.used),
-                    power_limit_w=_watts(_ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)),
-                    default_limit_w=_watts(
-                        _ask(nvml, "nvmlDeviceGetPowerManagementDefaultLimit", handle)
-                    ),
-                    max_clock_mhz=_ask(
-                        nvml, "nvmlDeviceGetApplicationsClock", handle, nvml.NVML_CLOCK_SM
-                    ),
-                    pids=tuple(
-                        sorted(
-                            int(p.pid)
-                            for p in _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-                            or ()
-                        )
-                    ),
-                )
-            )
-        return tuple(devices)
+        return tuple(_gpu(d) for d in _visible(nvml)) if nvml is not None else ()
+
+
+def _gpu(device: _Device) -> Gpu:
+    memory, mig = device("GetMemoryInfo"), device("GetMigMode")
+    processes = device("GetComputeRunningProcesses") or ()
+    return Gpu(
+        index=device.index,
+        name=_text(device("GetName")),
+        uuid=_text(device("GetUUID")),
+        memory_bytes=None if memory is None else int(memory.total),
+        mig=bool(mig and mig[0]),
+        used_bytes=None if memory is None else int(memory.used),
+        power_limit_w=_watts(device("GetEnforcedPowerLimit")),
+        default_limit_w=_watts(device("GetPowerManagementDefaultLimit")),
+        max_clock_mhz=device("GetApplicationsClock", device.nvml.NVML_CLOCK_SM),
+        pids=tuple(sorted(int(p.pid) for p in processes)),
+    )
 
 
 def _watts(milliwatts: int | None) -> int | None:
@@ -164,9 +158,7 @@ def _watts(milliwatts: int | None) -> int | None:
 
 def driver() -> str | None:
     with _nvml() as nvml:
-        if nvml is None:
-            return None
-        version = _ask(nvml, "nvmlSystemGetDriverVersion")
+        version = None if nvml is None else _ask(nvml, "SystemGetDriverVersion")
         return None if version is None else _text(version)
 
 
@@ -177,40 +169,30 @@ def poll() -> list[dict[str, Json]]:
     traffic in kB since the driver was loaded; ``time_ns`` on the clock of the ranks' traces.
     """
     with _nvml() as nvml:
-        if nvml is None:
-            return []
-        readings = []
-        for index, handle in _visible(nvml):
-            power = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
-            reasons = _ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
-            name = _ask(nvml, "nvmlDeviceGetName", handle)
-            used = _ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
-            readings.append(
-                {
-                    "time_ns": time.time_ns(),
-                    "index": index,
-                    "name": None if name is None else _text(name),
-                    "sm_clock_mhz": _ask(
-                        nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM
-                    ),
-                    "power_w": None if power is None else power / 1000,
-                    "temp_c": _ask(
-                        nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
-                    ),
-                    "throttle": reasons,
-                    "utilization_pct": None if used is None else int(used.gpu),
-                    "pcie_tx_kb_s": _ask(nvml, "nvmlDeviceGetPcieThroughput", handle, 0),
-                    "pcie_rx_kb_s": _ask(nvml, "nvmlDeviceGetPcieThroughput", handle, 1),
-                    "nvlink_tx_kb": _field(nvml, handle, _NVLINK_TX),
-                    "nvlink_rx_kb": _field(nvml, handle, _NVLINK_RX),
-                }
-            )
-        return readings
+        return [_reading(d) for d in _visible(nvml)] if nvml is not None else []
 
 
-def _field(nvml: Any, handle: Any, field: int) -> int | None:
+def _reading(device: _Device) -> dict[str, Json]:
+    power, name, used = (device(f"Get{x}") for x in ("PowerUsage", "Name", "UtilizationRates"))
+    return {
+        "time_ns": time.time_ns(),
+        "index": device.index,
+        "name": None if name is None else _text(name),
+        "sm_clock_mhz": device("GetClockInfo", device.nvml.NVML_CLOCK_SM),
+        "power_w": None if power is None else power / 1000,
+        "temp_c": device("GetTemperature", device.nvml.NVML_TEMPERATURE_GPU),
+        "throttle": device("GetCurrentClocksEventReasons"),
+        "utilization_pct": None if used is None else int(used.gpu),
+        "pcie_tx_kb_s": device("GetPcieThroughput", 0),
+        "pcie_rx_kb_s": device("GetPcieThroughput", 1),
+        "nvlink_tx_kb": _field(device, _NVLINK_TX),
+        "nvlink_rx_kb": _field(device, _NVLINK_RX),
+    }
+
+
+def _field(device: _Device, field: int) -> int | None:
     """One field value of a device; None where it is not supported."""
-    values = _ask(nvml, "nvmlDeviceGetFieldValues", handle, [field])
+    values = device("GetFieldValues", [field])
     if not values or values[0].nvmlReturn != 0:
         return None
     return int(values[0].value.ullVal)

@@ -5,6 +5,7 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from harness.launch.divergence import divergence, latest
 from harness.launch.wire.messages import Collective, RankEnd
@@ -46,36 +47,20 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
     if not failed:
         return None
     by_order = sorted(failed, key=lambda e: e.order)
-    for find in (_lost, _raised, _signalled, _left):
-        if (suspect := find(by_order)) is not None:
-            break
-    else:
-        suspect = (
-            _cut_off(by_order, unreachable)
-            or _stopped(by_order)
-            or _asleep(by_order)
-            or _out_of_step(by_order)
-            or _aborted(by_order)
-            or _late(by_order)
-            or _silent(by_order)
-            or _noticed(by_order)
-        )
+    ways = (
+        _lost, _raised, _signalled, _left, partial(_cut_off, unreachable=unreachable), _stopped,
+        _asleep, _out_of_step, _aborted, _late, _silent,
+    )  # fmt: skip
+    suspect = next(filter(None, (find(by_order) for find in ways)), None) or _noticed(by_order)
     culprit = next(e for e in ends if e.rank == suspect.rank)
     return Cause(
-        rank=culprit.rank,
-        kind=suspect.kind,
-        message=suspect.message,
-        phase=culprit.phase,
-        step=culprit.step,
-        sure=suspect.sure,
+        **vars(suspect), phase=culprit.phase, step=culprit.step, node=culprit.node,
         victims=tuple(e.rank for e in failed if e.rank != culprit.rank),
-        node=culprit.node,
-    )
+    )  # fmt: skip
 
 
 def _lost(failed: Sequence[RankEnd]) -> Suspect | None:
-    lost = [e for e in failed if e.lost]
-    if not lost:
+    if not (lost := [e for e in failed if e.lost]):
         return None
     first = lost[0]
     rank = min(e.rank for e in lost if e.lost == first.lost)
@@ -87,8 +72,7 @@ def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
     for e in failed:
         if e.error is not None and not e.error.peer:
             said = f"{e.error.type}: {e.error.message.splitlines()[0]}"
-            memory = bool(_MEMORY.search(said))
-            kind = "memory" if memory else "exception"
+            kind = "memory" if _MEMORY.search(said) else "exception"
             return Suspect(rank=e.rank, kind=kind, message=said, sure=True)
     return None
 
@@ -116,8 +100,7 @@ def _left(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _cut_off(failed: Sequence[RankEnd], unreachable: Sequence[int]) -> Suspect | None:
-    there = [e for e in failed if e.node in unreachable]
-    if not there:
+    if not (there := [e for e in failed if e.node in unreachable]):
         return None
     text = f"node {there[0].node} cannot be reached by the others"
     rank = min(e.rank for e in there if e.node == there[0].node)
@@ -129,9 +112,8 @@ def _stopped(failed: Sequence[RankEnd]) -> Suspect | None:
         # What could still write its stack was in the kernel for a moment only.
         if e.state == "T" or (e.state == "D" and not e.stack):
             what = "stopped" if e.state == "T" else "stuck inside the kernel"
-            return Suspect(
-                rank=e.rank, kind="hang", message=f"{what} for {e.silent_s:.0f} s", sure=True
-            )
+            text = f"{what} for {e.silent_s:.0f} s"
+            return Suspect(rank=e.rank, kind="hang", message=text, sure=True)
     return None
 
 
@@ -158,18 +140,13 @@ def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
     working = {e.rank for e in failed if _at_work(e)}
     if (told := _told_by_torch(failed)) is not None:
         return replace(told, sure=told.sure and told.rank not in working)
-    parting = divergence(_flights(failed))
-    if parting is None:
+    if (parting := divergence(_flights(failed))) is None:
         return None
     slow = parting.behind & working
     if slow and not parting.usual:
         return None
-    return Suspect(
-        rank=min(parting.odd),
-        kind="collective",
-        message=str(parting),
-        sure=parting.sure and not slow,
-    )
+    sure, rank = parting.sure and not slow, min(parting.odd)
+    return Suspect(rank=rank, kind="collective", message=str(parting), sure=sure)
 
 
 def _flights(failed: Sequence[RankEnd]) -> dict[int, tuple[Collective, ...]]:
@@ -198,9 +175,8 @@ def _told_by_torch(failed: Sequence[RankEnd]) -> Suspect | None:
         return None
     odd = shapes.most_common()[-1][0]
     rank = next(r for r, what in running.items() if _shape(what) == odd)
-    return Suspect(
-        rank=rank, kind="collective", message=f"runs {running[rank]}, the others do not", sure=True
-    )
+    text = f"runs {running[rank]}, the others do not"
+    return Suspect(rank=rank, kind="collective", message=text, sure=True)
 
 
 def _shape(what: str) -> str:
@@ -214,8 +190,7 @@ def _aborts(e: RankEnd) -> bool:
 
 def _aborted(failed: Sequence[RankEnd]) -> Suspect | None:
     """The first of those that aborted while their collectives were those of the others."""
-    aborted = [e for e in failed if _aborts(e)]
-    if not aborted:
+    if not (aborted := [e for e in failed if _aborts(e)]):
         return None
     text = "signal 6 (SIGABRT): the rank aborted itself, see its log"
     return Suspect(rank=aborted[0].rank, kind="signal", message=text, sure=len(aborted) == 1)
@@ -238,8 +213,7 @@ def _silent(failed: Sequence[RankEnd]) -> Suspect | None:
 
 def _late(failed: Sequence[RankEnd]) -> Suspect | None:
     """Where all did the same, and one did it so late that others had given up."""
-    late = latest(_flights(failed))
-    if late is None:
+    if (late := latest(_flights(failed))) is None:
         return None
     text = f"entered collective {late.number}, {late.what}, {late.by_s:.1f} s after the first rank"
     return Suspect(rank=late.rank, kind="late", message=text, sure=False)

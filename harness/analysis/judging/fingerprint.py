@@ -5,6 +5,7 @@ Versions of software are not in it: they are what one compares; they are shown a
 
 from collections.abc import Mapping, Sequence
 
+from harness.base.documents import Json
 from harness.host.environment import changes_speed
 from harness.record import RunRecord
 
@@ -39,7 +40,7 @@ def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
     return between(kept, fingerprint(run))
 
 
-def between(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+def between(a: Mapping[str, Json], b: Mapping[str, Json]) -> list[str]:
     """Fields in which two fingerprints differ, ``key: a | b``."""
     return [
         f"{k}: {a.get(k, '-')} | {b.get(k, '-')}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)

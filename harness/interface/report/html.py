@@ -71,26 +71,13 @@ def _charts(run: RunRecord) -> list[dict[str, Any]]:
         grid = sorted(worlds)
         none: list[float | None] = [None] * len(grid)
         label = f"{mode} scaling" + (" · stand-in" if stand_in else "")
-        linear = Curve(name="ideal", x=grid, y=grid, low=none, high=none)
-        flat = Curve(name="ideal", x=grid, y=[1.0] * len(grid), low=none, high=none)
-        out.append(
-            {
-                "title": f"Speedup, {label}",
-                "svg": Markup(
-                    svg.chart(speedups, y_label="speedup", x_label="ranks", ideal=linear)
-                ),
-            }
-        )
-        out.append(
-            {
-                "title": f"Efficiency, {label}",
-                "svg": Markup(
-                    svg.chart(
-                        efficiencies, y_label="efficiency", x_label="ranks", ideal=flat, y_max=1.15
-                    )
-                ),
-            }
-        )
+        for field, curves, ideal, most in (
+            ("speedup", speedups, grid, None),
+            ("efficiency", efficiencies, [1.0] * len(grid), 1.15),
+        ):
+            best = Curve(name="ideal", x=grid, y=ideal, low=none, high=none)
+            drawn = svg.chart(curves, y_label=field, x_label="ranks", ideal=best, y_max=most)
+            out.append({"title": f"{field.capitalize()}, {label}", "svg": Markup(drawn)})
     return out
 
 

@@ -30,12 +30,9 @@ from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec
 
 ENGINE = dict(
-    multi_node=True,
-    one_machine=True,
-    always_emulated=True,
-    shapes_links=True,
+    multi_node=True, one_machine=True, always_emulated=True, shapes_links=True,
     faults=("agent", "node"),
-)
+)  # fmt: skip
 KNOBS = dict(rate_mbit=1000.0, delay_ms=0.0, slow_links="", far_links="")
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "sysctl")

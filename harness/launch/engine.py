@@ -116,10 +116,10 @@ class Job(ABC):
         """End it, and wait until nothing of it is left. May be called twice."""
 
 
-def last_line(text: str) -> str:
+def last_line(text: str, otherwise: str = "no output") -> str:
     """The last thing that a process said."""
     lines = text.strip().splitlines()
-    return lines[-1] if lines else "no output"
+    return lines[-1] if lines else otherwise
 
 
 class Engine(Protocol):

@@ -20,15 +20,7 @@ from harness.host import environment, nvml
 from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Ended, Where
-from harness.launch.wire.messages import (
-    Deadlines,
-    Gate,
-    LaunchSpec,
-    Sweep,
-    Task,
-    Timed,
-    Train,
-)
+from harness.launch.wire.messages import Deadlines, Gate, LaunchSpec, Sweep, Task, Timed, Train
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
 from harness.record.fabric import label
 from harness.record.store import load_samples, write_text
@@ -77,18 +69,13 @@ class Bench:
         self.catalogue, self.engine, self.poll_gpus = catalogue, engine, poll_gpus
         self.worlds = open_worlds(engine, where)
         self._polls: Polls = []
-        self._last_poll = 0.0
-        self._count = 0
+        self._last_poll, self._count = 0.0, 0
 
     @property
     def notes(self) -> list[str]:
         """What the engine has to say of itself, for the record."""
-        out = (
-            [f"engine: {self.worlds.queued_s:.0f} s in the queue"]
-            if self.worlds.queued_s >= 1
-            else []
-        )
-        here = environment.of_backends()
+        queued_s, here = self.worlds.queued_s, environment.of_backends()
+        out = [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
         for number, node in enumerate(self.worlds.nodes):
             for name, value in node.environment.items():
                 if name not in here and not environment.names_interface(name):

@@ -71,11 +71,7 @@ def _smallest_fit(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[A
 
 def _sum_of_devices(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
     alone = [
-        Arm(
-            name=f"plain@device{i}",
-            case=replace(plain(case), first_device=i),
-            role=Role.BASELINE,
-        )
+        Arm(name=f"plain@device{i}", case=replace(plain(case), first_device=i), role=Role.BASELINE)
         for i in range(max(worlds))
     ]
     kind = "sum_of_devices"
@@ -221,10 +217,7 @@ def versus(a: CaseSpec, b: CaseSpec, metrics: Sequence[str], *, protocol: Protoc
     """``b`` against ``a`` in the same blocks: memory saved, bytes saved, break-even, A/A."""
     return Plan(
         name=f"{b.family}{b.extras} vs {a.id}",
-        arms=(
-            Arm(name="a", case=a, role=Role.BASELINE),
-            Arm(name="b", case=b, role=Role.SUBJECT),
-        ),
+        arms=(Arm(name="a", case=a, role=Role.BASELINE), Arm(name="b", case=b, role=Role.SUBJECT)),
         contrasts=tuple(
             Contrast(name=f"{m}@b/other", metric=m, subject="b", baseline=("a",), against="other")
             for m in metrics

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from harness.analysis.history import ledger
 from harness.analysis.judging.pairs import timed, values_of
@@ -111,51 +112,31 @@ def _write(
 ) -> None:
     from asv import results as asv_results, runner, util
 
-    facts = {
-        "machine": machine,
-        "cpu": run.machine.cpu,
-        "num_cpu": str(run.machine.num_cores),
-        "gpu": f"{run.machine.num_gpus}x {run.machine.gpu}" if run.machine.gpu else "none",
-        "arch": "",
-        "os": "",
-        "ram": "",
-    }
+    gpu = f"{run.machine.num_gpus}x {run.machine.gpu}" if run.machine.gpu else "none"
+    facts = dict(
+        machine=machine, cpu=run.machine.cpu, num_cpu=str(run.machine.num_cores), gpu=gpu,
+        arch="", os="", ram="",
+    )  # fmt: skip
     (folder / machine).mkdir(parents=True, exist_ok=True)
     util.write_json(str(folder / machine / "machine.json"), {**facts, "version": 1})
     known_path = folder / "benchmarks.json"
     known: dict[str, Json] = json.loads(known_path.read_text()) if known_path.is_file() else {}
-    stored = asv_results.Results(
-        {k: facts[k] for k in ("machine", "cpu", "num_cpu", "gpu", "arch", "os", "ram")},
-        {},
-        commit,
-        round(when.timestamp() * 1000),
-        "",
-        ENVIRONMENT,
-        {},
-    )
+    at_ms = round(when.timestamp() * 1000)
+    stored = asv_results.Results(facts, {}, commit, at_ms, "", ENVIRONMENT, {})
     for name, unit in BENCHMARKS.items():
         old = known.get(name, {}).get("params", [[]])[0]
-        cases = [ast.literal_eval(c) for c in old]
-        cases = list(dict.fromkeys([*cases, *chosen[name]]))
-        entry = _entry(name, unit, cases)
-        known[name] = entry
+        cases = list(dict.fromkeys([*map(ast.literal_eval, old), *chosen[name]]))
+        known[name] = _entry(name, unit, cases)
         values = [chosen[name].get(c) for c in cases]
-        means = [_mean(v) if v else math.nan for v in values]
         result = runner.BenchmarkResult(
-            result=means,
+            result=[fmean(v) if v else math.nan for v in values],
             samples=[list(v) if v else None for v in values],
             number=[1 if v else None for v in values],
-            errcode=0,
-            stderr="",
-            profile=None,
-        )
-        stored.add_result(entry, result, record_samples=True)
+            errcode=0, stderr="", profile=None,
+        )  # fmt: skip
+        stored.add_result(known[name], result, record_samples=True)
     stored.save(str(folder))
     util.write_json(str(known_path), {**known, "version": 2})
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _entry(name: str, unit: str, cases: Sequence[str]) -> dict[str, Json]:
@@ -175,7 +156,7 @@ def _entry(name: str, unit: str, cases: Sequence[str]) -> dict[str, Json]:
 def value_of(run: RunRecord, benchmark: str, case: str) -> float:
     """One benchmark's value in a record; NaN where it does not apply."""
     values = figures(run)[benchmark].get(case)
-    return _mean(values) if values else math.nan
+    return fmean(values) if values else math.nan
 
 
 def summary(added: Ingested) -> str:

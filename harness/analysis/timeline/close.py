@@ -33,9 +33,7 @@ class Closed:
 
 
 def close(
-    ranks: Sequence[Lanes],
-    offsets_ns: Mapping[int, int] | None = None,
-    clock_ns: int | None = None,
+    ranks: Sequence[Lanes], offsets_ns: Mapping[int, int] | None = None, clock_ns: int | None = None
 ) -> Closed:
     """Close the budget of a window.
 

@@ -5,6 +5,7 @@ always there; the short ones are registered last, and only where no other projec
 """
 
 import argparse
+import contextlib
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +120,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     folder = Path(metafunc.module.__file__ or ".").parent
     expectations: list[Expectation] = []
-    try:
+    with _told_as_usage(metafunc.config):
         scaling = _scaling(metafunc.config)
         rules = scaling.thresholds(folder)
         hardware = scaling.start().run.machine.hardware_class
@@ -132,26 +133,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                     matched = verdicts.rules_for(rules, case, contrast, hardware)
                     every: list[Threshold | None] = [*matched] or [None]
                     expectations += [Expectation(plan, contrast, rule) for rule in every]
-    except ScaleproofError as error:
-        metafunc.config.stash[USAGE].append(str(error))
-        raise pytest.Collector.CollectError(str(error)) from None
     ids = [e.id for e in expectations]
     several = {i for i in ids if ids.count(i) > 1}
     names = [f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in expectations]
     metafunc.parametrize("verdict", expectations, ids=names, indirect=True)
 
 
+@contextlib.contextmanager
+def _told_as_usage(config: pytest.Config) -> Generator[None, None, None]:
+    """What is wrong with a suite ends the session as a mistake in its use."""
+    try:
+        yield
+    except ScaleproofError as error:
+        config.stash[USAGE].append(str(error))
+        raise pytest.Collector.CollectError(str(error)) from None
+
+
 def _generate_courses(metafunc: pytest.Metafunc) -> None:
     courses: list[Course] = []
     for recipe in getattr(metafunc.function, RECOVERS, ()):
-        try:
+        with _told_as_usage(metafunc.config):
             scaling = _scaling(metafunc.config)
             scaling.thresholds(Path(metafunc.module.__file__ or ".").parent)
             for raw in recipe(scaling.site):
                 courses.append(replace(raw, case=scaling.catalogue.normalise(raw.case)))
-        except ScaleproofError as error:
-            metafunc.config.stash[USAGE].append(str(error))
-            raise pytest.Collector.CollectError(str(error)) from None
     if hasattr(metafunc.function, RECOVERS):
         ids = [c.name.replace(" ", "-").replace("/", "-") for c in courses]
         metafunc.parametrize("verdict", courses, ids=ids, indirect=True)

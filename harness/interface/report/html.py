@@ -113,8 +113,7 @@ def _timelines(run: RunRecord) -> list[dict[str, Any]]:
     for rung in rungs(run):
         bars = [
             svg.Bar(
-                name=f"rank {r.rank}",
-                parts=[(names[t], r.mean_ns(t) / 1e6) for t in _TERM_COLORS],
+                name=f"rank {r.rank}", parts=[(names[t], r.mean_ns(t) / 1e6) for t in _TERM_COLORS]
             )
             for r in rung.budget.ranks
         ]

@@ -19,7 +19,15 @@ from pathlib import Path
 from harness.base.documents import Json
 from harness.base.errors import LaunchError, SpecError
 from harness.launch.dialers import Processes, agent
-from harness.launch.engine import Capabilities, Command, Deployment, Job, State, importable
+from harness.launch.engine import (
+    Capabilities,
+    Command,
+    Deployment,
+    Job,
+    State,
+    importable,
+    last_line,
+)
 from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True, queues=True)
@@ -106,13 +114,9 @@ class Slurm:
                 argv += component(*parts[0], deployment)[:2]
             return (Command(nodes=nodes, argv=(*argv, *command), env=importable()),)
         path = deployment.folder / "job.sbatch"
-        return (
-            Command(
-                nodes=nodes,
-                argv=("sbatch", "--parsable", str(path)),
-                files={str(path): script(deployment, command)},
-            ),
-        )
+        argv = ["sbatch", "--parsable", str(path)]
+        files = {str(path): script(deployment, command)}
+        return (Command(nodes=nodes, argv=tuple(argv), files=files),)
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Processes | BatchJob:
         """Start the step, or submit the job."""
@@ -152,10 +156,8 @@ class BatchJob(Job):
         word, why = self._seen
         if (state := STATES.get(word)) is not None:
             return state, f"job {self.job} {word.lower()}" + (f": {why}" if why != "None" else "")
-        lines = []
-        if self.log.is_file():
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-        said = lines[-1] if lines else word.lower() or "gone"
+        log = self.log.read_text(errors="replace") if self.log.is_file() else ""
+        said = last_line(log, word.lower() or "gone")
         return State.ENDED, f"job {self.job}: {said} (log {self.log})"
 
     def stop(self) -> None:
@@ -171,11 +173,9 @@ def submit(command: Command) -> str:
     done = subprocess.run(command.argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(
-            done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "sbatch failed",
-            where="slurm engine",
-            expected="a job that the cluster accepts",
-            fix=shlex.join(command.argv),
-        )
+            last_line(done.stderr, "sbatch failed"), where="slurm engine",
+            expected="a job that the cluster accepts", fix=shlex.join(command.argv),
+        )  # fmt: skip
     return done.stdout.strip().split(";")[0]
 
 

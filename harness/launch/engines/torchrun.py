@@ -44,25 +44,17 @@ _FAILED = re.compile(r"\srank +: (\d+) \(local_rank: \d+\)\n.*?exitcode +: (-?\d
 
 def commands(nodes: Sequence[int], name: str, port: int | str, spec: str) -> list[list[str]]:
     """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine."""
-    out = []
-    for node, ranks in enumerate(nodes):
-        conf = f"is_host={int(node == 0)},join_timeout=60,last_call_timeout=1,read_timeout=20"
-        out.append(
-            [
-                *(sys.executable, "-m", "torch.distributed.run"),
-                f"--nnodes={len(nodes)}",
-                f"--nproc-per-node={ranks}",
-                "--rdzv-backend=c10d",
-                f"--rdzv-endpoint=127.0.0.1:{port}",
-                f"--rdzv-id={name}",
-                f"--rdzv-conf={conf}",
-                "--local-addr=127.0.0.1",
-                "--max-restarts=0",
-                *("-m", programs.TORCHRUN_RANK),
-                spec,
-            ]
-        )
-    return out
+    conf = "is_host={},join_timeout=60,last_call_timeout=1,read_timeout=20"
+    return [
+        [
+            *(sys.executable, "-m", "torch.distributed.run"), f"--nnodes={len(nodes)}",
+            f"--nproc-per-node={ranks}", "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={name}",
+            f"--rdzv-conf={conf.format(int(node == 0))}", "--local-addr=127.0.0.1",
+            "--max-restarts=0", *("-m", programs.TORCHRUN_RANK), spec,
+        ]
+        for node, ranks in enumerate(nodes)
+    ]  # fmt: skip
 
 
 def environment() -> dict[str, str]:
@@ -215,11 +207,11 @@ class Watched:
     def _silent(self) -> bool:
         """Whether any rank has been silent past its deadline."""
         limits = self.spec.deadlines
-        for rank in range(self.spec.case.world_size):
-            phase, step, silent = self.beats.read(rank)
-            if phase is not Phase.DONE and silent > limits.allowed_s(phase, step):
-                return True
-        return False
+        seen = (self.beats.read(rank) for rank in range(self.spec.case.world_size))
+        return any(
+            phase is not Phase.DONE and silent > limits.allowed_s(phase, step)
+            for phase, step, silent in seen
+        )
 
     def ends(self) -> tuple[RankEnd, ...]:
         """How every rank ended: by torchrun's report, else by when it was gone."""
@@ -249,12 +241,9 @@ class Watched:
 
     def _reported(self) -> dict[int, int]:
         """Rank -> exit status, of the ranks that torchrun saw fail (its signals negative)."""
-        statuses = {}
-        for i in range(len(self.nodes)):
-            text = (self.out / f"node{i}.log").read_text(errors="replace")
-            for rank, status in _FAILED.findall(text):
-                statuses[int(rank)] = int(status)
-        return statuses
+        logs = (self.out / f"node{i}.log" for i in range(len(self.nodes)))
+        told = (pair for log in logs for pair in _FAILED.findall(log.read_text(errors="replace")))
+        return {int(rank): int(status) for rank, status in told}
 
 
 def build() -> Torchrun:

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -101,16 +102,13 @@ def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
     answers = []
     for request in requests:
         case = from_doc(CaseSpec, request["case"])
-
-        def ask(case: CaseSpec = case, files: dict[str, str] = request["files"]) -> Json:
-            return to_doc(describe(load(files), case))
-
-        answer = in_child(ask)
-        if "error" in answer:
-            answers.append(to_doc(Described(error=answer["error"])))
-        else:
-            answers.append(answer["ok"])
+        answer = in_child(partial(_describe, case, request["files"]))
+        answers.append(answer.get("ok") or to_doc(Described(error=answer["error"])))
     return answers
+
+
+def _describe(case: CaseSpec, files: dict[str, str]) -> Json:
+    return to_doc(describe(load(files), case))
 
 
 def reaches(address: Address) -> bool:
@@ -275,10 +273,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--order", type=int, default=scheduled_order(), help="this node's number")
     asked = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
-    if asked.fd is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
-    else:
-        signal.signal(signal.SIGINT, _stop)
+    # Ctrl-C is for whoever started this.
+    signal.signal(signal.SIGINT, _stop if asked.fd is None else signal.SIG_IGN)
     if asked.parent:
         threads.die_with_parent(asked.parent, signal.SIGTERM)
     processes.adopt()
@@ -289,9 +285,8 @@ def main(argv: list[str]) -> int:
                 scratch = None
             else:
                 channel = dial(asked.join, secret(asked.token_file), asked.wait)
-                scratch = Path(
-                    stack.enter_context(tempfile.TemporaryDirectory(prefix="scaleproof-"))
-                )
+                folder = tempfile.TemporaryDirectory(prefix="scaleproof-")
+                scratch = Path(stack.enter_context(folder))
             address = asked.address or channel.address() or "127.0.0.1"
             choose_interface(address)
             preload()

@@ -26,9 +26,7 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json])
         raise ValueError("int32 indices address 2^31 elements at most")
     message = 8.0 * sum(kept(s.numel(), knobs["rho"]) for s in shapes)
     return Promise(
-        payload_bytes={"all_gather": message},
-        sent_bytes=(world - 1) * message,
-        formula="(N-1) 8 k",
+        payload_bytes={"all_gather": message}, sent_bytes=(world - 1) * message, formula="(N-1) 8 k"
     )
 
 

@@ -133,10 +133,7 @@ class PipelineTrainer:
         kind = SCHEDULES[knobs["schedule"]]
         self.stage = stage
         self.schedule = kind(
-            stage,
-            n_microbatches=knobs["microbatches"],
-            loss_fn=ctx.loss,
-            scale_grads=True,
+            stage, n_microbatches=knobs["microbatches"], loss_fn=ctx.loss, scale_grads=True
         )
         self.optimizer = ctx.optimizer(self.blocks.parameters())
         self.compute_dtype = observe_dtype(self.blocks)

@@ -96,10 +96,7 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
     )
     write_text(folder / "job.json", json.dumps(to_doc(made), indent=1) + "\n")
     where = "" if asked.options.results is None else f" --results {shlex.quote(str(results))}"
-    lines = [
-        f" job {made.job} is in the queue",
-        f" status   scaleproof status {made.job}{where}",
-    ]
+    lines = [f" job {made.job} is in the queue", f" status   scaleproof status {made.job}{where}"]
     return Answer(document=to_doc(made), lines=lines)
 
 

@@ -124,12 +124,7 @@ def run(task: Sweep, rank: Rank) -> tuple[Row, ...]:
 
 
 def sweep(
-    case: CaseSpec,
-    rank: int,
-    device: torch.device,
-    only: str,
-    beat: Callable[[], None],
-    log: Path,
+    case: CaseSpec, rank: int, device: torch.device, only: str, beat: Callable[[], None], log: Path
 ) -> list[Row]:
     """Every row, alike on all ranks: a time is the slowest rank's, a check holds on all of them.
 

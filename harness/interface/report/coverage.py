@@ -18,16 +18,16 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     timed = {x.case for x in run.launches if x.purpose is Purpose.TIMED and x.usable}
     cases = [c for h, c in every.items() if h in timed]
     profiled = {x.case for x in run.launches if x.purpose is Purpose.PROFILE and x.budget}
-    out = [f" covered  {len(cases)} of {len(every)} cases timed, {len(profiled)} profiled"]
-    out += wrap(f" worlds   {_worlds(cases)}", width, 10)
+    out = [f" covered    {len(cases)} of {len(every)} cases timed, {len(profiled)} profiled"]
+    out += wrap(f" worlds     {_worlds(cases)}", width, 12)
     for kind, text in _names(run, cases):
-        out += wrap(f" {kind:<8} {text}", width, 10)
-    out.append(f" losses   {notices.reproducible(run)}")
+        out += wrap(f" {kind:<10} {text}", width, 12)
+    out.append(f" losses     {notices.reproducible(run)}")
     for why in dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP):
-        out += wrap(f" skipped  {why}", width, 10)
+        out += wrap(f" skipped    {why}", width, 12)
     cut = [p.name for p in run.plans if p.hash in run.out_of_time]
     if cut:
-        out += wrap(f" cut      by the time budget: {', '.join(cut)}", width, 10)
+        out += wrap(f" cut        by the time budget: {', '.join(cut)}", width, 12)
     return [*out, *_rules(run, list(every.values()), width)]
 
 
@@ -96,9 +96,11 @@ def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int) -> list[str]
     out = []
     if unused:
         names = ", ".join(unused)
-        out += wrap(f" unused   {len(unused)} rules match no case of this run: {names}", width, 10)
+        out += wrap(
+            f" unused     {len(unused)} rules match no case of this run: {names}", width, 12
+        )
     if beyond:
         number = sum(map(len, beyond.values()))
         why = "; ".join(f"{reason} ({len(names)})" for reason, names in beyond.items())
-        out += wrap(f" untested {number} rules are not tested here: {why}", width, 10)
+        out += wrap(f" untested   {number} rules are not tested here: {why}", width, 12)
     return out

@@ -174,7 +174,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     """Launches, seconds per launch, and the share of the run spent outside steps."""
     timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
     if not timed:
-        return [" cost     nothing was timed"]
+        return [" cost       nothing was timed"]
     pilots = [x for x in run.launches if x.purpose is Purpose.PILOT]
     profiles = [x for x in run.launches if x.purpose is Purpose.PROFILE]
     gates = [x for x in run.launches if x.purpose is Purpose.GATE]
@@ -182,12 +182,12 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     launch = (wall - _stepping_s(timed)) / len(timed)
     training = _stepping_s([*timed, *pilots, *profiles]) + sum(x.wall_s for x in gates)
     told = (
-        f" cost     {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
+        f" cost       {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
         f" to start and end), {len(pilots)} pilots, {len(gates)} gates,"
         f" {len(profiles)} profiles;"
         f" {1 - training / run.elapsed_s:.0%} of {duration(run.elapsed_s)} is overhead"
     )
-    return wrap(told, width, 10)
+    return wrap(told, width, 12)
 
 
 def _stepping_s(launches: Sequence[LaunchRecord]) -> float:
@@ -211,10 +211,10 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
     out += [rule("verdicts", width), *verdict_lines(run, width)]
     out += [*counts(run), ""]
     for finding in [*notices.findings(run), *run.notes]:
-        out += wrap(f" noticed  {finding}", width, 10)
+        out += wrap(f" noticed    {finding}", width, 12)
     out += [*coverage(run, width), *cost(run, width)]
-    out += [f" rerun    {rerun}"]
-    out += [f" report   scaleproof report {folder}"]
+    out += [f" rerun      {rerun}"]
+    out += [f" report     scaleproof report {folder}"]
     if not run.complete:
-        out += [f" resume   this run is incomplete: scaleproof run --resume {folder}"]
+        out += [f" resume     this run is incomplete: scaleproof run --resume {folder}"]
     return out

@@ -33,5 +33,5 @@ def of_run(path: Path, *, every: bool = False) -> Answer:
         lines += ["", *tables.verdict_lines(run, text.columns(), every=True)]
     with contextlib.suppress(PermissionError):
         write_text(page, render(run))
-        lines.append(f" page     {page}")
+        lines.append(f" page       {page}")
     return Answer(document=to_doc(run), lines=lines)

@@ -10,7 +10,7 @@ from harness.analysis.judging.fingerprint import between, fingerprint
 from harness.analysis.judging.pairs import timed
 from harness.analysis.judging.points import points
 from harness.base import stats
-from harness.base.documents import Json
+from harness.base.documents import Json, fields_of
 from harness.base.errors import SpecError
 from harness.record import RunRecord
 from harness.spec import CaseSpec
@@ -161,7 +161,7 @@ def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
     skip = {"host", "kernel", "hardware_class", "key", "title"}
 
     def facts(run: RunRecord) -> list[Mapping[str, Json]]:
-        machine = {k: v for k, v in vars(run.machine).items() if k not in skip}
+        machine = {k: v for k, v in fields_of(run.machine).items() if k not in skip}
         return [machine, run.software, run.environment, {"engine": run.settings.engine}]
 
     return tuple(text for pair in zip(facts(a), facts(b), strict=True) for text in between(*pair))

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import figures, pilots
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
-from harness.base.documents import Json, to_doc
+from harness.base.documents import Json, to_doc, fields_of
 from harness.base.errors import RecordError, ScaleproofError
 from harness.record import (
     JUDGED_SINCE,
@@ -116,7 +116,9 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
     if len(again) != len(run.verdicts):
         out.append(f"{len(run.verdicts)} verdicts recorded, {len(again)} recomputed")
     for old, new in zip(run.verdicts, again, strict=False):
-        fields = vars(old).keys() - {"detail"}  # its words may change; reason and figures may not
+        fields = fields_of(old).keys() - {
+            "detail"
+        }  # its words may change; reason and figures may not
         if run.schema < SCHEMA and not old.plan:
             fields -= _NOT_IN_OLD_SERIES
         if not all(same(to_doc(getattr(old, f)), to_doc(getattr(new, f))) for f in fields):

@@ -28,6 +28,11 @@ def _python(value: Any) -> Any:
     return value.item()
 
 
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass: ``vars`` lacks those that msgspec left at their default."""
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+
+
 def lean(value: Any) -> Json:
     """The document without what has its default: a new field changes no old digest."""
     if dataclasses.is_dataclass(value):

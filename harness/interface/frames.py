@@ -56,15 +56,7 @@ def verdicts(runs: Runs) -> pd.DataFrame:
 def budgets(runs: Runs) -> pd.DataFrame:
     """One row a term of a rank's step in a profiled launch; ns, which sum to the step."""
     return _frame(
-        {
-            "run": run.run,
-            "launch": x.launch,
-            "arm": x.arm,
-            "rank": rank.rank,
-            "step": step,
-            "term": term,
-            "ns": ns,
-        }
+        dict(run=run.run, launch=x.launch, arm=x.arm, rank=rank.rank, step=step, term=term, ns=ns)
         for run, _ in _load(runs)
         for x in run.launches
         if x.budget is not None

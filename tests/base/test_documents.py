@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.base.documents import from_doc, json_schema, to_doc
+from harness.base.documents import from_doc, json_schema, to_doc, fields_of
 from harness.record import Reason, Status, Verdict
 from harness.spec import Mode, Protocol
 
@@ -61,3 +61,9 @@ def test_missing_fields_and_unknown_enums_name_their_path() -> None:
 
 def test_a_scalar_of_numpy_is_the_number_it_holds() -> None:
     assert to_doc([np.float64(0.5), np.int64(3)]) == [0.5, 3]
+
+
+def test_every_field_of_what_was_read_has_its_value() -> None:
+    """``vars`` lacks those that the document did not name."""
+    read = from_doc(Protocol, {"steps": 10, "cut": 2})
+    assert fields_of(read) == vars(Protocol(steps=10, cut=2))

@@ -13,7 +13,7 @@ from harness.analysis.judging import notices, obstacles, pairs, verdicts
 from harness.analysis.judging.points import points
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.analysis.rungs import rungs
-from harness.base.documents import to_doc
+from harness.base.documents import to_doc, fields_of
 from harness.base.numbers import rate, si
 from harness.host.machine import PEAK_TFLOPS
 from harness.interface.report import svg, timeline
@@ -242,7 +242,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
     ]
     facts += [(f.check, f.text) for f in run.admission]
     facts += sorted(run.software.items())
-    facts += sorted((k, _told(v)) for k, v in vars(run.settings).items())
+    facts += sorted((k, _told(v)) for k, v in fields_of(run.settings).items())
     facts += [(k, v) for k, v in sorted(run.environment.items())]
     return facts
 

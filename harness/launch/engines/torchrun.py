@@ -122,17 +122,12 @@ class Torchrun(Fleet):
         try:
             for i, (command, share) in enumerate(zip(asked, device_shares(spec.case), strict=True)):
                 with (out / f"node{i}.log").open("w") as log:
-                    watched.nodes.append(
-                        subprocess.Popen(
-                            command,
-                            env={**environment(), **share, **watched.family},
-                            stdout=log,
-                            stderr=subprocess.STDOUT,
-                            stdin=subprocess.DEVNULL,
-                            start_new_session=True,
-                            preexec_fn=die_with_parent,
-                        )
-                    )
+                    node = subprocess.Popen(
+                        command, env={**environment(), **share, **watched.family}, stdout=log,
+                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                        preexec_fn=die_with_parent,
+                    )  # fmt: skip
+                    watched.nodes.append(node)
             while watched.alive:
                 tick(min(watched.beats.read(r)[1] for r in range(spec.case.world_size)))
                 time.sleep(TICK_S)  # torchrun has no handle to wait on together with a deadline

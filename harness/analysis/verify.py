@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import figures, pilots
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
-from harness.base.documents import Json, to_doc, fields_of
+from harness.base.documents import Json, fields_of, to_doc
 from harness.base.errors import RecordError, ScaleproofError
 from harness.record import (
     JUDGED_SINCE,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.base.documents import from_doc, json_schema, to_doc, fields_of
+from harness.base.documents import fields_of, from_doc, json_schema, to_doc
 from harness.record import Reason, Status, Verdict
 from harness.spec import Mode, Protocol
 

@@ -13,7 +13,7 @@ from harness.analysis.judging import notices, obstacles, pairs, verdicts
 from harness.analysis.judging.points import points
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.analysis.rungs import rungs
-from harness.base.documents import to_doc, fields_of
+from harness.base.documents import fields_of, to_doc
 from harness.base.numbers import rate, si
 from harness.host.machine import PEAK_TFLOPS
 from harness.interface.report import svg, timeline

@@ -7,8 +7,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-}
 case $what in
-  suites) extras= ;;
-  tests) extras='[test]' ;;
+  suites) extras= parallel= ;;
+  tests) extras='[test]' parallel='-n 2 --dist loadfile' ;;
   *) sed -n '2,5s/^# //p' "$0" >&2; exit 4 ;;
 esac
 shift
@@ -19,4 +19,4 @@ venv=${VENV:-.venv}
   exit 4
 }
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extras"
-exec "$venv/bin/python" -m pytest "$what/" "$@"
+exec "$venv/bin/python" -m pytest "$what/" $parallel "$@"

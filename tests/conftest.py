@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
-from collections.abc import Iterator
+import os
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,15 @@ settings.register_profile("no timing assertion", deadline=None)
 settings.load_profile("no timing assertion")
 MUTANTS = Path(__file__).parent / "mutants"
 pytest_plugins = ["pytester"]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Tests run two at a time, but nothing runs beside one that is marked ``alone``."""
+    alone = item.get_closest_marker("alone") is not None
+    with (Path(tempfile.gettempdir()) / f"scaleproof-tests-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 import planted
 import pytest
 
+pytestmark = pytest.mark.alone
+
 #: Efficiency, world and strategy.
 LADDERS = [(0.85, 2, "pipeline"), (0.70, 4, "ddp")]
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import causes
 import pytest
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[causes.Stand]:

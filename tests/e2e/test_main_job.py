@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,6 +33,8 @@ def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
         str(tmp_path),
         "-p",
         "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
     ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],

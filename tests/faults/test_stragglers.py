@@ -19,6 +19,7 @@ from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 from harness.training.agent.straggler import GROUPS, Straggler
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("groups", [GROUPS, ()], ids=["as-here", "duty-cycle"])
 def test_a_straggler_gets_its_share_of_a_core_at_most(groups: Any) -> None:
     pid = os.fork()
@@ -46,6 +47,7 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.alone
 def test_the_timeline_names_the_straggler(launch: Any, tmp_path: Path) -> None:
     world = launch(
         "ddp/decoder-nano", 2, Purpose.PROFILE, steps=14, cut=3, profiled=6, stragglers="1:0.3"

@@ -54,7 +54,8 @@ def rules(pytester: pytest.Pytester, bound: str) -> None:
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "--cpus", "2", *arguments)
+    lean = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")  # it takes a second to import
+    return pytester.runpytest_subprocess(*lean, "--cpus", "2", *arguments)
 
 
 def record(pytester: pytest.Pytester) -> dict[str, object]:

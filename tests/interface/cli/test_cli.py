@@ -133,6 +133,7 @@ def scaleproof(*arguments: str, cwd: Path, **kw: Any) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, "-m", "harness", *arguments],
         cwd=cwd,
+        env={**os.environ, "COLUMNS": "100"},
         capture_output=True,
         text=True,
         check=False,

@@ -119,10 +119,14 @@ def bench(
 
 
 def there() -> tuple[set[int], set[str]]:
-    """The agents and the network namespaces of this machine."""
+    """Our agents and their network namespaces: not those of tests that run beside us."""
     agents, namespaces = set(), set()
+    worker = f"PYTEST_XDIST_WORKER={os.environ.get('PYTEST_XDIST_WORKER')}".encode()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
+            ours = worker in (path / "environ").read_bytes().split(b"\0")
+            if "PYTEST_XDIST_WORKER" in os.environ and not ours:
+                continue
             if b"harness.training.agent.agent" in (path / "cmdline").read_bytes().split(b"\0"):
                 agents.add(int(path.name))
             namespaces.add(str((path / "ns" / "net").readlink()))

@@ -92,7 +92,11 @@ def test_custom_kinds_are_what_their_published_models_know(
 
 @pytest.mark.parametrize(
     ("settings", "says"),
-    [({"image": ""}, "no image"), ({"kind": "pod"}, "'pod'"), ({"kind": "trainjob"}, "one size")],
+    [
+        ({"image": ""}, "no image"),
+        ({"kind": "pod"}, "'pod'"),
+        ({"kind": "trainjob"}, "equal nodes"),
+    ],
 )
 def test_what_cannot_be_made_is_said(tmp_path: Path, settings: dict[str, str], says: str) -> None:
     with pytest.raises(SpecError, match=says):

@@ -75,7 +75,7 @@ def test_a_detached_run_can_be_cancelled(env: dict[str, str], tmp_path: Path) ->
     where = ("--results", str(tmp_path))
     said = scaleproof(env, *RUN, "--cluster", str(tmp_path / "c.toml"), *where, "--detach")
     job = said.split()[1]
-    assert "is gone" in scaleproof(env, "cancel", job, *where)
+    assert "is cancelled" in scaleproof(env, "cancel", job, *where)
     assert "over" in scaleproof(env, "status", job, *where)
     queue = subprocess.run(["squeue", "-h"], env=env, capture_output=True, text=True, check=False)
     assert queue.stdout.strip() == ""

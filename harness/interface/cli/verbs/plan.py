@@ -144,9 +144,10 @@ def lines(outlooks: Sequence[Outlook], machine: Machine) -> list[str]:
     ]
     launches = sum(f.num_launches for f in outlooks)
     seconds = sum(estimate_s(f) for f in outlooks)
-    return [
-        *(text.table(columns, rows, text.columns()) if rows else [" nothing to launch here"]),
-        "",
+    width = text.columns()
+    note = (
         f" {len(outlooks)} plans, at least {launches} timed launches, about {duration(seconds)};"
-        f" memory and bytes are per rank, computed from closed forms",
-    ]
+        " memory and bytes are per rank, computed from closed forms"
+    )
+    table = text.table(columns, rows, width) if rows else [" nothing to launch here"]
+    return [*table, "", *text.wrap(note, width, 1)]

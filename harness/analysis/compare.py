@@ -69,9 +69,8 @@ def compare_hardware(a: RunRecord, b: RunRecord, metric: str) -> Comparison:
     if cases and all(c.stand_in for c in cases):
         raise SpecError(
             "both runs have only stand-ins (paced, emulated), which say nothing about hardware",
-            expected="runs with real compute",
-            fix="pytest suites/ -k 'not paced'",
-        )
+            expected="runs with real compute", fix="pytest suites/ -k 'not paced'",
+        )  # fmt: skip
     return _compare(a, b, metric, hardware=True)
 
 

@@ -82,11 +82,7 @@ def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
     for x in run.launches:
         case = cases[x.case]
         yield {
-            "run": run.run,
-            "launch": x.launch,
-            "purpose": str(x.purpose),
-            "arm": x.arm,
-            "case": case.id,
+            **dict(run=run.run, launch=x.launch, purpose=str(x.purpose), arm=x.arm, case=case.id),
             **case.series,
             "status": str(x.status),
             **{name: getattr(x, name) for name in _READ},
@@ -107,14 +103,7 @@ def _step_rows(run: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
         for rank in x.ranks:
             samples = load_samples(folder, x.launch, rank)
             for i, (step_s, loss) in enumerate(zip(samples.step_s, samples.loss, strict=True)):
-                yield {
-                    "run": run.run,
-                    "launch": x.launch,
-                    "arm": x.arm,
-                    "rank": rank.rank,
-                    "step": i,
-                    "kept": i >= cut,
-                    "step_s": float(step_s),
-                    "loss": float(loss),
-                    "rss_bytes": int(samples.rss_bytes[i]),
-                }
+                yield dict(
+                    run=run.run, launch=x.launch, arm=x.arm, rank=rank.rank, step=i, kept=i >= cut,
+                    step_s=float(step_s), loss=float(loss), rss_bytes=int(samples.rss_bytes[i]),
+                )  # fmt: skip

@@ -211,11 +211,9 @@ class Fleet:
             why = "; ".join(f"{x.name}: {x.lost}" for x in lost) + (f" ({says})" if says else "")
             self.close()
             raise LaunchError(
-                why,
-                where="engine",
-                expected="every node can run: python -c 'import torch'",
+                why, where="engine", expected="every node can run: python -c 'import torch'",
                 fix="scaleproof doctor",
-            )
+            )  # fmt: skip
 
     def close(self) -> None:
         """Let the agents go, and end the job that started them."""

@@ -54,11 +54,9 @@ def load(folder: Path) -> RunRecord:
     path = folder / "record.json" if folder.is_dir() else folder
     if not path.is_file():
         raise RecordError(
-            "no record.json here",
-            where=str(folder),
-            expected="a run's folder",
+            "no record.json here", where=str(folder), expected="a run's folder",
             fix="ls results/runs/*/*",
-        )
+        )  # fmt: skip
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -66,11 +64,9 @@ def load(folder: Path) -> RunRecord:
     digest = path.with_name("record.sha256")
     if digest.is_file() and digest.read_text().strip() != hashlib.sha256(text.encode()).hexdigest():
         raise RecordError(
-            "record.json was changed after it was written",
-            where=str(path),
-            expected=f"the digest in {digest.name}",
-            fix=TAKE,
-        )
+            "record.json was changed after it was written", where=str(path),
+            expected=f"the digest in {digest.name}", fix=TAKE,
+        )  # fmt: skip
     try:
         return from_doc(RunRecord, upgrade(json.loads(text), SCHEMA), "record")
     except ValueError as error:
@@ -90,11 +86,9 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
         raise RecordError("samples are missing", where=str(path), fix=TAKE) from None
     if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:
         raise RecordError(
-            "samples were changed after they were written",
-            where=str(path),
-            expected=f"sha256 {rank.samples_sha256[:12]}...",
-            fix=TAKE,
-        )
+            "samples were changed after they were written", where=str(path),
+            expected=f"sha256 {rank.samples_sha256[:12]}...", fix=TAKE,
+        )  # fmt: skip
     try:
         with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
             return Samples(**{name: arrays[name] for name in arrays.files})

@@ -126,10 +126,9 @@ class Catalogue:
         known = self.entries[kind]
         if name not in known:
             raise SpecError(
-                f"no {_word(kind)} named {name!r}{nearest(name, known)}",
-                expected=", ".join(known),
+                f"no {_word(kind)} named {name!r}{nearest(name, known)}", expected=", ".join(known),
                 fix=f"scaleproof list {kind}",
-            )
+            )  # fmt: skip
         return known[name]
 
     def files(self, case: CaseSpec) -> dict[str, str]:

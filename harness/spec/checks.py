@@ -63,20 +63,17 @@ def check_knobs(
     for key, value in asked.items():
         if key not in defaults:
             raise SpecError(
-                f"unknown knob {key!r}{nearest(key, defaults)}",
-                where=where,
+                f"unknown knob {key!r}{nearest(key, defaults)}", where=where,
                 expected=", ".join(sorted(k for k in defaults if not k.endswith(".version"))),
                 fix="scaleproof list",
-            )
+            )  # fmt: skip
         want = type(defaults[key])
         value = float(value) if want is float and type(value) is int else value
         if type(value) is not want:
             raise SpecError(
-                f"knob {key} = {value!r}",
-                where=where,
-                expected=want.__name__,
+                f"knob {key} = {value!r}", where=where, expected=want.__name__,
                 fix="scaleproof list",
-            )
+            )  # fmt: skip
         if value != defaults[key]:
             knobs[key] = value
     return knobs

@@ -78,10 +78,9 @@ def read_head(path: Path) -> tuple[str, dict[str, Json]]:
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) else ""
         told = error.msg if isinstance(error, SyntaxError) else str(error)
         raise SpecError(
-            f"is not valid Python: {told}{line}",
-            where=str(path),
+            f"is not valid Python: {told}{line}", where=str(path),
             fix=f"python -m py_compile {path}",
-        ) from None
+        ) from None  # fmt: skip
     head = {name: value for name, value in _literals(tree) if value is not _NOT_LITERAL}
     doc = (ast.get_docstring(tree) or "").strip().splitlines()
     return (doc[0] if doc else ""), head

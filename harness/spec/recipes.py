@@ -116,11 +116,9 @@ def ladder(
     nodes = shape or _one
     if unknown := [kind for kind in baselines if kind not in _AGAINST]:
         raise SpecError(
-            f"no baseline named {unknown[0]!r}",
-            where=case.id,
-            expected=", ".join(_AGAINST),
+            f"no baseline named {unknown[0]!r}", where=case.id, expected=", ".join(_AGAINST),
             fix="scaleproof plan",
-        )
+        )  # fmt: skip
     rungs = [_rung(case, n, nodes, Role.SUBJECT) for n in worlds]
     against = [a for kind in dict.fromkeys(baselines) for a in _AGAINST[kind](case, worlds, nodes)]
     arms = {arm.name: arm for arm in rungs}
@@ -197,11 +195,9 @@ def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
     """A rung without its communication, or with its data at hand: what that saves is its cost."""
     if kind is Ablation.DATA and rung.case.data is not Data.LOADED:
         raise SpecError(
-            "the data of this case is on the device already: nothing to ablate",
-            where=rung.case.id,
-            expected="data=loaded",
-            fix="--set data=loaded",
-        )
+            "the data of this case is on the device already: nothing to ablate", where=rung.case.id,
+            expected="data=loaded", fix="--set data=loaded",
+        )  # fmt: skip
     without: dict[str, Any] = (
         {"communicate": False} if kind is Ablation.COMMUNICATION else {"data": Data.RESIDENT}
     )

@@ -127,9 +127,8 @@ def resolve(
     if facts.remote and cpus is None and (gpus is None or not gpus.isdigit()):
         raise SpecError(
             f"--engine {engine} reaches other machines: state the number of ranks",
-            expected="--gpus N or --cpus N",
-            fix=f"--engine {engine} --nodes 2 --gpus 16",
-        )
+            expected="--gpus N or --cpus N", fix=f"--engine {engine} --nodes 2 --gpus 16",
+        )  # fmt: skip
     here = len(nvml.gpus())
     if cpus is None and gpus is None and here:
         gpus = str(here)
@@ -155,10 +154,9 @@ def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
     """What an engine says of itself; SpecError if there is none, or too few nodes of it."""
     if name not in known:
         raise SpecError(
-            f"--engine {name}: no such engine{nearest(name, known)}",
-            expected=", ".join(known),
+            f"--engine {name}: no such engine{nearest(name, known)}", expected=", ".join(known),
             fix="scaleproof list engines",
-        )
+        )  # fmt: skip
     facts = known[name].engine
     if parse_nodes(nodes)[0] > 1 and not facts.multi_node:
         several = [n for n, e in known.items() if e.engine.multi_node]
@@ -177,16 +175,14 @@ def _wanted_gpus(gpus: str, here: int, num_nodes: int, *, anywhere: bool, shared
     wanted = here - here % num_nodes if gpus == "auto" else int(gpus)
     if wanted == 0 or (here == 0 and not anywhere):
         raise SpecError(
-            f"--gpus {gpus}: no usable GPU here",
-            expected="an NVIDIA driver and a GPU",
+            f"--gpus {gpus}: no usable GPU here", expected="an NVIDIA driver and a GPU",
             fix="--cpus 2",
-        )
+        )  # fmt: skip
     if wanted > here and not shared and not anywhere:
         raise SpecError(
             f"--gpus {gpus}: only {here} usable GPUs on this node",
-            expected=f"at most {here} (CUDA_VISIBLE_DEVICES may hide some)",
-            fix=f"--gpus {here}",
-        )
+            expected=f"at most {here} (CUDA_VISIBLE_DEVICES may hide some)", fix=f"--gpus {here}",
+        )  # fmt: skip
     return wanted
 
 

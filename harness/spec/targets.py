@@ -67,10 +67,9 @@ def case_plan(
             fields[key] = value
         else:
             raise SpecError(
-                f"--set {key}: no such field",
-                expected=f"{', '.join(SETTABLE)}, or file.knob",
+                f"--set {key}: no such field", expected=f"{', '.join(SETTABLE)}, or file.knob",
                 fix="scaleproof list",
-            )
+            )  # fmt: skip
     doc = to_doc(site.case(name, mode, knobs=knobs))
     try:
         case = from_doc(CaseSpec, {**doc, **fields}, "--set")
@@ -115,10 +114,9 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
     if not isinstance(plans, list | tuple) or not all(isinstance(p, Plan) for p in plans):
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} is not a recipe: it does not return plans",
-            where=str(path),
-            expected="a function of the site that returns a list of plans",
+            where=str(path), expected="a function of the site that returns a list of plans",
             fix="scaleproof list suites",
-        )
+        )  # fmt: skip
     return plans
 
 

@@ -140,17 +140,12 @@ def _write(
 
 
 def _entry(name: str, unit: str, cases: Sequence[str]) -> dict[str, Json]:
-    return {
-        "name": name,
-        "type": "track",
-        "unit": unit,
-        "params": [[repr(c) for c in cases]],
-        "param_names": ["case"],
-        "version": VERSION,
-        "code": f"value of {name.split('_', 1)[1]} in the record",
-        "timeout": 60.0,
-        "pretty_name": name.split(".track_")[1].replace("_", " "),
-    }
+    return dict(
+        name=name, type="track", unit=unit, params=[[repr(c) for c in cases]],
+        param_names=["case"], version=VERSION, timeout=60.0,
+        code=f"value of {name.split('_', 1)[1]} in the record",
+        pretty_name=name.split(".track_")[1].replace("_", " "),
+    )  # fmt: skip
 
 
 def value_of(run: RunRecord, benchmark: str, case: str) -> float:

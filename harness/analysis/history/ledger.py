@@ -31,10 +31,9 @@ def _git(
     )
     if done.returncode:
         raise RecordError(
-            f"git {arguments[0]} failed: {done.stderr.strip()}",
-            where=str(ledger),
+            f"git {arguments[0]} failed: {done.stderr.strip()}", where=str(ledger),
             fix=f"git --git-dir {ledger} {' '.join(arguments)}",
-        )
+        )  # fmt: skip
     return done.stdout.strip()
 
 

@@ -105,9 +105,8 @@ def _scaling(config: pytest.Config) -> Scaling:
         if spread or any(getattr(config.option, o, None) for o in ("numprocesses", "forked")):
             raise SpecError(
                 "scaling suites cannot run in parallel: ranks need the whole machine",
-                expected="scaling suites without -n and --forked",
-                fix="pytest suites/ -p no:xdist",
-            )
+                expected="scaling suites without -n and --forked", fix="pytest suites/ -p no:xdist",
+            )  # fmt: skip
         config.stash[KEY] = Scaling(config, *_site(config))
     return config.stash[KEY]
 

@@ -215,10 +215,9 @@ class EmulatedJob(Job):
         if self._switch.stdout.readline() != "ready\n":
             raise LaunchError(
                 f"the switch for delays: {last_line(self._switch.stderr.read())}",
-                where="emulated engine",
-                expected="/dev/net/tun, open to this user",
+                where="emulated engine", expected="/dev/net/tun, open to this user",
                 fix="modprobe tun",
-            )
+            )  # fmt: skip
         for i in nodes:
             ways = [
                 f"link set {DEVICE} mtu {MTU} up",

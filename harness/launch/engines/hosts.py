@@ -40,10 +40,9 @@ class Hosts:
         if len(hosts) < len(deployment.nodes):
             raise SpecError(
                 f"--nodes asks for {len(deployment.nodes)} nodes, {len(hosts)} are listed",
-                where="[hosts] nodes",
-                expected="an entry for each node",
+                where="[hosts] nodes", expected="an entry for each node",
                 fix=f"--nodes {len(hosts)}",
-            )
+            )  # fmt: skip
         out = []
         for i, (host, devices) in enumerate(hosts[: len(deployment.nodes)]):
             env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}

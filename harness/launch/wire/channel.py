@@ -141,11 +141,9 @@ def read_token(path: Path) -> bytes:
         raise LaunchError(f"token file: {error.strerror}", where=str(path), fix=fix) from None
     if stat.S_ISREG(mode) and mode & 0o077:
         raise LaunchError(
-            "other users can read the token",
-            where=str(path),
-            expected="mode 600",
+            "other users can read the token", where=str(path), expected="mode 600",
             fix=f"chmod 600 {path}",
-        )
+        )  # fmt: skip
     if len(text) < 32:
         raise LaunchError(
             "the file holds no token", where=str(path), expected="at least 32 characters", fix=fix
@@ -181,11 +179,10 @@ def dial(address: str, token: bytes, timeout_s: float) -> Channel:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise LaunchError(
-                    f"cannot be reached: {error.strerror or error}",
-                    where=address,
+                    f"cannot be reached: {error.strerror or error}", where=address,
                     expected="a scaleproof run that waits for nodes at this address",
                     fix=f"nc -vz {host} {port}",
-                ) from None
+                ) from None  # fmt: skip
             time.sleep(0.2)
     _notice_loss(sock)
     return Channel(sock, key, dialed=True)

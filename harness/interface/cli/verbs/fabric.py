@@ -36,6 +36,5 @@ def needs_two(site: Site) -> None:
     if site.world_size < 2:
         raise SpecError(
             "at least 2 ranks are needed: one rank alone does not communicate",
-            expected="--cpus 2 or more, or --gpus 2",
-            fix="--cpus 2",
-        )
+            expected="--cpus 2 or more, or --gpus 2", fix="--cpus 2",
+        )  # fmt: skip

@@ -27,9 +27,8 @@ def act(asked: Asked) -> Answer:
     if len(site.nodes) < 3:
         raise SpecError(
             f"pairs cannot tell a slow node from a slow link with {len(site.nodes)} nodes",
-            expected="at least 3 nodes",
-            fix="--nodes 4",
-        )
+            expected="at least 3 nodes", fix="--nodes 4",
+        )  # fmt: skip
     knobs = known.checked(
         [known.get("engines", site.engine)], measuring.settings(asked), asked.verb
     )

@@ -53,10 +53,9 @@ def act(asked: Asked) -> Answer:
         session = measuring.session(asked, known, site)
     else:
         raise SpecError(
-            "nothing to run",
-            expected="a case, a recipe or --resume RUN",
+            "nothing to run", expected="a case, a recipe or --resume RUN",
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
-        )
+        )  # fmt: skip
     return _measured(asked, session, plans)
 
 

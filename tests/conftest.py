@@ -33,7 +33,7 @@ pytest_plugins = ["pytester"]
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Tests run two at a time, but nothing runs beside one that is marked ``alone``."""
+    """Tests run several at a time, but nothing runs beside one that is marked ``alone``."""
     alone = item.get_closest_marker("alone") is not None
     with (Path(tempfile.gettempdir()) / f"scaleproof-tests-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

@@ -15,8 +15,6 @@ from harness.spec import Catalogue, Device, Protocol, Settings, Site
 from harness.spec.recipes import ladder
 from harness.spec.targets import normalise
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture
 def measurer(catalogue: Catalogue, tmp_path: Path) -> Iterator[Measurer]:

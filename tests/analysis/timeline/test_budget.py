@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.intervals import EMPTY, Intervals, union
@@ -111,6 +111,7 @@ def test_every_nanosecond_is_in_its_term(ranks: list[Lanes]) -> None:
             assert found.step_ns[k] == high - low == sum(got.values())
 
 
+@settings(max_examples=40)
 @given(worlds(), worlds(), st.integers(1, 8), st.fractions(min_value="1/8", max_value=2))
 def test_lost_speedup_is_the_sum_of_its_terms(
     base: list[Lanes], rung: list[Lanes], ranks: int, work: Fraction

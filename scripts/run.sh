@@ -18,5 +18,5 @@ venv=${VENV:-.venv}
   echo "ERROR: $venv is Python < 3.11. try: rm -r $venv && PYTHON=python3.12 bash $0 $what" >&2
   exit 4
 }
-"$venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".$extras"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extras"
 exec "$venv/bin/python" -m pytest "$what/" $parallel "$@"

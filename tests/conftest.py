@@ -28,7 +28,14 @@ ROOT = Path(__file__).parents[1]
 settings.register_profile("no timing assertion", deadline=None)
 settings.load_profile("no timing assertion")
 MUTANTS = Path(__file__).parent / "mutants"
+#: Folders whose tests start worlds of processes.
+LONG = {"contract", "faults", "launch", "interface", "docs", "e2e", "acceptance"}
 pytest_plugins = ["pytester"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: the short ones then fill what is left, and all workers end together."""
+    items.sort(key=lambda item: LONG.isdisjoint(item.path.relative_to(ROOT).parts))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

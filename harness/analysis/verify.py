@@ -10,11 +10,10 @@ from pathlib import Path
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import figures, pilots
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
-from harness.base.documents import Json, fields_of, to_doc
+from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
 from harness.record import (
     JUDGED_SINCE,
-    SCHEMA,
     LaunchRecord,
     LaunchStatus,
     Purpose,
@@ -26,10 +25,6 @@ from harness.spec import Threshold
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9
-
-
-#: Of verdicts on sweeps and trials older records say less.
-_NOT_IN_OLD_SERIES = {"worst", "lag1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +111,15 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
     if len(again) != len(run.verdicts):
         out.append(f"{len(run.verdicts)} verdicts recorded, {len(again)} recomputed")
     for old, new in zip(run.verdicts, again, strict=False):
-        fields = fields_of(old).keys() - {
-            "detail"
-        }  # its words may change; reason and figures may not
-        if run.schema < SCHEMA and not old.plan:
-            fields -= _NOT_IN_OLD_SERIES
-        if not all(same(to_doc(getattr(old, f)), to_doc(getattr(new, f))) for f in fields):
-            out.append(
-                f"{old.case} {old.contrast}: recorded {old.status} {old.value},"
-                f" recomputed {new.status} {new.value}"
-            )
+        # Its words may change; reason and figures may not.
+        names = [f.name for f in dataclasses.fields(old) if f.name != "detail"]
+        told = [
+            f"{name} is {a}, recomputed {b}"
+            for name in names
+            if not same(to_doc(a := getattr(old, name)), to_doc(b := getattr(new, name)))
+        ]
+        if told:
+            out.append(f"{old.case} {old.contrast}: {'; '.join(told)}")
     return out
 
 

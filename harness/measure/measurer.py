@@ -7,8 +7,8 @@ measured once however often it is asked for; every block is written down before 
     -> a fresh set where a FAIL would be reported -> verdicts
 """
 
+import functools
 import itertools
-import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.base.errors import ScaleproofError
 from harness.base.files import FullDiskError
-from harness.measure import piloting, profiling
+from harness.measure import extra, piloting, profiling
 from harness.measure.bench import Order, mean_wall_s
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
@@ -62,8 +62,8 @@ class Measurer:
                 self._attempt(new, stage)
             piloting.freeze(self.run, [p for p in new if self._arms[p.hash]])
             self._attempt(new, self._first_blocks)
-            while (undecided := self._most_undecided(new)) is not None:
-                self._attempt([undecided], self._block)
+            while (more := self._open(new)) is not None:
+                self._attempt([more[0]], functools.partial(self._block, arms=more[1]))
             for stage in (self._profile, self._confirm):
                 self._attempt(new, stage)
             done = [plan for plan in new if plan.hash not in self._broken]
@@ -120,22 +120,9 @@ class Measurer:
         while len(self.run.blocks_of(plan)) < plan.protocol.min_blocks and self._arms[plan.hash]:
             self._block(plan)
 
-    def _most_undecided(self, plans: Sequence[Plan]) -> Plan | None:
-        """The plan with the most open verdicts (then the widest interval) that has a block left."""
-        ranked: list[tuple[int, float, Plan]] = []
-        for plan in plans:
-            done = len(self.run.blocks_of(plan))
-            room = 0 < done < plan.protocol.max_blocks
-            if not self._arms[plan.hash] or plan.hash in self._broken or not room:
-                continue
-            if self.run.in_time(self._block_s(plan), self._limit_s) and (
-                undecided := verdicts.undecided(self.run.bare(), plan)
-            ):
-                widths = [
-                    math.log(v.high / v.low) for v in undecided if v.low and v.high and v.low > 0
-                ]
-                ranked.append((len(undecided), max(widths, default=0.0), plan))
-        return max(ranked, key=lambda r: r[:2])[2] if ranked else None
+    def _open(self, plans: Sequence[Plan]) -> tuple[Plan, list[Arm]] | None:
+        going = [(p, self._arms[p.hash]) for p in plans if p.hash not in self._broken]
+        return extra.block(self.run, going, self._limit_s)
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:
         """Profiled launches: one for each arm's budget, a set for each share that is judged."""
@@ -182,9 +169,9 @@ class Measurer:
 
         confirm(judged, again)
 
-    def _block(self, plan: Plan, attempt: int = 0) -> None:
+    def _block(self, plan: Plan, attempt: int = 0, arms: Sequence[Arm] = ()) -> None:
         """One block: a pass over the arms in an order drawn from the seed, and one back."""
-        arms = self._arms[plan.hash]
+        arms = arms or self._arms[plan.hash]
         have = self.run.blocks_of(plan, attempt)
         block = next(b for b in itertools.count() if b not in have)
         order = list(arms)

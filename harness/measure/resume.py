@@ -56,13 +56,12 @@ def carried_over(run: RunRecord) -> tuple[list[LaunchRecord], int]:
     dropped = set()
     for plan in run.plans:
         launches = timed(run, plan, None)
-        sizes = Counter((x.attempt, x.block) for x in launches)
-        arms = {
-            attempt: len({x.arm for x in launches if x.attempt == attempt}) for attempt in (0, 1)
-        }
+        of_block: dict[tuple[int, int], Counter[str]] = {}
+        for x in launches:
+            of_block.setdefault((x.attempt, x.block), Counter())[x.arm] += 1
         dropped |= {
             x.launch
             for x in launches
-            if x.usable and sizes[x.attempt, x.block] != 2 * arms[x.attempt]
+            if x.usable and set(of_block[x.attempt, x.block].values()) != {2}
         }
     return [x for x in run.launches if x.launch not in dropped], len(dropped)

@@ -36,7 +36,9 @@ class Reason(StrEnum):
     NOT_MET = "not_met"
     SPANS_BOUND = "spans_bound"
     TOO_FEW_PAIRS = "too_few_pairs"
-    PAIRS_SPLIT = "pairs_split"
+    TOO_CLOSE = "too_close"
+    TREND = "trend"
+    PAIRS_SPLIT = "pairs_split"  # of records until schema 5
     NOT_STEADY = "not_steady"
     NOISY_HOST = "noisy_host"
     PERTURBED = "perturbed"

@@ -16,9 +16,9 @@ from harness.record.outcome import Verdict
 from harness.record.recovery import Trial
 from harness.spec import Plan, Settings, Threshold, Window
 
-SCHEMA = 5
+SCHEMA = 6
 #: The first layout whose verdicts were judged by today's rules.
-JUDGED_SINCE = 3
+JUDGED_SINCE = 6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,10 @@
 import ast
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields
 
-from harness.base.documents import Json, from_doc
+from harness.base.documents import Json, from_doc, lean
 from harness.spec import Plan, Settings, digest
 
 
@@ -14,7 +15,8 @@ def upgrade(doc: Json, newest: int) -> Json:
 
     ``schema`` keeps its number: verdicts of an older record were judged by the rules of its day,
     and ``verify`` says so. 1 -> 2 -> 3 -> 4: everything new has a default; until 4, settings
-    were texts, and the second set of sweeps and trials was told from the first by its place.
+    were texts, and the second set of sweeps and trials was told from the first by its place;
+    5 -> 6: a PASS asked for other evidence.
     """
     schema = doc.get("schema") if isinstance(doc, dict) else None
     if not isinstance(schema, int) or schema < 1:
@@ -22,20 +24,36 @@ def upgrade(doc: Json, newest: int) -> Json:
     if schema > newest:
         raise ValueError(f"schema {schema} is newer than this program reads ({newest}); upgrade it")
     try:
-        doc = _rename_plans(doc) if schema < 3 else doc
-        return _typed(doc) if schema < 5 else doc
+        doc = _rename_plans(doc, _whole) if schema < 3 else doc
+        doc = _typed(doc) if schema < 5 else doc
+        return _rename_plans(doc, _usually_four_blocks) if schema < 6 else doc
     except (LookupError, TypeError, AttributeError, SyntaxError) as error:
         raise ValueError(f"not laid out as schema {schema} was: {error!r}") from None
 
 
-def _rename_plans(doc: Json) -> Json:
-    """Until schema 2 a plan's hash was of its whole document, also of fields at their default."""
-    new = {digest(p): from_doc(Plan, p, "record.plans").hash for p in doc.get("plans", ())}
+def _rename_plans(doc: Json, old_hash: Callable[[Json], str]) -> Json:
+    """The same plans under the hashes of today."""
+    new = {old_hash(p): from_doc(Plan, p, "record.plans").hash for p in doc.get("plans", ())}
     for kind in ("launches", "verdicts"):
         doc[kind] = [{**x, "plan": new.get(x["plan"], x["plan"])} for x in doc.get(kind, ())]
     doc["windows"] = {new.get(k, k): v for k, v in doc.get("windows", {}).items()}
     doc["out_of_time"] = [new.get(k, k) for k in doc.get("out_of_time", ())]
     return doc
+
+
+def _whole(plan: Json) -> str:
+    """Until schema 2 a plan's hash was of its whole document, also of fields at their default."""
+    return digest(plan)
+
+
+def _usually_four_blocks(plan: Json) -> str:
+    """Until schema 5 a plan got four blocks at least where nothing else was asked for."""
+    least = plan["protocol"].setdefault("min_blocks", 4)
+    doc = lean(from_doc(Plan, plan, "record.plans"))
+    doc["protocol"].pop("min_blocks", None)
+    if least != 4:
+        doc["protocol"]["min_blocks"] = least
+    return digest(doc)
 
 
 #: Until schema 4, sweeps or trials beyond so many were the set that confirms a FAIL.

@@ -71,7 +71,7 @@ class Protocol:
 
     steps: int
     cut: int
-    min_blocks: int = 4
+    min_blocks: int = 2
     max_blocks: int = 8
     seed: int = 0
 

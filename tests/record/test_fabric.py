@@ -112,7 +112,7 @@ def confirmed(n: int, time_s: float) -> list[Row]:
         (times(8, 100.0), Status.INCONCLUSIVE),
         (confirmed(8, 100.0), Status.FAIL),
         (confirmed(4, 100.0), Status.FAIL),
-        (times(1, 0.1), Status.RECORDED),
+        (times(1, 0.1), Status.INCONCLUSIVE),
         ([], None),
     ],
     ids=["met", "unconfirmed", "confirmed", "fewer", "once", "never"],

@@ -5,10 +5,11 @@ without doubt, and a FAIL only if a fresh set confirms it; a waiver has the last
 """
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.analysis.judging import fingerprint
-from harness.analysis.judging.judge import Judged, judge, lag1, worst
+from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
 from harness.analysis.judging.question import Conclusion, Question
 from harness.record import Reason, RunRecord, Status, Verdict
 from harness.spec import Threshold, metrics
@@ -24,7 +25,7 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
     if question.obstacle is not None:
         conclusion = question.obstacle
     else:
-        judged = judge(question.first, rule, form)
+        judged = _judged(question, question.first, rule)
         conclusion = _survives(question, rule, run, judged)
     conclusion = _waived(conclusion, rule, run)
     bare = Verdict(
@@ -42,10 +43,16 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
         bare,
         value=e.value, low=e.low, high=e.high, n=e.n, sd=e.sd, mde=judged.mde,
         pairs=question.first, again=question.again, evidence=judged.evidence,
-        p95=judge(question.p95, None, form).estimate.value if question.p95 else None,
+        p95=estimate(question.p95, form).value if question.p95 else None,
         worst=worst(question.first, rule, form),
         lag1=lag1(question.first),
     )  # fmt: skip
+
+
+def _judged(question: Question, values: Sequence[float], rule: Threshold | None) -> Judged:
+    """The judge's answer on these values of the question's metric."""
+    metric = metrics.metric(question.metric)
+    return judge(values, rule, metric.form, timed=metric.of_time, horizon=question.horizon)
 
 
 def _survives(
@@ -77,7 +84,7 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
     """What is left of a FAIL after a fresh set: a FAIL, or no decision; never a PASS."""
     status, reason = Status.INCONCLUSIVE, Reason.UNCONFIRMED
     if question.again:
-        second = judge(question.again, rule, metrics.metric(question.metric).form)
+        second = _judged(question, question.again, rule)
         figure = f"{second.estimate.value:.4g} in {second.estimate.n} fresh pairs"
         if second.status is Status.FAIL and second.missed is first.missed:
             status, reason, why = Status.FAIL, Reason.NOT_MET, f"confirmed: {figure}"

@@ -1,25 +1,22 @@
 """The judge: paired values and a rule to a status. Pure, and the same for every kind of bound.
 
-PASS needs two witnesses: the whole confidence sequence on the right side of the bound, which
-speaks of the mean, and the sign e-value, which speaks of the median pair and assumes nothing of
-the noise (so at least 7 pairs). FAIL needs the sequence alone; everything else is INCONCLUSIVE.
-Both stay valid however often they are looked at.
+PASS needs the whole confidence sequence on the right side of the bound, and on top of that what
+``standard`` allows for slow launches that were not seen and for a trend that may go on. FAIL needs
+the sequence on the wrong side. Everything else is INCONCLUSIVE. All of that stays valid however
+often the judge looks.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from harness.analysis.judging import sequential
+from harness.analysis.judging import sequential, standard
+from harness.analysis.judging.standard import ALPHA
 from harness.record import Reason, Status
 from harness.spec import Form, Source, Statistic, Threshold
-
-#: Error of an interval, half of it at either end: 95 % for each one-sided statement.
-ALPHA = 0.1
-#: The sign e-value that a PASS asks for: wrong at most one time in twenty.
-ENOUGH = 20.0
 
 
 class End(StrEnum):
@@ -45,7 +42,7 @@ class Judged:
     """What a rule made of paired values.
 
     ``evidence`` is the e-value of a PASS or FAIL, ``missed`` the end of the bound that a FAIL
-    missed.
+    missed, ``allowance`` the part of the bound by which a PASS has to clear it.
     """
 
     status: Status
@@ -55,14 +52,44 @@ class Judged:
     mde: float | None
     evidence: float | None = None
     missed: End | None = None
+    allowance: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """One end of a bound as "larger is better" on the scale that is averaged."""
+    """One end of a bound as "larger is better" on the scale that is averaged.
 
+    ``margin`` is the allowance on that scale.
+    """
+
+    end: End
     values: tuple[float, ...]
     bound: float
+    margin: float
+
+    @property
+    def _interval(self) -> tuple[float, float]:
+        interval = sequential.t_sequence(self.values, ALPHA)
+        assert interval.low is not None and interval.high is not None
+        return interval.low, interval.high
+
+    def held(self) -> bool:
+        """Whether the interval holds the bound, with nothing allowed for."""
+        return self._interval[0] >= self.bound
+
+    def cleared(self, loss: float = 0.0) -> bool:
+        """Whether it holds the bound with the allowance, and with this further loss."""
+        return self._interval[0] >= self.bound + self.margin + loss
+
+    def missed(self) -> bool:
+        early = len(self.values) < standard.BARE_FAIL
+        return self._interval[1] < self.bound - (self.margin if early else 0.0)
+
+    def evidence(self) -> float:
+        return sequential.t_evidence(self.values, self.bound + self.margin)
+
+    def evidence_against(self) -> float:
+        return sequential.t_evidence([-v for v in self.values], -self.bound)
 
 
 def estimate(values: Sequence[float], form: Form) -> Estimate:
@@ -87,75 +114,92 @@ def estimate(values: Sequence[float], form: Form) -> Estimate:
     return Estimate(value=value, low=low, high=high, sd=interval.sd, n=interval.n)
 
 
-def judge(values: Sequence[float], rule: Threshold | None, form: Form) -> Judged:
-    """Judge paired values against a rule; without one they are RECORDED."""
-    e = estimate(values, form)
-    mde = sequential.smallest_detectable(e.sd, e.n, ALPHA)
+def judge(
+    values: Sequence[float],
+    rule: Threshold | None,
+    form: Form,
+    *,
+    timed: bool = True,
+    horizon: int = 0,
+) -> Judged:
+    """Judge paired values against a rule; without one they are RECORDED.
 
-    def judged(status: Status, reason: Reason, detail: str, evidence: float = 0.0) -> Judged:
+    Args:
+        timed: whether launches can be slow in it; bytes and memory have no slow launches.
+        horizon: how many pairs there may be in the end: a trend is taken to go on until then.
+    """
+    e = estimate(values, form)
+    allowance = standard.allowance(e.n) if timed else 0.0
+    mde = sequential.smallest_detectable(e.sd, e.n, ALPHA, allowance)
+
+    def judged(status: Status, reason: Reason, detail: str, **more: Any) -> Judged:
         return Judged(
             status=status, reason=reason, detail=detail, estimate=e, mde=mde,
-            evidence=evidence or None,
+            allowance=allowance, **more,
         )  # fmt: skip
 
     if rule is None:
         return judged(Status.RECORDED, Reason.NO_RULE, "no rule applies")
-    if e.n == 1:
-        return judged(Status.RECORDED, Reason.TOO_FEW_PAIRS, "n = 1: one pair is too few to judge")
-    few = f"n = {e.n}: too few pairs of launches to judge"
-    if e.low is None or e.high is None:
+    if e.n < standard.FIRST_LOOK:
+        few = f"n = {e.n}: {standard.FIRST_LOOK} pairs of launches are judged at the earliest"
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
-    sides = _sides(values, rule, form)
-    signs = min(sequential.sign_evidence(sum(v >= s.bound for v in s.values), e.n) for s in sides)
-    means = min(sequential.t_evidence(s.values, s.bound) for s in sides)
-    against = [sequential.t_evidence([-v for v in s.values], -s.bound) for s in sides]
-    if rule.statistic is Statistic.WORST:
-        met = all(min(s.values) >= s.bound for s in sides)
-        missed = not met
-    else:
-        met = (rule.at_least is None or e.low >= rule.at_least) and (
-            rule.at_most is None or e.high <= rule.at_most
-        )
-        missed = (rule.at_least is not None and e.high < rule.at_least) or (
-            rule.at_most is not None and e.low > rule.at_most
-        )
-    if missed:
-        if rule.statistic is Statistic.WORST:
+    sides = _sides(values, rule, form, allowance)
+    strict, below = rule.statistic is Statistic.WORST, [s for s in sides if s.missed()]
+    if strict:
+        below = [s for s in sides if min(s.values) < s.bound]
+    if below:
+        best = e.high if below[0].end is End.LOW else e.low
+        detail = f"{best:.4g} at best, bound {rule.bound}"
+        if strict:
             detail = f"the worst of {e.n} pairs misses {rule.bound}"
-        else:
-            best = e.high if rule.at_least is not None and e.value < rule.at_least else e.low
-            detail = f"{best:.4g} at best, bound {rule.bound}"
-        below = rule.at_least is not None and e.value < rule.at_least
         # The mean of e-values is one; a maximum would not be.
-        failure = judged(Status.FAIL, Reason.NOT_MET, detail, math.fsum(against) / len(against))
-        return replace(failure, missed=End.LOW if below else End.HIGH)
-    if not met:
-        detail = f"the interval contains the bound {rule.bound} after {e.n} pairs"
-        return judged(Status.INCONCLUSIVE, Reason.SPANS_BOUND, detail)
-    if sequential.sign_evidence(e.n, e.n) < ENOUGH:
-        return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
-    if signs < ENOUGH:
-        detail = f"the mean meets {rule.bound}, but too many of the {e.n} pairs miss it"
-        return judged(Status.INCONCLUSIVE, Reason.PAIRS_SPLIT, detail)
+        against = math.fsum(s.evidence_against() for s in sides) / len(sides)
+        return judged(Status.FAIL, Reason.NOT_MET, detail, evidence=against, missed=below[0].end)
+    if (still_open := _open(sides, rule, allowance, horizon)) is not None:
+        return judged(Status.INCONCLUSIVE, *still_open)
     if rule.source in (Source.CLAIMED, Source.PROVISIONAL):
         detail = f"{rule.bound} is met, but a {rule.source} bound alone gives no PASS"
         return judged(Status.RECORDED, Reason.PROVISIONAL, detail)
-    detail = f"{rule.bound} holds over the whole interval"
-    return judged(Status.PASS, Reason.MET, detail, min(means, signs))
+    spare = f", with {allowance:.1%} to spare for slow launches that were not seen"
+    detail = f"{rule.bound} holds over the whole interval{spare if allowance else ''}"
+    evidence = min(s.evidence() for s in sides)
+    return judged(Status.PASS, Reason.MET, detail, evidence=evidence)
 
 
-def _sides(values: Sequence[float], rule: Threshold, form: Form) -> list[_Side]:
+def _open(
+    sides: Sequence[_Side], rule: Threshold, allowance: float, horizon: int
+) -> tuple[Reason, str] | None:
+    """What keeps a bound that is not missed from being met; None if it is met."""
+    n = len(sides[0].values)
+    if not all(s.held() for s in sides):
+        return Reason.SPANS_BOUND, f"the interval contains the bound {rule.bound} after {n} pairs"
+    if not all(s.cleared() for s in sides):
+        return Reason.TOO_CLOSE, (
+            f"{rule.bound} is met by less than the {allowance:.1%} that slow launches cost"
+            f" if {n} pairs did not show them"
+        )
+    if not all(s.cleared(standard.trend_loss(s.values, horizon)) for s in sides):
+        return Reason.TREND, f"{rule.bound} is met, but not if the trend of the {n} pairs goes on"
+    return None
+
+
+def _sides(values: Sequence[float], rule: Threshold, form: Form, allowance: float) -> list[_Side]:
     """Each end of the bound, on the scale of the interval: logs of ratios, plain values else."""
-    up = list(values)
-    ends = [(rule.at_least, 1), (rule.at_most, -1)]
-    if form is not Form.ABSOLUTE:
+    up, ratio = list(values), form is not Form.ABSOLUTE
+    ends = [(End.LOW, rule.at_least, 1), (End.HIGH, rule.at_most, -1)]
+    if ratio:
         up = [math.log(v) for v in values]
         if form is Form.SAVED:  # at least 0.3 saved = a ratio of at most 0.7
-            ends = [(None if b is None else 1 - b, -sign) for b, sign in ends]
-        ends = [(None if b is None else _log(b), sign) for b, sign in ends]
+            ends = [(end, None if b is None else 1 - b, -sign) for end, b, sign in ends]
+        ends = [(end, None if b is None else _log(b), sign) for end, b, sign in ends]
     return [
-        _Side(values=tuple(sign * v for v in up), bound=sign * b)
-        for b, sign in ends
+        _Side(
+            end=end,
+            values=tuple(sign * v for v in up),
+            bound=sign * b,
+            margin=allowance * (1.0 if ratio else abs(b)),
+        )
+        for end, b, sign in ends
         if b is not None
     ]
 

@@ -24,7 +24,8 @@ class Question:
     """One metric of one thing, with its evidence.
 
     ``first`` are the values that are judged, ``again`` those of the fresh set that confirms a
-    FAIL, ``p95`` the first ones on 95th percentiles of steps. ``perfect`` is the value of perfect
+    FAIL, ``p95`` the first ones on 95th percentiles of steps, ``horizon`` how many first ones there
+    may be in the end. ``perfect`` is the value of perfect
     scaling, where more than that is a mistake; ``impossible`` says what else cannot be. An
     ``obstacle`` keeps it from being judged at all; with a ``doubt`` neither PASS nor FAIL stands.
     """
@@ -38,6 +39,7 @@ class Question:
     first: tuple[float, ...] = ()
     again: tuple[float, ...] = ()
     p95: tuple[float, ...] = ()
+    horizon: int = 0
     launches: tuple[str, ...] = ()
     obstacle: Conclusion | None = None
     doubt: Conclusion | None = None

@@ -5,8 +5,6 @@ errs far above its level; the ones here hold at all looks together.
 
 - t confidence sequence and its e-value: Wang and Ramdas, "Anytime-valid t-tests and confidence
   sequences for Gaussian means with unknown variance" (arXiv 2310.03722), Gaussian mixture.
-- sign e-value: a uniform mixture over p in [1/2, 1] of "a pair lies on this side", which needs no
-  assumption on the noise but that pairs are independent; it speaks of the median pair.
 - e-BH: Wang and Ramdas, "False discovery rate control with e-values" (JRSS B 84(3), 2022).
 """
 
@@ -16,8 +14,9 @@ from statistics import fmean
 
 from harness.base.stats import Interval, interval, t_quantile
 
-#: Width of the mixture over effect sizes, in deviations; between 0.5 and 2 little changes.
-MIXTURE = 1.0
+#: Width of the mixture over effect sizes, in deviations. The wider, the sooner a large gap is
+#: decided: 2 decides from 4 pairs on, and is 3 % wider than 1 after 8.
+MIXTURE = 2.0
 
 
 def t_sequence(values: Sequence[float], alpha: float) -> Interval:
@@ -60,27 +59,18 @@ def t_evidence(values: Sequence[float], bound: float) -> float:
     return math.exp(n / 2 * math.log(ratio) - math.log(a) / 2)
 
 
-def sign_evidence(above: int, n: int) -> float:
-    """e-value against "the median pair is at most the bound", of n pairs with ``above`` above it.
-
-    2^(n+1) * integral of p^above (1-p)^(n-above) over p in [1/2, 1]; 7 of 7 pairs give 32.
-    """
-    from scipy.special import betainc, betaln
-
-    a, b = above + 1, n - above + 1
-    upper = float(betainc(b, a, 0.5))  # the mass above one half
-    return math.exp((n + 1) * math.log(2) + float(betaln(a, b))) * upper
-
-
-def smallest_detectable(sd: float | None, n: int, alpha: float, power: float = 0.9) -> float | None:
+def smallest_detectable(
+    sd: float | None, n: int, alpha: float, allowance: float = 0.0, power: float = 0.9
+) -> float | None:
     """Smallest relative change that n pairs with log-ratio deviation ``sd`` detect with ``power``.
 
-    The sequence's half-width plus the power's share, as a relative change; None when too few.
+    The sequence's half-width plus the allowance and the power's share, as a relative change; None
+    when too few.
     """
     half_width = None if sd is None else radius(sd, n, alpha)
     if sd is None or half_width is None:
         return None
-    return math.expm1(half_width + t_quantile(power, n - 1) * sd / math.sqrt(n))
+    return math.expm1(half_width + allowance + t_quantile(power, n - 1) * sd / math.sqrt(n))
 
 
 def discoveries(evidence: Sequence[float], rate: float) -> frozenset[int]:

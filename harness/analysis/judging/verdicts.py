@@ -6,12 +6,12 @@ from dataclasses import replace
 from harness.analysis.judging import sequential
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt
-from harness.analysis.judging.judge import ALPHA
 from harness.analysis.judging.obstacles import obstacle, unmeasured
 from harness.analysis.judging.pairs import ideal, judged_of, pairs, timed
 from harness.analysis.judging.points import mfu
 from harness.analysis.judging.question import Conclusion, Question
 from harness.analysis.judging.series import series
+from harness.analysis.judging.standard import ALPHA
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.spec import CaseSpec, Contrast, Form, Plan, Statistic, Threshold, metrics
 
@@ -63,6 +63,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         again=again.values,
         p95=pairs(run, plan, contrast, Statistic.P95).values,
         launches=(*first.launches, *again.launches),
+        horizon=2 * plan.protocol.max_blocks,
         doubt=doubt(run, plan, contrast),
         perfect=_perfect(run, plan, contrast),
         impossible=f"{used:.2f} of the device's peak FLOP/s is impossible"
@@ -95,7 +96,7 @@ def _perfect(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
 
 def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
     """Verdicts of a plan that more blocks could decide."""
-    helped = (Reason.SPANS_BOUND, Reason.PAIRS_SPLIT, Reason.TOO_FEW_PAIRS)
+    helped = (Reason.SPANS_BOUND, Reason.TOO_CLOSE, Reason.TREND, Reason.TOO_FEW_PAIRS)
     judged = of_plan(run, plan)
     return [v for v in judged if v.status is Status.INCONCLUSIVE and v.reason in helped]
 

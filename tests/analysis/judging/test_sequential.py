@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from scipy import integrate
 
 from harness.analysis.judging import sequential
 
@@ -28,23 +27,6 @@ def test_evidence_is_the_dual_of_the_interval(values: list[float], alpha: float)
     if found.low is None or not found.sd or found.sd < 1e-6:
         return
     assert sequential.t_evidence(values, found.low) == pytest.approx(1 / alpha, rel=1e-6)
-
-
-@pytest.mark.parametrize(("above", "n"), [(0, 8), (4, 8), (7, 7), (15, 16)])
-def test_sign_evidence_is_its_integral(above: int, n: int) -> None:
-    def likelihood(p: float) -> float:
-        return 2 * (2 * p) ** above * (2 * (1 - p)) ** (n - above)
-
-    integral = integrate.quad(likelihood, 0.5, 1)[0]
-    assert sequential.sign_evidence(above, n) == pytest.approx(integral)
-
-
-def test_sign_evidence_is_fair_on_a_coin() -> None:
-    """Its mean under the null is exactly one: that is what makes it an e-value."""
-    for n in (1, 7, 16):
-        weights = [math.comb(n, k) / 2**n for k in range(n + 1)]
-        mean = sum(w * sequential.sign_evidence(k, n) for k, w in enumerate(weights))
-        assert mean == pytest.approx(1.0)
 
 
 def test_evidence_has_mean_one_at_most_under_the_null() -> None:

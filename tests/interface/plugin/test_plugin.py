@@ -12,7 +12,7 @@ import pytest
 SUITE = """
     from harness import Protocol, Site, control, ladder, scaling
 
-    FAST = Protocol(steps=6, cut=2, min_blocks=4, max_blocks=4)
+    FAST = Protocol(steps=6, cut=2, min_blocks=2, max_blocks=2)
 
     def weak(site):
         return [ladder(site.case("ddp/mlp-nano"), (1, 2), protocol=FAST)]
@@ -29,7 +29,7 @@ SUITE = """
         pass
 """
 #: Where nothing has to be decided.
-SHORT = SUITE.replace("min_blocks=4, max_blocks=4", "min_blocks=1, max_blocks=1")
+SHORT = SUITE.replace("min_blocks=2, max_blocks=2", "min_blocks=1, max_blocks=1")
 #: Bytes do not depend on how busy the machine is: what is tested here is the plugin.
 RULE = """
 [[rule]]
@@ -82,7 +82,7 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     )
     assert result.ret == 0
     launches = [x for x in record(suite)["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
-    assert len(launches) == 8 * 3 + 8 * 2, "each plan once, whatever the number of items"
+    assert len(launches) == 4 * 3 + 4 * 2, "each plan once, whatever the number of items"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_fail_is_measured_again_before_it_is_reported(suite: pytest.Pytester) 
     result.stdout.fnmatch_lines(["*a FAIL is measured again*"])
     assert "confirmed: " in " ".join(result.stdout.str().split())
     launches = [x for x in record(suite)["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
-    assert [sum(x["attempt"] == a for x in launches) for a in (0, 1)] == [8, 8]
+    assert [sum(x["attempt"] == a for x in launches) for a in (0, 1)] == [4, 4]
 
 
 @pytest.mark.full
@@ -255,7 +255,7 @@ def test_two_functions_on_one_recipe_measure_once(suite: pytest.Pytester) -> Non
     path.write_text(path.read_text() + "\n@scaling(weak)\ndef test_same(verdict):\n    pass\n")
     rules(suite, "at_least = 1.0")
     run(suite, "-k", "(test_weak or test_same) and 2cpu and not wrapped")
-    assert len([x for x in record(suite)["launches"] if x["purpose"] == "timed"]) == 16  # type: ignore[attr-defined]
+    assert len([x for x in record(suite)["launches"] if x["purpose"] == "timed"]) == 8  # type: ignore[attr-defined]
 
 
 @pytest.mark.full
@@ -308,9 +308,9 @@ def test_rungs_are_profiled_and_a_rule_on_a_share_gets_launches_of_its_own(
     result.stdout.fnmatch_lines(["*where the efficiency went*", "*3 of 3 cases timed, 3 profiled*"])
     found = record(pytester)
     own = [x for x in found["launches"] if x["purpose"] == "profile"]  # type: ignore[attr-defined]
-    assert sorted(x["arm"] for x in own) == ["@1", *["@2"] * 8, "plain"]
+    assert sorted(x["arm"] for x in own) == ["@1", *["@2"] * 4, "plain"]
     (share,) = [v for v in found["verdicts"] if v["rule"] == "two"]  # type: ignore[attr-defined]
-    assert share["metric"] == "comm_share" and share["n"] == 8 and 0 < share["value"] < 0.9
+    assert share["metric"] == "comm_share" and share["n"] == 4 and 0 < share["value"] < 0.9
     assert share["status"] in ("PASS", "INCONCLUSIVE"), "INCONCLUSIVE where the profiler disturbs"
 
 

@@ -8,12 +8,12 @@ from harness import labels, uniform
 SIZES = {"small": dict(d=256, batch=32)}
 
 
-def build(size, case):
+def build(size):
     d = size["d"]
     return nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 10))
 
 
-def batch(ids, size, case):  # a sample is a pure function of its id
+def batch(ids, size):  # a sample is a pure function of its id
     return uniform(ids, size["d"]), labels(ids, 10)
 
 
@@ -21,5 +21,5 @@ def loss(output, targets):
     return functional.cross_entropy(output, targets)
 
 
-def flops(size, case):  # forward and backward of one sample
+def flops(size):  # forward and backward of one sample
     return 4.0 * size["d"] ** 2 + 60.0 * size["d"]

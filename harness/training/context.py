@@ -114,9 +114,13 @@ class Loaded:
         return case.knobs_of(case.strategy, getattr(self.strategy, "KNOBS", {}))
 
     def size(self, case: CaseSpec) -> Mapping[str, Json]:
-        """The model's knobs and the figures of the case's size."""
+        """The model's knobs and the figures of the case's size: all that a model is told.
+
+        A model that knew the world or the mode could be another one there.
+        """
         knobs = case.knobs_of(case.model, getattr(self.model, "KNOBS", {}))
-        return {**knobs, **self.model.SIZES[case.size]}
+        length = {} if case.seq_len is None else {"seq": case.seq_len}
+        return {**knobs, **self.model.SIZES[case.size], **length}
 
     def compressor(self, case: CaseSpec) -> Compressor | None:
         """The compressor of the case, if it has one."""
@@ -144,7 +148,7 @@ def load(files: Mapping[str, str]) -> Loaded:
 def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
     """The plain model with its initial weights, on the current default device."""
     torch.manual_seed(seed)
-    model = loaded.model.build(loaded.size(case), case)
+    model = loaded.model.build(loaded.size(case))
     if case.precision is Precision.BF16:
         model = model.to(torch.bfloat16)
     if case.checkpoint:
@@ -157,7 +161,7 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
 
 def make_batch(loaded: Loaded, case: CaseSpec, ids: Tensor, device: torch.device) -> Batch:
     """The content of these sample ids, on the device, inputs in the model's dtype."""
-    inputs, targets = loaded.model.batch(ids, loaded.size(case), case)
+    inputs, targets = loaded.model.batch(ids, loaded.size(case))
     if case.precision is Precision.BF16 and inputs.is_floating_point():
         inputs = inputs.to(torch.bfloat16)
     return Batch(ids=ids, inputs=inputs.to(device), targets=targets.to(device))

@@ -51,10 +51,10 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
     step_s = getattr(loaded.model, "step_s", None)
     return ModelFacts(
         num_params=sum(p.numel() for p in model.parameters()),
-        flops_per_sample=float(loaded.model.flops(size, case)),
-        tokens_per_sample=1 if tokens is None else tokens(size, case),
+        flops_per_sample=float(loaded.model.flops(size)),
+        tokens_per_sample=1 if tokens is None else tokens(size),
         activation_bytes_per_sample=activations,
         input_shape=tuple(one.inputs.shape[1:]),
         input_dtype=str(one.inputs.dtype).removeprefix("torch."),
-        step_s=None if step_s is None else step_s(size, case),
+        step_s=None if step_s is None else step_s(size),
     ), model

@@ -66,6 +66,7 @@ def case_of(plants: Sequence[str], world: int, ms: float, known: Catalogue) -> C
     knobs: dict[str, Json] = {KNOB.get(p, f"plants.{p}_ms"): ms for p in plants if p != "pipeline"}
     if strategy == "pipeline":
         knobs["pipeline.microbatches"] = 4  # few sleeps: each ends late by what the kernel likes
+        knobs["plants.stages"] = world
     case = site.case(f"{strategy}/plants-small", knobs=knobs)
     return known.normalise(replace(case, data=Data.LOADED))
 

@@ -3,7 +3,7 @@
 ``late_ms``: the last rank computes longer. ``stall_ms``: the host does something that no range
 names. ``slow_ms``: everybody computes longer, once there is more than one rank. ``uneven_ms``: the
 first block computes longer, which makes a pipeline's first stage the slow one. ``data_ms``: making
-a batch takes that long. All per step, but for the last: per batch.
+a batch takes that long. All per step, but for the last: per batch. ``stages`` see every sample.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.base.documents import Json
-from harness.spec import CaseSpec
 from harness.training.models import paced
 from harness.training.models.paced import flops, loss  # noqa: F401
 
 SIZES = {"small": dict(width=64, layers=4, layer_kb=256, batch=8)}
-KNOBS = dict(step_ms=40.0, late_ms=0.0, stall_ms=0.0, slow_ms=0.0, uneven_ms=0.0, data_ms=0.0)
+KNOBS = dict(
+    step_ms=40.0, late_ms=0.0, stall_ms=0.0, slow_ms=0.0, uneven_ms=0.0, data_ms=0.0, stages=1
+)
 STAND_IN = "paced"
 
 
@@ -38,23 +39,24 @@ class Stalled(nn.Module):
         return self.layer(x)
 
 
-def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+def build(size: Mapping[str, Json]) -> nn.Sequential:
     """The paced blocks, the first one with what is planted."""
     knob = {k: size[k] / 1e3 for k in KNOBS}
-    model = paced.build({**paced.KNOBS, **size}, case)
-    world = 1 if case.plain else case.world_size
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    model = paced.build({**paced.KNOBS, **size})
+    rank, world = 0, 1
+    if dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
     compute = knob["uneven_ms"] + knob["slow_ms"] * (world > 1)
     if world > 1 and rank == world - 1:
         compute += knob["late_ms"]
-    samples = size["batch"] * (world if case.strategy == "pipeline" else 1)  # of a rank's step
+    samples = size["batch"] * size["stages"]  # of a rank's step
     model[0].sample_s += compute / samples  # a longer wait, not one more: waking up costs, too
     first = Stalled(model[0], knob["stall_ms"] / samples)
     return nn.Sequential(OrderedDict([("layer0", first), *list(model.named_children())[1:]]))
 
 
-def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """The paced batch, which takes ``data_ms`` to make."""
     if ids.device.type != "meta":
         time.sleep(size["data_ms"] / 1e3)
-    return paced.batch(ids, size, case)
+    return paced.batch(ids, size)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.spec import CaseSpec
 from harness.training.data import hashed
 
 SIZES = {
@@ -75,11 +74,7 @@ class Block(nn.Module):
         return x + self.down(h)  # type: ignore[no-any-return]
 
 
-def seq_len(size: Mapping[str, Json], case: CaseSpec) -> int:
-    return int(case.seq_len or size["seq"])
-
-
-def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+def build(size: Mapping[str, Json]) -> nn.Sequential:
     """Embedding, blocks, norm and an untied head."""
     d = size["d"]
     embed = nn.Embedding(size["vocab"], d)
@@ -91,12 +86,12 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     return nn.Sequential(OrderedDict([("embed", embed), *blocks, ("head", head)]))
 
 
-def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """Tokens (B, S) and next tokens (B, S) of a learnable language.
 
     next = 5 x + 17 mod V, replaced by a random token one time in ten.
     """
-    s, vocab = seq_len(size, case), size["vocab"]
+    s, vocab = int(size["seq"]), size["vocab"]
     random = hashed(ids, s + 1)
     tokens = [random[:, 0] % vocab]
     for t in range(1, s + 1):
@@ -112,13 +107,13 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(output.float().flatten(0, 1), targets.flatten())
 
 
-def tokens(size: Mapping[str, Json], case: CaseSpec) -> int:
-    return seq_len(size, case)
+def tokens(size: Mapping[str, Json]) -> int:
+    return int(size["seq"])
 
 
-def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+def flops(size: Mapping[str, Json]) -> float:
     """6 (P - P_embedding - P_norm) S + 12 L S^2 d: no discount for causality (PaLM, app. B)."""
-    d, s, layers = size["d"], seq_len(size, case), size["layers"]
+    d, s, layers = size["d"], int(size["seq"]), size["layers"]
     dim = d // size["heads"]
     attention = d * (size["heads"] + 2 * size["kv"]) * dim + d * d
     feed_forward = d * size["ff"] * (3 if size.get("gated") else 2)

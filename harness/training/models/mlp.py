@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.spec import CaseSpec
 from harness.training.data import labels, uniform
 
 SIZES = {
@@ -18,7 +17,7 @@ SIZES = {
 }
 
 
-def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+def build(size: Mapping[str, Json]) -> nn.Sequential:
     """``layers`` hidden layers of width ``d`` and a classifier."""
     d = size["d"]
     blocks = [
@@ -27,7 +26,7 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     return nn.Sequential(OrderedDict([*blocks, ("head", nn.Linear(d, size["classes"]))]))
 
 
-def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """Uniform features (B, d) and hashed classes (B,)."""
     return uniform(ids, size["d"]), labels(ids, size["classes"])
 
@@ -36,7 +35,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(output.float(), targets)
 
 
-def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+def flops(size: Mapping[str, Json]) -> float:
     """6 per weight, but 4 in the first layer, whose input needs no gradient."""
     d = size["d"]
     return float(6.0 * (size["layers"] * d * d + d * size["classes"]) - 2.0 * d * d)

@@ -21,6 +21,7 @@ from harness.training.data import uniform
 SIZES = {"small": dict(width=64, layers=8, layer_kb=128, batch=8)}
 KNOBS = dict(mode="wait", step_ms=40.0, plant="", noise=0.01)
 STAND_IN = "paced"
+AT_ONCE = dict(step_ms=0.0)
 
 
 class Wait(torch.autograd.Function):
@@ -54,7 +55,7 @@ class PacedLayer(nn.Module):
         return Wait.apply(y, wait_s / 3, wait_s * 2 / 3)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+def build(size: Mapping[str, Json]) -> nn.Sequential:
     """Equal layers of ``layer_kb`` KiB each; the waits of a default batch add up to ``step_ms``."""
     step_s = size["step_ms"] / 1e3
     if size["mode"] == "schedule":
@@ -68,7 +69,7 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     )
 
 
-def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """Features and targets, both (B, width)."""
     return uniform(ids, size["width"]), uniform(ids + 1, size["width"])
 
@@ -77,12 +78,12 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     return (output.float() - targets).square().mean()
 
 
-def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+def flops(size: Mapping[str, Json]) -> float:
     """None worth counting: it waits."""
     return 0.0
 
 
-def step_s(size: Mapping[str, Json], case: CaseSpec) -> float:
+def step_s(size: Mapping[str, Json]) -> float:
     """What a step takes at least, whatever computes it."""
     return float(size["step_ms"] / 1e3)
 

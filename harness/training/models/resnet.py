@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.spec import CaseSpec
 from harness.training.data import images, labels
 
 SIZES = {
@@ -59,7 +58,7 @@ def _plan(size: Mapping[str, Json]) -> list[tuple[int, int, int, int]]:
     return out
 
 
-def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+def build(size: Mapping[str, Json]) -> nn.Sequential:
     blocks: list[tuple[str, nn.Module]] = [
         ("stem", nn.Sequential(nn.Conv2d(3, size["width"], 3, padding=1, bias=False), nn.ReLU()))
     ]
@@ -68,7 +67,7 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     return nn.Sequential(OrderedDict([*blocks, ("head", Head(plan[-1][1], size["classes"]))]))
 
 
-def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """Images (B, 3, H, W) and classes (B,)."""
     return images(ids, size["image"]), labels(ids, size["classes"])
 
@@ -77,7 +76,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(output.float(), targets)
 
 
-def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+def flops(size: Mapping[str, Json]) -> float:
     """6 per multiply-add of convolutions and head; 4 in the stem, whose input needs no gradient."""
     total = 4.0 * 27 * size["width"] * size["image"] ** 2
     for before, channels, stride, edge in _plan(size):

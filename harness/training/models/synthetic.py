@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from harness.base.documents import Json
-from harness.spec import CaseSpec
 from harness.training.data import uniform
 
 SIZES = {
@@ -41,7 +40,7 @@ def _shape(size: Mapping[str, Json]) -> tuple[int, int]:
     return repeats, max(8, round(total / layers) - d * d)
 
 
-def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+def build(size: Mapping[str, Json]) -> nn.Sequential:
     repeats, ballast = _shape(size)
     return nn.Sequential(
         OrderedDict(
@@ -51,7 +50,7 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     )
 
 
-def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """Features and targets, both (B, d)."""
     return uniform(ids, size["d"]), uniform(ids + 1, size["d"])
 
@@ -60,7 +59,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     return (output.float() - targets).square().mean()
 
 
-def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+def flops(size: Mapping[str, Json]) -> float:
     """6 d^2 per product; 4 in the very first, whose input needs no gradient."""
     repeats, _ = _shape(size)
     return float(6.0 * size["d"] ** 2 * repeats * size["layers"] - 2.0 * size["d"] ** 2)

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.spec import CaseSpec
 from harness.training.data import images, labels
 
 SIZES = {
@@ -21,7 +20,7 @@ def _channels(size: Mapping[str, Json]) -> list[int]:
     return [size["width"] * 2**i for i in range(4)]
 
 
-def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
+def build(size: Mapping[str, Json]) -> nn.Sequential:
     """Four convolutions, each halving the image, then three fully connected layers."""
     blocks: list[tuple[str, nn.Module]] = []
     before, edge = 3, size["image"]
@@ -36,7 +35,7 @@ def build(size: Mapping[str, Json], case: CaseSpec) -> nn.Sequential:
     return nn.Sequential(OrderedDict(blocks))
 
 
-def batch(ids: Tensor, size: Mapping[str, Json], case: CaseSpec) -> tuple[Tensor, Tensor]:
+def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """Images (B, 3, H, W) and classes (B,)."""
     return images(ids, size["image"]), labels(ids, size["classes"])
 
@@ -45,7 +44,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(output.float(), targets)
 
 
-def flops(size: Mapping[str, Json], case: CaseSpec) -> float:
+def flops(size: Mapping[str, Json]) -> float:
     """2 per multiply-add; the backward costs twice the forward, but for the first layer's input."""
     before, edge, total, first = 3, size["image"], 0.0, 0.0
     for channels in _channels(size):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.judging import pairs, verdicts
-from harness.analysis.samples import figures, pilots
+from harness.analysis.samples import figures, pilots, references
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
@@ -45,7 +45,9 @@ class Verification:
 def verify(run: RunRecord, folder: Path) -> Verification:
     """Recompute launches from samples and verdicts from launches; list what differs."""
     counted = [
-        x for x in run.launches if x.purpose is not Purpose.GATE and x.status is LaunchStatus.OK
+        x
+        for x in run.launches
+        if x.purpose not in (Purpose.GATE, Purpose.REFERENCE) and x.status is LaunchStatus.OK
     ]
     checked = [_launch(run, folder, launch) for launch in counted]
     differences = [text for one in checked for text in one.differences]
@@ -77,12 +79,16 @@ def _launch(run: RunRecord, folder: Path, launch: LaunchRecord) -> _Launch:
     cut, case = run.window(plan, launch).cut, plan.arm(launch.arm).case
     try:
         samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
+        compared = launch.purpose in references.COMPARED
+        curve = (
+            references.curve(folder, run.launches, run.described, launch.case) if compared else None
+        )
     except RecordError as error:
         return _Launch(differences=(str(error),))
     expected, traceless = run.described[launch.case].expected, False
     assert expected is not None
     differences = []
-    again = figures.figures(case, expected, launch.ranks, samples, cut)
+    again = figures.figures(case, expected, launch.ranks, samples, cut, curve)
     for name, value in vars(again).items():
         recorded = getattr(launch, name)
         if name == "wrong":  # what the traces lacked does not follow from the samples

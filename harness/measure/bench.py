@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import TypeAlias
 
 from harness.analysis.samples import figures
+from harness.analysis.samples.references import Curve
 from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
@@ -20,7 +21,16 @@ from harness.host import environment, nvml
 from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Ended, Where
-from harness.launch.wire.messages import Deadlines, Gate, LaunchSpec, Sweep, Task, Timed, Train
+from harness.launch.wire.messages import (
+    Deadlines,
+    Gate,
+    LaunchSpec,
+    Refer,
+    Sweep,
+    Task,
+    Timed,
+    Train,
+)
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
 from harness.record.fabric import label
 from harness.record.store import load_samples, write_text
@@ -37,7 +47,10 @@ Polls: TypeAlias = list[list[dict[str, Json]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Which launch is wanted: of what, what for, and where in the protocol it stands."""
+    """Which launch is wanted: of what, what for, and where in the protocol it stands.
+
+    ``reference`` is what its losses are compared with.
+    """
 
     plan: Plan
     arm: Arm
@@ -46,6 +59,7 @@ class Order:
     block: int = -1
     turn: int = -1
     attempt: int = 0
+    reference: Curve | None = None
 
     @property
     def label(self) -> str:
@@ -193,13 +207,11 @@ class Bench:
         detailed: bool = False,
     ) -> LaunchRecord:
         case, window = order.arm.case, order.window
-        task: Task = Gate(twin=self.catalogue.twin(case))
-        if order.purpose is not Purpose.GATE:
-            task = Timed(
-                steps=window.steps, cut=window.cut, profiled=window.profiled, draw=order.draw
-            )
+        task = self._task(order, described)
         name = f"{order.plan.hash[:6]}-{order.label}-{order.arm.name.strip('@')}"
         deadlines = _deadlines(case, described)
+        if isinstance(task, Refer):
+            case = _alone(case, described)
         spec = self._spec(name, case, folder, task, deadlines=deadlines, detailed=detailed)
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         began = time.monotonic()
@@ -212,7 +224,7 @@ class Bench:
             purpose=order.purpose,
             plan=order.plan.hash,
             arm=order.arm.name,
-            case=case.hash,
+            case=order.arm.case.hash,
             block=order.block,
             turn=order.turn,
             attempt=order.attempt,
@@ -225,9 +237,18 @@ class Bench:
             ranks=_left_by(ended, Path(spec.out)),
             gpus=nvml.summarise(self._polls),
         )
-        if cause is not None or order.purpose is Purpose.GATE:
+        if cause is not None or order.purpose in (Purpose.GATE, Purpose.REFERENCE):
             return launch
         return _figured(order, launch, folder, described, self._polls)
+
+    def _task(self, order: Order, described: Described) -> Task:
+        """What the ranks are to do for this order."""
+        case, window = order.arm.case, order.window
+        if order.purpose is Purpose.GATE:
+            return Gate(twin=self.catalogue.twin(case))
+        if order.purpose is Purpose.REFERENCE:
+            return Refer(of=case, steps=window.steps)
+        return Timed(steps=window.steps, cut=window.cut, profiled=window.profiled, draw=order.draw)
 
     def _tick(self, every_s: float, step: int, on_step: Callable[[int], None]) -> None:
         """Poll the devices now and then; pass on which step the slowest rank is at."""
@@ -245,7 +266,7 @@ def _figured(
     case, expected, ranks = order.arm.case, described.expected, launch.ranks
     assert expected is not None
     samples = [load_samples(folder, launch.launch, r) for r in ranks]
-    derived = figures.figures(case, expected, ranks, samples, order.window.cut)
+    derived = figures.figures(case, expected, ranks, samples, order.window.cut, order.reference)
     launch = dataclasses.replace(launch, **vars(derived))
     if order.purpose is not Purpose.PROFILE:
         return launch
@@ -259,6 +280,14 @@ def _figured(
         return dataclasses.replace(launch, wrong=(*launch.wrong, f"timeline: {error.what}"))
     perturbed = figures.perturbation(samples, order.window)
     return dataclasses.replace(launch, budget=budget, perturbation=perturbed)
+
+
+def _alone(case: CaseSpec, described: Described) -> CaseSpec:
+    """The world of a case's reference: one rank for each shard."""
+    assert described.reference is not None
+    if described.reference.shards == case.world_size:
+        return case
+    return dataclasses.replace(case, world_size=1, nodes=(1,), stragglers="")
 
 
 def _left_by(ended: Ended, out: Path) -> tuple[RankRecord, ...]:

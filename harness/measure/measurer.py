@@ -11,12 +11,14 @@ import functools
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
+from harness.analysis.samples import references
 from harness.base.errors import ScaleproofError
 from harness.base.files import FullDiskError
-from harness.measure import extra, piloting, profiling
+from harness.measure import extra, piloting, profiling, referring
 from harness.measure.bench import Order, mean_wall_s
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
@@ -24,7 +26,7 @@ from harness.measure.progress import moment
 from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper
 from harness.record import LaunchRecord, Purpose, Verdict
-from harness.spec import Arm, Plan, Role, metrics
+from harness.spec import Arm, Plan, Role, Window, metrics
 
 
 class Measurer:
@@ -61,7 +63,8 @@ class Measurer:
             for stage in (self._climb, self._pilot):
                 self._attempt(new, stage)
             piloting.freeze(self.run, [p for p in new if self._arms[p.hash]])
-            self._attempt(new, self._first_blocks)
+            for stage in (self._refer, self._first_blocks):
+                self._attempt(new, stage)
             while (more := self._open(new)) is not None:
                 self._attempt([more[0]], functools.partial(self._block, arms=more[1]))
             for stage in (self._profile, self._confirm):
@@ -108,6 +111,11 @@ class Measurer:
             if not self._usable(plan, self._launch(plan, arm, Purpose.PILOT, turn=turn)):
                 return
 
+    def _refer(self, plan: Plan) -> None:
+        """Train what the losses of timed launches are compared with, once for all that need it."""
+        for arm, window in referring.missing(self.run, plan, self._arms[plan.hash]):
+            self._launch(plan, arm, Purpose.REFERENCE, window=window)
+
     def _first_blocks(self, plan: Plan) -> None:
         """The blocks that every plan gets; a plan that the budget cannot hold gets none at all."""
         missing = plan.protocol.min_blocks - len(self.run.blocks_of(plan))
@@ -133,7 +141,7 @@ class Measurer:
             if not self.run.in_time(2 * mean_s, self._budget_s):
                 self._progress.note(f"{plan.name}: no timeline, profiling exceeds the time budget")
                 return
-            place = dict(block=turn // 2, turn=turn, attempt=attempt)
+            place: dict[str, Any] = dict(block=turn // 2, turn=turn, attempt=attempt)
             if not self._usable(plan, self._launch(plan, arm, Purpose.PROFILE, **place)):
                 break
         self.run.save(complete=False)
@@ -178,7 +186,7 @@ class Measurer:
         random.Random(f"{plan.protocol.seed}-{attempt}-{block}").shuffle(order)
         for turn, arms_in_turn in ((2 * block, order), (2 * block + 1, order[::-1])):
             for arm in arms_in_turn:
-                place = dict(block=block, turn=turn, attempt=attempt)
+                place: dict[str, Any] = dict(block=block, turn=turn, attempt=attempt)
                 if not self._usable(plan, self._launch(plan, arm, Purpose.TIMED, **place)):
                     return
         self.run.save(complete=False)
@@ -202,12 +210,18 @@ class Measurer:
     def _block_s(self, plan: Plan) -> float:
         return self.run.block_s(self._arms[plan.hash])
 
-    def _launch(self, plan: Plan, arm: Arm, purpose: Purpose, **place: int) -> LaunchRecord:
+    def _launch(
+        self, plan: Plan, arm: Arm, purpose: Purpose, window: Window | None = None, **place: int
+    ) -> LaunchRecord:
         """One launch; ``place`` is its block, turn and attempt."""
-        window = plan.profile if purpose is Purpose.PROFILE else plan.pilot
+        usual = plan.profile if purpose is Purpose.PROFILE else plan.pilot
         if purpose is Purpose.TIMED:
-            window = self.run.windows.get(plan.hash, {}).get(arm.name, plan.pilot)
-        order = Order(plan=plan, arm=arm, purpose=purpose, window=window, **place)
+            usual = self.run.windows.get(plan.hash, {}).get(arm.name, plan.pilot)
+        order = Order(
+            plan=plan, arm=arm, purpose=purpose, window=window or usual,
+            reference=self.run.curve(arm.case) if purpose in references.COMPARED else None,
+            **place,
+        )  # fmt: skip
         left = [(p, self._arms.get(p.hash, p.arms)) for p in self.waiting]
         now = moment(order, self.run.launches, self._arms[plan.hash], left, self.run.elapsed_s)
         return self._session.launch(order, now)

@@ -8,13 +8,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.analysis.judging import pairs, verdicts
+from harness.analysis.samples import references
 from harness.host import doctor, environment, machine
 from harness.host.admission import Finding
 from harness.measure.bench import mean_wall_s
 from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
 from harness.record.store import save
-from harness.spec import Arm, Catalogue, Contrast, Plan, Settings, Statistic, Threshold, Window
+from harness.spec import (
+    Arm,
+    CaseSpec,
+    Catalogue,
+    Contrast,
+    Plan,
+    Settings,
+    Statistic,
+    Threshold,
+    Window,
+)
 
 
 class Run:
@@ -128,6 +139,10 @@ class Run:
 
     def blocks_of(self, plan: Plan, attempt: int = 0) -> set[int]:
         return {x.block for x in self.timed(plan) if x.attempt == attempt}
+
+    def curve(self, case: CaseSpec) -> references.Curve | None:
+        """What a case's losses are compared with, if it was trained."""
+        return references.curve(self.folder, self.launches, self.described, case.hash)
 
     def block_s(self, arms: Sequence[Arm]) -> float:
         """What another block of these arms will take."""

@@ -51,13 +51,30 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The training that a case's losses are compared with: its plain model, on ``shards`` ranks.
+
+    Cases of one ``key`` share it. ``limit`` is the largest relative difference of a step's loss
+    that rounding explains, 0 where every bit must be equal; ``memory_bytes`` what a rank of it
+    needs, since it holds the whole model.
+    """
+
+    key: str
+    shards: int
+    limit: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Described:
     """The answer to ``describe``: facts and expectations, or why there are none.
 
+    ``reference`` is None where nothing can be compared (wrong on purpose, older records).
     ``unsupported`` is what the case's files refuse (SKIP); ``error`` that they broke (ERROR).
     """
 
     facts: ModelFacts | None = None
     expected: Expected | None = None
+    reference: Reference | None = None
     unsupported: str = ""
     error: str = ""

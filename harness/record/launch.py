@@ -22,6 +22,7 @@ class Purpose(StrEnum):
     PILOT = "pilot"
     TIMED = "timed"
     PROFILE = "profile"
+    REFERENCE = "reference"
     FABRIC = "fabric"
     RECOVERY = "recovery"
 
@@ -92,7 +93,8 @@ class LaunchRecord:
 
     ``turn`` counts passes over the plan's arms: launches of one turn form a pair. ``consumed`` is
     the number of distinct samples that the world trained on in the kept window, ``losses`` a
-    digest of every step's loss. ``wall_s`` is from the command to the last rank's end, ``agent``
+    digest of every step's loss, ``compared`` how many of them were compared with the reference's.
+    ``wall_s`` is from the command to the last rank's end, ``agent``
     identifies the process that forked the ranks. ``wrong`` lists what the parent found not to be
     as asked (world, samples, bytes): such a launch is never judged. A profiled launch has a
     ``budget``, and in ``perturbation`` the ratio of its profiled steps to its others (medians).
@@ -123,6 +125,7 @@ class LaunchRecord:
     foreign_load: float | None = None
     budget: Budget | None = None
     perturbation: float | None = None
+    compared: int = 0
 
     @property
     def usable(self) -> bool:

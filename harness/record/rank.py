@@ -72,7 +72,10 @@ class RankRecord:
     sample_ids, rss_bytes), whose digest is ``samples_sha256``. ``sent_bytes`` and
     ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic; so does
     ``busy_s``, the CPU seconds that the cores of ``affinity`` worked for anyone. ``phases_s`` says
-    where the rank's time before its first step went.
+    where the rank's time before its first step went. ``replica`` is a digest of the parameters
+    after the last step, where all ranks must hold the same. ``kernel_s`` is the kept window by the
+    kernel's own stamps. Where sockets are counted, ``written_bytes`` are all that went through
+    write calls in it, and ``shared`` names writable memory that was mapped for others meanwhile.
 
     Of profiled launches: ``clock_offset_ns`` is this rank's clock less rank 0's, known to
     ``clock_half_ns``; ``trace_sha256`` is the digest of ``rank<r>.trace.json.gz``.
@@ -105,6 +108,10 @@ class RankRecord:
     checks: tuple[Check, ...] = ()
     samples_sha256: str = ""
     busy_s: float | None = None
+    replica: str = ""
+    kernel_s: float | None = None
+    written_bytes: int | None = None
+    shared: tuple[str, ...] = ()
     phases_s: Mapping[str, float] = field(default_factory=dict)
     allocator: Allocator | None = None
     clock_offset_ns: int = 0

@@ -27,13 +27,18 @@ TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """One rank's samples. ``marks_s`` has steps + 1 entries, the first is the window's barrier."""
+    """One rank's samples. ``marks_s`` has steps + 1 entries, the first is the window's barrier.
+
+    ``sample_ids`` are those that were handed out, ``seen`` hashes of the content that reached the
+    model (steps, samples; 0 = none); None in records until schema 5.
+    """
 
     marks_s: np.ndarray
     loss: np.ndarray
     sample_ids: np.ndarray
     rss_bytes: np.ndarray
     step_s: np.ndarray
+    seen: np.ndarray | None = None
 
 
 def write_text(path: Path, text: str) -> None:

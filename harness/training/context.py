@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
@@ -122,6 +122,11 @@ class Loaded:
         length = {} if case.seq_len is None else {"seq": case.seq_len}
         return {**knobs, **self.model.SIZES[case.size], **length}
 
+    def at_once(self, case: CaseSpec) -> CaseSpec:
+        """The case with a model that does not wait, if it is one that does."""
+        knobs = {f"{case.model}.{k}": v for k, v in getattr(self.model, "AT_ONCE", {}).items()}
+        return replace(case, knobs={**case.knobs, **knobs})
+
     def compressor(self, case: CaseSpec) -> Compressor | None:
         """The compressor of the case, if it has one."""
         if self.codec is None or case.compressor is None:
@@ -129,10 +134,20 @@ class Loaded:
         knobs = case.knobs_of(case.compressor, getattr(self.codec, "KNOBS", {}))
         return Compressor(name=case.compressor, module=self.codec, knobs=knobs)
 
-    def build(self, case: CaseSpec, ctx: RankContext, seed: int) -> Trainer:
-        """The case's model with initial weights of that seed, under its strategy."""
+    def build(
+        self,
+        case: CaseSpec,
+        ctx: RankContext,
+        seed: int,
+        watch: Callable[[nn.Sequential], None] = lambda model: None,
+    ) -> Trainer:
+        """The case's model with initial weights of that seed, under its strategy.
+
+        ``watch`` sees the plain model before the strategy does.
+        """
         with ctx.device:
             model = build_model(self, case, seed)
+        watch(model)
         trainer: Trainer = self.strategy.build(model, ctx, self.knobs(case))
         return trainer
 

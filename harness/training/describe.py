@@ -4,10 +4,15 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from harness.record import Described, Expected, ModelFacts
-from harness.spec import Batching, CaseSpec, batching
+from harness.record import Described, Expected, ModelFacts, Reference
+from harness.spec import Batching, CaseSpec, Device, Precision, batching, digest
 from harness.training.context import Loaded, build_model, make_batch
+from harness.training.trainer import element_bytes, training_bytes
+
+#: A model may state this many times the FLOPs that are counted: attention kernels count in part.
+FLOPS_SLACK = 1.2
 
 
 def case_batching(loaded: Loaded, case: CaseSpec) -> Batching:
@@ -20,9 +25,73 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
     try:
         facts, model = model_facts(loaded, case)
         expected = expect(loaded, case, model, facts)
+        check_flops(loaded, case, facts, model)
+        check_bound(loaded, case)
     except ValueError as error:
         return Described(unsupported=str(error))
-    return Described(facts=facts, expected=expected)
+    return Described(
+        facts=facts, expected=expected, reference=reference(loaded, case, facts, model)
+    )
+
+
+def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Module) -> None:
+    """AssertionError if a model claims more FLOPs than its operators need: its MFU would be false.
+
+    Counted on the meta device, forward and backward of one sample.
+    """
+    if not facts.flops_per_sample:
+        return
+    one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
+    with FlopCounterMode(display=False) as counter:
+        loaded.model.loss(model(one.inputs), one.targets).backward()
+    counted, stated = counter.get_total_flops(), facts.flops_per_sample
+    if stated > FLOPS_SLACK * counted:
+        raise AssertionError(
+            f"{case.model}: flops() states {stated:.4g} a sample, but the matrix products and"
+            f" convolutions of forward and backward are {counted:.4g}"
+        )
+
+
+def check_bound(loaded: Loaded, case: CaseSpec) -> None:
+    """AssertionError if a compressor states nothing that could be checked."""
+    compressor = loaded.compressor(case)
+    if compressor is None or hasattr(compressor.module, "LOSSLESS") or compressor.error_bound < 1:
+        return
+    raise AssertionError(
+        f"{compressor.name}: an ERROR_BOUND of 1 is met by sending nothing: state LOSSLESS, the"
+        " knobs under which nothing is thrown away, or a bound below 1"
+    )
+
+
+def reference(
+    loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Module
+) -> Reference | None:
+    """What the losses of a case are compared with; None for a case that is wrong on purpose."""
+    cut, supports = case_batching(loaded, case), loaded.supports
+    if not case.communicate or cut.shards not in (1, case.world_size):
+        return None
+    parts = loaded.knobs(case)[supports.parts] if supports.parts else case.accumulate
+    settings = [case.device, case.precision, case.optimizer, case.seed, case.checkpoint, case.data]
+    compressor = loaded.compressor(case)
+    encoding = None if compressor is None else [compressor.name, dict(compressor.knobs)]
+    size = dict(loaded.size(case))
+    ordered = supports.oracle == "micro_batched"
+    doc = [case.model, size, settings, list(cut.micros), parts, ordered, encoding]
+    return Reference(
+        key=digest(doc),
+        shards=cut.shards,
+        limit=loss_limit(case, supports.oracle, cut.shards),
+        memory_bytes=training_bytes(
+            facts.num_params, element_bytes(model), facts, cut.largest * case.accumulate
+        ),
+    )
+
+
+def loss_limit(case: CaseSpec, oracle: str, shards: int) -> float:
+    """Largest relative difference of a loss: two numbers add up to the same bits in any order."""
+    if case.device is Device.CPU and (oracle == "micro_batched" or shards <= 2):
+        return 0.0
+    return 2e-5 if case.precision is Precision.FP32 else 2e-2
 
 
 def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) -> Expected:

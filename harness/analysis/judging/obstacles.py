@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from harness.analysis.judging.pairs import gates, rests_on
 from harness.analysis.judging.question import Conclusion
+from harness.analysis.samples import references
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRecord, Status
 from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
@@ -57,6 +58,11 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
             return Conclusion(Status.ERROR, reason, f"{whose}{failure}")
     if (mismatch := _norms(plan, contrast, checked)) is not None:
         return Conclusion(Status.ERROR, Reason.INCORRECT, mismatch)
+    for arm in arms:
+        compared = references.launch_of(run.launches, run.described, arm.case.hash)
+        if compared is not None and compared.status is LaunchStatus.FAILED:
+            told = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
+            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, told)
     for launch in rests_on(run, plan, contrast):
         if launch.status is LaunchStatus.FAILED:
             return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
@@ -73,14 +79,17 @@ def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
     """
     if described.expected is None:
         return False
-    if case.device is Device.CUDA:
-        if case.devices_per_rank > 1 and max(case.nodes) * case.devices_per_rank > machine.num_gpus:
+    if case.device is Device.CUDA and case.devices_per_rank > 1:
+        if max(case.nodes) * case.devices_per_rank > machine.num_gpus:
             return False
-        if machine.gpu_memory_gib is None:
-            return True
-        return described.expected.memory_bytes <= 0.95 * machine.gpu_memory_gib * 2**30
-    ranks = max(case.nodes)
-    return described.expected.memory_bytes * ranks <= 0.9 * machine.memory_gib * 2**30
+    return room(described.expected.memory_bytes, max(case.nodes), case.device, machine)
+
+
+def room(memory_bytes: int, ranks: int, device: Device, machine: Machine) -> bool:
+    """Whether so many ranks of a node find so much memory each."""
+    if device is Device.CPU:
+        return memory_bytes * ranks <= 0.9 * machine.memory_gib * 2**30
+    return machine.gpu_memory_gib is None or memory_bytes <= 0.95 * machine.gpu_memory_gib * 2**30
 
 
 def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:

@@ -4,22 +4,26 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
+from harness.analysis.samples.references import Curve, astray
 from harness.analysis.samples.steadiness import steadiness
 from harness.base import stats
 from harness.record import Expected, Growth, RankRecord, Steadiness, Steps
 from harness.record.store import Samples
 from harness.spec import CaseSpec, Window
 
-#: Messages smaller than this carry too much protocol to be compared with a closed form.
-COMPARABLE_MESSAGE_BYTES = 500_000
-#: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0.
-SENT_RATIO = (0.98, 1.05)
+#: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0. Beside it the
+#: protocol of small messages, in bytes a step.
+SENT_RATIO, MESSAGE_SLACK = (0.98, 1.05), 16_384
+#: Bytes past the sockets, over the closed form, that are none of the training's.
+BESIDE = 0.02
+#: The rank's clock and the kernel's may differ by two ticks, and by this share.
+TICKS_S, CLOCKS = 0.02, 0.01
 #: A scheduled stand-in that misses more deadlines than this, and more than one, had too short a
 #: slot, unless it caught up: the schedule is absolute, late steps need not move the window's end.
 MISSED_SHARE = 0.01
@@ -36,6 +40,7 @@ class Figures:
     losses: str
     steadiness: Steadiness | None
     foreign_load: float | None
+    compared: int
 
 
 def figures(
@@ -44,17 +49,26 @@ def figures(
     ranks: Sequence[RankRecord],
     samples: Sequence[Samples],
     cut: int,
+    reference: Curve | None = None,
 ) -> Figures:
     """Everything that a launch's record says of its samples."""
     return Figures(
-        wrong=wrong(case, expected, ranks, samples, cut),
+        wrong=wrong(case, expected, ranks, samples, cut, reference),
         steps=steps(samples, cut) if samples else None,
         consumed=consumed(samples, cut) if samples else 0,
         growth=growth(samples, cut) if samples else None,
         losses=losses(samples),
         steadiness=steadiness(slowest(samples, cut)) if samples else None,
         foreign_load=foreign_load(ranks),
+        compared=compared(samples, reference),
     )
+
+
+def compared(samples: Sequence[Samples], reference: Curve | None) -> int:
+    """How many steps' losses could be compared with the reference's."""
+    if reference is None or not samples:
+        return 0
+    return min(len(samples[0].loss), len(reference.losses))
 
 
 def slowest(samples: Sequence[Samples], cut: int) -> list[float]:
@@ -112,9 +126,16 @@ def window_s(samples: Samples, cut: int) -> float:
 
 
 def consumed(samples: Sequence[Samples], cut: int) -> int:
-    """Distinct samples of each kept step over all ranks, added up: never what was asked for."""
-    kept = [s.sample_ids[cut:] for s in samples]
-    return sum(len(np.unique(np.concatenate(step))) for step in zip(*kept, strict=True))
+    """Distinct samples of each kept step over all ranks, added up: never what was asked for.
+
+    Told by the content that reached the model; in older records by what was handed out.
+    """
+    if any(s.seen is None for s in samples):
+        kept = [s.sample_ids[cut:] for s in samples]
+        return sum(len(np.unique(np.concatenate(step))) for step in zip(*kept, strict=True))
+    seen = [s.seen[cut:] for s in samples if s.seen is not None]
+    steps = (np.concatenate(step) for step in zip(*seen, strict=True))
+    return sum(len(np.unique(step[step != 0])) for step in steps)
 
 
 def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
@@ -140,12 +161,39 @@ def losses(samples: Sequence[Samples]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _bytes(rank: RankRecord, expected: Expected, steps: int) -> Iterator[str]:
+    """Whether a rank sent what its case has to send, all of it, and nothing past the sockets."""
+    if rank.sent_bytes is None:
+        return
+    want = expected.sent_bytes[rank.rank] * steps
+    most = SENT_RATIO[1] * want + MESSAGE_SLACK * steps
+    if want and not SENT_RATIO[0] * want <= rank.sent_bytes <= most:
+        ratio = rank.sent_bytes / want
+        yield f"bytes: rank {rank.rank} sent {ratio:.3f}x of {expected.formula}"
+    beside = (rank.written_bytes or 0) - rank.sent_bytes
+    if beside > BESIDE * want + MESSAGE_SLACK * steps:
+        yield f"bytes: rank {rank.rank} wrote {beside / steps:.3g} B a step past its sockets"
+    if rank.shared:
+        yield f"bytes: rank {rank.rank} shared memory with others: {', '.join(rank.shared)}"
+
+
+def _clock(rank: RankRecord) -> Iterator[str]:
+    """Whether the kernel saw the window last as long as the rank did."""
+    if rank.kernel_s is None or not rank.window_s:
+        return
+    if abs(rank.kernel_s - rank.window_s) > TICKS_S + CLOCKS * rank.window_s:
+        yield (
+            f"clock: rank {rank.rank} timed {rank.window_s:.3f} s, the kernel {rank.kernel_s:.3f} s"
+        )
+
+
 def wrong(
     case: CaseSpec,
     expected: Expected,
     ranks: Sequence[RankRecord],
     samples: Sequence[Samples],
     cut: int,
+    reference: Curve | None = None,
 ) -> tuple[str, ...]:
     """What did not run as asked. A launch with anything here is never judged."""
     out = []
@@ -179,12 +227,9 @@ def wrong(
     seen = consumed(samples, cut)
     if seen != kept * expected.global_batch:
         out.append(f"samples: {seen} consumed, {kept * expected.global_batch} asked for")
-    if expected.largest_message >= COMPARABLE_MESSAGE_BYTES:
-        for r, want in zip(ranks, expected.sent_bytes, strict=True):
-            if r.sent_bytes is not None and want:
-                ratio = r.sent_bytes / (want * kept)
-                if not SENT_RATIO[0] <= ratio <= SENT_RATIO[1]:
-                    out.append(f"bytes: rank {r.rank} sent {ratio:.3f}x of {expected.formula}")
+    if len(unlike := {r.replica for r in ranks if r.replica}) > 1:
+        out.append(f"replicas: ranks ended with {len(unlike)} different sets of parameters")
+    out += [text for r in ranks for text in (*_bytes(r, expected, kept), *_clock(r))]
     misses = max(r.clock_misses for r in ranks)
     planned_s = kept * (ranks[0].planted_s or math.inf)
     late = max(r.window_s for r in ranks) / planned_s - 1
@@ -196,4 +241,6 @@ def wrong(
         out.append("loss: not finite")
     if all(np.isnan(s.loss).any() for s in samples):
         out.append("loss: no rank has a loss for every step")
+    elif reference is not None and (why := astray(samples, reference)):
+        out.append(why)
     return tuple(out)

@@ -99,6 +99,16 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="ti
     profiled: int = 0
 
 
+class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="refer"):
+    """Train the plain model of a case as the harness itself does: the losses to compare with.
+
+    ``of`` is the case; the world that is launched has one rank for each of its shards.
+    """
+
+    of: CaseSpec
+    steps: int
+
+
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="sweep"):
     """Time the collectives: ``only`` one at the largest payload, or all of them at all."""
 
@@ -122,7 +132,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="tr
 
 
 #: What a rank does in a launch; each has its file in ``training/rank/tasks``.
-Task: TypeAlias = Gate | Timed | Sweep | Train
+Task: TypeAlias = Gate | Timed | Refer | Sweep | Train
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,15 @@ from harness.training.context import Loaded, RankContext, make_batch
 from harness.training.data import Batch, Sampler
 from harness.training.rank.window import Feed
 
+#: Steps of an epoch, so that a longer window trains on the same samples at first.
+STEPS_PER_EPOCH = 64
 #: Bytes of batches made beforehand at most; beyond, the first ones are used again.
 POOL_BYTES = 1 << 30
 
 
 def make_feed(loaded: Loaded, ctx: RankContext, steps: int) -> Feed:
     """The batches of ``steps`` steps, as the case's ``data`` says."""
-    sampler = Sampler(ctx.batching, steps_per_epoch=max(64, steps), seed=ctx.case.seed)
+    sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed)
 
     def make(step: int) -> Batch:
         return make_batch(loaded, ctx.case, sampler.ids(step, ctx.shard), ctx.device)

@@ -1,7 +1,8 @@
-"""The single-device oracle: redoes a whole world's step in one process, in the world's order.
+"""The reference: redoes a world's step with the plain model, in the world's order.
 
-It cuts the batch as the ranks (or micro-batches) do and adds gradients in that order, so that
-for two shards, and for pipelines of any size, the result is equal to the bit on CPU.
+It cuts the batch as the ranks (or micro-batches) do and adds gradients in that order, so that for
+two shards, and for pipelines of any size, the result is equal to the bit on CPU. One process can
+take all shards in turn (``step``), or each rank takes its own (``reference``).
 """
 
 import math
@@ -10,12 +11,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from harness.training.context import RankContext
+from harness.training.context import Loaded, RankContext
 from harness.training.data import Batch
 
 
 class Oracle:
-    """A plain model trained on all shards.
+    """A plain model, trained on shards.
 
     Args:
         parts: how often a shard's batch is cut: accumulation steps, or a pipeline's micro-batches.
@@ -27,30 +28,57 @@ class Oracle:
         self.model, self.ctx, self.parts, self.scale_last = model, ctx, parts, scale_last
         self.optimizer = ctx.optimizer(model.parameters())
 
+    @classmethod
+    def of(cls, model: nn.Module, loaded: Loaded, ctx: RankContext) -> "Oracle":
+        """The one that the case's strategy names."""
+        supports = loaded.supports
+        parts = int(loaded.knobs(ctx.case)[supports.parts]) if supports.parts else 0
+        return cls(
+            model,
+            ctx,
+            parts=parts or ctx.case.accumulate,
+            scale_last=supports.oracle == "micro_batched",
+        )
+
     def step(self, shards: Sequence[Batch]) -> float:
         """One optimizer step over the shards in rank order; the mean loss."""
         total: list[Tensor] | None = None
         losses = 0.0
         for i, batch in enumerate(shards):
-            self.model.zero_grad(set_to_none=True)
-            inputs, targets = batch.inputs.chunk(self.parts), batch.targets.chunk(self.parts)
-            for x, y in zip(inputs, targets, strict=True):
-                with self.ctx.autocast():
-                    loss = self.ctx.loss(self.model(x), y)
-                    if not self.scale_last:
-                        loss = loss * (self.ctx.batching.weight(i) / len(inputs))
-                loss.backward()
-                losses += float(loss.detach()) / (len(inputs) if self.scale_last else 1)
-            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-            if self.scale_last:
-                grads = [g / len(inputs) for g in grads]
-            grads = [g / len(shards) for g in grads]
-            total = grads if total is None else [a + b for a, b in zip(total, grads, strict=True)]
+            loss, grads = self.backward(batch, i)
+            losses += float(loss)
+            parts = [g / len(shards) for g in grads]
+            total = parts if total is None else [a + b for a, b in zip(total, parts, strict=True)]
         assert total is not None
-        for parameter, gradient in zip(self.model.parameters(), total, strict=True):
+        self.update(total)
+        return losses / len(shards)
+
+    def backward(self, batch: Batch, shard: int) -> tuple[Tensor, list[Tensor]]:
+        """A shard's loss, as its rank would state it, and its gradients."""
+        self.model.zero_grad(set_to_none=True)
+        inputs, targets = batch.inputs.chunk(self.parts), batch.targets.chunk(self.parts)
+        scale = 1.0 if self.scale_last else self.ctx.batching.weight(shard) / len(inputs)
+        losses = []
+        for x, y in zip(inputs, targets, strict=True):
+            with self.ctx.autocast():
+                loss = self.ctx.loss(self.model(x), y)
+                if not self.scale_last:
+                    loss = loss * scale
+            loss.backward()
+            losses.append(loss.detach())
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self.scale_last:
+            return torch.stack(losses).mean(), [g / len(inputs) for g in grads]
+        total = torch.zeros((), device=losses[0].device)
+        for loss in losses:
+            total += loss
+        return total, grads
+
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        """One optimizer step with these gradients."""
+        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
             parameter.grad = gradient
         self.optimizer.step()
-        return losses / len(shards)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():

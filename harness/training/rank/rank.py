@@ -13,14 +13,30 @@ from types import ModuleType
 
 from harness.base.documents import to_doc
 from harness.launch.wire.beats import Beats, Phase
-from harness.launch.wire.messages import Gate, LaunchSpec, RankError, Sweep, Task, Timed, Train
+from harness.launch.wire.messages import (
+    Gate,
+    LaunchSpec,
+    RankError,
+    Refer,
+    Sweep,
+    Task,
+    Timed,
+    Train,
+)
 from harness.record.store import write_text
 from harness.training.observe import flight, threads
 from harness.training.rank.setup import Place, set_up
-from harness.training.rank.tasks import gate, sweep, timed, train
+from harness.training.rank.tasks import gate, refer, sweep, timed, train
 
 #: What each task does, in a file of its own: ``prepare`` before there is a process group, ``run``.
-TASKS: Mapping[type[Task], ModuleType] = {Gate: gate, Timed: timed, Sweep: sweep, Train: train}
+TASKS: Mapping[type[Task], ModuleType] = {
+    Gate: gate,
+    Timed: timed,
+    Refer: refer,
+    Sweep: sweep,
+    Train: train,
+}
+
 
 #: Texts by which a rank only reports that another one is gone, in any case.
 PEER_ERRORS = (

@@ -20,12 +20,12 @@ import torch.distributed as dist
 from harness.host.environment import names_interface
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import LaunchSpec
-from harness.record import RankRecord
+from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
 from harness.spec import CaseSpec, Device
-from harness.training.context import Loaded, RankContext, Trainer
+from harness.training.context import Loaded, RankContext
 from harness.training.describe import case_batching
-from harness.training.observe import threads
+from harness.training.observe import beside, threads
 from harness.training.observe.memory import Memory
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.window import Measured
@@ -76,6 +76,7 @@ class Rank:
     affinity: tuple[int, ...]
     tuned_threads: int
     known_modules: frozenset[str]
+    shared: frozenset[str]
     beats: Beats
 
     def beat(self, phase: Phase, step: int = 0) -> None:
@@ -99,10 +100,16 @@ class Rank:
         )
 
     def record(
-        self, trainer: Trainer, memory: Memory, measured: Measured | None = None, **more: Any
+        self,
+        ran: WhatRan,
+        memory: Memory,
+        measured: Measured | None = None,
+        samples: Samples | None = None,
+        **more: Any,
     ) -> RankRecord:
         """What this rank measured or checked, its samples written down beside."""
-        samples = None if measured is None else measured.samples
+        if measured is not None:
+            samples = measured.samples
         losses = [] if samples is None else [v for v in samples.loss.tolist() if not math.isnan(v)]
         wire = None if measured is None else measured.wire
         stepping_s = 0.0 if samples is None else float(samples.marks_s[-1])
@@ -129,10 +136,13 @@ class Rank:
             affinity=self.affinity,
             modules_after_fork=tuple(sorted(loaded)),
             clock_misses=0 if measured is None else measured.misses,
-            ran=trainer.ran(),
+            ran=ran,
             allocator=memory.allocator(),
             samples_sha256=digest,
             busy_s=None if measured is None else measured.busy_s,
+            kernel_s=None if measured is None else measured.kernel_s,
+            written_bytes=None if wire is None or measured is None else measured.written_bytes,
+            shared=() if wire is None or measured is None else measured.shared,
             phases_s=self.lap.seconds,
             **{"planted_s": None, **more},
         )
@@ -185,6 +195,7 @@ def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path
         affinity=affinity,
         tuned_threads=tuned,
         known_modules=known,
+        shared=beside.shared_memory(),
         beats=beats,
     )
 
@@ -217,7 +228,9 @@ def _device(case: CaseSpec, place: Place) -> torch.device:
 def _write(path: Path, samples: Samples) -> str:
     """Write the arrays; their sha256."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **vars(samples))
+    np.savez_compressed(
+        buffer, **{name: array for name, array in vars(samples).items() if array is not None}
+    )
     raw = buffer.getvalue()
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(raw)

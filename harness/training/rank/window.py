@@ -6,9 +6,9 @@ and the device is synchronised once at either end of the kept window.
 
 import itertools
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter, process_time, sleep  # before any file of a user's is imported
 from typing import TypeAlias
 
 import numpy as np
@@ -21,10 +21,12 @@ from harness.record.store import Samples
 from harness.spec import Window
 from harness.training.context import RankContext, Trainer
 from harness.training.data import Batch
-from harness.training.observe import sockets
+from harness.training.observe import beside, sockets
+from harness.training.observe.intake import Intake
 from harness.training.observe.memory import Memory
 from harness.training.observe.profiler import Profiler
 from harness.training.observe.spans import span
+from harness.training.observe.stamps import Stamps
 
 #: The batch of a step, of this rank.
 Feed: TypeAlias = Callable[[int], Batch]
@@ -32,7 +34,11 @@ Feed: TypeAlias = Callable[[int], Batch]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one rank measured over its kept window (the steps after the cut)."""
+    """What one rank measured over its kept window (the steps after the cut).
+
+    ``kernel_s`` is the window by the kernel's stamps, ``written_bytes`` went through write calls,
+    sockets included, ``shared`` is writable memory that was mapped since the rank was set up.
+    """
 
     samples: Samples
     window_s: float
@@ -40,6 +46,9 @@ class Measured:
     busy_s: float | None
     wire: sockets.Wire | None
     misses: int
+    kernel_s: float
+    written_bytes: int | None
+    shared: tuple[str, ...]
 
 
 class StepLog:
@@ -59,7 +68,9 @@ class StepLog:
         beat: Callable[[Phase, int], None],
         period_s: float | None,
         cuda: bool,
+        intake: Intake,
     ) -> None:
+        self.intake = intake
         self.trainer, self.memory, self.beat, self.period_s = trainer, memory, beat, period_s
         self.marks_s = np.zeros(steps + 1)
         self.rss_bytes = np.zeros(steps, dtype=np.int64)
@@ -74,7 +85,7 @@ class StepLog:
     def start(self, i: int) -> None:
         """Before step i: the window, or what is kept of it, begins now."""
         self.first = i
-        self.marks_s[i] = time.perf_counter()
+        self.marks_s[i] = perf_counter()
         if self.events:
             self.events[i].record()
 
@@ -85,18 +96,19 @@ class StepLog:
                 batch = feed(i)
             self.sample_ids.append(batch.ids)
             self.losses.append(self.trainer.step(batch))
+            self.intake.end_step()
         if self.period_s is not None:
             due = self.marks_s[self.first] + (i + 1 - self.first) * self.period_s
-            left = due - time.perf_counter()
+            left = due - perf_counter()
             if left > 0:
                 with span("slot", Category.COMPUTE):  # stands in for it
-                    time.sleep(left)
+                    sleep(left)
             else:
                 self.misses += 1
         self.rss_bytes[i] = self.memory.now()
         if self.events:
             self.events[i + 1].record()
-        self.marks_s[i + 1] = time.perf_counter()
+        self.marks_s[i + 1] = perf_counter()
 
     def samples(self) -> Samples:
         """What was noted; on CUDA the steps' times are the device's own."""
@@ -111,6 +123,7 @@ class StepLog:
             sample_ids=np.stack([ids.cpu().numpy() for ids in self.sample_ids]),
             rss_bytes=self.rss_bytes,
             step_s=step_s,
+            seen=self.intake.rows(),
         )
 
 
@@ -124,14 +137,22 @@ def measure(
     beat: Callable[[Phase, int], None],
     meet: Callable[[], None],
     period_s: float | None,
+    intake: Intake,
+    known: frozenset[str],
     profiler: Profiler | None = None,
 ) -> Measured:
-    """Run the window's steps: all ranks meet before the first, and not between them."""
+    """Run the window's steps: all ranks meet before the first, and not between them.
+
+    ``known`` is the shared memory that a rank has anyhow.
+    """
     cuda = ctx.device.type == "cuda"
     steps, cut = window.steps, window.cut
-    log = StepLog(trainer, steps, memory=memory, beat=beat, period_s=period_s, cuda=cuda)
+    log = StepLog(
+        trainer, steps, memory=memory, beat=beat, period_s=period_s, cuda=cuda, intake=intake
+    )
     cpu_before, wire_before = 0.0, None
     cores, busy_before = os.sched_getaffinity(0), None
+    stamps, stamp_s, written = Stamps(), 0.0, None
 
     def settle() -> None:
         if cuda:
@@ -145,17 +166,19 @@ def measure(
             settle()
             memory.settle()
             busy_before = machine.busy_s(cores)
-            wire_before, cpu_before = sockets.read(), time.process_time()
+            wire_before, cpu_before = sockets.read(), process_time()
+            written, stamp_s = beside.written_bytes(), stamps.now_s()
             log.start(i)
         log.run(i, feed, Phase.WARMUP if i < cut else Phase.STEADY)
         if profiler is not None:
             profiler.step()
     settle()
-    log.marks_s[steps] = end = time.perf_counter()
-    cpu_s = time.process_time() - cpu_before
+    log.marks_s[steps] = end = perf_counter()
+    kernel_s = stamps.now_s() - stamp_s
+    cpu_s = process_time() - cpu_before
     busy_after = machine.busy_s(cores)
     meet()  # everything sent is acknowledged before the sockets are read
-    wire_after = sockets.read()
+    wire_after, written_after = sockets.read(), beside.written_bytes()
     beat(Phase.FINISH, steps)
     counted = ctx.world_size > 1 and ctx.case.backend == "gloo" and ctx.case.communicate
     wire = None
@@ -168,4 +191,7 @@ def measure(
         busy_s=None if busy_before is None or busy_after is None else busy_after - busy_before,
         wire=wire,
         misses=log.misses,
+        kernel_s=kernel_s,
+        written_bytes=None if written is None or written_after is None else written_after - written,
+        shared=tuple(sorted(beside.shared_memory() - known)),
     )

@@ -33,6 +33,8 @@ from harness.training.rank.setup import Rank
 
 STEPS = 4
 STEPS_PER_EPOCH = 2  # so that the gate crosses an epoch
+#: Steps on one batch, and the share of the dense progress that a compressed training must make.
+PROGRESS_STEPS, PROGRESS = 8, 0.05
 
 #: Bytes that gloo and TCP add to one step's messages, at most, beside 5 % for small ones.
 WIRE_SLACK = 16_384
@@ -55,7 +57,9 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     rank.beat(Phase.GATE)
     checks, counted, trainer = run_gate(loaded, task.twin, context, lambda: rank.beat(Phase.GATE))
     more, norm = full_size(loaded, case, context(case))
-    return rank.record(trainer, memory, checks=(*checks, *more), issued=counted, grad_norm=norm)
+    return rank.record(
+        trainer.ran(), memory, checks=(*checks, *more), issued=counted, grad_norm=norm
+    )
 
 
 class Traffic(NamedTuple):
@@ -91,6 +95,8 @@ def run_gate(
         if optimizer is Optimizer.SGD:
             checks += _bytes(loaded, twin, context(twin), traffic)
             first = traffic.issued
+    if loaded.codec is not None:
+        checks.append(_progress(loaded, case, context))
     if loaded.codec is not None and hasattr(loaded.codec, "LOSSLESS"):
         knobs = {f"{case.compressor}.{k}": v for k, v in loaded.codec.LOSSLESS.items()}
         lossless = replace(case, optimizer=Optimizer.SGD, knobs={**case.knobs, **knobs})
@@ -162,8 +168,7 @@ def _start(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[Trainer, O
     own_seed = case.seed + (ctx.rank if supports.initial == "broadcast" else 0)
     with ctx.device:
         plain = build_model(loaded, case, case.seed)
-    parts = int(loaded.knobs(case)[supports.parts]) if supports.parts else case.accumulate
-    reference = Oracle(plain, ctx, parts=parts, scale_last=supports.oracle == "micro_batched")
+    reference = Oracle.of(plain, loaded, ctx)
     trainer = loaded.build(case, ctx, own_seed)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
     return trainer, reference, sampler
@@ -193,6 +198,27 @@ def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
     assert ctx.compressor is not None
     settings = ", ".join(f"{k}={v}" for k, v in ctx.compressor.knobs.items())
     return [_limit("lossless_gradient", error, 1e-4, f"at {settings}")]
+
+
+def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
+    """A compressed training must learn: how far the loss of one batch falls, of what dense does.
+
+    A compressor that threw everything away would agree with a reference that does so, too.
+    """
+    twin = loaded.at_once(replace(case, optimizer=Optimizer.SGD))
+    ctx = context(twin)
+    trainer, reference, sampler = _start(loaded, twin, ctx)
+    shards = ctx.batching.shards
+    batches = [make_batch(loaded, twin, sampler.ids(0, s), ctx.device) for s in range(shards)]
+    dense = [reference.step(batches) for _ in range(PROGRESS_STEPS)]
+    seen = []
+    for _ in range(PROGRESS_STEPS):
+        loss = trainer.step(batches[ctx.shard])
+        losses = [x for x in gather(None if loss is None else float(loss), ctx) if x is not None]
+        seen.append(sum(losses) / len(losses))
+    share = (seen[0] - seen[-1]) / (dense[0] - dense[-1])
+    told = f"of the dense progress in {PROGRESS_STEPS} steps on one batch"
+    return Check(name="progress", ok=share >= PROGRESS, value=share, limit=PROGRESS, detail=told)
 
 
 def _limit(name: str, value: float, limit: float, detail: str = "") -> Check:

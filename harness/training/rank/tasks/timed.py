@@ -5,10 +5,11 @@ from typing import Any
 
 from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.record import RankRecord
-from harness.spec import Window
+from harness.spec import Data, Window
 from harness.training.context import load
 from harness.training.observe import issued
 from harness.training.observe.clock import Clock
+from harness.training.observe.intake import Intake, digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.profiler import Profiler
 from harness.training.rank.feed import make_feed
@@ -25,7 +26,8 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 def run(task: Timed, rank: Rank) -> RankRecord:
     loaded, case = load(rank.spec.files), rank.spec.case
     memory, ctx = Memory(rank.device), rank.context(loaded, case)
-    trainer = loaded.build(case, ctx, case.seed)
+    intake = Intake(keep=case.data is not Data.LOADED)
+    trainer = loaded.build(case, ctx, case.seed, intake.watch)
     rank.lap("model")
     feed = make_feed(loaded, ctx, task.steps)
     period = getattr(loaded.model, "period_s", None)
@@ -44,12 +46,16 @@ def run(task: Timed, rank: Rank) -> RankRecord:
         beat=rank.beat,
         meet=rank.meet,
         period_s=period_s,
+        intake=intake,
+        known=rank.shared,
         profiler=profiler,
     )
     more: dict[str, Any] = dict(planted_s=period_s)
+    if loaded.supports.replicas:
+        more["replica"] = digest(parameter for _, parameter in trainer.parameters())
     if profiler is not None and clock is not None:
         profiler.stop()
         clock.handshake()
         more["trace_sha256"] = profiler.export(rank.out, ctx.rank)
         more |= dict(clock_offset_ns=clock.offset_ns, clock_half_ns=clock.half_width_ns)
-    return rank.record(trainer, memory, measured, **more)
+    return rank.record(trainer.ran(), memory, measured, **more)

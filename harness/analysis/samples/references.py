@@ -1,0 +1,75 @@
+"""Losses of the reference: what every timed launch's losses are compared with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from harness.record import Described, LaunchRecord, LaunchStatus, Purpose
+from harness.record.store import Samples, load_samples
+
+#: Launches whose losses are compared; pilots settle how long the reference has to be.
+COMPARED = (Purpose.TIMED, Purpose.PROFILE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Mean loss of each step, and how far a launch may be off, relatively (0: to the bit)."""
+
+    losses: np.ndarray
+    limit: float
+
+
+def launch_of(
+    launches: Sequence[LaunchRecord], described: Mapping[str, Described], case: str
+) -> LaunchRecord | None:
+    """The reference's launch for a case (its hash): the last one of any case with the same key."""
+    wanted = described[case].reference
+    if wanted is None:
+        return None
+    for launch in reversed(launches):
+        its = described[launch.case].reference if launch.purpose is Purpose.REFERENCE else None
+        if its is not None and its.key == wanted.key:
+            return launch
+    return None
+
+
+def curve(
+    folder: Path,
+    launches: Sequence[LaunchRecord],
+    described: Mapping[str, Described],
+    case: str,
+) -> Curve | None:
+    """What a case's losses have to be; None where there is nothing to compare with."""
+    launch, wanted = launch_of(launches, described, case), described[case].reference
+    if launch is None or wanted is None or launch.status is not LaunchStatus.OK:
+        return None
+    samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
+    return Curve(losses=mean_losses(samples), limit=wanted.limit)
+
+
+def mean_losses(samples: Sequence[Samples]) -> np.ndarray:
+    """The loss of each step: the mean over the ranks that computed one, NaN where none did."""
+    every = np.stack([s.loss for s in samples])
+    known = ~np.isnan(every)
+    total = np.where(known, every, 0.0).sum(0)
+    count = known.sum(0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def astray(samples: Sequence[Samples], curve: Curve) -> str:
+    """From which step on the losses are not the reference's; empty if they are."""
+    mine = mean_losses(samples)
+    steps = min(len(mine), len(curve.losses))
+    wanted = curve.losses[:steps]
+    off = np.abs(mine[:steps] - wanted) / np.maximum(np.abs(wanted), 1e-12)
+    wrong = np.flatnonzero(~(off <= curve.limit))
+    if not len(wrong):
+        return ""
+    step = int(wrong[0])
+    far = float(np.nanmax(off))
+    return (
+        f"loss: step {step} gives {mine[step]:.7g}, the reference {wanted[step]:.7g}"
+        f" ({len(wrong)} of {steps} steps differ, by up to {far:.1e}; limit {curve.limit:g})"
+    )

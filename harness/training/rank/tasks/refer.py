@@ -1,0 +1,132 @@
+"""Task ``refer``: train the plain model as the harness itself does, for its losses.
+
+Each rank takes its own shard; gradients are gathered and added in rank order, so that no strategy
+and no collective that adds has a part in it. A compressor's gradients go through the compressor,
+one bucket a step: there is no other truth for what a lossy compressor should train.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.launch.wire.beats import Phase
+from harness.launch.wire.messages import LaunchSpec, Refer
+from harness.record import RankRecord, WhatRan
+from harness.record.store import Samples
+from harness.training.context import build_model, load
+from harness.training.observe.memory import Memory
+from harness.training.rank.feed import make_feed
+from harness.training.rank.oracle import Oracle
+from harness.training.rank.setup import Rank
+
+#: Elements of the gradients that are gathered at a time: N times as many are in memory.
+CHUNK = 1 << 22
+
+
+def prepare(spec: LaunchSpec, _: Path) -> None:
+    load(spec.files)
+
+
+def run(task: Refer, rank: Rank) -> RankRecord:
+    loaded = load(rank.spec.files)
+    case = loaded.at_once(task.of)
+    memory, ctx = Memory(rank.device), rank.context(loaded, case)
+    with ctx.device:
+        model = build_model(loaded, case, case.seed)
+    oracle = Oracle.of(model, loaded, ctx)
+    hook = None if ctx.compressor is None else ctx.compressor.build(ctx)
+    encoder = Encoder(model)
+    feed, losses = make_feed(loaded, ctx, task.steps), []
+    for step in range(task.steps):
+        rank.beat(Phase.GATE, step)
+        loss, own = oracle.backward(feed(step), ctx.shard)
+        losses.append(loss)
+        shards = ctx.batching.shards
+        oracle.update(added(own, shards) if hook is None else encoder(own, hook))
+    zeros = np.zeros(task.steps)
+    samples = Samples(
+        marks_s=np.zeros(task.steps + 1),
+        loss=np.array([float(loss) for loss in losses]),
+        sample_ids=np.zeros((task.steps, 0), dtype=np.int64),
+        rss_bytes=zeros.astype(np.int64),
+        step_s=zeros,
+    )
+    return rank.record(WhatRan(module=type(model).__name__), memory, samples=samples)
+
+
+def added(own: Sequence[Tensor], shards: int) -> list[Tensor]:
+    """The mean of all ranks' gradients, added in rank order: equal bits on every rank."""
+    if shards == 1:
+        return list(own)
+    flat = torch.cat([(g / shards).flatten() for g in own])
+    for part in flat.split(CHUNK):
+        every = [torch.empty_like(part) for _ in range(shards)]
+        dist.all_gather(every, part)
+        part.copy_(every[0])
+        for other in every[1:]:
+            part.add_(other)
+    return _shaped(flat, own)
+
+
+class Encoder:
+    """Puts every rank's gradients through a compressor, in the order in which DDP lays them out.
+
+    As the model has them in the first step, as backward made them in that step from then on: a
+    compressor that works on blocks of a bucket depends on the order.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self._order = list(range(len(self._parameters)))
+        self._arrived: list[int] = []
+        self._handles = [
+            p.register_post_accumulate_grad_hook(lambda _, i=i: self._arrived.append(i))
+            for i, p in enumerate(self._parameters)
+        ]
+
+    def __call__(self, own: Sequence[Tensor], hook: Any) -> list[Tensor]:
+        laid_out = [own[i] for i in self._order]
+        flat = torch.cat([g.flatten() for g in laid_out])
+        trained = [self._parameters[i] for i in self._order]
+        bucket = Bucket(flat=flat, parts=_shaped(flat, laid_out), trained=trained)
+        decoded = dict(zip(self._order, _shaped(hook(bucket).wait(), laid_out), strict=True))
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._order = [], self._arrived[-len(own) :] or self._order
+        return [decoded[i] for i in range(len(own))]
+
+
+def _shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a flat tensor, shaped like these in turn."""
+    parts = flat.split([g.numel() for g in like])
+    return [part.view_as(g) for part, g in zip(parts, like, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """What DDP gives a communication hook, for all parameters at once."""
+
+    flat: Tensor
+    parts: list[Tensor]
+    trained: list[nn.Parameter]
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+    def buffer(self) -> Tensor:
+        return self.flat
+
+    def gradients(self) -> list[Tensor]:
+        return self.parts
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.trained

@@ -1,0 +1,126 @@
+"""Training that is right in the gate and wrong where it is timed: every way to do so is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.judging.obstacles import gate_failure
+from harness.analysis.samples import references
+from harness.launch.engine import Where
+from harness.measure.bench import Bench, Order
+from harness.record import Described, LaunchRecord, Purpose
+from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site, Window
+
+CHEATS = Path(__file__).parents[1] / "cheats"
+
+
+class Stand:
+    """Launches a case's gate, reference and one timed window."""
+
+    def __init__(self, folder: Path) -> None:
+        self.known, self.folder = Catalogue([CHEATS]), folder
+        engine = self.known.get("engines", "local")
+        self.bench = Bench(self.known, engine, Where(), poll_gpus=False)
+
+    def described(self, name: str, **fields: object) -> tuple[Plan, Described]:
+        site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+        case = self.known.normalise(site.case(name, **fields))  # type: ignore[arg-type]
+        arm = Arm(name="@", case=case, role=Role.SUBJECT)
+        protocol = Protocol(steps=16, cut=2)
+        plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=protocol)
+        return plan, self.bench.describe([case])[0]
+
+    def launch(self, plan: Plan, described: Described, *purposes: Purpose) -> list[LaunchRecord]:
+        done: list[LaunchRecord] = []
+        (arm,) = plan.arms
+        for purpose in purposes:
+            compared = None
+            if purpose is Purpose.TIMED:
+                known = {arm.case.hash: described}
+                compared = references.curve(self.folder, done, known, arm.case.hash)
+            window = Window(steps=16, cut=0 if purpose is Purpose.REFERENCE else 2)
+            order = Order(
+                plan=plan, arm=arm, purpose=purpose, window=window, turn=0, reference=compared
+            )
+            done.append(self.bench.launch(order, self.folder, described, lambda step: None))
+            assert done[-1].cause is None, done[-1].cause
+        return done
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    stand = Stand(tmp_path_factory.mktemp("cheats"))
+    yield stand
+    stand.bench.worlds.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [
+        ("honest", []),
+        ("unsynchronised", ["loss: step 7", "replicas:"]),
+        ("local", ["loss: step 7", "replicas:", "bytes:"]),
+        ("half", ["loss: step 6", "samples:"]),
+        ("idle", ["loss: step 6", "samples:"]),
+        ("leader", ["loss: step 7"]),
+        ("cached", ["loss: step 6"]),
+        ("bf16", ["loss: step 6"]),
+    ],
+)
+def test_late_cheats_are_dated_to_the_step(stand: Stand, how: str, seen: list[str]) -> None:
+    plan, described = stand.described("cheater/mlp-nano", knobs={"cheater.how": how})
+    purposes = (Purpose.GATE, Purpose.REFERENCE, Purpose.TIMED)
+    gate, _, timed = stand.launch(plan, described, *purposes)
+    assert gate_failure(gate) is None, "the gate alone does not see them"
+    for word in seen:
+        assert any(w.startswith(word) for w in timed.wrong), timed.wrong
+    assert bool(timed.wrong) == bool(seen)
+    assert timed.compared == 16
+
+
+@pytest.mark.parametrize(("which", "seen"), [("time", False), ("window", True)])
+def test_a_doctored_clock_shows_or_does_nothing(stand: Stand, which: str, seen: bool) -> None:
+    """A window of paced steps, long enough for the kernel's tick."""
+    plan, described = stand.described("slow_clock/paced-small", knobs={"slow_clock.which": which})
+    (timed,) = stand.launch(plan, described, Purpose.TIMED)
+    assert any(w.startswith("clock: ") for w in timed.wrong) is seen, timed.wrong
+    if not seen:
+        assert timed.ranks[0].window_s > 14 * 0.04 * 0.99, "the true time"
+
+
+def test_a_compressor_that_throws_everything_away_does_not_pass_the_gate(stand: Stand) -> None:
+    """It agrees with a reference that does so, too: it has to learn."""
+    plan, described = stand.described("compressed:nothing/mlp-nano")
+    (gate,) = stand.launch(plan, described, Purpose.GATE)
+    assert "progress" in (gate_failure(gate) or "")
+
+
+@pytest.mark.parametrize("through", ["memory", "file"])
+def test_bytes_past_the_sockets_are_seen(stand: Stand, through: str) -> None:
+    plan, described = stand.described(
+        "compressed:beside/mlp-small", knobs={"beside.through": through}
+    )
+    (timed,) = stand.launch(plan, described, Purpose.TIMED)
+    word = "shared memory" if through == "memory" else "past its sockets"
+    assert any(word in w for w in timed.wrong), timed.wrong
+
+
+def test_a_model_that_overstates_its_flops_is_an_error(stand: Stand) -> None:
+    _, described = stand.described("ddp/boastful-nano")
+    assert "flops() states" in described.error
+
+
+def test_a_compressor_that_states_nothing_is_an_error(stand: Stand, tmp_path: Path) -> None:
+    """An error of 100 % is that of sending nothing, so something else must be stated."""
+    text = (CHEATS / "nothing.py").read_text().replace("LOSSLESS", "_NOT")
+    (tmp_path / "vague.py").write_text(text)
+    stand.known, known = Catalogue([CHEATS, tmp_path]), stand.known
+    stand.bench.catalogue = stand.known
+    try:
+        _, described = stand.described("compressed:vague/mlp-nano")
+    finally:
+        stand.known = stand.bench.catalogue = known
+    assert "ERROR_BOUND" in described.error

@@ -65,8 +65,8 @@ class Comparison:
 
 def compare_hardware(a: RunRecord, b: RunRecord, metric: str) -> Comparison:
     """Two machines on the same cases. Stand-ins are refused: they say nothing of hardware."""
-    cases = [c for run in (a, b) for c in _cases(run)]
-    if cases and all(c.stand_in for c in cases):
+    cases = [run.stand_ins(c) for run in (a, b) for c in _cases(run)]
+    if cases and all(cases):
         raise SpecError(
             "both runs have only stand-ins (paced, emulated), which say nothing about hardware",
             expected="runs with real compute", fix="pytest suites/ -k 'not paced'",
@@ -108,7 +108,7 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
     rows, logs, variances, not_compared = [], [], [], []
     for key in dict.fromkeys([*values_a, *values_b]):
         case = (values_a.get(key) or values_b[key])[0]
-        if hardware and case.stand_in:
+        if hardware and (a.stand_ins(case) or b.stand_ins(case)):
             not_compared.append(f"{case.id}: a stand-in")
             continue
         x = values_a[key][1] if key in values_a else []

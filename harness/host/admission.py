@@ -15,6 +15,8 @@ from harness.host import machine, nvml
 
 #: Share of a core's time that others may take, on average over the cores in use.
 FOREIGN_LOAD = 0.25
+#: Share of a window for which a CPU quota may hold ranks back.
+THROTTLED = 0.05
 #: Deviation between launches of one arm (from A/A pilots) beyond which nothing can be told.
 LAUNCH_SD = 0.15
 #: Free host memory, as a share of all, below which launches may swap.

@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from harness.host import nvml
+from harness.host import cgroup, nvml
 
 #: Dense peak TFLOP/s without sparsity, by exact device name and compute dtype (vendor data
 #: sheets). An unknown device gets no MFU: a guess would be worse than n/a.
@@ -62,7 +62,13 @@ class Machine:
 
 
 def physical_cores() -> int:
-    """Physical cores that this process may use; the allowed CPUs where /proc does not say."""
+    """Physical cores that this process may use, by affinity and by its group's quota."""
+    quota = cgroup.quota_cpus()
+    return _cores() if quota is None else max(1, min(_cores(), int(quota)))
+
+
+def _cores() -> int:
+    """Physical cores of the allowed CPUs; these CPUs themselves where /sys does not say."""
     allowed = os.sched_getaffinity(0)
     cores = set()
     for cpu in allowed:

@@ -216,7 +216,7 @@ class Measurer:
         """One launch; ``place`` is its block, turn and attempt."""
         usual = plan.profile if purpose is Purpose.PROFILE else plan.pilot
         if purpose is Purpose.TIMED:
-            usual = self.run.windows.get(plan.hash, {}).get(arm.name, plan.pilot)
+            usual = self.run.windows.get(plan.hash, {}).get(arm.name, plan.window)
         order = Order(
             plan=plan, arm=arm, purpose=purpose, window=window or usual,
             reference=self.run.curve(arm.case) if purpose in references.COMPARED else None,

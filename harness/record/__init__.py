@@ -12,6 +12,7 @@ from harness.record.launch import (
     LaunchRecord,
     LaunchStatus,
     Purpose,
+    Stalls,
     Steadiness,
     Steps,
 )

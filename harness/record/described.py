@@ -70,11 +70,13 @@ class Described:
     """The answer to ``describe``: facts and expectations, or why there are none.
 
     ``reference`` is None where nothing can be compared (wrong on purpose, older records).
+    ``own_ideal``: the ideal efficiency is what a user's own strategy says of itself.
     ``unsupported`` is what the case's files refuse (SKIP); ``error`` that they broke (ERROR).
     """
 
     facts: ModelFacts | None = None
     expected: Expected | None = None
     reference: Reference | None = None
+    own_ideal: bool = False
     unsupported: str = ""
     error: str = ""

@@ -70,6 +70,16 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stalls:
+    """Steps of the kept window that took several times the median: their numbers in the launch,
+    and the ``share`` of the window that they took beyond it.
+    """
+
+    steps: tuple[int, ...]
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Growth:
     """Memory growth in bytes per step (least squares) of the fastest-growing rank, 95 % interval.
 
@@ -126,6 +136,7 @@ class LaunchRecord:
     budget: Budget | None = None
     perturbation: float | None = None
     compared: int = 0
+    stalls: Stalls | None = None
 
     @property
     def usable(self) -> bool:
@@ -143,6 +154,21 @@ class LaunchRecord:
         if self.steps is None:
             return None
         return self.consumed / self.steps.count / self.steps.p95_s
+
+    @property
+    def denied(self) -> float | None:
+        """Share of the ranks' cores that they did not get: used by others, or held back by a quota.
+
+        None where neither is known.
+        """
+        held = [
+            r.throttled_s / r.window_s
+            for r in self.ranks
+            if r.throttled_s is not None and r.window_s
+        ]
+        if self.foreign_load is None and not held:
+            return None
+        return (self.foreign_load or 0.0) + max(held, default=0.0)
 
     @property
     def peak_bytes(self) -> float | None:

@@ -70,12 +70,13 @@ class RankRecord:
 
     ``step_s`` etc. are not here: they are in the samples (``rank<r>.npz``: marks_s, loss,
     sample_ids, rss_bytes), whose digest is ``samples_sha256``. ``sent_bytes`` and
-    ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic; so does
-    ``busy_s``, the CPU seconds that the cores of ``affinity`` worked for anyone. ``phases_s`` says
-    where the rank's time before its first step went. ``replica`` is a digest of the parameters
-    after the last step, where all ranks must hold the same. ``kernel_s`` is the kept window by the
-    kernel's own stamps. Where sockets are counted, ``written_bytes`` are all that went through
-    write calls in it, and ``shared`` names writable memory that was mapped for others meanwhile.
+    ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic; so do
+    ``busy_s``, the CPU seconds that the cores of ``affinity`` worked for anyone, and
+    ``throttled_s``, for which a quota held the rank's group back. ``kernel_s`` is the kept window
+    by the kernel's own stamps. Where sockets are counted, ``written_bytes`` are all that went
+    through write calls in it, and ``shared`` names writable memory that was mapped for others
+    meanwhile. ``phases_s`` says where the rank's time before its first step went; ``replica`` is a
+    digest of the parameters after the last step, where all ranks must hold the same.
 
     Of profiled launches: ``clock_offset_ns`` is this rank's clock less rank 0's, known to
     ``clock_half_ns``; ``trace_sha256`` is the digest of ``rank<r>.trace.json.gz``.
@@ -109,6 +110,7 @@ class RankRecord:
     samples_sha256: str = ""
     busy_s: float | None = None
     replica: str = ""
+    throttled_s: float | None = None
     kernel_s: float | None = None
     written_bytes: int | None = None
     shared: tuple[str, ...] = ()

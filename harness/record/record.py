@@ -14,7 +14,7 @@ from harness.record.fabric import Row
 from harness.record.launch import LaunchRecord, Purpose
 from harness.record.outcome import Verdict
 from harness.record.recovery import Trial
-from harness.spec import Plan, Settings, Threshold, Window
+from harness.spec import CaseSpec, Device, Plan, Settings, StandIn, Threshold, Window
 
 SCHEMA = 6
 #: The first layout whose verdicts were judged by today's rules.
@@ -62,4 +62,17 @@ class RunRecord:
         if launch.purpose is Purpose.PROFILE:
             return plan.profile
         frozen = self.windows.get(plan.hash, {}).get(launch.arm)
-        return frozen if frozen and launch.purpose is Purpose.TIMED else plan.pilot
+        if launch.purpose is not Purpose.TIMED:
+            return plan.pilot
+        return frozen or plan.window
+
+    def stand_ins(self, case: CaseSpec) -> frozenset[StandIn]:
+        """What stands in for hardware in a case: also cores that several ranks shared here."""
+        if case.device is not Device.CPU or case.stand_in:
+            return case.stand_in
+        here = self.nodes or (self.machine,) * len(case.nodes)
+        crowded = any(
+            ranks * case.devices_per_rank > node.num_cores
+            for ranks, node in zip(case.nodes, here, strict=False)
+        )
+        return frozenset({StandIn.OVERSUBSCRIBED}) if crowded else case.stand_in

@@ -60,6 +60,7 @@ class StandIn(StrEnum):
     PACED = "paced"
     EMULATED = "emulated"
     SHARED_GPU = "shared_gpu"
+    OVERSUBSCRIBED = "oversubscribed"
 
 
 class Ablation(StrEnum):

@@ -60,6 +60,10 @@ class Window:
     profiled: int = 0
 
 
+#: Kept steps of a pilot, for each one that a timed launch keeps at least.
+HORIZON = 3
+
+
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
     """How a plan is measured: settings, never identity.
@@ -98,8 +102,15 @@ class Plan:
         return named[0]
 
     @property
-    def pilot(self) -> Window:
+    def window(self) -> Window:
+        """What a timed launch runs at least."""
         return Window(steps=self.protocol.steps, cut=self.protocol.cut)
+
+    @property
+    def pilot(self) -> Window:
+        """Longer than a timed launch: what happens every now and then may lie beyond its end."""
+        cut, steps = self.protocol.cut, self.protocol.steps
+        return Window(steps=cut + HORIZON * (steps - cut), cut=cut)
 
     @property
     def profile(self) -> Window:

@@ -53,7 +53,7 @@ def step_s(launcher: Bench, name: str, site: Site, rate: float, folder: Path) ->
     (described,) = launcher.describe([case])
     found = []
     for turn in range(LAUNCHES):
-        order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.pilot, turn=turn)
+        order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.window, turn=turn)
         launch = launcher.launch(order, folder, described, lambda step: None)
         assert launch.steps is not None, launch.cause
         found.append(launch)

@@ -141,7 +141,7 @@ def test_what_is_not_sure_is_launched_again_and_only_then_told(tmp_path: Path) -
     try:
         arm = Arm(name="a", case=case, role=Role.SUBJECT)
         plan = Plan(name="p", arms=(arm,), contrasts=(), protocol=Protocol(steps=12, cut=2))
-        order = Order(plan=plan, arm=arm, purpose=Purpose.PILOT, window=plan.pilot)
+        order = Order(plan=plan, arm=arm, purpose=Purpose.PILOT, window=plan.window)
         (described,) = launcher.describe([case])
         found = launcher.launch(order, tmp_path, described, lambda step: None)
     finally:

@@ -67,7 +67,7 @@ def test_an_engine_that_slows_nothing_down_refuses_stragglers() -> None:
     case = known.normalise(site.case("ddp/mlp-nano", stragglers="1:0.5"))
     arm = Arm(name="a", case=case, role=Role.SUBJECT)
     plan = Plan(name="p", arms=(arm,), contrasts=(), protocol=Protocol(steps=6, cut=1))
-    order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.pilot)
+    order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.window)
     try:
         with pytest.raises(LaunchError, match="stragglers are not supported"):
             launcher.launch(order, Path("unused"), Described(), lambda step: None)

@@ -74,7 +74,7 @@ def ingest(run: RunRecord, results: Path) -> list[Ingested]:
     Real cases and stand-ins go to different machines, so they never share a series.
     """
     commit, when = ledger.append(results / "axis.git", run)
-    real = {a.case.id for p in run.plans for a in p.arms if not a.case.stand_in}
+    real = {a.case.id for p in run.plans for a in p.arms if not run.stand_ins(a.case)}
     every = figures(run)
     added = []
     hardware = run.machine.hardware_class

@@ -59,12 +59,12 @@ def _survives(
     question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
 ) -> Conclusion:
     """What is left of the judge's answer after everything that it must survive."""
-    e, conclusion = judged.estimate, Conclusion(judged.status, judged.reason, judged.detail)
-    impossible = question.impossible
-    if question.perfect is not None:
-        share = (e.value if e.low is None else e.low) / question.perfect
-        if share > IMPLAUSIBLE:
-            impossible = f"{share:.3g} of linear scaling is impossible: the baseline is wrong"
+    conclusion = Conclusion(judged.status, judged.reason, judged.detail)
+    impossible = _impossible(question, judged)
+    if impossible or conclusion.status in (Status.PASS, Status.FAIL):
+        doubt = question.doubt or _tilted(question, rule, judged)
+        if doubt is not None:
+            return doubt._replace(detail=f"{impossible or conclusion.detail}, but {doubt.detail}")
     if impossible:
         return Conclusion(Status.ERROR, Reason.IMPLAUSIBLE, impossible)
     if rule is None or conclusion.status not in (Status.PASS, Status.FAIL):
@@ -72,12 +72,35 @@ def _survives(
     if differing := fingerprint.differing(rule.fingerprint, run):
         why = f"the bound belongs to another setup: {'; '.join(differing)}"
         return Conclusion(Status.RECORDED, Reason.NOT_COMPARABLE, why)
-    if (doubt := question.doubt) is not None:
-        why = f"{conclusion.detail}, but {doubt.detail}"
-        return doubt._replace(detail=why)
+    if conclusion.status is Status.PASS and question.claimed:
+        why = f"{conclusion.detail}, but {question.claimed}"
+        return Conclusion(Status.RECORDED, Reason.PROVISIONAL, why)
     return (
         _confirmed(question, rule, run, judged) if conclusion.status is Status.FAIL else conclusion
     )
+
+
+def _impossible(question: Question, judged: Judged, factor: float = 1.0) -> str:
+    """Why a value (times this) cannot be true; empty for one that can."""
+    if question.perfect is not None:
+        e = judged.estimate
+        share = (e.value if e.low is None else e.low) * factor / question.perfect
+        if share > IMPLAUSIBLE:
+            return f"{share:.3g} of linear scaling is impossible: the baseline is wrong"
+    return question.impossible
+
+
+def _tilted(question: Question, rule: Threshold | None, judged: Judged) -> Conclusion | None:
+    """Which difference between the arms could have made this verdict, if one could."""
+    impossible = bool(_impossible(question, judged))
+    for tilt in question.tilts:
+        other = _judged(question, [v * tilt.factor for v in question.first], rule)
+        same = bool(_impossible(question, judged, tilt.factor)) if impossible else True
+        if other.status is not judged.status or not same:
+            points = 100 * abs(other.estimate.value - judged.estimate.value)
+            why = f"noisy host: {tilt.why}: up to {points:.1f} points"
+            return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
+    return None
 
 
 def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judged) -> Conclusion:

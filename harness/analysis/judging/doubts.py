@@ -25,7 +25,7 @@ def doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
         return Conclusion(Status.INCONCLUSIVE, Reason.PERTURBED, why)
     if (noisy := unfit_host(run)) is not None:
         return noisy
-    if why := _noise(rests_on(run, plan, contrast)):
+    if why := _noise(rests_on(run, plan, contrast), not _slowed_on_purpose(plan, contrast)):
         return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, f"noisy host: {why}")
     if why := _unsteady(run, plan, contrast):
         return Conclusion(Status.INCONCLUSIVE, Reason.NOT_STEADY, why)
@@ -42,7 +42,12 @@ def unfit_host(run: RunRecord) -> Conclusion | None:
     return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, told)
 
 
-def _noise(launches: Sequence[LaunchRecord]) -> str:
+def _slowed_on_purpose(plan: Plan, contrast: Contrast) -> bool:
+    """Whether stragglers are planted: their quota is no fault of the host."""
+    return any(plan.arm(n).case.slowed for n in (contrast.subject, *contrast.baseline))
+
+
+def _noise(launches: Sequence[LaunchRecord], quotas: bool) -> str:
     """What the launches themselves say of a noisy host; empty for a quiet one."""
     spread = like_launches_sd(launches)
     if spread is not None and spread > admission.LAUNCH_SD:
@@ -50,12 +55,20 @@ def _noise(launches: Sequence[LaunchRecord]) -> str:
             f"launches of one arm in one block differ by {spread:.0%} (A/A);"
             " use quiet cores, fixed clocks or another machine"
         )
-    loads = [x.foreign_load for x in launches if x.foreign_load is not None]
-    if loads and median(loads) > admission.FOREIGN_LOAD:
-        return (
-            f"other processes used {median(loads):.0%} of the ranks' cores (median launch);"
-            " find them (top -d 1) and run again"
-        )
+    for arm in dict.fromkeys(x.arm for x in launches):
+        mine = [x for x in launches if x.arm == arm]
+        loads = [x.foreign_load for x in mine if x.foreign_load is not None]
+        if loads and median(loads) > admission.FOREIGN_LOAD:
+            return (
+                f"other processes used {median(loads):.0%} of the cores of {arm} (median launch);"
+                " find them (top -d 1) and run again"
+            )
+        held = [r.throttled_s / r.window_s for x in mine for r in x.ranks if r.throttled_s]
+        if quotas and held and max(held) > admission.THROTTLED:
+            return (
+                f"a CPU quota held the ranks of {arm} back for {max(held):.0%} of the time;"
+                " use fewer ranks, or raise the quota of this container"
+            )
     reasons = {reason for x in launches for gpu in x.gpus for reason in gpu.throttle}
     slowed = sorted(r for r in reasons if "thermal" in r or "hw_" in r)
     return f"devices were slowed ({', '.join(slowed)})" if slowed else ""

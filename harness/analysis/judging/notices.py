@@ -83,4 +83,10 @@ def reproducible(run: RunRecord) -> str:
         if launch.purpose is Purpose.TIMED and launch.steps is not None:
             arms.setdefault((launch.plan, launch.arm), set()).add(launch.losses)
     same = sum(len(digests) == 1 for digests in arms.values())
-    return f"equal bit for bit in all launches of {same} of {len(arms)} arms"
+    told = f"equal bit for bit in all launches of {same} of {len(arms)} arms"
+    checked = {
+        (x.plan, x.arm)
+        for x in run.launches
+        if x.purpose is Purpose.TIMED and x.steps is not None and x.compared
+    }
+    return f"{told}; {len(checked)} of {len(arms)} compared with the harness's own training"

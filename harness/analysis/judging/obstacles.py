@@ -13,6 +13,8 @@ from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRecord, Status
 from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 
+#: How ``figures`` begins what it says of a launch whose host stood still.
+STOOD_STILL = "slot too short"
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5, Precision.AUTOCAST: 2e-2, Precision.BF16: 2e-2}
 
@@ -66,6 +68,9 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
     for launch in rests_on(run, plan, contrast):
         if launch.status is LaunchStatus.FAILED:
             return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
+        if launch.wrong and all(w.startswith(STOOD_STILL) for w in launch.wrong):
+            why = f"noisy host: {launch.launch}: {launch.wrong[0]}"
+            return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
         if launch.wrong:
             return Conclusion(
                 Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}"

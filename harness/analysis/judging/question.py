@@ -8,6 +8,7 @@ Everything right of the arrow reads the Question only, so plans, sweeps and tria
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from harness.analysis.judging.tilts import Tilt
 from harness.record import Reason, Status
 
 
@@ -27,7 +28,9 @@ class Question:
     FAIL, ``p95`` the first ones on 95th percentiles of steps, ``horizon`` how many first ones there
     may be in the end. ``perfect`` is the value of perfect
     scaling, where more than that is a mistake; ``impossible`` says what else cannot be. An
-    ``obstacle`` keeps it from being judged at all; with a ``doubt`` neither PASS nor FAIL stands.
+    ``obstacle`` keeps it from being judged at all; with a ``doubt`` neither PASS nor FAIL stands,
+    nor where one of the ``tilts`` could have made it. ``claimed`` is what it rests on that nobody
+    but the user's own file says: then it cannot pass.
     """
 
     name: str
@@ -43,5 +46,7 @@ class Question:
     launches: tuple[str, ...] = ()
     obstacle: Conclusion | None = None
     doubt: Conclusion | None = None
+    tilts: tuple[Tilt, ...] = ()
+    claimed: str = ""
     perfect: float | None = None
     impossible: str = ""

@@ -7,11 +7,12 @@ from harness.analysis.judging import sequential
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt
 from harness.analysis.judging.obstacles import obstacle, unmeasured
-from harness.analysis.judging.pairs import ideal, judged_of, pairs, timed
+from harness.analysis.judging.pairs import judged_of, pairs, timed
 from harness.analysis.judging.points import mfu
 from harness.analysis.judging.question import Conclusion, Question
 from harness.analysis.judging.series import series
 from harness.analysis.judging.standard import ALPHA
+from harness.analysis.judging.tilts import tilts
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.spec import CaseSpec, Contrast, Form, Plan, Statistic, Threshold, metrics
 
@@ -65,6 +66,8 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         launches=(*first.launches, *again.launches),
         horizon=2 * plan.protocol.max_blocks,
         doubt=doubt(run, plan, contrast),
+        tilts=tilts(run, plan, contrast),
+        claimed=_claimed(run, plan, contrast),
         perfect=_perfect(run, plan, contrast),
         impossible=f"{used:.2f} of the device's peak FLOP/s is impossible"
         if used is not None and used > 1
@@ -88,10 +91,18 @@ def _perfect(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
     if metric.read != "throughput" or metric.form is not Form.RATIO:
         return None
     if metric.of_schedule:
-        return contrast.ideal / ideal(run, plan, contrast)
+        return 1.0
     ranks = sum(plan.arm(b).case.world_size for b in contrast.baseline)
     linear = plan.arm(contrast.subject).case.world_size / ranks
     return linear if metric.scaling and not metric.per_rank else 1.0
+
+
+def _claimed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
+    """What only the user's own strategy says of itself, if the metric rests on it."""
+    described = run.described[plan.arm(contrast.subject).case.hash]
+    if metrics.metric(contrast.metric).of_schedule and described.own_ideal:
+        return "the ideal efficiency is the strategy's own claim"
+    return ""
 
 
 def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:

@@ -13,13 +13,15 @@ import numpy as np
 from harness.analysis.samples.references import Curve, astray
 from harness.analysis.samples.steadiness import steadiness
 from harness.base import stats
-from harness.record import Expected, Growth, RankRecord, Steadiness, Steps
+from harness.record import Expected, Growth, RankRecord, Stalls, Steadiness, Steps
 from harness.record.store import Samples
 from harness.spec import CaseSpec, Window
 
 #: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0. Beside it the
 #: protocol of small messages, in bytes a step.
 SENT_RATIO, MESSAGE_SLACK = (0.98, 1.05), 16_384
+#: A step that takes so many times the median is a stall.
+STALL = 3.0
 #: Bytes past the sockets, over the closed form, that are none of the training's.
 BESIDE = 0.02
 #: The rank's clock and the kernel's may differ by two ticks, and by this share.
@@ -41,6 +43,7 @@ class Figures:
     steadiness: Steadiness | None
     foreign_load: float | None
     compared: int
+    stalls: Stalls | None
 
 
 def figures(
@@ -61,6 +64,7 @@ def figures(
         steadiness=steadiness(slowest(samples, cut)) if samples else None,
         foreign_load=foreign_load(ranks),
         compared=compared(samples, reference),
+        stalls=stalls(samples, cut) if samples else None,
     )
 
 
@@ -107,6 +111,15 @@ def steps(samples: Sequence[Samples], cut: int) -> Steps:
         p95_s=stats.quantile(kept, 0.95),
         worst_s=max(kept),
     )
+
+
+def stalls(samples: Sequence[Samples], cut: int) -> Stalls:
+    """Kept steps that took STALL times the median or more."""
+    kept = np.array(slowest(samples, cut))
+    usual = float(np.median(kept))
+    odd = np.flatnonzero(kept > STALL * usual)
+    lost = float((kept[odd] - usual).sum() / kept.sum())
+    return Stalls(steps=tuple(int(i) + cut for i in odd), share=lost)
 
 
 def perturbation(samples: Sequence[Samples], window: Window) -> float | None:

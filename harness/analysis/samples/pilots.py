@@ -62,8 +62,8 @@ def windows(plan: Plan, pilots: Sequence[Pilot]) -> dict[str, Window]:
 def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> Window:
     matching = [p for p in pilots if p.case == arm.case.hash and p.window == plan.pilot]
     if not matching:
-        return plan.pilot
-    pilot, least = matching[0], plan.pilot.steps - plan.pilot.cut
+        return plan.window
+    pilot, least = matching[0], plan.window.steps - plan.window.cut
     cut = plan.pilot.cut + steadiness.warm_up(pilot.steps)
     kept = pilot.steps[cut - plan.pilot.cut :]
     worth = steadiness.best_steps(kept, pilot.launch_s, sd or 0.0, least)

@@ -19,7 +19,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     cases = [c for h, c in every.items() if h in timed]
     profiled = {x.case for x in run.launches if x.purpose is Purpose.PROFILE and x.budget}
     out = [f" covered    {len(cases)} of {len(every)} cases timed, {len(profiled)} profiled"]
-    out += wrap(f" worlds     {_worlds(cases)}", width, 12)
+    out += wrap(f" worlds     {_worlds(run, cases)}", width, 12)
     for kind, text in _names(run, cases):
         out += wrap(f" {kind:<10} {text}", width, 12)
     out.append(f" losses     {notices.reproducible(run)}")
@@ -31,11 +31,11 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     return [*out, *_rules(run, list(every.values()), width)]
 
 
-def _worlds(cases: Collection[CaseSpec]) -> str:
+def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
     """World sizes out of 1 to the largest, ranks and modes; stand-ins apart."""
     parts = []
-    real = {c.world_size for c in cases if not c.stand_in}
-    stand_in = {c.world_size for c in cases if c.stand_in}
+    real = {c.world_size for c in cases if not run.stand_ins(c)}
+    stand_in = {c.world_size for c in cases if run.stand_ins(c)}
     for label, worlds in (("", real), ("stand-ins ", stand_in)):
         if worlds:
             left = [str(n) for n in range(1, max(worlds)) if n not in worlds]

@@ -38,7 +38,7 @@ def render(run: RunRecord) -> str:
         counts=[(s, counts[s]) for s in SEVERITY if counts[s]],
         notes=[*notices.findings(run), *run.notes],
         charts=_charts(run),
-        stand_ins=any(a.case.stand_in for p in run.plans for a in p.arms),
+        stand_ins=any(run.stand_ins(a.case) for p in run.plans for a in p.arms),
         verdicts=[
             _verdict(run, v) for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
         ],
@@ -144,7 +144,8 @@ def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
     def show(x: float | None) -> str:
         return "" if x is None else si(x, metric.unit) if absolute else f"{x:.3f}"
 
-    stand_in = any(a.case.stand_in for p in run.plans if p.hash == v.plan for a in p.arms)
+    cases = (a.case for p in run.plans if p.hash == v.plan for a in p.arms)
+    stand_in = any(run.stand_ins(c) for c in cases if c.id == v.case)
     return {
         "status": str(v.status),
         "waived": v.waived,

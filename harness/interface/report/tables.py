@@ -15,7 +15,7 @@ from harness.interface.report.coverage import coverage
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
-from harness.spec import Form, metrics
+from harness.spec import Form, StandIn, metrics
 
 
 def header(run: RunRecord) -> str:
@@ -61,6 +61,18 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
         kinds = sorted({s for p in run.plans for a in p.arms for s in a.case.stand_in})
         out.append(f" -- stand-ins ({', '.join(kinds)}): never compared with hardware --")
         out += lines[1 + len(real) :]
+    if crowded := sorted(
+        {
+            a.case.world
+            for p in run.plans
+            for a in p.arms
+            if StandIn.OVERSUBSCRIBED in run.stand_ins(a.case)
+        }
+    ):
+        out.append(
+            f" -- oversubscribed ({', '.join(crowded)}): more ranks than cores, a stand-in that is"
+            " never compared with hardware --"
+        )
     return out
 
 

@@ -111,7 +111,8 @@ class Rank:
         if measured is not None:
             samples = measured.samples
         losses = [] if samples is None else [v for v in samples.loss.tolist() if not math.isnan(v)]
-        wire = None if measured is None else measured.wire
+        grown = None if measured is None else measured.grown
+        wire = grown.wire if measured and grown and measured.counted else None
         stepping_s = 0.0 if samples is None else float(samples.marks_s[-1])
         loaded = {m for m in sys.modules if m.startswith("torch")} - self.known_modules
         digest = "" if samples is None else _write(self.file("npz"), samples)  # part of the set-up
@@ -124,7 +125,7 @@ class Rank:
             device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             backend=dist.get_backend(),
             window_s=0.0 if measured is None else measured.window_s,
-            cpu_s=0.0 if measured is None else measured.cpu_s,
+            cpu_s=0.0 if grown is None else grown.cpu_s,
             setup_s=self.lap.total_s - stepping_s,
             stepping_s=stepping_s,
             sent_bytes=None if wire is None else wire.sent_bytes,
@@ -139,9 +140,10 @@ class Rank:
             ran=ran,
             allocator=memory.allocator(),
             samples_sha256=digest,
-            busy_s=None if measured is None else measured.busy_s,
-            kernel_s=None if measured is None else measured.kernel_s,
-            written_bytes=None if wire is None or measured is None else measured.written_bytes,
+            busy_s=None if grown is None else grown.busy_s,
+            throttled_s=None if grown is None else grown.throttled_s,
+            kernel_s=None if grown is None else grown.kernel_s,
+            written_bytes=None if wire is None or grown is None else grown.written_bytes,
             shared=() if wire is None or measured is None else measured.shared,
             phases_s=self.lap.seconds,
             **{"planted_s": None, **more},

@@ -5,28 +5,26 @@ and the device is synchronised once at either end of the kept window.
 """
 
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter, process_time, sleep  # before any file of a user's is imported
+from time import perf_counter, sleep  # before any file of a user's is imported
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from harness.host import machine
 from harness.launch.wire.beats import Phase
 from harness.record import Category
 from harness.record.store import Samples
 from harness.spec import Window
 from harness.training.context import RankContext, Trainer
 from harness.training.data import Batch
-from harness.training.observe import beside, sockets
+from harness.training.observe import beside
 from harness.training.observe.intake import Intake
 from harness.training.observe.memory import Memory
+from harness.training.observe.meter import Meter, Reading
 from harness.training.observe.profiler import Profiler
 from harness.training.observe.spans import span
-from harness.training.observe.stamps import Stamps
 
 #: The batch of a step, of this rank.
 Feed: TypeAlias = Callable[[int], Batch]
@@ -36,18 +34,15 @@ Feed: TypeAlias = Callable[[int], Batch]
 class Measured:
     """What one rank measured over its kept window (the steps after the cut).
 
-    ``kernel_s`` is the window by the kernel's stamps, ``written_bytes`` went through write calls,
-    sockets included, ``shared`` is writable memory that was mapped since the rank was set up.
+    ``grown`` is what the kernel counted in it, ``counted`` whether its sockets carry the traffic,
+    ``shared`` writable memory that was mapped since the rank was set up.
     """
 
     samples: Samples
     window_s: float
-    cpu_s: float
-    busy_s: float | None
-    wire: sockets.Wire | None
     misses: int
-    kernel_s: float
-    written_bytes: int | None
+    grown: Reading
+    counted: bool
     shared: tuple[str, ...]
 
 
@@ -150,9 +145,7 @@ def measure(
     log = StepLog(
         trainer, steps, memory=memory, beat=beat, period_s=period_s, cuda=cuda, intake=intake
     )
-    cpu_before, wire_before = 0.0, None
-    cores, busy_before = os.sched_getaffinity(0), None
-    stamps, stamp_s, written = Stamps(), 0.0, None
+    meter = Meter()
 
     def settle() -> None:
         if cuda:
@@ -165,33 +158,22 @@ def measure(
         if i == cut:
             settle()
             memory.settle()
-            busy_before = machine.busy_s(cores)
-            wire_before, cpu_before = sockets.read(), process_time()
-            written, stamp_s = beside.written_bytes(), stamps.now_s()
+            meter.start()
             log.start(i)
         log.run(i, feed, Phase.WARMUP if i < cut else Phase.STEADY)
         if profiler is not None:
             profiler.step()
     settle()
     log.marks_s[steps] = end = perf_counter()
-    kernel_s = stamps.now_s() - stamp_s
-    cpu_s = process_time() - cpu_before
-    busy_after = machine.busy_s(cores)
+    meter.stop()
     meet()  # everything sent is acknowledged before the sockets are read
-    wire_after, written_after = sockets.read(), beside.written_bytes()
+    grown = meter.grown()
     beat(Phase.FINISH, steps)
-    counted = ctx.world_size > 1 and ctx.case.backend == "gloo" and ctx.case.communicate
-    wire = None
-    if counted and wire_before is not None and wire_after is not None:
-        wire = wire_after.since(wire_before)
     return Measured(
         samples=log.samples(),
         window_s=float(end - log.marks_s[cut]),
-        cpu_s=cpu_s,
-        busy_s=None if busy_before is None or busy_after is None else busy_after - busy_before,
-        wire=wire,
         misses=log.misses,
-        kernel_s=kernel_s,
-        written_bytes=None if written is None or written_after is None else written_after - written,
+        grown=grown,
+        counted=ctx.world_size > 1 and ctx.case.backend == "gloo" and ctx.case.communicate,
         shared=tuple(sorted(beside.shared_memory() - known)),
     )

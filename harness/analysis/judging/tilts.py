@@ -1,0 +1,97 @@
+"""Tilts: what differed between the arms of a contrast, beside what is compared.
+
+Load, a quota or a lower clock that hit one arm more than the other has moved their ratio, and a
+stall that comes every so many steps may lie beyond the windows of one of them. How far that can
+have moved the ratio is known; a verdict stands only if it would stand without it, too.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from harness.analysis.judging.pairs import timed
+from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.spec import Contrast, Plan, metrics
+
+#: Smaller differences between arms are those of clock ticks: 10 ms in a third of a second.
+LEAST = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tilt:
+    """Without it the metric could be its value times ``factor``."""
+
+    factor: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arm:
+    """One side of a contrast: its timed launches, and its pilots."""
+
+    timed: Sequence[LaunchRecord]
+    pilots: Sequence[LaunchRecord]
+
+
+def tilts(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Tilt, ...]:
+    """Everything that favoured one arm; of bytes and memory nothing does."""
+    metric = metrics.metric(contrast.metric)
+    if not metric.of_time or metric.profiled:
+        return ()
+    subject = _arm(run, plan, (contrast.subject,))
+    below = _arm(run, plan, contrast.baseline) if contrast.baseline else None
+    planted = any(plan.arm(n).case.slowed for n in (contrast.subject, *contrast.baseline))
+    out = []
+    for what, lost, seen in _SOURCES:
+        if planted and lost is _denied:
+            continue  # a straggler's quota is what is measured
+        mine, theirs = lost(subject), lost(below) if below else 0.0
+        if mine is None or theirs is None or abs(mine - theirs) <= LEAST:
+            continue
+        faster = (1 - theirs) / (1 - mine)  # the subject, if neither had lost anything
+        factor = faster if seen else 1 / faster
+        sides = f"{mine:.0%} of the subject's time"
+        if below:
+            sides += f" and {theirs:.0%} of the baseline's"
+        more = metric.more_is_better
+        out.append(Tilt(factor=factor if more else 1 / factor, why=f"{what} {sides}"))
+    return tuple(out)
+
+
+def _arm(run: RunRecord, plan: Plan, names: Sequence[str]) -> _Arm:
+    cases = {plan.arm(n).case.hash for n in names}
+    return _Arm(
+        timed=[x for x in timed(run, plan, None) if x.arm in names],
+        pilots=[x for x in run.launches if x.purpose is Purpose.PILOT and x.case in cases],
+    )
+
+
+def _denied(arm: _Arm) -> float | None:
+    """Share of time for which the ranks did not get their cores."""
+    shares = [x.denied for x in arm.timed]
+    known = [s for s in shares if s is not None]
+    return min(0.99, fmean(known)) if known else None
+
+
+def _slowed(arm: _Arm) -> float | None:
+    """By how much the devices' clocks were below the highest that they ran at."""
+    clocks = [gpu.sm_clock_mhz for x in arm.timed for gpu in x.gpus if gpu.sm_clock_mhz]
+    highest = max((max(c) for c in clocks), default=0)
+    return 1 - fmean(sum(c) / len(c) for c in clocks) / highest if highest else None
+
+
+def _hidden(arm: _Arm) -> float | None:
+    """Share of time that the pilots' stalls took and those of the timed windows did not."""
+    far, near = (
+        [x.stalls.share for x in launches if x.stalls is not None]
+        for launches in (arm.pilots, arm.timed)
+    )
+    return max(0.0, fmean(far) - fmean(near)) if far and near else None
+
+
+#: What took time, the share of an arm's that it took, and whether the windows have seen it.
+_SOURCES: Sequence[tuple[str, Callable[[_Arm], float | None], bool]] = (
+    ("load by others or a CPU quota took", _denied, True),
+    ("lower clocks took", _slowed, True),
+    ("stalls that the timed windows do not hold would take", _hidden, False),
+)

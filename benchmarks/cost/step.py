@@ -15,10 +15,12 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch import nn
 
 from harness.base.stats import t_interval
 from harness.launch.wire.beats import Beats, Phase
 from harness.training.data import Batch
+from harness.training.observe.intake import Intake
 from harness.training.observe.memory import Memory
 from harness.training.rank.window import StepLog
 
@@ -26,14 +28,20 @@ from harness.training.rank.window import StepLog
 class Sleeper:
     """A step of 20 ms that does nothing else: the harness is all that can differ."""
 
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, step_s: float, intake: Intake | None = None) -> None:
         self.step_s, self.loss = step_s, torch.zeros(())
+        self.model = nn.Sequential(nn.Identity())
+        if intake is not None:
+            intake.watch(self.model)
 
-    def step(self, batch: object) -> torch.Tensor:
-        """Busy until the time is over: a sleep would hide what it overlaps."""
+    def step(self, batch: Batch) -> torch.Tensor:
+        """Busy until the time is over: a sleep would hide what it overlaps. The model comes on
+        top, since what watches its inputs is part of what is measured.
+        """
         end = time.perf_counter() + self.step_s
         while time.perf_counter() < end:
             pass
+        self.model(batch.inputs)
         return self.loss
 
 
@@ -46,7 +54,8 @@ def main() -> None:
     step_s, n = 0.02, parsed.pairs
     with tempfile.TemporaryDirectory() as folder:
         beats = Beats(Path(folder) / "beats", 1, create=True)
-        trainer = Sleeper(step_s)
+        intake = Intake(keep=True)
+        trainer, bare = Sleeper(step_s, intake), Sleeper(step_s)
         log = StepLog(
             trainer,  # type: ignore[arg-type]
             n,
@@ -54,6 +63,7 @@ def main() -> None:
             beat=lambda phase, step: beats.write(0, phase, step),
             period_s=None,
             cuda=False,
+            intake=intake,
         )
         batch = Batch(ids=torch.zeros(1), inputs=torch.zeros(1), targets=torch.zeros(1))
         log.start(0)
@@ -62,7 +72,7 @@ def main() -> None:
             began = time.perf_counter()
             log.run(i, lambda step: batch, Phase.STEADY)
             middle = time.perf_counter()
-            trainer.step(batch)
+            bare.step(batch)
             added.append((middle - began) - (time.perf_counter() - middle))
     found = t_interval(added, 0.1)
     assert found.high is not None

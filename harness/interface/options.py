@@ -123,17 +123,17 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
 
 
 def thresholds(
-    file: str | None, beside: Sequence[Path], expected: str | None = None
+    file: str | None, beside: Sequence[Path], known: Catalogue, expected: str | None = None
 ) -> tuple[Threshold, ...]:
     """The named file's rules, else those of every ``thresholds.toml`` beside the suites.
 
     ``expected`` names references of this machine's hardware class, which become rules as well.
     """
     if file is not None:
-        rules = list(load_thresholds(Path(file)))
+        rules = list(load_thresholds(Path(file), known))
     else:
         paths = [p / "thresholds.toml" for p in dict.fromkeys(beside)]
-        rules = [rule for path in paths if path.is_file() for rule in load_thresholds(path)]
+        rules = [rule for path in paths if path.is_file() for rule in load_thresholds(path, known)]
     if expected is not None:
         rules += references.rules(Path(expected), machine.detect().hardware_class)
     return tuple(rules)

@@ -107,8 +107,13 @@ class Verdict:
 
     @property
     def counts(self) -> Status:
-        """The status that decides the exit: a waived FAIL does not fail the run."""
-        return Status.RECORDED if self.waived and self.status is Status.FAIL else self.status
+        """The status that decides the exit.
+
+        A waived FAIL does not fail the run, and a control that was caught is no evidence that
+        anything scales.
+        """
+        waived = self.waived and self.status is Status.FAIL
+        return Status.RECORDED if waived or self.reason is Reason.CAUGHT else self.status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +145,8 @@ class ScalingPoint:
 def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True) -> Exit:
     """Fold verdicts into one exit status: ERROR before FAIL before INCONCLUSIVE.
 
-    RECORDED and SKIP judge nothing: alone they give NOTHING_JUDGED, never PASSED.
+    RECORDED and SKIP judge nothing: without a PASS they give NOTHING_JUDGED, and so do
+    INCONCLUSIVE ones that are to be let through.
     """
     if Status.ERROR in statuses:
         return Exit.ERROR
@@ -148,5 +154,4 @@ def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True
         return Exit.FAILED
     if Status.INCONCLUSIVE in statuses and inconclusive_fails:
         return Exit.INCONCLUSIVE
-    judged = Status.PASS in statuses or Status.INCONCLUSIVE in statuses
-    return Exit.PASSED if judged else Exit.NOTHING_JUDGED
+    return Exit.PASSED if Status.PASS in statuses else Exit.NOTHING_JUDGED

@@ -29,7 +29,7 @@ TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 class Samples:
     """One rank's samples. ``marks_s`` has steps + 1 entries, the first is the window's barrier.
 
-    ``sample_ids`` are those that were handed out, ``seen`` hashes of the content that reached the
+    ``rss_bytes`` is 0 where nobody looked. ``sample_ids`` are those that were handed out, ``seen`` hashes of the content that reached the
     model (steps, samples; 0 = none); None in records until schema 5.
     """
 

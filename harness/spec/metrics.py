@@ -4,9 +4,13 @@ A metric that existing samples give is one more entry. A new reading is a field 
 ``record.RankRecord`` too, and a property of ``record.LaunchRecord`` that sums it up over ranks.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+
+#: A value beyond this share of perfect scaling is not scaling, it is a mistake.
+IMPLAUSIBLE = 1.1
 
 
 class Form(StrEnum):
@@ -45,6 +49,18 @@ class Metric:
     def profiled(self) -> bool:
         """Whether it is read from the budget of a profiled launch."""
         return "budget." in self.read
+
+    @property
+    def possible(self) -> tuple[float, float]:
+        """Values lie between these: a bound outside is one that nothing can miss, or meet.
+
+        A ratio per rank is 1 for perfect scaling, and an error above IMPLAUSIBLE times that.
+        """
+        if self.form is Form.SAVED:
+            return -math.inf, 1.0
+        if self.per_rank:
+            return 0.0, IMPLAUSIBLE
+        return 0.0, 1.0 if self.profiled and self.unit == "1" else math.inf
 
     @property
     def tabled(self) -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 from harness.base.documents import Json, from_doc
 from harness.base.errors import meant
 from harness.base.toml import Key, Problems, Table, check_table, keys_of, read_tables
-from harness.spec import metrics
+from harness.spec import metrics, vacuous
 from harness.spec.case import CaseSpec, Device, Mode
+from harness.spec.catalogue import Catalogue
 from harness.spec.metrics import Form
 from harness.spec.plan import BASELINES, Contrast
 
@@ -129,11 +130,15 @@ _KEYS = keys_of(
 )
 
 
-def load_thresholds(path: Path) -> tuple[Threshold, ...]:
-    """Read a thresholds file; ConfigError lists every mistake with its line and a suggestion."""
+def load_thresholds(path: Path, known: Catalogue | None = None) -> tuple[Threshold, ...]:
+    """Read a thresholds file; ConfigError lists every mistake with its line and a suggestion.
+
+    With the catalogue, patterns that match nothing in it are mistakes, too.
+    """
     tables, problems = read_tables(path, "rule", "--thresholds")
     rules = [
-        _rule(table, problems) for table in tables if check_table(table, _KEYS, problems, "rule")
+        _rule(table, problems) if check_table(table, _KEYS, problems, "rule") else None
+        for table in tables
     ]
     seen: dict[str, int] = {}
     for table in tables:
@@ -143,6 +148,13 @@ def load_thresholds(path: Path) -> tuple[Threshold, ...]:
                 line = table.lines.get("name", table.line)
                 problems.add(line, f"the rule at line {seen[name]} already has the name {name!r}")
             seen.setdefault(name, table.line)
+    good = [t for t, rule in zip(tables, rules, strict=False) if rule is not None]
+    for table in good if known is not None else ():
+        if known is not None and (what := vacuous.unknown(table.values, known)) is not None:
+            problems.add(table.lines.get("case", table.line), *what)
+    for this, other in vacuous.contradictions([t.values for t in good]):
+        told = f"contradicts the rule at line {good[other].line}: one of the two must fail"
+        problems.add(good[this].line, told, "remove one")
     problems.raise_any()
     return tuple(r for r in rules if r is not None)
 
@@ -169,6 +181,8 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
         problems.add(table.line, "a rule needs a bound", "add at_least or at_most")
     elif v.get("at_least", -1e300) > v.get("at_most", 1e300):
         problems.add(line("at_least"), "at_least is above at_most: no value can pass")
+    for key, what, right in vacuous.bounds(v):
+        problems.add(line(key), what, right)
     if metric.form is Form.RATIO and "baseline" not in v:
         problems.add(
             table.line,

@@ -48,7 +48,7 @@ def test_what_is_recorded_of_collectives_does_not_grow(launch: Any) -> None:
     world = launch("fsdp/mlp-nano", 2, Purpose.TIMED, steps=100)
     assert world.cause is None
     with np.load(world.out / "rank0.npz") as samples:
-        assert stats.slope(samples["rss_bytes"][40:].astype(float).tolist()).mean < 15_000
+        assert stats.slope(samples["rss_bytes"][40::2].astype(float).tolist()).mean < 30_000
 
 
 def test_compressor_keeps_its_promise_on_four_ranks(launch: Any) -> None:

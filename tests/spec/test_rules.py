@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import ConfigError
-from harness.spec import Contrast, Device, Mode, Reach, Site
+from harness.spec import Catalogue, Contrast, Device, Mode, Reach, Site
 from harness.spec.rules import load_thresholds, reach
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ source = "requirement"
 def load(tmp_path: Path, text: str) -> object:
     file = tmp_path / "thresholds.toml"
     file.write_text(text)
-    return load_thresholds(file)
+    return load_thresholds(file, Catalogue())
 
 
 def problems(tmp_path: Path, text: str) -> str:
@@ -76,6 +76,48 @@ def test_each_mistake_names_what_is_wrong(tmp_path: Path, old: str, new: str, sa
     assert "line " in said and "thresholds.toml" in said and "try" in said
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"at_least": "85"}, "no efficiency can meet that"),
+        ({"at_least": "0.0"}, "no efficiency can miss that"),
+        ({"at_least": "-1.0"}, "no efficiency can miss that"),
+        ({"at_least": "-inf"}, "is no bound"),
+        ({"at_least": "nan"}, "is no bound"),
+        ({"at_most": "85.0"}, "no efficiency can miss that"),
+        ({"at_most": "inf"}, "is no bound"),
+        ({"at_most": "0.0"}, "no efficiency can meet that"),
+        ({"metric": '"comm_share"', "at_most": "1.5"}, "no comm_share can miss that"),
+        ({"metric": '"memory_saved"', "at_least": "1.0"}, "no memory_saved can meet that"),
+        ({"metric": '"caught"', "at_most": "0.0"}, "a control is caught or it is not"),
+        ({"case": '"dpp/decoder-*/weak"'}, "matches no strategy, model and mode there is"),
+        ({"case": '"ddp/decoder-hugee/weak"'}, "matches no strategy, model and mode there is"),
+        ({"case": '"ddp/decoder-tiny/week"'}, "matches no strategy, model and mode there is"),
+    ],
+)
+def test_a_rule_that_judges_nothing_is_told_with_its_line(
+    tmp_path: Path, change: dict[str, str], says: str
+) -> None:
+    kept = {"case": '"ddp/decoder-*/weak"', "metric": '"efficiency"'}
+    text = GOOD.replace("at_least = 0.85\n", "")
+    for key, value in change.items():
+        text = (
+            text.replace(f"{key} = {kept[key]}", f"{key} = {value}")
+            if key in kept
+            else f"{text}{key} = {value}\n"
+        )
+    if not {"at_least", "at_most"} & change.keys():
+        text += "at_least = 0.85\n"
+    assert says in problems(tmp_path, text)
+
+
+def test_rules_that_contradict_each_other_are_told(tmp_path: Path) -> None:
+    other = GOOD.replace('name = "a"', 'name = "b"').replace("at_least = 0.85", "at_most = 0.8")
+    assert "contradicts the rule at line 2" in problems(tmp_path, GOOD + other)
+    elsewhere = other.replace("world = 2", "world = 4")
+    load(tmp_path, GOOD + elsewhere)
+
+
 def test_names_are_unique(tmp_path: Path) -> None:
     assert "the rule at line 2 already has the name 'a'" in problems(tmp_path, GOOD + GOOD)
 
@@ -86,7 +128,7 @@ def test_missing_file_is_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_shipped_rules_load_and_claims_are_out_of_reach_on_cpu() -> None:
-    rules = load_thresholds(ROOT / "suites" / "thresholds.toml")
+    rules = load_thresholds(ROOT / "suites" / "thresholds.toml", Catalogue())
     assert len(rules) > 20
     states = {r.name: reach(r, [], "2core", Device.CPU, max_world=2, max_nodes=1) for r in rules}
     claims = [n for n in states if n.startswith("claim_")]

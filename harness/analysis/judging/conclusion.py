@@ -14,9 +14,6 @@ from harness.analysis.judging.question import Conclusion, Question
 from harness.record import Reason, RunRecord, Status, Verdict
 from harness.spec import Threshold, metrics
 
-#: A value beyond this share of perfect scaling is not scaling, it is a mistake.
-IMPLAUSIBLE = 1.1
-
 
 def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verdict:
     """The verdict on a question under one rule, or none."""
@@ -85,7 +82,7 @@ def _impossible(question: Question, judged: Judged, factor: float = 1.0) -> str:
     if question.perfect is not None:
         e = judged.estimate
         share = (e.value if e.low is None else e.low) * factor / question.perfect
-        if share > IMPLAUSIBLE:
+        if share > metrics.IMPLAUSIBLE:
             return f"{share:.3g} of linear scaling is impossible: the baseline is wrong"
     return question.impossible
 

@@ -41,11 +41,13 @@ def tilts(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Tilt, ...]:
     subject = _arm(run, plan, (contrast.subject,))
     below = _arm(run, plan, contrast.baseline) if contrast.baseline else None
     planted = any(plan.arm(n).case.slowed for n in (contrast.subject, *contrast.baseline))
+    highest = max(_clocks(subject) + (_clocks(below) if below else []), default=0.0)
     out = []
     for what, lost, seen in _SOURCES:
         if planted and lost is _denied:
             continue  # a straggler's quota is what is measured
-        mine, theirs = lost(subject), lost(below) if below else 0.0
+        mine = lost(subject, highest)
+        theirs = lost(below, highest) if below else 0.0
         if mine is None or theirs is None or abs(mine - theirs) <= LEAST:
             continue
         faster = (1 - theirs) / (1 - mine)  # the subject, if neither had lost anything
@@ -66,21 +68,26 @@ def _arm(run: RunRecord, plan: Plan, names: Sequence[str]) -> _Arm:
     )
 
 
-def _denied(arm: _Arm) -> float | None:
+def _clocks(arm: _Arm) -> list[float]:
+    """What the devices' clocks were in the middle of each launch, MHz."""
+    ranges = (gpu.sm_clock_mhz for x in arm.timed for gpu in x.gpus)
+    return [sum(r) / len(r) for r in ranges if r]
+
+
+def _denied(arm: _Arm, _: float) -> float | None:
     """Share of time for which the ranks did not get their cores."""
     shares = [x.denied for x in arm.timed]
     known = [s for s in shares if s is not None]
     return min(0.99, fmean(known)) if known else None
 
 
-def _slowed(arm: _Arm) -> float | None:
-    """By how much the devices' clocks were below the highest that they ran at."""
-    clocks = [gpu.sm_clock_mhz for x in arm.timed for gpu in x.gpus if gpu.sm_clock_mhz]
-    highest = max((max(c) for c in clocks), default=0)
-    return 1 - fmean(sum(c) / len(c) for c in clocks) / highest if highest else None
+def _slowed(arm: _Arm, highest: float) -> float | None:
+    """By how much the devices' clocks were below the highest of both arms."""
+    clocks = _clocks(arm)
+    return 1 - fmean(clocks) / highest if clocks else None
 
 
-def _hidden(arm: _Arm) -> float | None:
+def _hidden(arm: _Arm, _: float) -> float | None:
     """Share of time that the pilots' stalls took and those of the timed windows did not."""
     far, near = (
         [x.stalls.share for x in launches if x.stalls is not None]
@@ -90,7 +97,7 @@ def _hidden(arm: _Arm) -> float | None:
 
 
 #: What took time, the share of an arm's that it took, and whether the windows have seen it.
-_SOURCES: Sequence[tuple[str, Callable[[_Arm], float | None], bool]] = (
+_SOURCES: Sequence[tuple[str, Callable[[_Arm, float], float | None], bool]] = (
     ("load by others or a CPU quota took", _denied, True),
     ("lower clocks took", _slowed, True),
     ("stalls that the timed windows do not hold would take", _hidden, False),

@@ -152,17 +152,20 @@ def consumed(samples: Sequence[Samples], cut: int) -> int:
 
 
 def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
-    """Memory slope of the rank that grows fastest; None for windows under 8 steps."""
+    """Memory slope of the rank that grows fastest; None with fewer than 6 looks at it."""
     fastest = None
     for rank, s in enumerate(samples):
-        values = [float(v) for v in s.rss_bytes[cut:]]
-        if len(values) < 8:
+        looked = np.flatnonzero(s.rss_bytes[cut:])
+        if len(looked) < 6:
             return None
+        values = [float(v) for v in s.rss_bytes[cut:][looked]]
+        apart = int(looked[1] - looked[0])  # steps between two looks
         line = stats.slope(values)
         assert line.low is not None and line.high is not None
-        if fastest is None or line.mean > fastest.slope:
+        if fastest is None or line.mean / apart > fastest.slope:
             grew = sum(b > a for a, b in itertools.pairwise(values)) / (len(values) - 1)
-            fastest = Growth(rank=rank, steady=grew, slope=line.mean, low=line.low, high=line.high)
+            mean, low, high = (x / apart for x in (line.mean, line.low, line.high))
+            fastest = Growth(rank=rank, steady=grew, slope=mean, low=low, high=high)
     return fastest
 
 

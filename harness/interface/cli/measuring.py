@@ -69,7 +69,7 @@ def session(asked: Asked, known: Catalogue, site: Site, cluster: str | None = No
         known,
         options.settings(given, site, ("scaleproof", *asked.words)),
         results(asked),
-        options.thresholds(given["thresholds"], beside, given["references"]),
+        options.thresholds(given["thresholds"], beside, known, given["references"]),
         Live(sys.stderr if asked.options.json else sys.stdout),
     )
 

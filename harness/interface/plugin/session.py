@@ -67,7 +67,7 @@ class Scaling:
         if folder not in self.rules:
             file = option(self.config, "thresholds")
             expected = option(self.config, "references")
-            self.rules[folder] = options.thresholds(file, [folder], expected)
+            self.rules[folder] = options.thresholds(file, [folder], self.catalogue, expected)
         return self.rules[folder]
 
     def all_rules(self) -> tuple[Threshold, ...]:

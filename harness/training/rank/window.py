@@ -26,6 +26,8 @@ from harness.training.observe.meter import Meter, Reading
 from harness.training.observe.profiler import Profiler
 from harness.training.observe.spans import span
 
+#: Memory is looked at every so many steps: that costs more than all else that is noted.
+MEMORY_EVERY = 2
 #: The batch of a step, of this rank.
 Feed: TypeAlias = Callable[[int], Batch]
 
@@ -100,7 +102,8 @@ class StepLog:
                     sleep(left)
             else:
                 self.misses += 1
-        self.rss_bytes[i] = self.memory.now()
+        if i % MEMORY_EVERY == 0:
+            self.rss_bytes[i] = self.memory.now()
         if self.events:
             self.events[i + 1].record()
         self.marks_s[i + 1] = perf_counter()

@@ -199,3 +199,10 @@ def test_lag1() -> None:
 )
 def test_exit_status(statuses: list[Status], code: Exit) -> None:
     assert exit_status(statuses) is code
+
+
+def test_inconclusive_alone_is_never_green() -> None:
+    """Also where it is to be let through: something must have passed."""
+    only, beside = [Status.INCONCLUSIVE], [Status.INCONCLUSIVE, Status.PASS]
+    assert exit_status(only, inconclusive_fails=False) is Exit.NOTHING_JUDGED
+    assert exit_status(beside, inconclusive_fails=False) is Exit.PASSED

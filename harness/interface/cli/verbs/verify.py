@@ -7,6 +7,7 @@ from pathlib import Path
 from harness.analysis.verify import Verification, rejudge, verify
 from harness.base.documents import to_doc
 from harness.base.errors import Exit
+from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import tables, text
 from harness.record import RunRecord
@@ -22,6 +23,9 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument(
         "--thresholds", type=Path, metavar="FILE", help="also judge the run again by these rules"
     )
+    sub.add_argument(
+        "--path", action="append", default=[], metavar="DIR", help="folder with your own files"
+    )
 
 
 def act(asked: Asked) -> Answer:
@@ -33,7 +37,8 @@ def act(asked: Asked) -> Answer:
     answer = Answer(document=to_doc(verified), lines=_lines(run, verified), exit=exit_)
     if rules is None or verified.differences:
         return answer
-    anew = rejudge(run, load_thresholds(rules))
+    known = options.catalogue(asked.options.path)
+    anew = rejudge(run, load_thresholds(rules, known))
     judged = [*tables.verdict_lines(anew, text.columns(), every=True), *tables.counts(anew)]
     return replace(
         answer,

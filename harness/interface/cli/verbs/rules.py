@@ -1,0 +1,74 @@
+"""``rules``: which rule judges what, and which judge nothing."""
+
+import argparse
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.analysis.verify import rejudge
+from harness.base.documents import to_doc
+from harness.interface import options
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report.text import Column, columns, table
+from harness.record import RunRecord, Status
+from harness.record.store import load
+from harness.spec import Catalogue, Threshold, metrics, vacuous
+from harness.spec.rules import load_thresholds
+
+HELP = dict(rules="check a file of rules, and show what each of them judges")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A rule and what it judges."""
+
+    rule: Threshold
+    judges: str
+
+
+_COLUMNS = (
+    Column[Line]("rule", 100, lambda line: line.rule.name, left=True),
+    Column[Line]("requires", 95, lambda line: f"{line.rule.metric} {line.rule.bound}", left=True),
+    Column[Line]("source", 10, lambda line: str(line.rule.source), left=True),
+    Column[Line]("judges", 99, lambda line: line.judges, left=True),
+)
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    sub.add_argument("file", type=Path, metavar="FILE", help="a thresholds.toml")
+    sub.add_argument("run", type=Path, nargs="?", metavar="RUN", help="judge this run by them")
+    sub.add_argument(
+        "--path", action="append", default=[], metavar="DIR", help="folder with your own files"
+    )
+
+
+def act(asked: Asked) -> Answer:
+    """A line for each rule; every mistake of the file ends it before."""
+    known = options.catalogue(asked.options.path)
+    rules = load_thresholds(asked.options.file, known)
+    if asked.options.run is None:
+        lines = [Line(rule=r, judges=_cases(r, known)) for r in rules]
+    else:
+        run = rejudge(load(asked.options.run), rules)
+        lines = [Line(rule=r, judges=_verdicts(r, run)) for r in rules]
+    width = columns()
+    told = table(_COLUMNS, lines, width)
+    if asked.options.run is not None:
+        idle = sum(line.judges == "nothing" for line in lines)
+        told += [f" {idle} of {len(lines)} rules judge nothing of this run"] if idle else []
+    document = [{"rule": to_doc(line.rule), "judges": line.judges} for line in lines]
+    return Answer(document=document, lines=told)
+
+
+def _cases(rule: Threshold, known: Catalogue) -> str:
+    """The families of cases that a rule is about: its name if it is one, else how many."""
+    if command := metrics.metric(rule.metric).measured_by:
+        return f"what {command} measures"
+    found = vacuous.matching(rule.case, vacuous.families(known))
+    return found[0] if len(found) == 1 else f"{len(found)} families of cases"
+
+
+def _verdicts(rule: Threshold, run: RunRecord) -> str:
+    """How many verdicts of each status a rule leads to."""
+    count = Counter(v.status for v in run.verdicts if v.rule == rule.name)
+    return ", ".join(f"{count[s]} {s}" for s in Status if count[s]) or "nothing"

@@ -1,0 +1,93 @@
+"""Rules that judge nothing: patterns that match no case there is, bounds that decide nothing.
+
+Such a rule would stand in its file, look like a requirement, and never fail.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from harness.base.documents import Json
+from harness.base.errors import meant
+from harness.spec import metrics
+from harness.spec.case import Mode
+from harness.spec.catalogue import Catalogue
+from harness.spec.metrics import Form
+
+#: What two rules must have in common to be about the same values.
+_SAME = ("case", "metric", "mode", "baseline", "device", "world", "nodes", "hardware", "statistic")
+
+
+def bounds(rule: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
+    """(key, what is wrong, what would be right) of bounds that decide nothing."""
+    metric = metrics.metric(rule["metric"])
+    low, high = metric.possible
+    for key in ("at_least", "at_most"):
+        bound = rule.get(key)
+        if bound is None:
+            continue
+        below, above = bound <= low, bound >= high
+        told, least = f"{key} = {bound:g}", key == "at_least"
+        if not math.isfinite(bound):
+            yield key, f"{told} is no bound", "a finite number"
+        elif metric.form is Form.GATE and (key, bound) != ("at_least", 1):
+            yield key, f"{told}: a control is caught or it is not", "at_least = 1"
+        elif metric.form is not Form.GATE and (below if least else above):
+            yield key, f"{told}: no {rule['metric']} can miss that", _range(low, high)
+        elif metric.form is not Form.GATE and (below or above):
+            yield key, f"{told}: no {rule['metric']} can meet that", _range(low, high)
+
+
+def _range(low: float, high: float) -> str:
+    if math.isinf(low):
+        return f"a number below {high:g}"
+    return f"a number above {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+
+
+def unknown(rule: Mapping[str, Json], known: Catalogue) -> tuple[str, str] | None:
+    """Why a rule's pattern can match no case there is, and what may be meant; None if it can."""
+    if metrics.metric(rule["metric"]).measured_by:
+        return None  # sweeps and trials have names of their own
+    pattern, names = str(rule["case"]), families(known)
+    if matching(pattern, names):
+        return None
+    family = _family(pattern)
+    told = f"case = {pattern!r} matches no strategy, model and mode there is"
+    return told, meant(family, names) or "scaleproof list shows what there is"
+
+
+def matching(pattern: str, names: Sequence[str]) -> list[str]:
+    """The families that a rule's pattern is about, whatever it says of world and knobs."""
+    family = _family(pattern)
+    return [n for n in names if fnmatchcase(n, family) or fnmatchcase(n, pattern)]
+
+
+def _family(pattern: str) -> str:
+    named = re.match(r"[^/]*/[^/]*/(?:weak|strong)", pattern)
+    return named[0] if named else pattern.partition("@")[0].partition("+")[0]
+
+
+def families(known: Catalogue) -> list[str]:
+    """Every family of cases that the files of a catalogue make."""
+    strategies: list[str] = []
+    for name, entry in known.entries["strategies"].items():
+        codecs = known.entries["compressors"] if entry.supports.compressor else ()
+        strategies += [f"{name}:{codec}" for codec in codecs] or [name]
+    models = [
+        f"{name}-{size}"
+        for name, entry in known.entries["models"].items()
+        for size in entry.head.get("SIZES", {})
+    ]
+    return [f"{s}/{m}/{mode}" for s in strategies for m in models for mode in Mode]
+
+
+def contradictions(rules: Sequence[Mapping[str, Json]]) -> Iterator[tuple[int, int]]:
+    """Places of two rules on the same values of which one must fail."""
+    for i, a in enumerate(rules):
+        for j, b in enumerate(rules[:i]):
+            if any(a.get(key) != b.get(key) for key in _SAME):
+                continue
+            least = max(r.get("at_least", -math.inf) for r in (a, b))
+            if least > min(r.get("at_most", math.inf) for r in (a, b)):
+                yield i, j

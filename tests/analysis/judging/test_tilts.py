@@ -1,0 +1,160 @@
+"""What hits one arm more than the other decides nothing; what hits both alike, or little, does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from editing import bound, confirm, even, judged, timed
+
+from harness.host import cgroup
+from harness.record import Reason, RunRecord, Status
+
+SUBJECT = "efficiency@2/plain"
+
+
+def planted(doc: Any, efficiency: float = 0.75, least: float = 0.7) -> None:
+    even(doc, efficiency)
+    bound(doc, at_least=least)
+
+
+def loaded(arm: str, share: float) -> Any:
+    def edit(doc: Any) -> None:
+        planted(doc)
+        for x in timed(doc, arm):
+            x["foreign_load"] = share
+
+    return edit
+
+
+def test_a_quiet_run_is_decided(sample_run: RunRecord) -> None:
+    assert judged(sample_run, planted)[SUBJECT].status is Status.PASS
+
+
+def test_load_that_follows_the_baseline_passes_nothing(sample_run: RunRecord) -> None:
+    """Below what condemns the host (25 %), and it makes the baseline slow."""
+    found = judged(sample_run, loaded("plain", 0.2))[SUBJECT]
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    assert "1% of the subject's time and 20% of the baseline's: up to 14." in found.detail
+
+
+def test_load_that_follows_the_subject_does_not_unmake_a_pass(sample_run: RunRecord) -> None:
+    assert judged(sample_run, loaded("@2", 0.2))[SUBJECT].status is Status.PASS
+
+
+def test_load_that_follows_the_subject_fails_nothing(sample_run: RunRecord) -> None:
+    def edit(doc: Any) -> None:
+        planted(doc, least=0.85)
+        for x in timed(doc, "@2"):
+            x["foreign_load"] = 0.2
+        confirm(doc)
+
+    found = judged(sample_run, edit)[SUBJECT]
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+
+
+def test_equal_load_on_both_is_no_tilt(sample_run: RunRecord) -> None:
+    def edit(doc: Any) -> None:
+        planted(doc)
+        for x in timed(doc, "@2") + timed(doc, "plain"):
+            x["foreign_load"] = 0.2
+
+    assert judged(sample_run, edit)[SUBJECT].status is Status.PASS
+
+
+def test_one_loaded_arm_condemns_the_host_however_quiet_the_other(sample_run: RunRecord) -> None:
+    """The median over both arms together was below the limit."""
+    found = judged(sample_run, loaded("plain", 0.31))[SUBJECT]
+    assert found.reason is Reason.NOISY_HOST and "of the cores of plain" in found.detail
+
+
+def test_a_quota_that_holds_ranks_back_is_a_noisy_host(sample_run: RunRecord) -> None:
+    def edit(doc: Any) -> None:
+        planted(doc, 0.5, 0.85)
+        for x in timed(doc, "@2"):
+            for r in x["ranks"]:
+                r["throttled_s"] = 0.5 * r["window_s"]
+        confirm(doc)
+
+    found = judged(sample_run, edit)[SUBJECT]
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    assert "a CPU quota held the ranks of @2 back for 50%" in found.detail
+
+
+def test_stalls_beyond_the_windows_pass_nothing(sample_run: RunRecord) -> None:
+    """Every 30th step takes eight times as long; the timed windows end at step 14."""
+
+    def edit(doc: Any) -> None:
+        planted(doc)
+        for x in doc["launches"]:
+            if x["purpose"] == "pilot" and x["arm"] == "@2":
+                x["stalls"] = {"steps": [30], "share": 0.18}
+
+    found = judged(sample_run, edit)[SUBJECT]
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    assert "stalls that the timed windows do not hold would take 18%" in found.detail
+
+
+def test_lower_clocks_of_the_baseline_pass_nothing(sample_run: RunRecord) -> None:
+    def edit(doc: Any) -> None:
+        planted(doc)
+        for arm, mhz in (("@2", 1900), ("plain", 1500)):
+            for x in timed(doc, arm):
+                x["gpus"] = [
+                    {"index": 0, "name": "H", "sm_clock_mhz": [mhz, mhz], "power_w": None,
+                     "temp_c": None, "throttle": []}
+                ]  # fmt: skip
+
+    # Each arm's clocks are compared with the highest of both.
+    found = judged(sample_run, edit)[SUBJECT]
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+
+
+def test_what_a_loaded_host_makes_impossible_is_not_an_error(sample_run: RunRecord) -> None:
+    def edit(doc: Any) -> None:
+        planted(doc, 1.3, 0.85)
+        for x in timed(doc, "plain"):
+            x["foreign_load"] = 0.24
+
+    found = judged(sample_run, edit)[SUBJECT]
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+
+
+def test_a_host_that_stood_still_is_noisy_not_wrong(sample_run: RunRecord) -> None:
+    def edit(doc: Any) -> None:
+        planted(doc)
+        timed(doc, "@2")[0]["wrong"] = ["slot too short: 3 deadlines of the schedule missed"]
+
+    found = judged(sample_run, edit)[SUBJECT]
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+
+
+def test_more_ranks_than_cores_are_a_stand_in(sample_run: RunRecord) -> None:
+    case = sample_run.plans[0].arm("@2").case
+    assert not sample_run.stand_ins(case)
+    assert sample_run.stand_ins(case.at(sample_run.machine.num_cores + 1)) == {"oversubscribed"}
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "cpus", "held"),
+    [
+        ({"a/cpu.max": "50000 100000", "cpu.max": "max 100000",
+          "a/cpu.stat": "nr_throttled 3\nthrottled_usec 1500000"}, "0::/a", 0.5, 1.5),
+        ({"cpu/x/cpu.cfs_quota_us": "150000", "cpu/x/cpu.cfs_period_us": "100000",
+          "cpu/x/cpu.stat": "throttled_time 2000000000"}, "3:cpu:/x\n0::/", 1.5, 2.0),
+        ({"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, "3:cpu:/x", None, None),
+        ({}, "0::/", None, None),
+    ],
+    ids=["version 2", "version 1", "no quota", "nothing"],
+)  # fmt: skip
+def test_quotas_are_read_in_both_layouts(
+    tmp_path: Path, files: dict[str, str], own: str, cpus: float | None, held: float | None
+) -> None:
+    for name, text in files.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    (tmp_path / "own").write_text(own + "\n")
+    assert cgroup.quota_cpus(tmp_path / "root", tmp_path / "own") == cpus
+    assert cgroup.throttled_s(tmp_path / "root", tmp_path / "own") == held

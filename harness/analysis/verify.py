@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.analysis.audit import audit
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import figures, pilots, references
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
@@ -19,6 +20,7 @@ from harness.record import (
     Purpose,
     RunRecord,
     Verdict,
+    chain,
 )
 from harness.record.store import load_samples
 from harness.spec import Threshold
@@ -32,6 +34,8 @@ class Verification:
     """What was recomputed, and every difference found.
 
     Verdicts of an older schema were judged by the rules of its day and are not recomputed.
+    ``num_links`` are those of the chain that ends with ``head``; a record without is unchained:
+    what it says follows from its samples, but nobody can say that nothing was left out.
     ``num_traceless`` profiled launches had no traces left: their budgets were taken as recorded.
     """
 
@@ -40,6 +44,8 @@ class Verification:
     num_verdicts: int
     differences: tuple[str, ...]
     num_traceless: int = 0
+    num_links: int = 0
+    head: str = ""
 
 
 def verify(run: RunRecord, folder: Path) -> Verification:
@@ -53,6 +59,8 @@ def verify(run: RunRecord, folder: Path) -> Verification:
     differences = [text for one in checked for text in one.differences]
     if not differences:
         differences = _windows(run, folder)
+    links = chain.read(folder)
+    differences += audit(run, folder, links)
     again = verdicts.verdicts(run) if run.schema >= JUDGED_SINCE else ()
     if run.schema >= JUDGED_SINCE:
         differences += _verdicts(run, again)
@@ -62,6 +70,8 @@ def verify(run: RunRecord, folder: Path) -> Verification:
         num_verdicts=len(again),
         differences=tuple(differences),
         num_traceless=sum(one.traceless for one in checked),
+        num_links=len(links),
+        head=run.head,
     )
 
 

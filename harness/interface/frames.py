@@ -105,5 +105,6 @@ def _step_rows(run: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
             for i, (step_s, loss) in enumerate(zip(samples.step_s, samples.loss, strict=True)):
                 yield dict(
                     run=run.run, launch=x.launch, arm=x.arm, rank=rank.rank, step=i, kept=i >= cut,
-                    step_s=float(step_s), loss=float(loss), rss_bytes=int(samples.rss_bytes[i]) or None,
+                    step_s=float(step_s), loss=float(loss),
+                    rss_bytes=int(samples.rss_bytes[i]) or None,
                 )  # fmt: skip

@@ -9,7 +9,6 @@ measured once however often it is asked for; every block is written down before 
 
 import functools
 import itertools
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,14 +17,14 @@ from harness.analysis.judging.verdicts import unconfirmed
 from harness.analysis.samples import references
 from harness.base.errors import ScaleproofError
 from harness.base.files import FullDiskError
-from harness.measure import extra, piloting, profiling, referring
+from harness.measure import blocks, extra, piloting, profiling, referring
 from harness.measure.bench import Order, mean_wall_s
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
 from harness.measure.progress import moment
 from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper
-from harness.record import LaunchRecord, Purpose, Verdict
+from harness.record import Block, LaunchRecord, Purpose, Verdict
 from harness.spec import Arm, Plan, Role, Window, metrics
 
 
@@ -36,7 +35,6 @@ class Measurer:
         self._session, self.run, self._progress = session, session.run, session.progress
         self._budget_s = session.settings.budget_s
         self._limit_s = self._budget_s or session.settings.more_until_s
-        self._sweeper = Sweeper(session)
         self._arms: dict[str, list[Arm]] = {}  # what is worth timing
         self._broken: dict[str, ScaleproofError] = {}
         self._done: dict[str, tuple[Verdict, ...]] = {}
@@ -56,16 +54,19 @@ class Measurer:
             return
         self._session.warm()
         self.run.announce(new)
+        self.run.save(complete=False)
         self._arms.update({p.hash: [] for p in new})
         try:
             if self._session.settings.fabric:
-                self._sweeper.first(new)
+                Sweeper(self._session).first(new)
             for stage in (self._climb, self._pilot):
                 self._attempt(new, stage)
             piloting.freeze(self.run, [p for p in new if self._arms[p.hash]])
-            for stage in (self._refer, self._first_blocks):
+            for stage in (self._refer, self._finish, self._first_blocks):
                 self._attempt(new, stage)
-            while (more := self._open(new)) is not None:
+            while (
+                more := extra.block(self.run, [(p, self._arms[p.hash]) for p in new], self._limit_s)
+            ) is not None:
                 self._attempt([more[0]], functools.partial(self._block, arms=more[1]))
             for stage in (self._profile, self._confirm):
                 self._attempt(new, stage)
@@ -98,7 +99,7 @@ class Measurer:
             except FullDiskError:
                 raise
             except ScaleproofError as error:
-                self._broken[plan.hash] = error
+                self._broken[plan.hash], self._arms[plan.hash] = error, []
                 self._progress.note(f"{plan.name}: {error.what}")
 
     def _climb(self, plan: Plan) -> None:
@@ -121,16 +122,12 @@ class Measurer:
         missing = plan.protocol.min_blocks - len(self.run.blocks_of(plan))
         if not self._arms[plan.hash] or missing <= 0:
             return
-        if not self.run.in_time(missing * self._block_s(plan), self._budget_s):
+        if not self.run.in_time(missing * self.run.block_s(self._arms[plan.hash]), self._budget_s):
             self.run.out_of_time.append(plan.hash)
             self._progress.note(f"{plan.name}: cut, {missing} blocks exceed the time budget")
             return
         while len(self.run.blocks_of(plan)) < plan.protocol.min_blocks and self._arms[plan.hash]:
             self._block(plan)
-
-    def _open(self, plans: Sequence[Plan]) -> tuple[Plan, list[Arm]] | None:
-        going = [(p, self._arms[p.hash]) for p in plans if p.hash not in self._broken]
-        return extra.block(self.run, going, self._limit_s)
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:
         """Profiled launches: one for each arm's budget, a set for each share that is judged."""
@@ -160,7 +157,7 @@ class Measurer:
         contrasts = [c for c in self.run.contrasts_of(plan) if c.name in failing]
         needed = {a.name for a in plan.only(contrasts).arms}
         self._arms[plan.hash] = [a for a in self._arms[plan.hash] if a.name in needed]
-        cost_s, least = self._block_s(plan), plan.protocol.min_blocks
+        cost_s, least = self.run.block_s(self._arms[plan.hash]), plan.protocol.min_blocks
         if not self.run.in_time(least * cost_s, self._budget_s):
             return
         self._progress.note(f"{plan.name}: a FAIL is measured again before it is reported")
@@ -181,14 +178,22 @@ class Measurer:
         """One block: a pass over the arms in an order drawn from the seed, and one back."""
         arms = arms or self._arms[plan.hash]
         have = self.run.blocks_of(plan, attempt)
-        block = next(b for b in itertools.count() if b not in have)
-        order = list(arms)
-        random.Random(f"{plan.protocol.seed}-{attempt}-{block}").shuffle(order)
-        for turn, arms_in_turn in ((2 * block, order), (2 * block + 1, order[::-1])):
-            for arm in arms_in_turn:
-                place: dict[str, Any] = dict(block=block, turn=turn, attempt=attempt)
-                if not self._usable(plan, self._launch(plan, arm, Purpose.TIMED, **place)):
-                    return
+        number = next(b for b in itertools.count() if b not in have)
+        block = blocks.drawn(plan, attempt, number, arms)
+        self.run.begin(block)
+        self._launch_missing(plan, block)
+
+    def _finish(self, plan: Plan) -> None:
+        """Blocks that an interrupt left open: every pair that was begun is measured."""
+        for block in self.run.blocks:
+            if block.plan == plan.hash and self._arms[plan.hash]:
+                self._launch_missing(plan, block)
+
+    def _launch_missing(self, plan: Plan, block: Block) -> None:
+        for turn, name in blocks.missing(self.run, plan, block):
+            place: dict[str, Any] = dict(block=block.number, turn=turn, attempt=block.attempt)
+            if not self._usable(plan, self._launch(plan, plan.arm(name), Purpose.TIMED, **place)):
+                return
         self.run.save(complete=False)
 
     def _usable(self, plan: Plan, launch: LaunchRecord) -> bool:
@@ -206,9 +211,6 @@ class Measurer:
         alone = arm.role is Role.ABLATION
         self._arms[plan.hash] = [a for a in self._arms[plan.hash] if alone and a is not arm]
         return alone
-
-    def _block_s(self, plan: Plan) -> float:
-        return self.run.block_s(self._arms[plan.hash])
 
     def _launch(
         self, plan: Plan, arm: Arm, purpose: Purpose, window: Window | None = None, **place: int

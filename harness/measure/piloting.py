@@ -27,6 +27,5 @@ def freeze(run: Run, plans: Sequence[Plan]) -> None:
     so_far = run.bare(complete=False)
     usable_pilots = pilots.read(so_far, run.folder)
     run.launch_sd = pilots.launch_sd(usable_pilots)
-    run.windows |= {
-        p.hash: pilots.windows(p, usable_pilots) for p in plans if p.hash not in run.windows
-    }
+    new = [p for p in plans if p.hash not in run.windows]
+    run.freeze({p.hash: pilots.windows(p, usable_pilots) for p in new})

@@ -63,7 +63,8 @@ class Recoverer:
         self._progress.note(
             f"{course.case.id}: {course.fault} of rank {rank}, trial {i + 1}/{times}{fresh}"
         )
-        self._run.recoveries.append(replace(self._trial(course, rank), attempt=attempt))
+        self._run.seal()
+        self._run.tried(replace(self._trial(course, rank), attempt=attempt))
 
     def _trial(self, course: Course, rank: int) -> Trial:
         case, into = course.case, course.into or course.case

@@ -1,15 +1,15 @@
 """Going on with an interrupted run."""
 
 import dataclasses
-from collections import Counter
 from pathlib import Path
 
-from harness.analysis.judging.pairs import timed
+from harness.base.documents import from_doc
 from harness.base.errors import RecordError
 from harness.host.machine import Machine
-from harness.record import SCHEMA, LaunchRecord, RunRecord
+from harness.record import SCHEMA, Block, LaunchRecord, Row, RunRecord, Trial, chain
+from harness.record.chain import Kind
 from harness.record.store import load
-from harness.spec import Site
+from harness.spec import Site, Window
 
 
 def unfinished(folder: Path, machine: Machine) -> RunRecord:
@@ -32,11 +32,28 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
             f"the run was measured on {old.machine.hardware_class}", where=str(folder),
             expected=machine.hardware_class, fix="scaleproof run CASE",
         )  # fmt: skip
-    launches, repeated = carried_over(old)
-    notes = old.notes
-    if repeated:
-        notes = (*notes, f"resumed: {repeated} launches of an unfinished block repeated")
-    return dataclasses.replace(old, launches=tuple(launches), notes=notes)
+    return _with_chain(old, folder)
+
+
+def _with_chain(old: RunRecord, folder: Path) -> RunRecord:
+    """The record with what was measured after it was last written: nothing is ever dropped.
+
+    A run may not be repeated, nor stopped, until it passes.
+    """
+    links = chain.read(folder)
+    if not links:
+        return old
+    windows = dict(old.windows)
+    for body in chain.bodies(links, Kind.WINDOWS):
+        windows |= from_doc(dict[str, dict[str, Window]], body)
+    return dataclasses.replace(
+        old,
+        launches=tuple(from_doc(LaunchRecord, b) for b in chain.bodies(links, Kind.LAUNCH)),
+        blocks=tuple(from_doc(Block, b) for b in chain.bodies(links, Kind.BLOCK)),
+        fabric=tuple(from_doc(Row, r) for b in chain.bodies(links, Kind.SWEEP) for r in b),
+        recoveries=tuple(from_doc(Trial, b) for b in chain.bodies(links, Kind.TRIAL)),
+        windows=windows,
+    )
 
 
 def where(run: RunRecord) -> tuple[Site, str | None]:
@@ -45,23 +62,3 @@ def where(run: RunRecord) -> tuple[Site, str | None]:
     asked = run.settings
     site = Site(device=asked.device, backend=case.backend, nodes=asked.nodes, engine=asked.engine)
     return site, asked.cluster
-
-
-def carried_over(run: RunRecord) -> tuple[list[LaunchRecord], int]:
-    """What a resumed run keeps of an interrupted one, and how many launches it repeats.
-
-    Gates, pilots, whole blocks, and whatever failed: a run may not be repeated until it passes.
-    Good launches of a half-measured block are dropped whole, so that no pair spans two sittings.
-    """
-    dropped = set()
-    for plan in run.plans:
-        launches = timed(run, plan, None)
-        of_block: dict[tuple[int, int], Counter[str]] = {}
-        for x in launches:
-            of_block.setdefault((x.attempt, x.block), Counter())[x.arm] += 1
-        dropped |= {
-            x.launch
-            for x in launches
-            if x.usable and set(of_block[x.attempt, x.block].values()) != {2}
-        }
-    return [x for x in run.launches if x.launch not in dropped], len(dropped)

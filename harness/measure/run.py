@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.analysis.judging import pairs, verdicts
@@ -13,7 +13,8 @@ from harness.host import doctor, environment, machine
 from harness.host.admission import Finding
 from harness.measure.bench import mean_wall_s
 from harness.measure.resume import unfinished
-from harness.record import SCHEMA, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
+from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
+from harness.record.chain import Chain, Kind, bodies
 from harness.record.store import save
 from harness.spec import (
     Arm,
@@ -55,6 +56,8 @@ class Run:
         self.out_of_time, self.notes = list[str](), doctor.notes()
         self.admission: tuple[Finding, ...] = ()
         self.launch_sd: float | None = None
+        self.blocks = list[Block]()
+        self._chain: Chain | None = None
         self.judge_by(thresholds)
 
     @property
@@ -74,7 +77,7 @@ class Run:
         )
 
     def resume(self, folder: Path) -> None:
-        """Go on with an interrupted run: whole blocks are kept, a half-measured one is dropped."""
+        """Go on with an interrupted run: all that was measured counts."""
         old = unfinished(folder, self.machine)
         self.name, self.started_at, self._before_s = old.run, old.started_at, old.elapsed_s
         self.described, self.notes = dict(old.described), list(old.notes)
@@ -82,12 +85,60 @@ class Run:
         self.windows = {plan: dict(windows) for plan, windows in old.windows.items()}
         self.admission, self.launch_sd = old.admission, old.launch_sd
         self.launches, self.fabric = list(old.launches), list(old.fabric)
-        self.recoveries = list(old.recoveries)
+        self.recoveries, self.blocks = list(old.recoveries), list(old.blocks)
+        self._link(Kind.SITTING, {"machine": self.machine})
 
     def announce(self, plans: Sequence[Plan]) -> None:
         """Enter plans in the record before they are measured, so that none is lost."""
         known = {p.hash for p in self.plans}
         self.plans += [p for p in plans if p.hash not in known]
+
+    def seal(self) -> None:
+        """Before a launch: the chain begins with what is settled by then; plans follow."""
+        if self._chain is None:
+            self._chain = Chain(self.folder)
+        if not self._chain.links:
+            sealed = dict(
+                run=self.name, schema=SCHEMA, started_at=self.started_at, settings=self.settings,
+                machine=self.machine, software=self.software, admission=self.admission,
+                environment=environment.recorded(), thresholds=self.thresholds,
+            )  # fmt: skip
+            self._chain.add(Kind.SEALED, sealed)
+        told = {body["hash"] for body in bodies(self._chain.links, Kind.PLAN)}
+        for plan in self.plans:
+            if plan.hash not in told:
+                self._chain.add(Kind.PLAN, {"hash": plan.hash, "plan": plan})
+
+    def _link(self, kind: Kind, body: object) -> None:
+        self.seal()
+        assert self._chain is not None
+        self._chain.add(kind, body)
+
+    def enter(self, launch: LaunchRecord) -> None:
+        """A launch that has ended."""
+        self.launches.append(launch)
+        self._link(Kind.LAUNCH, launch)
+
+    def begin(self, block: Block) -> None:
+        """A block, before its first launch."""
+        self.blocks.append(block)
+        self._link(Kind.BLOCK, block)
+
+    def freeze(self, windows: Mapping[str, Mapping[str, Window]]) -> None:
+        """Windows of plans, before their first launch counts."""
+        self.windows |= {plan: dict(of_plan) for plan, of_plan in windows.items()}
+        if windows:
+            self._link(Kind.WINDOWS, windows)
+
+    def swept(self, rows: Sequence[Row]) -> None:
+        """What one sweep measured."""
+        self.fabric += rows
+        self._link(Kind.SWEEP, rows)
+
+    def tried(self, trial: Trial) -> None:
+        """What one trial of a recovery measured."""
+        self.recoveries.append(trial)
+        self._link(Kind.TRIAL, trial)
 
     def record(self, *, complete: bool) -> RunRecord:
         bare = self.bare(complete=complete)
@@ -117,6 +168,8 @@ class Run:
             admission=self.admission,
             launch_sd=self.launch_sd,
             out_of_time=tuple(self.out_of_time),
+            blocks=tuple(self.blocks),
+            head=self._chain.head if self._chain else "",
             offered={
                 kind: tuple(self._catalogue.entries[kind])
                 for kind in ("strategies", "models", "compressors")
@@ -125,6 +178,8 @@ class Run:
 
     def save(self, *, complete: bool) -> RunRecord:
         """Write the run down, whole or not at all."""
+        if complete and self._chain is not None:
+            self._link(Kind.ENDED, {"notes": self.notes, "out_of_time": self.out_of_time})
         record = self.record(complete=complete)
         save(record, self.folder)
         return record

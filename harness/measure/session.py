@@ -129,7 +129,8 @@ class Session:
         def on_step(step: int) -> None:
             self.progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))
 
-        run.launches.append(self.bench.launch(order, run.folder, described, on_step))
+        run.seal()
+        run.enter(self.bench.launch(order, run.folder, described, on_step))
         return run.launches[-1]
 
     def save(self, *, complete: bool) -> RunRecord:

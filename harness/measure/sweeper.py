@@ -59,6 +59,7 @@ class Sweeper:
     def sweep(self, site: Site, knobs: Mapping[str, Json], times: int, *, attempt: int = 0) -> None:
         """Sweep every shape of a site, in turn."""
         self._session.ready()
+        self._run.seal()
         for i in range(times):
             for shape in shapes(site.nodes):
                 case = site.fabric(shape, knobs)
@@ -68,7 +69,7 @@ class Sweeper:
                 )  # fmt: skip
                 self._session.progress.show(moment)
                 rows = self._session.bench.sweep(case, self._run.folder)
-                self._run.fabric += [dataclasses.replace(row, attempt=attempt) for row in rows]
+                self._run.swept([dataclasses.replace(row, attempt=attempt) for row in rows])
 
     def pair_bps(self, site: Site, knobs: Mapping[str, Json], hosts: tuple[int, int]) -> float:
         """Bus bandwidth of two nodes' all-reduce at the largest payload, B/s."""

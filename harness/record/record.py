@@ -4,6 +4,7 @@ All that a verdict rests on is in it and in the ranks' samples (``store`` has bo
 ``verify`` recomputes it from them without torch.
 """
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,22 @@ JUDGED_SINCE = 6
 
 
 @dataclass(frozen=True, kw_only=True)
+class Block:
+    """One pass over arms and one back: ``arms`` in the order of the first, by name."""
+
+    plan: str
+    attempt: int
+    number: int
+    arms: tuple[str, ...]
+
+    def drawn(self, seed: int) -> tuple[str, ...]:
+        """The order of the arms that a plan's seed draws for this block."""
+        arms = sorted(self.arms)
+        random.Random(f"{seed}-{self.attempt}-{self.number}").shuffle(arms)
+        return tuple(arms)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """One run: everything that ``report``, ``verify``, ``compare`` and the history read.
 
@@ -30,7 +47,8 @@ class RunRecord:
     ``out_of_time`` lists plans that the time budget cut, ``offered`` all that could have been run.
     ``nodes`` are the machines of an engine that reaches others; ``machine`` is then the first.
     ``fabric`` is how fast the ranks exchange data, before anything is trained; ``recoveries`` are
-    faults that were planted, and what came after them.
+    faults that were planted, and what came after them. ``blocks`` says in which order arms were
+    launched, ``head`` is the hash of the chain's last link ("" = unchained).
     """
 
     schema: int
@@ -56,6 +74,8 @@ class RunRecord:
     nodes: tuple[Machine, ...] = ()
     fabric: tuple[Row, ...] = ()
     recoveries: tuple[Trial, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    head: str = ""
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""

@@ -29,8 +29,8 @@ TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 class Samples:
     """One rank's samples. ``marks_s`` has steps + 1 entries, the first is the window's barrier.
 
-    ``rss_bytes`` is 0 where nobody looked. ``sample_ids`` are those that were handed out, ``seen`` hashes of the content that reached the
-    model (steps, samples; 0 = none); None in records until schema 5.
+    ``rss_bytes`` is 0 where nobody looked, ``sample_ids`` are those that were handed out, ``seen``
+    hashes of the content that reached the model (steps, samples; 0 = none; None until schema 5).
     """
 
     marks_s: np.ndarray

@@ -58,6 +58,10 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
         out.append(
             f" {verified.num_traceless} budgets are taken from the record: their traces are missing"
         )
+    if verified.num_links:
+        out.append(f" chain of {verified.num_links} links, the last is {verified.head[:16]}")
+    else:
+        out.append(" unchained: whether launches were left out cannot be said")
     out += [f" DIFFERS  {d}" for d in verified.differences]
     return [*out, f" {len(verified.differences)} differences" if verified.differences else
             " everything agrees"]  # fmt: skip

@@ -1,0 +1,155 @@
+"""The audit: whether a record is the whole of one run, as it went, and nothing else.
+
+What follows from samples is recomputed by ``verify``; here is what does not: that no launch was
+left out, put in, moved or copied, and that rules were settled before anything was measured.
+"""
+
+import datetime
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.base.documents import Json, to_doc
+from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
+from harness.record.chain import Kind, Link
+
+#: Clocks of one machine may step by this much, s; a launch's wall time holds its stepping.
+CLOCK_S = 0.05
+
+
+def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
+    """Everything that cannot be so in an untouched record; RecordError if the chain is broken."""
+    return [
+        *_launches(run, folder),
+        *_copies(run.launches),
+        *_times(run),
+        *_turns(run),
+        *(_chained(run, links) if links or run.head else ()),
+    ]
+
+
+def _launches(run: RunRecord, folder: Path) -> Iterator[str]:
+    """Launches are numbered without a gap, and no folder is there that the record does not know.
+
+    One that failed may have been launched once more, to be looked at closely.
+    """
+    looks = sum(x.status is LaunchStatus.FAILED for x in run.launches)
+    here = folder / "launches"
+    present = {p.name for p in here.iterdir() if p.is_dir()} if here.is_dir() else set()
+    recorded = {x.launch for x in run.launches}
+    extra = sorted(n for n in present - recorded if not n.startswith(("fabric-", "recovery-")))
+    if run.complete and len(extra) > looks:
+        yield f"launches/{extra[0]} is not in the record"
+    numbers = {int(name.rpartition("-")[2]) for name in recorded}
+    numbers |= {row.launch for row in run.fabric}
+    gaps = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)
+    if run.complete and not run.recoveries and len(gaps) > looks:
+        yield f"launch {gaps[0]} is missing ({len(gaps)} of {max(numbers)} are)"
+
+
+def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
+    """No two ranks leave the same samples: they hold the times of every step."""
+    count = Counter(r.samples_sha256 for x in launches for r in x.ranks if r.samples_sha256)
+    for launch in launches:
+        for rank in launch.ranks:
+            if count[rank.samples_sha256] > 1:
+                yield f"{launch.launch}: rank {rank.rank} has the samples of another one"
+                return
+
+
+def _times(run: RunRecord) -> Iterator[str]:
+    """Launches follow each other, last as long as they step, and lie within the run."""
+    began = datetime.datetime.fromisoformat(run.started_at)
+    last = began - datetime.timedelta(seconds=1)
+    for x in run.launches:
+        at = datetime.datetime.fromisoformat(x.started_at)
+        if at < last - datetime.timedelta(seconds=CLOCK_S):
+            yield f"{x.launch} began before the launch before it had ended"
+            return
+        last = at + datetime.timedelta(seconds=x.wall_s)
+        stepping = max((r.stepping_s for r in x.ranks), default=0.0)
+        if x.status is LaunchStatus.OK and x.wall_s + CLOCK_S < stepping:
+            yield f"{x.launch}: stepped for {stepping:.3f} s in {x.wall_s:.3f} s"
+            return
+    hosts = {n.host for n in (run.machine, *run.nodes)}
+    if strange := {r.host for x in run.launches for r in x.ranks} - hosts:
+        yield f"ranks ran on {', '.join(sorted(strange))}, which is no machine of this run"
+
+
+def _turns(run: RunRecord) -> Iterator[str]:
+    """Every block has all its launches, there and back, in the order that its seed draws."""
+    for block in run.blocks:
+        names = [f"{p.name}: block {block.number}" for p in run.plans if p.hash == block.plan]
+        told = names[0] if names else f"block {block.number}"
+        plan = next((p for p in run.plans if p.hash == block.plan), None)
+        if plan is None or block.arms != block.drawn(plan.protocol.seed):
+            yield f"{told} has another order of arms than its seed draws"
+            continue
+        mine = [
+            x
+            for x in run.launches
+            if x.purpose is Purpose.TIMED
+            and (x.plan, x.attempt, x.block) == (block.plan, block.attempt, block.number)
+        ]
+        wanted = [
+            (2 * block.number + back, arm)
+            for back, arms in enumerate((block.arms, block.arms[::-1]))
+            for arm in arms
+        ]
+        seen = [(x.turn, x.arm) for x in mine]
+        ended = not run.complete or any(not x.usable for x in mine)
+        if seen != wanted[: len(seen)] or (len(seen) < len(wanted) and not ended):
+            yield f"{told} has {len(seen)} of {len(wanted)} launches, or not in its order"
+    if run.blocks:
+        known = {(b.plan, b.attempt, b.number) for b in run.blocks}
+        for x in run.launches:
+            place = (x.plan, x.attempt, x.block)
+            if x.purpose is Purpose.TIMED and place not in known:
+                yield f"{x.launch} belongs to no block"
+                return
+
+
+def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
+    """The record says what the chain says."""
+    if not links:
+        yield f"{chain.FILE} is missing: this run was chained"
+        return
+    if run.head not in {link.hash for link in links}:
+        yield "the chain is not the one that the record ends with"
+    if links[0].kind is not Kind.SEALED:
+        yield "the chain does not begin with what was settled before the first launch"
+        return
+    sealed = links[0].body
+    for name in ("run", "started_at", "settings", "machine", "software", "thresholds"):
+        if _json(getattr(run, name)) != sealed.get(name):
+            yield f"{name} is not what was sealed before the first launch"
+    plans = {p.hash: _json(p) for p in run.plans}
+    for body in chain.bodies(links, Kind.PLAN):
+        if plans.get(body["hash"]) != body["plan"]:
+            yield f"plan {body['plan']['name']} is not the one that was announced"
+    for kind, entries in (
+        (Kind.LAUNCH, run.launches),
+        (Kind.BLOCK, run.blocks),
+        (Kind.TRIAL, run.recoveries),
+    ):
+        yield from _alike(kind, _json(entries), chain.bodies(links, kind), whole=run.complete)
+    rows = [row for body in chain.bodies(links, Kind.SWEEP) for row in body]
+    yield from _alike(Kind.SWEEP, _json(run.fabric), rows, whole=run.complete)
+    if run.complete and links[-1].kind is not Kind.ENDED:
+        yield "the record is complete, but the chain does not end"
+
+
+def _alike(kind: Kind, record: Json, links: list[Json], *, whole: bool) -> Iterator[str]:
+    """Entries of the record are those of the chain; an interrupted record may lack the last."""
+    for i, (a, b) in enumerate(zip(record, links, strict=False)):
+        if a != b:
+            yield f"{kind} {i + 1} of the record is not the one of the chain"
+            return
+    if len(record) > len(links) or (whole and len(record) < len(links)):
+        yield f"{len(record)} {kind} entries in the record, {len(links)} in the chain"
+
+
+def _json(value: object) -> Json:
+    """As it is read from a file."""
+    return json.loads(json.dumps(to_doc(value)))

@@ -1,0 +1,130 @@
+"""The chain: what happened in a run, in its order; a line each, on disk at once, never rewritten.
+
+``chain.jsonl`` lies beside the record. Every line names the sha256 of the line before, and the
+first one holds what was settled before anything was launched: rules, settings, machine, and the
+nonce of whoever asked for the run. A launch that was left out, put in, or changed breaks it, and a
+signature of its last line covers all of it.
+"""
+
+import datetime
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+
+from harness.base.documents import Json, from_doc, to_doc
+from harness.base.errors import RecordError
+
+FILE = "chain.jsonl"
+
+
+class Kind(StrEnum):
+    """What a link tells."""
+
+    SEALED = "sealed"  # what was settled before the first launch
+    PLAN = "plan"
+    WINDOWS = "windows"
+    BLOCK = "block"  # which arms, in which order
+    LAUNCH = "launch"
+    SWEEP = "sweep"
+    TRIAL = "trial"
+    SITTING = "sitting"  # a run that was interrupted goes on
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One line. ``number`` counts from 0, ``before`` is the hash of the line before it."""
+
+    number: int
+    kind: Kind
+    at: str
+    before: str
+    body: Json
+
+    @cached_property
+    def line(self) -> str:
+        """As it stands in the file."""
+        return json.dumps(to_doc(self), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(self.line.encode()).hexdigest()
+
+
+class Chain:
+    """Appends links; goes on with the ones that are there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self.links = list(read(folder))
+        self._cut_torn_line()
+
+    @property
+    def head(self) -> str:
+        """The hash of the last link; empty before the first."""
+        return self.links[-1].hash if self.links else ""
+
+    def add(self, kind: Kind, body: object) -> None:
+        """One more link; on disk when this returns."""
+        link = Link(
+            number=len(self.links),
+            kind=kind,
+            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            before=self.head,
+            body=to_doc(body),
+        )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(link.line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.links.append(link)
+
+    def _cut_torn_line(self) -> None:
+        """A program that was killed may have left half a line; a link is whole or not there."""
+        if self._path.is_file():
+            whole = sum(len(link.line.encode()) + 1 for link in self.links)
+            if self._path.stat().st_size > whole:
+                os.truncate(self._path, whole)
+
+
+def read(folder: Path) -> tuple[Link, ...]:
+    """The links of a run, () if it has none; RecordError where one does not follow from the last.
+
+    A last line without its end is one that was being written: it is left out.
+    """
+    path = folder / FILE
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"cannot be read: {error}", where=str(path), fix=_FIX) from None
+    links: list[Link] = []
+    for number, line in enumerate(text.split("\n")[:-1]):
+        where = f"{path}, line {number + 1}"
+        try:
+            link = from_doc(Link, json.loads(line), "link")
+        except ValueError as error:
+            raise RecordError(f"not a link: {error}", where=where, fix=_FIX) from None
+        before = links[-1].hash if links else ""
+        if (link.number, link.before) != (number, before) or link.line != line:
+            raise RecordError(
+                "the chain is broken: this line does not follow from the one before", where=where,
+                expected=f"link {number} after {before[:12] or 'nothing'}", fix=_FIX,
+            )  # fmt: skip
+        links.append(link)
+    return tuple(links)
+
+
+_FIX = "copy the run's folder from its source again; a chain that was edited cannot be mended"
+
+
+def bodies(links: Sequence[Link], kind: Kind) -> list[Json]:
+    """What the links of a kind tell, in order."""
+    return [link.body for link in links if link.kind is kind]

@@ -128,6 +128,10 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     for body in chain.bodies(links, Kind.PLAN):
         if plans.get(body["hash"]) != body["plan"]:
             yield f"plan {body['plan']['name']} is not the one that was announced"
+    for body in chain.bodies(links, Kind.DESCRIBED):
+        for case, answer in body.items():
+            if case not in run.described or _json(run.described[case]) != answer:
+                yield f"what is expected of case {case} is not what its files said"
     for kind, entries in (
         (Kind.LAUNCH, run.launches),
         (Kind.BLOCK, run.blocks),

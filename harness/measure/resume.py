@@ -6,7 +6,7 @@ from pathlib import Path
 from harness.base.documents import from_doc
 from harness.base.errors import RecordError
 from harness.host.machine import Machine
-from harness.record import SCHEMA, Block, LaunchRecord, Row, RunRecord, Trial, chain
+from harness.record import SCHEMA, Block, Described, LaunchRecord, Row, RunRecord, Trial, chain
 from harness.record.chain import Kind
 from harness.record.store import load
 from harness.spec import Site, Window
@@ -46,8 +46,12 @@ def _with_chain(old: RunRecord, folder: Path) -> RunRecord:
     windows = dict(old.windows)
     for body in chain.bodies(links, Kind.WINDOWS):
         windows |= from_doc(dict[str, dict[str, Window]], body)
+    described = dict(old.described)
+    for body in chain.bodies(links, Kind.DESCRIBED):
+        described |= from_doc(dict[str, Described], body)
     return dataclasses.replace(
         old,
+        described=described,
         launches=tuple(from_doc(LaunchRecord, b) for b in chain.bodies(links, Kind.LAUNCH)),
         blocks=tuple(from_doc(Block, b) for b in chain.bodies(links, Kind.BLOCK)),
         fabric=tuple(from_doc(Row, r) for b in chain.bodies(links, Kind.SWEEP) for r in b),

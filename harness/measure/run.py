@@ -114,6 +114,11 @@ class Run:
         assert self._chain is not None
         self._chain.add(kind, body)
 
+    def describe(self, answers: Mapping[str, Described]) -> None:
+        """What the agent says of cases, by their hashes."""
+        self.described.update(answers)
+        self._link(Kind.DESCRIBED, answers)
+
     def enter(self, launch: LaunchRecord) -> None:
         """A launch that has ended."""
         self.launches.append(launch)

@@ -27,6 +27,7 @@ class Kind(StrEnum):
 
     SEALED = "sealed"  # what was settled before the first launch
     PLAN = "plan"
+    DESCRIBED = "described"  # what the files of cases say of them
     WINDOWS = "windows"
     BLOCK = "block"  # which arms, in which order
     LAUNCH = "launch"

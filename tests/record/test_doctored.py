@@ -1,0 +1,346 @@
+"""Records that somebody doctored are refused or named, whatever was redone to hide it.
+
+Two depths: the record is edited and its digest redone, as a careful forger would; and the chain is
+rebuilt to match. What a complete forgery cannot be told by, a signature tells (test_signed).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.analysis.verify import verify
+from harness.base.errors import RecordError
+from harness.record import chain
+from harness.record.store import load
+
+Doc = Any
+Edit = Callable[[Doc, Path], None]
+
+
+@pytest.fixture
+def copy(sample: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sample, tmp_path / "run"))
+
+
+def told(folder: Path) -> list[str]:
+    """What is found; a record that cannot be read is found, too."""
+    try:
+        return list(verify(load(folder), folder).differences)
+    except RecordError as error:
+        return [str(error)]
+
+
+def change(folder: Path, edit: Edit) -> Doc:
+    doc = json.loads((folder / "record.json").read_text())
+    edit(doc, folder)
+    _write(folder, doc)
+    return doc
+
+
+def _write(folder: Path, doc: Doc) -> None:
+    text = json.dumps(doc)
+    (folder / "record.json").write_text(text)
+    (folder / "record.sha256").write_text(hashlib.sha256(text.encode()).hexdigest())
+
+
+def rechain(folder: Path) -> None:
+    """Rebuild the chain from the record, as if the run had gone that way."""
+    doc = json.loads((folder / "record.json").read_text())
+    old = [json.loads(line) for line in (folder / chain.FILE).read_text().splitlines()]
+    queues = {
+        "launch": list(doc["launches"]),
+        "block": list(doc["blocks"]),
+        "plan": [{"hash": _hash(folder, i), "plan": p} for i, p in enumerate(doc["plans"])],
+        "described": [doc["described"]],
+        "windows": [doc["windows"]],
+    }
+    for name in old[0]["body"]:
+        if name in doc:
+            old[0]["body"][name] = doc[name]
+    kept = [x for x in old if x["kind"] not in queues or queues[x["kind"]]]
+    lines: list[str] = []
+    for link in kept:
+        if link["kind"] in queues:
+            if not queues[link["kind"]]:
+                continue
+            link["body"] = queues[link["kind"]].pop(0)
+        link["number"] = len(lines)
+        link["before"] = hashlib.sha256(lines[-1].encode()).hexdigest() if lines else ""
+        lines.append(json.dumps(link, sort_keys=True, separators=(",", ":")))
+    (folder / chain.FILE).write_text("".join(line + "\n" for line in lines))
+    doc["head"] = hashlib.sha256(lines[-1].encode()).hexdigest()
+    _write(folder, doc)
+
+
+def _hash(folder: Path, i: int) -> str:
+    return load(folder).plans[i].hash
+
+
+def timed(doc: Doc, arm: str | None = None) -> list[Doc]:
+    return [x for x in doc["launches"] if x["purpose"] == "timed" and arm in (None, x["arm"])]
+
+
+def purposed(doc: Doc, purpose: str) -> Doc:
+    return next(x for x in doc["launches"] if x["purpose"] == purpose)
+
+
+def without(chosen: Callable[[Doc], list[Doc]]) -> Edit:
+    def edit(doc: Doc, _: Path) -> None:
+        gone = [x["launch"] for x in chosen(doc)]
+        doc["launches"] = [x for x in doc["launches"] if x["launch"] not in gone]
+
+    return edit
+
+
+def setting(*path: Any, to: Any) -> Edit:
+    """Set what lies at the end of a path of keys."""
+
+    def edit(doc: Doc, _: Path) -> None:
+        for key in path[:-1]:
+            doc = doc[key]
+        doc[path[-1]] = to
+
+    return edit
+
+
+def on_launch(purpose: str, change_it: Callable[[Doc], object]) -> Edit:
+    def edit(doc: Doc, _: Path) -> None:
+        change_it(purposed(doc, purpose))
+
+    return edit
+
+
+def last_turn_lost(doc: Doc, _: Path) -> None:
+    turn = max(x["turn"] for x in timed(doc))
+    doc["launches"] = [x for x in doc["launches"] if x["purpose"] != "timed" or x["turn"] != turn]
+
+
+def repaired(doc: Doc, _: Path) -> None:
+    """Slow launches paired with slow ones: turns swapped within an arm."""
+    first, second = timed(doc, "@2")[:2]
+    first["turn"], second["turn"] = second["turn"], first["turn"]
+
+
+def swapped(doc: Doc, _: Path) -> None:
+    found = doc["launches"]
+    found[-1], found[-2] = found[-2], found[-1]
+
+
+def best_copied(doc: Doc, folder: Path) -> None:
+    best, *others = sorted(timed(doc, "@2"), key=lambda x: x["ranks"][0]["window_s"])
+    for x in others:
+        x.update(ranks=best["ranks"], steps=best["steps"], consumed=best["consumed"])
+        shutil.rmtree(folder / "launches" / x["launch"])
+        shutil.copytree(folder / "launches" / best["launch"], folder / "launches" / x["launch"])
+
+
+def faster(doc: Doc, folder: Path) -> None:
+    """Samples of one arm 40 % faster, with every digest and figure that is easy to redo."""
+    for x in timed(doc, "@2"):
+        for r in x["ranks"]:
+            path = folder / "launches" / x["launch"] / f"rank{r['rank']}.npz"
+            with np.load(path) as arrays:
+                kept = dict(arrays)
+            kept["marks_s"] = kept["marks_s"] / 1.4
+            kept["step_s"] = kept["step_s"] / 1.4
+            np.savez_compressed(path, **kept)
+            r["samples_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            r["window_s"] /= 1.4
+        for key in ("mean_s", "median_s", "p95_s", "worst_s"):
+            x["steps"][key] /= 1.4
+
+
+def one_instant(doc: Doc, _: Path) -> None:
+    for x in doc["launches"]:
+        x.update(started_at="2020-01-01T00:00:00.000+00:00", wall_s=0.001)
+
+
+def renamed_host(doc: Doc, _: Path) -> None:
+    doc["machine"]["host"] = "fast-machine"
+
+
+def renamed_ranks(doc: Doc, _: Path) -> None:
+    for x in doc["launches"]:
+        for r in x["ranks"]:
+            r["host"] = "fast-machine"
+
+
+def extra_folder(_: Doc, folder: Path) -> None:
+    (folder / "launches" / "abcdef-t09-2-0099").mkdir()
+
+
+def easier(doc: Doc, _: Path) -> None:
+    for rule in doc["thresholds"]:
+        if rule.get("at_least"):
+            rule["at_least"] *= 0.5
+
+
+def passing(doc: Doc, _: Path) -> None:
+    for v in doc["verdicts"]:
+        v["status"] = "PASS"
+
+
+def gate_passed(doc: Doc, _: Path) -> None:
+    checks = purposed(doc, "gate")["ranks"][0]["checks"]
+    checks[:] = checks[:3]
+
+
+#: Structural: found even if the chain is rebuilt.
+STRUCTURAL: dict[str, Edit] = {
+    "the worst pair dropped": last_turn_lost,
+    "one baseline launch dropped": without(lambda d: timed(d, "plain")[:1]),
+    "one subject launch dropped": without(lambda d: timed(d, "@2")[-1:]),
+    "a pilot dropped": without(lambda d: [purposed(d, "pilot")]),
+    "a gate dropped": without(lambda d: [purposed(d, "gate")]),
+    "the reference dropped": without(lambda d: [purposed(d, "reference")]),
+    "a profile dropped": without(lambda d: [purposed(d, "profile")]),
+    "slow launches paired with slow ones": repaired,
+    "two launches swapped": swapped,
+    "the best launch copied over the others": best_copied,
+    "every launch at one instant": one_instant,
+    "the ranks' host renamed": renamed_ranks,
+    "the machine renamed": renamed_host,
+    "an extra launch folder": extra_folder,
+    "a verdict's status": passing,
+    "a verdict's value": setting("verdicts", 0, "value", to=1.5),
+    "a verdict's interval": setting("verdicts", 0, "low", to=0.99),
+    "a verdict's pairs": setting("verdicts", 0, "pairs", to=[0.99] * 8),
+    "a verdict lost": lambda d, _: d["verdicts"].pop(),
+    "a window": on_launch("timed", lambda x: x["ranks"][0].update(window_s=0.1)),
+    "samples consumed": on_launch("timed", lambda x: x.update(consumed=10**6)),
+    "a mean step": on_launch("timed", lambda x: x["steps"].update(mean_s=1e-4)),
+    "a 95th percentile": on_launch("timed", lambda x: x["steps"].update(p95_s=1e-4)),
+    "the losses' digest": on_launch("timed", lambda x: x.update(losses="0" * 16)),
+    "steadiness": on_launch("timed", lambda x: x["steadiness"].update(drift=0.5)),
+    "load by others": on_launch("timed", lambda x: x.update(foreign_load=0.9)),
+    "steps compared": on_launch("timed", lambda x: x.update(compared=0)),
+    "stalls": on_launch("timed", lambda x: x.update(stalls=None)),
+    "the cut": lambda d, _: [w.update(cut=w["cut"] + 1) for p in d["windows"].values() for w in p.values()],
+    "the seed": lambda d, _: d["plans"][0]["protocol"].update(seed=7),
+    "a launch into another attempt": on_launch("timed", lambda x: x.update(attempt=1)),
+    "a launch into another block": on_launch("timed", lambda x: x.update(block=5)),
+    "a launch for another purpose": on_launch("timed", lambda x: x.update(purpose="pilot")),
+    "a block's order": lambda d, _: d["blocks"][0].update(arms=sorted(d["blocks"][0]["arms"])[::-1]),
+    "a block lost": lambda d, _: d["blocks"].pop(),
+    "a rank lost": lambda d, _: timed(d, "@2")[0]["ranks"].pop(),
+    "what was wrong, added": on_launch("timed", lambda x: x.update(wrong=["world"])),
+    "a launch that failed": on_launch("timed", lambda x: x.update(status="failed")),
+}  # fmt: skip
+
+#: Found by the chain, and by a signature if the chain is rebuilt as well.
+CHAINED: dict[str, Edit] = {
+    "samples of one arm 40 % faster": faster,
+    "bounds lowered": easier,
+    "a bound removed": lambda d, _: d["thresholds"].pop(),
+    "a rule's source": setting("thresholds", 0, "source", to="measured"),
+    "a rule's pattern": setting("thresholds", 0, "case", to="fsdp/*"),
+    "checks of a gate": gate_passed,
+    "a wider limit of the losses": lambda d, _: [
+        a["reference"].update(limit=1.0) for a in d["described"].values()
+    ],
+    "an ideal": lambda d, _: [
+        a["expected"].update(ideal_efficiency=0.5) for a in d["described"].values()
+    ],
+    "expected bytes": lambda d, _: [
+        a["expected"].update(formula="less") for a in d["described"].values()
+    ],
+    "admission emptied": setting("admission", to=[]),
+    "the date": setting("started_at", to="2026-01-01T00:00:00+00:00"),
+    "the run's name": setting("run", to="20260101-000000-abcd"),
+    "the settings": setting("settings", "strict", to=True),
+    "the nonce": setting("settings", "nonce", to="somebody else's"),
+    "the software": setting("software", "torch", to="3.0"),
+    "the processor": setting("machine", "cpu", to="Better CPU"),
+    "the memory of a rank": on_launch("timed", lambda x: x["ranks"][0].update(peak_bytes=1)),
+    "bytes that a rank sent": on_launch("profile", lambda x: x["ranks"][0].update(resent_bytes=9)),
+    "CPU time of a rank": on_launch("timed", lambda x: x["ranks"][0].update(setup_s=9.0)),
+    "the head": setting("head", to="0" * 64),
+    "no head": setting("head", to=""),
+}
+
+
+def line_lost(lines: list[str]) -> list[str]:
+    return lines[:7] + lines[8:]
+
+
+@pytest.mark.parametrize("kind", [*STRUCTURAL, *CHAINED])
+def test_an_edited_record_is_found(copy: Path, kind: str) -> None:
+    before = (copy / "record.json").read_text()
+    change(copy, (STRUCTURAL | CHAINED)[kind])
+    assert kind == "an extra launch folder" or (copy / "record.json").read_text() != before
+    assert told(copy), kind
+
+
+@pytest.mark.parametrize("kind", STRUCTURAL)
+def test_it_is_found_even_if_the_chain_is_rebuilt(copy: Path, kind: str) -> None:
+    change(copy, STRUCTURAL[kind])
+    rechain(copy)
+    assert told(copy), kind
+
+
+def test_a_chain_that_is_rebuilt_from_an_honest_record_is_honest(copy: Path) -> None:
+    """Else the test above would prove nothing."""
+    rechain(copy)
+    assert told(copy) == []
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        line_lost,
+        lambda lines: lines[:7] + lines[6:],
+        lambda lines: [*lines[:5], lines[6], lines[5], *lines[7:]],
+        lambda lines: lines[:-1],
+        lambda lines: lines[1:],
+        lambda lines: [lines[0].replace('"strict":false', '"strict":true'), *lines[1:]],
+        lambda lines: [*lines[:9], lines[9].replace('"wall_s":', '"wall_s":1'), *lines[10:]],
+        lambda lines: [*lines, "not a link"],
+        lambda lines: [*lines[:4], "{}", *lines[5:]],
+        lambda lines: [],
+    ],
+    ids=["lost", "twice", "swapped", "end cut", "start cut", "rules", "launch", "text", "empty", "none"],
+)  # fmt: skip
+def test_an_edited_chain_is_found(copy: Path, edit: Callable[[list[str]], list[str]]) -> None:
+    path = copy / chain.FILE
+    path.write_text("".join(f"{line}\n" for line in edit(path.read_text().splitlines())))
+    assert told(copy)
+
+
+def test_a_chain_that_is_gone_is_missed(copy: Path) -> None:
+    (copy / chain.FILE).unlink()
+    assert any("is missing: this run was chained" in t for t in told(copy))
+
+
+def test_honest_records_are_honest_wherever_they_were_interrupted(copy: Path) -> None:
+    """Cut after every link, the last one whole or torn, the record as old as it may be."""
+    lines = (copy / chain.FILE).read_text().splitlines()
+    whole = json.loads((copy / "record.json").read_text())
+    honest = 0
+    for n in range(2, len(lines)):
+        links = [json.loads(line) for line in lines[:n]]
+        head = hashlib.sha256(lines[n - 1].encode()).hexdigest()
+        launches = sum(x["kind"] == "launch" for x in links)
+        blocks = sum(x["kind"] == "block" for x in links)
+        frozen = any(x["kind"] == "windows" for x in links)
+        for behind in (0, 1, 3):
+            doc = {
+                **whole, "complete": False, "head": head, "verdicts": [],
+                "launches": whole["launches"][: max(0, launches - behind)],
+                "blocks": whole["blocks"][:blocks],
+                "windows": whole["windows"] if frozen else {},
+            }  # fmt: skip
+            _write(copy, doc)
+            torn = lines[n][: len(lines[n]) // 2] if behind == 1 else ""
+            (copy / chain.FILE).write_text("".join(f"{line}\n" for line in lines[:n]) + torn)
+            found = [t for t in told(copy) if "verdicts recorded" not in t]
+            assert found == [], (n, behind)
+            honest += 1
+    assert honest > 90

@@ -29,6 +29,16 @@ def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
     ]
 
 
+def strays(run: RunRecord) -> list[str]:
+    """Launches of plans, arms or cases that the record does not have: nothing can be recomputed."""
+    arms = {p.hash: {a.name: a.case.hash for a in p.arms} for p in run.plans}
+    return [
+        f"{x.launch} is of a plan, an arm or a case that this record does not have"
+        for x in run.launches
+        if arms.get(x.plan, {}).get(x.arm) != x.case or x.case not in run.described
+    ]
+
+
 def _launches(run: RunRecord, folder: Path) -> Iterator[str]:
     """Launches are numbered without a gap, and no folder is there that the record does not know.
 
@@ -124,6 +134,9 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     for name in ("run", "started_at", "settings", "machine", "software", "thresholds"):
         if _json(getattr(run, name)) != sealed.get(name):
             yield f"{name} is not what was sealed before the first launch"
+    alone = not any(link.kind is Kind.SITTING for link in links)
+    if alone and _json(run.admission) != sealed.get("admission"):
+        yield "admission is not what was found before the first launch"
     plans = {p.hash: _json(p) for p in run.plans}
     for body in chain.bodies(links, Kind.PLAN):
         if plans.get(body["hash"]) != body["plan"]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.audit import audit
+from harness.analysis.audit import audit, strays
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import figures, pilots, references
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
@@ -50,6 +50,10 @@ class Verification:
 
 def verify(run: RunRecord, folder: Path) -> Verification:
     """Recompute launches from samples and verdicts from launches; list what differs."""
+    if unknown := strays(run):
+        return Verification(
+            num_launches=0, num_samples=0, num_verdicts=0, differences=tuple(unknown)
+        )
     counted = [
         x
         for x in run.launches

@@ -94,7 +94,9 @@ class Run:
         self.plans += [p for p in plans if p.hash not in known]
 
     def seal(self) -> None:
-        """Before a launch: the chain begins with what is settled by then; plans follow."""
+        """Before a launch: the chain begins with what is settled by then; plans, and what is
+        expected of their cases, follow.
+        """
         if self._chain is None:
             self._chain = Chain(self.folder)
         if not self._chain.links:
@@ -108,16 +110,14 @@ class Run:
         for plan in self.plans:
             if plan.hash not in told:
                 self._chain.add(Kind.PLAN, {"hash": plan.hash, "plan": plan})
+        known = {case for body in bodies(self._chain.links, Kind.DESCRIBED) for case in body}
+        if new := {c: answer for c, answer in self.described.items() if c not in known}:
+            self._chain.add(Kind.DESCRIBED, new)
 
     def _link(self, kind: Kind, body: object) -> None:
         self.seal()
         assert self._chain is not None
         self._chain.add(kind, body)
-
-    def describe(self, answers: Mapping[str, Described]) -> None:
-        """What the agent says of cases, by their hashes."""
-        self.described.update(answers)
-        self._link(Kind.DESCRIBED, answers)
 
     def enter(self, launch: LaunchRecord) -> None:
         """A launch that has ended."""

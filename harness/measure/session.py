@@ -120,7 +120,7 @@ class Session:
         if unknown:
             self.ready()
             answers = self.bench.describe(unknown)
-            self.run.describe({c.hash: a for c, a in zip(unknown, answers, strict=True)})
+            self.run.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
 
     def launch(self, order: Order, now: Moment) -> LaunchRecord:
         """Launch, enter in the record, and keep whoever watches informed."""

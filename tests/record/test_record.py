@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from editing import confirm, judged, timed
 
+from harness.analysis.judging import pairs as paired
 from harness.analysis.judging.notices import findings
 from harness.analysis.judging.points import points
 from harness.analysis.judging.verdicts import verdicts
@@ -23,8 +25,9 @@ from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.host.nvml import GpuWindow
 from harness.interface import frames
-from harness.measure.resume import carried_over
-from harness.record import SCHEMA, LaunchStatus, Purpose, Reason, RunRecord, Status
+from harness.measure.blocks import missing
+from harness.measure.resume import unfinished
+from harness.record import SCHEMA, Purpose, Reason, RunRecord, Status
 from harness.record.schema import RECORD, record_schema
 from harness.record.store import Samples, load, save
 from harness.record.upgrade import upgrade
@@ -64,13 +67,13 @@ def test_load_is_the_inverse_of_save(sample_run: RunRecord, tmp_path: Path) -> N
 def test_verify_reproduces_every_sample_and_verdict(sample: Path, sample_run: RunRecord) -> None:
     found = verify(sample_run, sample)
     assert found.differences == ()
-    assert (found.num_launches, found.num_samples, found.num_verdicts) == (31, 41, 3)
+    assert (found.num_launches, found.num_samples, found.num_verdicts) == (19, 25, 3)
     assert found.num_traceless == 3, "the samples are kept without their traces"
 
 
 def test_an_edited_record_is_refused(copy: Path) -> None:
     text = (copy / "record.json").read_text()
-    (copy / "record.json").write_text(text.replace('"consumed": 352', '"consumed": 353', 1))
+    (copy / "record.json").write_text(text.replace('"consumed": 336', '"consumed": 337', 1))
     with pytest.raises(RecordError, match="changed after it was written"):
         load(copy)
 
@@ -108,7 +111,7 @@ def test_newer_records_are_refused_and_nonsense_is_named(copy: Path) -> None:
         load(copy)
     with pytest.raises(ValueError, match="no schema number"):
         upgrade({"hello": 1}, SCHEMA)
-    change(copy, lambda doc: doc.update(schema=3, surprise=1))
+    change(copy, lambda doc: doc.update(schema=5, surprise=1))
     with pytest.raises(RecordError, match="unknown field 'surprise'"):
         load(copy)
 
@@ -302,7 +305,10 @@ def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
         return " | ".join(figures.wrong(case, expected, ranks, samples, 1))
 
     ranks = [
-        dataclasses.replace(r, sent_bytes=int(expected.sent_bytes[0] * 3)) for r in launch.ranks
+        dataclasses.replace(
+            r, sent_bytes=int(expected.sent_bytes[0] * 3), written_bytes=None, kernel_s=None
+        )
+        for r in launch.ranks
     ]
     assert wrong(ranks) == ""
     assert "ranks [0] joined" in wrong(ranks[:1])
@@ -327,11 +333,11 @@ def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
 
 def test_frames(sample: Path, sample_run: RunRecord) -> None:
     launches = frames.launches([sample])
-    assert len(launches) == 34
-    assert set(launches.purpose) == {"gate", "pilot", "timed", "profile"}
+    assert len(launches) == 24
+    assert set(launches.purpose) == {"gate", "pilot", "reference", "timed", "profile"}
     steps = frames.steps([sample])
     kept = sum(x.steps.count * len(x.ranks) for x in sample_run.launches if x.steps)
-    assert steps.kept.sum() == kept and len(steps) >= kept + 37 * 6
+    assert steps.kept.sum() == kept and len(steps) >= kept + 25 * 6
     assert list(frames.points([sample]).world_size) == [1, 2, 2]
     assert set(frames.verdicts([sample]).status) == {"PASS", "RECORDED"}
     budgets = frames.budgets([sample])
@@ -454,14 +460,31 @@ def test_a_run_that_was_stopped_is_open_where_nothing_was_measured(sample_run: R
     }
 
 
-def test_resume_drops_half_blocks_but_keeps_what_failed(sample_run: RunRecord) -> None:
-    order = [x for x in sample_run.launches if x.purpose is Purpose.TIMED]
-    gates = tuple(x for x in sample_run.launches if x.purpose is Purpose.GATE)
-    half = dataclasses.replace(sample_run, launches=(*gates, *order[:-2]))
-    kept, repeated = carried_over(half)
-    assert (len(kept), repeated) == (len(gates) + 18, 4)
-    failed = dataclasses.replace(order[-3], status=LaunchStatus.FAILED)
-    kept, repeated = carried_over(
-        dataclasses.replace(sample_run, launches=(*gates, *order[:-3], failed))
-    )
-    assert failed in kept and repeated == 3
+def test_resume_keeps_everything_and_takes_up_what_only_the_chain_knows(copy: Path) -> None:
+    """The program was killed in the third turn, after its record was written for the last time."""
+    lines = (copy / "chain.jsonl").read_text().splitlines()
+    places = [i for i, line in enumerate(lines) if '"kind":"launch"' in line]
+    kept = [i for i in places if '"purpose":"timed"' in lines[i]][6]
+    (copy / "chain.jsonl").write_text("".join(f"{x}\n" for x in lines[: kept + 1]) + lines[-1][:40])
+
+    def early(doc: Any) -> None:
+        doc.update(complete=False, launches=doc["launches"][:5], blocks=[], windows={})
+
+    change(copy, early)
+    run = unfinished(copy, load(copy).machine)
+    assert len(run.launches) == places.index(kept) + 1
+    assert len(run.blocks) == 2 and run.windows
+    assert sum(x.purpose is Purpose.TIMED for x in run.launches) == 7
+
+
+def test_an_interrupted_block_is_finished_launch_by_launch(copy: Path) -> None:
+    """Whatever was seen before the interrupt counts, so that stopping gains nothing."""
+    run = load(copy)
+    for seen in range(len(run.launches)):
+        half = dataclasses.replace(run, launches=run.launches[:seen])
+        held = SimpleNamespace(timed=lambda plan, half=half: paired.timed(half, plan, None))
+        (plan,) = run.plans
+        again = [x for b in run.blocks for x in missing(held, plan, b)]  # type: ignore[arg-type]
+        before = [(x.turn, x.arm) for x in half.launches if x.purpose is Purpose.TIMED]
+        every = [(x.turn, x.arm) for x in run.launches if x.purpose is Purpose.TIMED]
+        assert before + again == every

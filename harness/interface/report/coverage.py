@@ -22,7 +22,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     out += wrap(f" worlds     {_worlds(run, cases)}", width, 12)
     for kind, text in _names(run, cases):
         out += wrap(f" {kind:<10} {text}", width, 12)
-    out.append(f" losses     {notices.reproducible(run)}")
+    out += wrap(f" losses     {notices.reproducible(run)}", width, 12)
     for why in dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP):
         out += wrap(f" skipped    {why}", width, 12)
     cut = [p.name for p in run.plans if p.hash in run.out_of_time]

@@ -36,7 +36,8 @@ class Verification:
     Verdicts of an older schema were judged by the rules of its day and are not recomputed.
     ``num_links`` are those of the chain that ends with ``head``; a record without is unchained:
     what it says follows from its samples, but nobody can say that nothing was left out.
-    ``num_traceless`` profiled launches had no traces left: their budgets were taken as recorded.
+    ``signer`` is the key whose signature covers it. ``num_traceless`` profiled launches had no
+    traces left: their budgets were taken as recorded.
     """
 
     num_launches: int
@@ -46,6 +47,7 @@ class Verification:
     num_traceless: int = 0
     num_links: int = 0
     head: str = ""
+    signer: str = ""
 
 
 def verify(run: RunRecord, folder: Path) -> Verification:

@@ -10,7 +10,7 @@ from harness.base.errors import Exit
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import tables, text
-from harness.record import RunRecord
+from harness.record import RunRecord, signature
 from harness.record.outcome import exit_status
 from harness.record.store import load
 from harness.spec.rules import load_thresholds
@@ -24,6 +24,10 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         "--thresholds", type=Path, metavar="FILE", help="also judge the run again by these rules"
     )
     sub.add_argument(
+        "--key", type=Path, metavar="FILE", help="the public key that must have signed"
+    )
+    sub.add_argument("--nonce", metavar="TEXT", help="the text that was given before the run")
+    sub.add_argument(
         "--path", action="append", default=[], metavar="DIR", help="folder with your own files"
     )
 
@@ -32,7 +36,10 @@ def act(asked: Asked) -> Answer:
     """What differs; then the verdicts under other rules, if nothing does."""
     path, rules = asked.options.run, asked.options.thresholds
     run = load(path)
-    verified = verify(run, path if path.is_dir() else path.parent)
+    folder = path if path.is_dir() else path.parent
+    verified = verify(run, folder)
+    signer, unvouched = _vouched(asked, run, folder)
+    verified = replace(verified, differences=(*verified.differences, *unvouched), signer=signer)
     exit_ = Exit.FAILED if verified.differences else Exit.PASSED
     answer = Answer(document=to_doc(verified), lines=_lines(run, verified), exit=exit_)
     if rules is None or verified.differences:
@@ -46,6 +53,19 @@ def act(asked: Asked) -> Answer:
         lines=[*answer.lines, "", f" judged again by {rules}:", *judged],
         exit=exit_status([v.counts for v in anew.verdicts]),
     )
+
+
+def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]]:
+    """Whose signature covers the run, and what of the key or the nonce does not fit."""
+    made, wrong = signature.signed(folder), []
+    if asked.options.nonce is not None and run.settings.nonce != asked.options.nonce:
+        wrong.append(f"the nonce of this run is {run.settings.nonce!r}, not the one that was given")
+    if made is None:
+        wrong += ["the run is not signed"] if asked.options.key is not None else []
+        return "", wrong
+    if why := signature.holds(made, run.head, asked.options.key):
+        return "", [*wrong, why]
+    return made.key, wrong
 
 
 def _lines(run: RunRecord, verified: Verification) -> list[str]:
@@ -62,6 +82,8 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
         out.append(f" chain of {verified.num_links} links, the last is {verified.head[:16]}")
     else:
         out.append(" unchained: whether launches were left out cannot be said")
+    if verified.signer:
+        out.append(f" signed by {verified.signer}")
     out += [f" DIFFERS  {d}" for d in verified.differences]
     return [*out, f" {len(verified.differences)} differences" if verified.differences else
             " everything agrees"]  # fmt: skip

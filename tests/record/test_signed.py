@@ -1,0 +1,117 @@
+"""A signed run: who vouches for what, checked with keys that ssh-keygen made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_doctored import change, faster, rechain
+
+from harness.base.errors import Exit
+from harness.interface.cli.main import main
+
+pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen here")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    for name, kind in (("site", "ed25519"), ("other", "ed25519"), ("old", "ecdsa")):
+        command = [
+            "ssh-keygen",
+            "-q",
+            "-t",
+            kind,
+            "-N",
+            "",
+            "-C",
+            "a site",
+            "-f",
+            str(folder / name),
+        ]
+        subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture
+def run(sample: Path, tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    page = shutil.ignore_patterns("*report.html*")
+    folder = Path(shutil.copytree(sample, tmp_path / "run", ignore=page))
+    assert main(["sign", str(folder), "--key", str(keys / "site")]) == Exit.PASSED
+    capsys.readouterr()
+    return folder
+
+
+def verified(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str]:
+    code = main(["verify", *map(str, words)])
+    return code, capsys.readouterr().out
+
+
+def test_who_signed_is_said(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = verified(capsys, run, "--key", keys / "site.pub")
+    assert code == Exit.PASSED
+    assert "signed by ssh-ed25519 " in out and "everything agrees" in out
+
+
+def test_another_key_is_told(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = verified(capsys, run, "--key", keys / "other.pub")
+    assert code == Exit.FAILED and "signed by another key" in out
+
+
+def test_a_complete_forgery_is_told_by_the_signature(
+    run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Samples, digests, figures and the whole chain are redone; the head is then another one."""
+    change(run, faster)
+    rechain(run)
+    code, out = verified(capsys, run, "--key", keys / "site.pub")
+    assert code == Exit.FAILED and "the signature is of another run" in out
+
+
+def test_a_signature_of_a_forger_under_the_sites_name_is_told(
+    run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = json.loads((run / "chain.sig").read_text())["key"]
+    main(["sign", str(run), "--key", str(keys / "other")])
+    forged = json.loads((run / "chain.sig").read_text())
+    (run / "chain.sig").write_text(json.dumps({**forged, "key": named}))
+    capsys.readouterr()
+    code, out = verified(capsys, run, "--key", keys / "site.pub")
+    assert code == Exit.FAILED and "not by the key that it names" in out
+
+
+def test_an_unsigned_run_does_not_pass_for_a_signed_one(
+    run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "chain.sig").unlink()
+    assert verified(capsys, run)[0] == Exit.PASSED
+    code, out = verified(capsys, run, "--key", keys / "site.pub")
+    assert code == Exit.FAILED and "the run is not signed" in out
+
+
+def test_the_nonce_is_the_one_that_was_given(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = verified(capsys, run, "--nonce", "tender 17")
+    assert code == Exit.FAILED and "the nonce of this run is ''" in out
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [("old", "not an ed25519 key"), ("site.pub", "--key"), ("none", "No such file")],
+)
+def test_a_bad_key_is_one_clear_error(
+    run: Path, keys: Path, key: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sign", str(run), "--key", str(keys / key)]) == Exit.USAGE
+    told = capsys.readouterr().err
+    assert says in told and "ssh-keygen -t ed25519" in told
+
+
+def test_only_what_verifies_is_signed(
+    run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(run, lambda doc, _: doc["verdicts"][0].update(value=2.0))
+    assert main(["sign", str(run), "--key", str(keys / "site")]) != Exit.PASSED
+    assert "does not verify" in capsys.readouterr().err

@@ -166,6 +166,7 @@ class Run:
             thresholds=self.thresholds,
             notes=tuple(self.notes),
             elapsed_s=self.elapsed_s,
+            device_s=self.elapsed_s * sum(self.settings.nodes),
             windows={plan: dict(windows) for plan, windows in self.windows.items()},
             nodes=self.nodes,
             fabric=tuple(self.fabric),

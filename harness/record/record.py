@@ -48,7 +48,8 @@ class RunRecord:
     ``nodes`` are the machines of an engine that reaches others; ``machine`` is then the first.
     ``fabric`` is how fast the ranks exchange data, before anything is trained; ``recoveries`` are
     faults that were planted, and what came after them. ``blocks`` says in which order arms were
-    launched, ``head`` is the hash of the chain's last link ("" = unchained).
+    launched, ``head`` is the hash of the chain's last link ("" = unchained). ``device_s`` is what
+    the run held its devices for: each rank's device, from its start to its end.
     """
 
     schema: int
@@ -76,6 +77,7 @@ class RunRecord:
     recoveries: tuple[Trial, ...] = ()
     blocks: tuple[Block, ...] = ()
     head: str = ""
+    device_s: float = 0.0
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""

@@ -78,7 +78,8 @@ def losses(base: Budget, rung: Budget, *, ranks: int, work: Fraction) -> Losses:
         excess_ns={t: _term(rung, t, divided) - work * _term(base, t, divided) for t in known},
         compute_scaling=float(work * _term(base, Term.COMPUTE, divided) / busy) if busy else None,
     )
-    assert sum(difference.lost.values(), Fraction(0)) == ranks - difference.speedup
+    if sum(difference.lost.values(), Fraction(0)) != ranks - difference.speedup:
+        raise AssertionError("the lost speedup is not the sum of its terms")
     return difference
 
 

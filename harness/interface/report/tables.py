@@ -199,7 +199,23 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
         f" {len(profiles)} profiles;"
         f" {1 - training / run.elapsed_s:.0%} of {duration(run.elapsed_s)} is overhead"
     )
-    return wrap(told, width, 12)
+    out = wrap(told, width, 12)
+    if run.device_s:
+        used = sum(x.wall_s * len(x.ranks) for x in run.launches)
+        decided = sum(v.status in (Status.PASS, Status.FAIL) for v in run.verdicts)
+        told = f" devices    {_hours(run.device_s)} held, {used / run.device_s:.0%} of that by launches"
+        told += f"; {_hours(run.device_s / decided)} a decided verdict" if decided else ""
+        out += wrap(told, width, 12)
+    return out
+
+
+def _hours(device_s: float) -> str:
+    """Device-hours, or device-seconds while they are few."""
+    return (
+        f"{device_s / 3600:.2g} device-hours"
+        if device_s >= 360
+        else f"{device_s:.0f} device-seconds"
+    )
 
 
 def _stepping_s(launches: Sequence[LaunchRecord]) -> float:

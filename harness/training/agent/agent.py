@@ -168,7 +168,9 @@ class Agent:
         """Fork this node's ranks and stay with them until the last one is over."""
         num_threads = len(os.listdir("/proc/self/task"))
         fresh = num_threads == 1 and not torch.cuda.is_initialized()
-        assert fresh, f"the agent has {num_threads} threads or a CUDA context: it may not fork"
+        if not fresh:
+            told = f"the agent has {num_threads} threads or a CUDA context: it may not fork"
+            raise AssertionError(told)
         if self.scratch is not None:
             spec = replace(spec, out=str(self.scratch / spec.launch))
         private = (self.channel.fileno(), self.door.fileno())

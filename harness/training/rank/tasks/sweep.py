@@ -101,7 +101,8 @@ MAKERS: Mapping[str, Callable[[int, int, int, torch.device], Operation]] = {
     "broadcast": broadcast,
     "send_recv": send_recv,
 }
-assert set(MAKERS) == set(OPERATIONS)
+if set(MAKERS) != set(OPERATIONS):
+    raise AssertionError("an operation of the sweep has no maker, or a maker no operation")
 
 
 def prepare(spec: LaunchSpec, nccl_log: Path) -> None:

@@ -203,7 +203,8 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     if run.device_s:
         used = sum(x.wall_s * len(x.ranks) for x in run.launches)
         decided = sum(v.status in (Status.PASS, Status.FAIL) for v in run.verdicts)
-        told = f" devices    {_hours(run.device_s)} held, {used / run.device_s:.0%} of that by launches"
+        share = used / run.device_s
+        told = f" devices    {_hours(run.device_s)} held, {share:.0%} of that in launches"
         told += f"; {_hours(run.device_s / decided)} a decided verdict" if decided else ""
         out += wrap(told, width, 12)
     return out

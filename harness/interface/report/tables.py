@@ -179,6 +179,8 @@ def counts(run: RunRecord) -> list[str]:
             " each verdict alone errs at most once in 20",
             f" these hold together, with at most 5% of them false: {passes} PASS, {fails} FAIL",
         ]
+        if len(run.settings.nodes) > 1:
+            lines.append(" they hold for these nodes: every launch filled them in the same order")
     return lines
 
 

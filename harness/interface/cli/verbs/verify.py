@@ -1,12 +1,13 @@
-"""``verify``: every figure and verdict again, from the stored samples."""
+"""``verify``: every figure and verdict again, from the stored samples; ``sign``: vouch for them."""
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.verify import Verification, rejudge, verify
 from harness.base.documents import to_doc
-from harness.base.errors import Exit
+from harness.base.errors import Exit, RecordError
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import tables, text
@@ -15,11 +16,20 @@ from harness.record.outcome import exit_status
 from harness.record.store import load
 from harness.spec.rules import load_thresholds
 
-HELP = dict(verify="recompute every figure and verdict from the stored samples, offline")
+HELP = dict(
+    verify="recompute every figure and verdict from the stored samples, offline",
+    sign="sign a complete run with an ed25519 key of OpenSSH",
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("run", type=Path)
+    if verb == "sign":
+        sub.add_argument(
+            "--key", type=Path, required=True, metavar="FILE",
+            help="the private key; SCALEPROOF_PASSPHRASE opens it",
+        )  # fmt: skip
+        return
     sub.add_argument(
         "--thresholds", type=Path, metavar="FILE", help="also judge the run again by these rules"
     )
@@ -34,6 +44,8 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """What differs; then the verdicts under other rules, if nothing does."""
+    if asked.verb == "sign":
+        return _sign(asked.options.run, asked.options.key)
     path, rules = asked.options.run, asked.options.thresholds
     run = load(path)
     folder = path if path.is_dir() else path.parent
@@ -53,6 +65,22 @@ def act(asked: Asked) -> Answer:
         lines=[*answer.lines, "", f" judged again by {rules}:", *judged],
         exit=exit_status([v.counts for v in anew.verdicts]),
     )
+
+
+def _sign(folder: Path, key: Path) -> Answer:
+    """Only what verifies is signed."""
+    if found := verify(load(folder), folder).differences:
+        raise RecordError(
+            f"this run does not verify: {found[0]}", where=str(folder),
+            fix=f"scaleproof verify {folder}",
+        )  # fmt: skip
+    made = signature.sign(folder, key, os.environ.get("SCALEPROOF_PASSPHRASE"))
+    lines = [
+        f" signed {made.head[:16]}, the last link of the chain",
+        f" by {made.key}",
+        f" check  scaleproof verify {folder} --key PUBLIC_KEY",
+    ]
+    return Answer(document=to_doc(made), lines=lines)
 
 
 def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]]:

@@ -54,7 +54,7 @@ def main() -> None:
     step_s, n = 0.02, parsed.pairs
     with tempfile.TemporaryDirectory() as folder:
         beats = Beats(Path(folder) / "beats", 1, create=True)
-        intake = Intake(keep=True)
+        intake = Intake()
         trainer, bare = Sleeper(step_s, intake), Sleeper(step_s)
         log = StepLog(
             trainer,  # type: ignore[arg-type]
@@ -66,6 +66,7 @@ def main() -> None:
             intake=intake,
         )
         batch = Batch(ids=torch.zeros(1), inputs=torch.zeros(1), targets=torch.zeros(1))
+        intake.pool(batch.inputs)
         log.start(0)
         added = []
         for i in range(n):

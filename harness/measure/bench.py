@@ -35,6 +35,7 @@ from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankR
 from harness.record.fabric import label
 from harness.record.store import load_samples, write_text
 from harness.spec import Arm, CaseSpec, Catalogue, Device, Entry, Plan, Window
+from harness.spec.plan import HORIZON
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
 POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1
@@ -311,12 +312,17 @@ def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
 
 
 def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
-    """Case hash -> what its launches took on average, timed ones if there are any."""
+    """Case hash -> what its launches took on average, timed ones if there are any.
+
+    Pilots step longer than what they stand for.
+    """
     out: dict[str, list[float]] = {}
     for purpose in (Purpose.PILOT, Purpose.TIMED):
         by_case: dict[str, list[float]] = {}
         for x in launches:
             if x.purpose is purpose:
-                by_case.setdefault(x.case, []).append(x.wall_s)
+                more = 1 - 1 / HORIZON if purpose is Purpose.PILOT else 0.0
+                stepping = max((r.stepping_s for r in x.ranks), default=0.0)
+                by_case.setdefault(x.case, []).append(x.wall_s - more * stepping)
         out |= by_case
     return {case: fmean(walls) for case, walls in out.items()}

@@ -35,7 +35,7 @@ def launcher() -> Iterator[Bench]:
 
 
 def case_of(launcher: Bench, strategy: str) -> CaseSpec:
-    return launcher.catalogue.normalise(SITE.case(f"{strategy}/decoder-nano"))
+    return launcher.catalogue.normalise(SITE.case(f"{strategy}/mlp-small"))
 
 
 def trials(launcher: Bench, folder: Path, course: Course, times: int = 1) -> list[Trial]:

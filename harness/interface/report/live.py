@@ -75,6 +75,8 @@ def line(m: Moment | Waiting) -> str:
         return f"  [gate] {m.arm}  checking correctness  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.PILOT:
         return f"  [pilot] {m.arm}  settling warm-up and steps  {duration(m.elapsed_s)}"
+    if m.purpose is Purpose.REFERENCE:
+        return f"  [reference] {m.arm}  training what its losses must be  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.PROFILE:
         return f"  [profile] {m.arm}  profiling its steps  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.FABRIC:

@@ -20,27 +20,31 @@ CHUNK = 1 << 22
 class Intake:
     """Notes the inputs of the model's first block, step by step.
 
-    ``keep``: the batches stay in memory anyhow, so inputs are hashed after the window; else at
-    once, as part of loading them.
+    Batches of the pool stay in memory anyhow, so they are hashed after the window. Whatever else
+    reaches the model (loaded in the step, copied, cast) is hashed at once: it must not be kept.
     """
 
-    def __init__(self, *, keep: bool) -> None:
-        self._keep = keep
-        self._noted: list[Tensor] = []
+    def __init__(self) -> None:
+        self._pool: set[int] = set()
+        self._noted: list[tuple[Tensor, bool]] = []
         self._ends: list[int] = []
+
+    def pool(self, batch: Tensor) -> None:
+        """Inputs that stay as they are until the window is over."""
+        self._pool.add(batch.untyped_storage().data_ptr())
 
     def watch(self, model: nn.Sequential) -> None:
         """Before a strategy wraps or cuts it: hooks stay with the block."""
-        append = self._noted.append
+        pool, append = self._pool, self._noted.append
 
         def note(_: nn.Module, inputs: tuple[Any, ...]) -> None:  # as little as can be: it is timed
-            append(inputs[0])
+            x = inputs[0]
+            if x.device.type == "meta":  # shapes are asked for
+                return
+            stays = x.untyped_storage().data_ptr() in pool
+            append((x if stays else row_hashes(x), stays))
 
-        def hashed_at_once(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            append(row_hashes(inputs[0]))
-
-        first = next(iter(model.children()))
-        first.register_forward_pre_hook(note if self._keep else hashed_at_once)
+        next(iter(model.children())).register_forward_pre_hook(note)
 
     def end_step(self) -> None:
         self._ends.append(len(self._noted))
@@ -55,8 +59,7 @@ class Intake:
     def _by_step(self) -> Iterator[np.ndarray]:
         begin = 0
         for end in self._ends:
-            noted = [x for x in self._noted[begin:end] if x.device.type != "meta"]
-            rows = [row_hashes(x) if self._keep else x for x in noted]
+            rows = [row_hashes(x) if stays else x for x, stays in self._noted[begin:end]]
             begin = end
             yield np.unique(torch.cat(rows).cpu().numpy()) if rows else np.zeros(0, np.int64)
 

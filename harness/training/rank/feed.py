@@ -1,6 +1,9 @@
 """Where a rank's batches come from: made before the window, or loaded in every step."""
 
 import dataclasses
+from collections.abc import Callable
+
+from torch import Tensor
 
 from harness.spec import Data
 from harness.training.context import Loaded, RankContext, make_batch
@@ -13,8 +16,16 @@ STEPS_PER_EPOCH = 64
 POOL_BYTES = 1 << 30
 
 
-def make_feed(loaded: Loaded, ctx: RankContext, steps: int) -> Feed:
-    """The batches of ``steps`` steps, as the case's ``data`` says."""
+def make_feed(
+    loaded: Loaded,
+    ctx: RankContext,
+    steps: int,
+    pooled: Callable[[Tensor], None] = lambda inputs: None,
+) -> Feed:
+    """The batches of ``steps`` steps, as the case's ``data`` says.
+
+    ``pooled`` is told the inputs that are made beforehand.
+    """
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed)
 
     def make(step: int) -> Batch:
@@ -27,6 +38,7 @@ def make_feed(loaded: Loaded, ctx: RankContext, steps: int) -> Feed:
     for step in range(steps):
         if pool < POOL_BYTES:
             batches.append(make(step))
+            pooled(batches[-1].inputs)
             pool += batches[-1].inputs.nbytes + batches[-1].targets.nbytes
             known = len(batches)
         else:  # content used again under new ids: the samples are consumed all the same

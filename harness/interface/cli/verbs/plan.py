@@ -16,6 +16,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record import Described, Expected, ModelFacts
 from harness.spec import Arm, CaseSpec, Plan, Threshold
+from harness.spec.plan import HORIZON
 from harness.spec.targets import plans_of
 
 #: Seconds that a launch costs beside its steps, and a step when nothing better is known.
@@ -89,7 +90,9 @@ def estimate_s(forecast: Outlook) -> float:
         step_s = _flops(facts, expected, arm.case) / rate
         if facts.step_s is not None:
             step_s = facts.step_s * 1.2  # and what is communicated
-        total += 2 * protocol.min_blocks * (LAUNCH_S + protocol.steps * max(step_s, 2e-3)) + GATE_S
+        launch_s = LAUNCH_S + protocol.steps * max(step_s, 2e-3)
+        # Beside the timed launches a gate, a pilot, a reference, and a profile.
+        total += (2 * protocol.min_blocks + HORIZON + 2) * launch_s + GATE_S
     return total
 
 

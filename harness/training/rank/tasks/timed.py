@@ -5,7 +5,7 @@ from typing import Any
 
 from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.record import RankRecord
-from harness.spec import Data, Window
+from harness.spec import Window
 from harness.training.context import load
 from harness.training.observe import issued
 from harness.training.observe.clock import Clock
@@ -26,10 +26,10 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 def run(task: Timed, rank: Rank) -> RankRecord:
     loaded, case = load(rank.spec.files), rank.spec.case
     memory, ctx = Memory(rank.device), rank.context(loaded, case)
-    intake = Intake(keep=case.data is not Data.LOADED)
+    intake = Intake()
     trainer = loaded.build(case, ctx, case.seed, intake.watch)
     rank.lap("model")
-    feed = make_feed(loaded, ctx, task.steps)
+    feed = make_feed(loaded, ctx, task.steps, intake.pool)
     period = getattr(loaded.model, "period_s", None)
     period_s = None if period is None else period(loaded.size(case), case, task.draw)
     rank.lap("data")

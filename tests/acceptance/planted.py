@@ -98,7 +98,7 @@ def measure(
     A ladder is lost (an ERROR, and told) where the host stood still for longer than a slot has room.
     """
     known = Catalogue()
-    session = Session(known, Settings(timeline=False), results, (), Progress())
+    session = Session(known, Settings(timeline=False, fabric=False), results, (), Progress())
     measurer = Measurer(session)
     try:
         for efficiency, world, strategy, seed in cells:

@@ -50,7 +50,7 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     known = Catalogue()
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     case = site.case("ddp/paced-small", knobs={"paced.mode": "schedule", "paced.step_ms": 60.0})
-    session = Session(known, Settings(timeline=False), tmp_path, (), Progress())
+    session = Session(known, Settings(timeline=False, fabric=False), tmp_path, (), Progress())
     measurer = Measurer(session)
     decided = measured = 0
     try:

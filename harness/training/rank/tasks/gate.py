@@ -55,7 +55,8 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     loaded, case = load(rank.spec.files), rank.spec.case
     memory, context = Memory(rank.device), functools.partial(rank.context, loaded)
     rank.beat(Phase.GATE)
-    checks, counted, trainer = run_gate(loaded, task.twin, context, lambda: rank.beat(Phase.GATE))
+    twin = loaded.at_once(task.twin)
+    checks, counted, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))
     more, norm = full_size(loaded, case, context(case))
     return rank.record(
         trainer.ran(), memory, checks=(*checks, *more), issued=counted, grad_norm=norm

@@ -29,8 +29,9 @@ TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 class Samples:
     """One rank's samples. ``marks_s`` has steps + 1 entries, the first is the window's barrier.
 
-    ``rss_bytes`` is 0 where nobody looked, ``sample_ids`` are those that were handed out, ``seen``
-    hashes of the content that reached the model (steps, samples; 0 = none; None until schema 5).
+    ``rss_bytes`` is 0 where nobody looked. ``sample_ids`` are those that were handed out,
+    ``content`` a hash of each, ``seen`` hashes of what reached the model (steps, samples; 0 = none);
+    None until schema 5.
     """
 
     marks_s: np.ndarray
@@ -39,6 +40,7 @@ class Samples:
     rss_bytes: np.ndarray
     step_s: np.ndarray
     seen: np.ndarray | None = None
+    content: np.ndarray | None = None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -21,6 +21,7 @@ from harness.analysis.judging.notices import findings
 from harness.analysis.judging.points import points
 from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.samples import figures
+from harness.analysis.samples.references import Curve, astray
 from harness.analysis.verify import verify
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
@@ -490,3 +491,27 @@ def test_an_interrupted_block_is_finished_launch_by_launch(copy: Path) -> None:
         before = [(x.turn, x.arm) for x in half.launches if x.purpose is Purpose.TIMED]
         every = [(x.turn, x.arm) for x in run.launches if x.purpose is Purpose.TIMED]
         assert before + again == every
+
+
+def test_samples_that_are_alike_count_as_often_as_they_were_handed_out() -> None:
+    """Two samples of a small language may have the same tokens; half a batch is still half."""
+    whole = dataclasses.replace(
+        make([[0, 1, 2, 3]]), content=np.array([[7, 7, 8, 9]]), seen=np.array([[7, 8, 9]])
+    )
+    assert figures.consumed([whole], 0) == 4
+    assert figures.consumed([dataclasses.replace(whole, seen=np.array([[7, 0, 0]]))], 0) == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "off", "told"), [(5, 1e-4, True), (60, 1e-4, False), (60, 1e-2, True)]
+)
+def test_rounding_may_grow_but_a_cheat_does_not_pass_for_it(
+    step: int, off: float, told: bool
+) -> None:
+    losses = np.linspace(3, 2, 80)
+    mine = losses.copy()
+    mine[step:] *= 1 + off
+    curve = Curve(losses=losses, limit=2e-5)
+    samples = dataclasses.replace(make([[0]] * 80), loss=mine)
+    assert bool(astray([samples], curve)) is told
+    assert astray([samples], dataclasses.replace(curve, limit=0.0)), "to the bit, where it is exact"

@@ -146,9 +146,16 @@ def consumed(samples: Sequence[Samples], cut: int) -> int:
     if any(s.seen is None for s in samples):
         kept = [s.sample_ids[cut:] for s in samples]
         return sum(len(np.unique(np.concatenate(step))) for step in zip(*kept, strict=True))
-    seen = [s.seen[cut:] for s in samples if s.seen is not None]
-    steps = (np.concatenate(step) for step in zip(*seen, strict=True))
-    return sum(len(np.unique(step[step != 0])) for step in steps)
+    total = 0
+    for step in range(cut, len(samples[0].sample_ids)):
+        seen = np.concatenate([s.seen[step] for s in samples if s.seen is not None])
+        if any(s.content is None for s in samples):
+            total += len(np.unique(seen[seen != 0]))
+            continue
+        ids = np.concatenate([s.sample_ids[step] for s in samples])
+        content = np.concatenate([s.content[step] for s in samples if s.content is not None])
+        total += len(np.unique(ids[np.isin(content, seen)]))  # two samples may be alike
+    return total
 
 
 def growth(samples: Sequence[Samples], cut: int) -> Growth | None:

@@ -20,7 +20,7 @@ from harness.spec import Window
 from harness.training.context import RankContext, Trainer
 from harness.training.data import Batch
 from harness.training.observe import beside
-from harness.training.observe.intake import Intake
+from harness.training.observe.intake import Intake, row_hashes
 from harness.training.observe.memory import Memory
 from harness.training.observe.meter import Meter, Reading
 from harness.training.observe.profiler import Profiler
@@ -108,8 +108,12 @@ class StepLog:
             self.events[i + 1].record()
         self.marks_s[i + 1] = perf_counter()
 
-    def samples(self) -> Samples:
-        """What was noted; on CUDA the steps' times are the device's own."""
+    def samples(self, feed: Feed) -> Samples:
+        """What was noted; on CUDA the steps' times are the device's own.
+
+        The content of what was handed out is looked at once more: a sample depends on its id only.
+        """
+        steps = range(len(self.sample_ids))
         values = [float("nan") if loss is None else float(loss) for loss in self.losses]
         step_s = np.diff(self.marks_s)
         if self.events:
@@ -122,6 +126,7 @@ class StepLog:
             rss_bytes=self.rss_bytes,
             step_s=step_s,
             seen=self.intake.rows(),
+            content=np.stack([row_hashes(feed(i).inputs).cpu().numpy() for i in steps]),
         )
 
 
@@ -173,7 +178,7 @@ def measure(
     grown = meter.grown()
     beat(Phase.FINISH, steps)
     return Measured(
-        samples=log.samples(),
+        samples=log.samples(feed),
         window_s=float(end - log.marks_s[cut]),
         misses=log.misses,
         grown=grown,

@@ -30,8 +30,8 @@ class Samples:
     """One rank's samples. ``marks_s`` has steps + 1 entries, the first is the window's barrier.
 
     ``rss_bytes`` is 0 where nobody looked. ``sample_ids`` are those that were handed out,
-    ``content`` a hash of each, ``seen`` hashes of what reached the model (steps, samples; 0 = none);
-    None until schema 5.
+    ``content`` a hash of each, ``seen`` hashes of what reached the model (steps, samples; 0 =
+    none); None until schema 5.
     """
 
     marks_s: np.ndarray

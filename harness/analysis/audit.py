@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from harness.analysis import packing
 from harness.base.documents import Json, to_doc
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
@@ -25,6 +26,7 @@ def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
         *_copies(run.launches),
         *_times(run),
         *_turns(run),
+        *_seats(run),
         *(_chained(run, links) if links or run.head else ()),
     ]
 
@@ -71,13 +73,15 @@ def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
 def _times(run: RunRecord) -> Iterator[str]:
     """Launches follow each other, last as long as they step, and lie within the run."""
     began = datetime.datetime.fromisoformat(run.started_at)
-    last = began - datetime.timedelta(seconds=1)
+    last, slot = began - datetime.timedelta(seconds=1), ""
     for x in run.launches:
         at = datetime.datetime.fromisoformat(x.started_at)
-        if at < last - datetime.timedelta(seconds=CLOCK_S):
+        beside = bool(x.slot) and x.slot == slot
+        if not beside and at < last - datetime.timedelta(seconds=CLOCK_S):
             yield f"{x.launch} began before the launch before it had ended"
             return
-        last = at + datetime.timedelta(seconds=x.wall_s)
+        ended, slot = at + datetime.timedelta(seconds=x.wall_s), x.slot
+        last = max(last, ended) if beside else ended
         stepping = max((r.stepping_s for r in x.ranks), default=0.0)
         if x.status is LaunchStatus.OK and x.wall_s + CLOCK_S < stepping:
             yield f"{x.launch}: stepped for {stepping:.3f} s in {x.wall_s:.3f} s"
@@ -93,7 +97,7 @@ def _turns(run: RunRecord) -> Iterator[str]:
         names = [f"{p.name}: block {block.number}" for p in run.plans if p.hash == block.plan]
         told = names[0] if names else f"block {block.number}"
         plan = next((p for p in run.plans if p.hash == block.plan), None)
-        if plan is None or block.arms != block.drawn(plan.protocol.seed):
+        if plan is None or block != block.drawn(plan.protocol.seed):
             yield f"{told} has another order of arms than its seed draws"
             continue
         mine = [
@@ -102,11 +106,7 @@ def _turns(run: RunRecord) -> Iterator[str]:
             if x.purpose is Purpose.TIMED
             and (x.plan, x.attempt, x.block) == (block.plan, block.attempt, block.number)
         ]
-        wanted = [
-            (2 * block.number + back, arm)
-            for back, arms in enumerate((block.arms, block.arms[::-1]))
-            for arm in arms
-        ]
+        wanted = [(turn, arm) for turn, slot in block.passes for arm in slot]
         seen = [(x.turn, x.arm) for x in mine]
         ended = not run.complete or any(not x.usable for x in mine)
         if seen != wanted[: len(seen)] or (len(seen) < len(wanted) and not ended):
@@ -118,6 +118,25 @@ def _turns(run: RunRecord) -> Iterator[str]:
             if x.purpose is Purpose.TIMED and place not in known:
                 yield f"{x.launch} belongs to no block"
                 return
+
+
+def _seats(run: RunRecord) -> Iterator[str]:
+    """Launches at once had nodes and devices of their own, and those that their seed draws."""
+    plans = {p.hash: p for p in run.plans}
+    slots: dict[str, list[LaunchRecord]] = {}
+    for x in (x for x in run.launches if x.hosts and x.purpose is not Purpose.REFERENCE):
+        slots.setdefault(x.slot or x.launch, []).append(x)
+    for launches in slots.values():
+        first = launches[0]
+        plan = plans[first.plan]
+        names = tuple(x.arm for x in launches)
+        draw = packing.lot(plan.protocol.seed, first.purpose, first.attempt, first.turn, names)
+        worlds = [plan.arm(name).case for name in names]
+        seats = packing.seats(worlds, run.settings.nodes, draw) or []
+        drawn = [(s.hosts, s.devices if first.slot else ()) for s in seats]
+        if drawn != [(x.hosts, x.devices) for x in launches]:
+            yield f"{first.launch} did not run on the nodes or devices that its seed draws"
+            return
 
 
 def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:

@@ -104,7 +104,9 @@ def _launch(run: RunRecord, folder: Path, launch: LaunchRecord) -> _Launch:
     expected, traceless = run.described[launch.case].expected, False
     assert expected is not None
     differences = []
-    again = figures.figures(case, expected, launch.ranks, samples, cut, curve)
+    slot = [x for x in run.launches if launch.slot and x.slot == launch.slot and x is not launch]
+    beside = [rank for other in slot for rank in other.ranks]
+    again = figures.figures(case, expected, launch.ranks, samples, cut, curve, beside)
     for name, value in vars(again).items():
         recorded = getattr(launch, name)
         if name == "wrong":  # what the traces lacked does not follow from the samples

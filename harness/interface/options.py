@@ -41,6 +41,7 @@ OPTIONS = (
     Option(name="time-budget", help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided plans during the first 330 s)", kwargs={"metavar": "TIME"}),
     Option(name="no-timeline", help="skip the profiled launches, which show where the time went", kwargs={"action": "store_true", "default": False}),
     Option(name="no-fabric", help="skip the sweep of the collectives before the first training", kwargs={"action": "store_true", "default": False}),
+    Option(name="one-by-one", help="launch one world at a time (default: small ones side by side, on nodes or GPUs of their own)", kwargs={"action": "store_true", "default": False}),
     Option(name="nonce", help="a text of whoever asked for this run, sealed before its first launch", kwargs={"metavar": "TEXT"}),
     Option(name="strict", help="judge the worst pair of launches instead of the mean", kwargs={"action": "store_true", "default": False}),
 )  # fmt: skip
@@ -121,6 +122,7 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
         fabric=not values["no-fabric"],
         argv=tuple(argv),
         nonce=values["nonce"] or "",
+        packed=not values["one-by-one"],
     )
 
 

@@ -30,11 +30,13 @@ Watch = Callable[[int, int, str], None]
 class Ended:
     """How a launch ended, one entry per rank that was asked for; ``agent`` names who ran it.
 
+    ``lasted_s`` is from its command to its last rank's end.
     ``unreachable`` are nodes that the other nodes could not connect to afterwards.
     """
 
     ranks: tuple[RankEnd, ...]
     agent: str
+    lasted_s: float = 0.0
     unreachable: tuple[int, ...] = ()
     noticed_at: float = 0.0  # when a failure was first heard of, s since the epoch; 0 = never
 

@@ -132,48 +132,45 @@ class Fleet:
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start a world and wait until it is over; KeyboardInterrupt ends it first."""
+        return self.launch_together([spec], tick)[0]
+
+    def launch_together(self, specs: Sequence[LaunchSpec], tick: Tick) -> list[Ended]:
+        """Start worlds at once, on nodes or devices of their own, and wait until all are over."""
         self.ready()
         assert self._job is not None
-        self._job.prepare(spec)
-        running = Running(spec, self._shares(spec))
+        for spec in specs:
+            self._job.prepare(spec)
+        worlds = [Running(spec, shares(spec, self._links, self._where)) for spec in specs]
         try:
-            while not running.over:
-                for link, message, blob in self._receive():
-                    running.hear(link, message, blob)
-                running.watch()
-                tick(running.step)
+            while not all(world.over for world in worlds):
+                self._attend(worlds)
+                tick(min(world.step for world in worlds))
         except BaseException:  # also a tick that broke: no answer may be left for the next launch
-            running.end()
-            while not running.over:
-                for link, message, blob in self._receive():
-                    running.hear(link, message, blob)
-                running.watch()
+            for world in worlds:
+                world.end()
+            while not all(world.over for world in worlds):
+                self._attend(worlds)
             raise
-        agents = "+".join(x.about.agent for x in running.links if x.about is not None)
-        ended = Ended(ranks=running.ends(), agent=agents, noticed_at=running.noticed_at)
-        if running.failing and len(running.links) > 1:
-            ended = dataclasses.replace(ended, unreachable=self._unreachable(running.links))
+        out = [self._ended(world) for world in worlds]
         if any(link.lost for link in self._links):
             self.close()  # with what a lost agent has left; the next launch starts them anew
-        return ended
-
-    def _shares(self, spec: LaunchSpec) -> list[tuple[Link, Share]]:
-        """Which agent starts which ranks; with an agent for each rank, every one of them one."""
-        sizes = spec.case.nodes
-        chosen = spec.hosts or tuple(range(len(sizes)))
-        alone = self.num_agents == len(self._where.nodes)
-        starts = [sum(self._where.nodes[:n]) for n in range(len(self._where.nodes))]
-        out, first = [], 0
-        for node, count in zip(chosen, sizes, strict=True):
-            place = Share(node=node, first=first, count=count, node_first=first, node_count=count)
-            if alone:
-                out.append((self._links[node], place))
-            else:
-                for i in range(count):
-                    share = dataclasses.replace(place, first=first + i, count=1)
-                    out.append((self._links[starts[node] + i], share))
-            first += count
         return out
+
+    def _attend(self, worlds: Sequence[Running]) -> None:
+        """Hear what has come, and look after every world."""
+        for link, message, blob in self._receive():
+            for world in worlds:
+                world.hear(link, message, blob)
+        for world in worlds:
+            world.watch()
+
+    def _ended(self, world: Running) -> Ended:
+        agents = "+".join(x.about.agent for x in world.links if x.about is not None)
+        asked = world.failing and len(world.links) > 1
+        return Ended(
+            ranks=world.ends(), agent=agents, noticed_at=world.noticed_at, lasted_s=world.lasted_s,
+            unreachable=self._unreachable(world.links) if asked else (),
+        )  # fmt: skip
 
     def _unreachable(self, links: Sequence[Link]) -> tuple[int, ...]:
         """Nodes that fewer than half of the others can connect to."""
@@ -225,3 +222,31 @@ class Fleet:
         if self._job is not None:
             self._job.stop()
         self._job, self._listener, self._links = None, None, []
+
+
+def shares(spec: LaunchSpec, links: Sequence[Link], where: Where) -> list[tuple[Link, Share]]:
+    """Which agent starts which ranks; with an agent for each rank, every one of them one.
+
+    Beside other worlds a rank has the cores that its devices would have in the largest world:
+    nodes that are emulated on one machine must not share a core either.
+    """
+    sizes, per_rank = spec.case.nodes, spec.case.devices_per_rank
+    chosen = spec.hosts or tuple(range(len(sizes)))
+    devices = spec.devices or (0,) * len(sizes)
+    by_node = len(links) == len(where.nodes)
+    starts = [sum(where.nodes[:n]) for n in range(len(where.nodes))]
+    out, first = [], 0
+    for node, device, count in zip(chosen, devices, sizes, strict=True):
+        place = Share(
+            node=node, first=first, count=count, node_first=first, node_count=count,
+            device=device, core=starts[node] + device if spec.devices else first * per_rank,
+            room=where.nodes[node] if spec.devices else 0,
+        )  # fmt: skip
+        if by_node:
+            out.append((links[node], place))
+        else:
+            for i in range(count):
+                share = dataclasses.replace(place, first=first + i, count=1)
+                out.append((links[starts[node] + device + i], share))
+        first += count
+    return out

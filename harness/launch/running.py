@@ -23,7 +23,7 @@ class Running:
         self.spec, self.links = spec, [link for link, _ in shares]
         self.failing = False
         self._began = time.monotonic()
-        self._failed_at = self.noticed_at = 0.0
+        self._failed_at = self.noticed_at = self.lasted_s = 0.0
         self._told = False
         self._started: set[int] = set()
         self._beats: dict[int, Sequence[Sequence[float]]] = {}
@@ -52,7 +52,7 @@ class Running:
 
     def hear(self, link: Link, message: Message, blob: bytes) -> None:
         """Take one message of an agent."""
-        if link.node not in self._shares:
+        if link.node not in self._shares or message.get("of") != self.spec.launch:
             return
         if "store" in message and not self._told:
             for other in self.links[1:]:
@@ -70,9 +70,14 @@ class Running:
             share = self._shares[link.node]
             ends = [from_doc(RankEnd, r) for r in message["ended"]]
             if [e.rank for e in ends] == list(range(share.first, share.first + share.count)):
-                self._ended[link.node] = ends
+                self._close(link, ends)
             else:
                 link.lose(f"its agent reports {len(ends)} ranks, expected {share.count}")
+
+    def _close(self, link: Link, ends: list[RankEnd]) -> None:
+        """Nothing more of this launch is to come from there."""
+        self._ended[link.node] = ends
+        self.lasted_s = time.monotonic() - self._began
 
     def fail(self) -> None:
         """Note that the world is broken somewhere."""
@@ -89,10 +94,10 @@ class Running:
             if not link.lost and now - link.heard_at > LOST_S:
                 link.lose(f"its agent was silent for {LOST_S:.0f} s")
             if link.lost:
-                self._ended[link.node] = self._unseen(link)
+                self._close(link, self._unseen(link))
                 self.fail()
             elif self._told and link.node not in self._started:
-                self._ended[link.node] = self._unseen(link)  # it was never asked to start any
+                self._close(link, self._unseen(link))  # it was never asked to start any
         if self.failing and not self._told and now - self._failed_at > GRACE_S:
             self.end()
         if self._told and now - self._failed_at > GRACE_S + END_S:
@@ -106,7 +111,7 @@ class Running:
         self._told = True
         for link in self.links:
             if link.node in self._started and link.node not in self._ended:
-                link.send({"kill": True})
+                link.send({"kill": self.spec.launch})
 
     def _unseen(self, link: Link) -> list[RankEnd]:
         """The ends of ranks that nothing more is heard of."""

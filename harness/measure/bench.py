@@ -1,16 +1,16 @@
 """The Bench: one world of fresh processes for one arm, and the LaunchRecord that it leaves."""
 
-import dataclasses
 import datetime
 import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from harness.analysis.packing import Seat
 from harness.analysis.samples import figures
 from harness.analysis.samples.references import Curve
 from harness.analysis.timeline.profiled import budget_of, talks
@@ -50,17 +50,23 @@ Polls: TypeAlias = list[list[dict[str, Json]]]
 class Order:
     """Which launch is wanted: of what, what for, and where in the protocol it stands.
 
-    ``reference`` is what its losses are compared with.
+    ``reference`` is what its losses are compared with. ``seat`` is where it runs; None = on the
+    first nodes.
     """
 
     plan: Plan
     arm: Arm
     purpose: Purpose
     window: Window
-    block: int = -1
     turn: int = -1
     attempt: int = 0
     reference: Curve | None = None
+    seat: Seat | None = None
+
+    @property
+    def block(self) -> int:
+        """The block that a turn is in; -1 of what is in none."""
+        return self.turn // 2 if self.purpose in (Purpose.TIMED, Purpose.PROFILE) else -1
 
     @property
     def label(self) -> str:
@@ -74,17 +80,19 @@ class Order:
     def draw(self) -> int:
         """The seed of the launch's own noise."""
         place = f"{self.arm.name}-{self.purpose}-{self.attempt}-{self.turn}"
+        if self.purpose is Purpose.PROBE:  # the same arm at several places
+            place += f"-{self.seat}"
         return random.Random(f"{self.plan.protocol.seed}-{place}").randrange(2**31)
 
 
 class Bench:
-    """Owns the engine and its agents; launches one world at a time."""
+    """Owns the engine and its agents; launches worlds, one or several at a time."""
 
     def __init__(self, catalogue: Catalogue, engine: Entry, where: Where, poll_gpus: bool) -> None:
         self.catalogue, self.engine, self.poll_gpus = catalogue, engine, poll_gpus
         self.worlds = open_worlds(engine, where)
         self._polls: Polls = []
-        self._last_poll, self._count = 0.0, 0
+        self._last_poll, self._count, self._slots = 0.0, 0, 0
 
     @property
     def notes(self) -> list[str]:
@@ -107,22 +115,36 @@ class Bench:
     def launch(
         self, order: Order, folder: Path, described: Described, on_step: Callable[[int], None]
     ) -> LaunchRecord:
-        """One world, from its start to its record. ``folder`` is the run's.
+        """One world, from its start to its record. ``folder`` is the run's."""
+        return self.launch_together([order], folder, [described], on_step)[0]
 
-        Where the cause of a failure is not sure it is launched once more, under torch's own check
-        of every collective; that launch counts for nothing else.
+    def launch_together(
+        self,
+        orders: Sequence[Order],
+        folder: Path,
+        described: Sequence[Described],
+        on_step: Callable[[int], None],
+    ) -> list[LaunchRecord]:
+        """Worlds that run at once, each at its seat.
+
+        Where the cause of a failure is not sure it is launched once more, alone, under torch's own
+        check of every collective; that launch counts for nothing else.
         """
         with files.told(folder):
-            record = self._launch(order, folder, described, on_step)
-        if record.cause is not None:
+            records = self._launch(orders, folder, described, on_step)
+        for i, record in enumerate(records):
+            cause = record.cause
+            if cause is None:
+                continue
             files.refuse_full(folder)
-        if record.cause is None or record.cause.sure or record.cause.kind == "node":
-            return record
-        again = self._launch(order, folder, described, on_step, detailed=True).cause
-        if again is None or not again.sure or again.kind != "collective":
-            return record  # torch's own check can crash a rank: only what it says itself counts
-        message = f"{again.message} (seen when launched again with detailed debugging)"
-        return dataclasses.replace(record, cause=dataclasses.replace(again, message=message))
+            if cause.sure or cause.kind == "node":
+                continue
+            (looked,) = self._launch(orders[i : i + 1], folder, described[i:], on_step, True)
+            if (again := looked.cause) is None or not again.sure or again.kind != "collective":
+                continue  # torch's own check can crash a rank: only what it says itself counts
+            message = f"{again.message} (seen when launched again with detailed debugging)"
+            records[i] = replace(record, cause=replace(again, message=message))
+        return records
 
     def sweep(
         self, case: CaseSpec, folder: Path, hosts: tuple[int, ...] = (), only: str = ""
@@ -143,8 +165,7 @@ class Bench:
         rate_mbit = knobs.get("rate_mbit") if shapes.shapes_links else None
         parsed = (from_doc(Row, r) for r in rows)
         return [
-            dataclasses.replace(r, launch=self._count, network=network, link_mbit=rate_mbit)
-            for r in parsed
+            replace(r, launch=self._count, network=network, link_mbit=rate_mbit) for r in parsed
         ]
 
     def train(
@@ -191,58 +212,61 @@ class Bench:
             detailed=detailed, deadlines=deadlines,
         )  # fmt: skip
 
-    def _run(self, spec: LaunchSpec, tick: Callable[[int], None] = lambda step: None) -> Ended:
-        """One world; how each rank of a broken one ended is kept beside what it left."""
-        ended = self.worlds.launch(spec, tick)
-        if not all(end.finished for end in ended.ranks):
-            write_text(Path(spec.out) / "ends.json", json.dumps(to_doc(ended.ranks), indent=1))
+    def _run(self, spec: LaunchSpec) -> Ended:
+        """One world."""
+        return self._run_together([spec], lambda step: None)[0]
+
+    def _run_together(
+        self, specs: Sequence[LaunchSpec], tick: Callable[[int], None]
+    ) -> list[Ended]:
+        """Worlds at once; how each rank of a broken one ended is kept beside what it left."""
+        ended = self.worlds.launch_together(specs, tick)
+        for spec, world in zip(specs, ended, strict=True):
+            if not all(end.finished for end in world.ranks):
+                write_text(Path(spec.out) / "ends.json", json.dumps(to_doc(world.ranks), indent=1))
         return ended
 
     def _launch(
         self,
-        order: Order,
+        orders: Sequence[Order],
         folder: Path,
-        described: Described,
+        described: Sequence[Described],
         on_step: Callable[[int], None],
-        *,
         detailed: bool = False,
-    ) -> LaunchRecord:
-        case, window = order.arm.case, order.window
-        task = self._task(order, described)
+    ) -> list[LaunchRecord]:
+        each = list(zip(orders, described, strict=True))
+        specs = [self._spec_of(order, folder, answer, detailed) for order, answer in each]
+        slot = specs[0].launch if len(specs) > 1 else ""
+        began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        self._polls = []
+        every_s = POLL_PROFILED_S if orders[0].window.profiled else POLL_GPUS_S
+        ended = self._run_together(specs, lambda step: self._tick(every_s, step, on_step))
+        common: dict[str, Any] = dict(engine=self.engine.name, slot=slot, started_at=began_at)
+        polls = [_of_devices(self._polls, spec) for spec in specs]
+        left = [
+            replace(_record(order, spec, world, seen), **common)
+            for order, spec, world, seen in zip(orders, specs, ended, polls, strict=True)
+        ]
+        out = []
+        for (order, answer), launch, seen in zip(each, left, polls, strict=True):
+            if launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
+                beside = [rank for other in left if other is not launch for rank in other.ranks]
+                launch = _figured(order, launch, folder, answer, seen, beside)
+            out.append(launch)
+        return out
+
+    def _spec_of(
+        self, order: Order, folder: Path, described: Described, detailed: bool
+    ) -> LaunchSpec:
+        case, seat, task = order.arm.case, order.seat, self._task(order)
         name = f"{order.plan.hash[:6]}-{order.label}-{order.arm.name.strip('@')}"
         deadlines = _deadlines(case, described)
         if isinstance(task, Refer):
-            case = _alone(case, described)
+            case = alone(case, described)
         spec = self._spec(name, case, folder, task, deadlines=deadlines, detailed=detailed)
-        began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        began = time.monotonic()
-        self._polls = []
-        every_s = POLL_PROFILED_S if window.profiled else POLL_GPUS_S
-        ended = self._run(spec, lambda step: self._tick(every_s, step, on_step))
-        cause = causes.attribute(ended.ranks, ended.unreachable)
-        launch = LaunchRecord(
-            launch=spec.launch,
-            purpose=order.purpose,
-            plan=order.plan.hash,
-            arm=order.arm.name,
-            case=order.arm.case.hash,
-            block=order.block,
-            turn=order.turn,
-            attempt=order.attempt,
-            started_at=began_at,
-            wall_s=time.monotonic() - began,
-            agent=ended.agent,
-            engine=self.engine.name,
-            status=LaunchStatus.OK if cause is None else LaunchStatus.FAILED,
-            cause=cause,
-            ranks=_left_by(ended, Path(spec.out)),
-            gpus=nvml.summarise(self._polls),
-        )
-        if cause is not None or order.purpose in (Purpose.GATE, Purpose.REFERENCE):
-            return launch
-        return _figured(order, launch, folder, described, self._polls)
+        return spec if seat is None else replace(spec, hosts=seat.hosts, devices=seat.devices)
 
-    def _task(self, order: Order, described: Described) -> Task:
+    def _task(self, order: Order) -> Task:
         """What the ranks are to do for this order."""
         case, window = order.arm.case, order.window
         if order.purpose is Purpose.GATE:
@@ -260,15 +284,54 @@ class Bench:
         on_step(step)
 
 
+def _of_devices(polls: Polls, spec: LaunchSpec) -> Polls:
+    """Readings of the devices that a world had to itself, where others ran beside it."""
+    if not spec.devices or spec.hosts[0] != 0:
+        return polls if not spec.devices else []
+    mine = slice(spec.devices[0], spec.devices[0] + spec.case.nodes[0] * spec.case.devices_per_rank)
+    return [poll[mine] for poll in polls]
+
+
+def _record(order: Order, spec: LaunchSpec, ended: Ended, polls: Polls) -> LaunchRecord:
+    """What a world left, before its samples are looked at."""
+    cause = causes.attribute(ended.ranks, ended.unreachable)
+    return LaunchRecord(
+        launch=spec.launch,
+        purpose=order.purpose,
+        plan=order.plan.hash,
+        arm=order.arm.name,
+        case=order.arm.case.hash,
+        block=order.block,
+        turn=order.turn,
+        attempt=order.attempt,
+        started_at="",
+        wall_s=ended.lasted_s,
+        agent=ended.agent,
+        engine="",
+        status=LaunchStatus.OK if cause is None else LaunchStatus.FAILED,
+        cause=cause,
+        ranks=_left_by(ended, Path(spec.out)),
+        gpus=nvml.summarise(polls),
+        hosts=spec.hosts,
+        devices=spec.devices,
+    )
+
+
 def _figured(
-    order: Order, launch: LaunchRecord, folder: Path, described: Described, polls: Polls
+    order: Order,
+    launch: LaunchRecord,
+    folder: Path,
+    described: Described,
+    polls: Polls,
+    beside: Sequence[RankRecord],
 ) -> LaunchRecord:
     """The launch with what follows from its ranks' samples, and from their traces."""
     case, expected, ranks = order.arm.case, described.expected, launch.ranks
     assert expected is not None
     samples = [load_samples(folder, launch.launch, r) for r in ranks]
-    derived = figures.figures(case, expected, ranks, samples, order.window.cut, order.reference)
-    launch = dataclasses.replace(launch, **vars(derived))
+    cut, curve = order.window.cut, order.reference
+    derived = figures.figures(case, expected, ranks, samples, cut, curve, beside)
+    launch = replace(launch, **vars(derived))
     if order.purpose is not Purpose.PROFILE:
         return launch
     if polls:
@@ -278,17 +341,17 @@ def _figured(
         talking = talks(case, expected)
         budget = budget_of(folder, launch.launch, ranks, order.window.profiled, talking)
     except ScaleproofError as error:
-        return dataclasses.replace(launch, wrong=(*launch.wrong, f"timeline: {error.what}"))
+        return replace(launch, wrong=(*launch.wrong, f"timeline: {error.what}"))
     perturbed = figures.perturbation(samples, order.window)
-    return dataclasses.replace(launch, budget=budget, perturbation=perturbed)
+    return replace(launch, budget=budget, perturbation=perturbed)
 
 
-def _alone(case: CaseSpec, described: Described) -> CaseSpec:
+def alone(case: CaseSpec, described: Described) -> CaseSpec:
     """The world of a case's reference: one rank for each shard."""
     assert described.reference is not None
     if described.reference.shards == case.world_size:
         return case
-    return dataclasses.replace(case, world_size=1, nodes=(1,), stragglers="")
+    return replace(case, world_size=1, nodes=(1,), stragglers="")
 
 
 def _left_by(ended: Ended, out: Path) -> tuple[RankRecord, ...]:
@@ -303,7 +366,7 @@ def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
         return _USUAL
     flops = described.facts.flops_per_sample * described.expected.global_batch
     step_s = flops / case.world_size / (SLOW_FLOPS if case.device is Device.CPU else 1e13)
-    return dataclasses.replace(
+    return replace(
         _USUAL,
         step_s=max(_USUAL.step_s, 10 * step_s),
         first_step_s=max(_USUAL.first_step_s, 20 * step_s),
@@ -317,7 +380,7 @@ def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
     Pilots step longer than what they stand for.
     """
     out: dict[str, list[float]] = {}
-    for purpose in (Purpose.PILOT, Purpose.TIMED):
+    for purpose in (Purpose.PILOT, Purpose.PROBE, Purpose.TIMED):
         by_case: dict[str, list[float]] = {}
         for x in launches:
             if x.purpose is purpose:

@@ -1,27 +1,66 @@
-"""Blocks: in which order arms are launched, and what is missing of one that was interrupted."""
+"""Blocks: in which order arms are launched, what an interrupted one lacks, who gets more."""
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
+from harness.analysis.judging.verdicts import undecided
 from harness.measure.run import Run
-from harness.record import Block
+from harness.record import Block, Reason, Verdict
 from harness.spec import Arm, Plan
 
 
-def drawn(plan: Plan, attempt: int, number: int, arms: Sequence[Arm]) -> Block:
-    """A block of these arms, in the order that the plan's seed draws."""
-    names = tuple(arm.name for arm in arms)
-    block = Block(plan=plan.hash, attempt=attempt, number=number, arms=names)
-    return dataclasses.replace(block, arms=block.drawn(plan.protocol.seed))
+def drawn(plan: Plan, attempt: int, number: int, slots: Sequence[Sequence[Arm]]) -> Block:
+    """A block of these arms, those of a slot at once, in the order that the plan's seed draws."""
+    block = Block(
+        plan=plan.hash, attempt=attempt, number=number,
+        arms=tuple(arm.name for slot in slots for arm in slot),
+        together=tuple(map(len, slots)) if any(len(slot) > 1 for slot in slots) else (),
+    )  # fmt: skip
+    return block.drawn(plan.protocol.seed)
 
 
-def missing(run: Run, plan: Plan, block: Block) -> Iterator[tuple[int, str]]:
-    """(turn, arm) of every launch that is still to come, in order: there and back."""
+def missing(run: Run, plan: Plan, block: Block) -> Iterator[tuple[int, list[Arm]]]:
+    """(turn, arms that run at once) of every slot that is still to come, there and back."""
     done = {
         (x.turn, x.arm)
         for x in run.timed(plan)
         if (x.attempt, x.block) == (block.attempt, block.number)
     }
-    first = 2 * block.number
-    for turn, names in ((first, block.arms), (first + 1, block.arms[::-1])):
-        yield from ((turn, name) for name in names if (turn, name) not in done)
+    for turn, slot in block.passes:
+        if left := [plan.arm(name) for name in slot if (turn, name) not in done]:
+            yield turn, left
+
+
+def extra(
+    run: Run, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]], limit_s: float | None
+) -> tuple[Plan, list[Arm], bool] | None:
+    """The plan with the most open verdicts (then the widest interval) that has a block left.
+
+    With the arms that the open ones need: what is decided is not measured again. And whether these
+    are to run one by one, since neighbours are the doubt. None when nothing is open, or no time is
+    left. ``arms`` maps a plan's hash to the arms that it is timed with.
+    """
+    ranked: list[tuple[int, float, Plan, list[Arm], bool]] = []
+    bare = run.bare()
+    for plan in plans:
+        if not (arms[plan.hash] and 0 < len(run.blocks_of(plan)) < plan.protocol.max_blocks):
+            continue
+        still_open = undecided(bare, plan)
+        more = needed(run, plan, still_open, arms[plan.hash])
+        if more and run.in_time(run.block_s([[arm] for arm in more]), limit_s):
+            alone = any(v.reason is Reason.NEIGHBOURS for v in still_open)
+            ranked.append((len(still_open), _widest(still_open), plan, more, alone))
+    return max(ranked, key=lambda r: r[:2])[2:] if ranked else None
+
+
+def needed(run: Run, plan: Plan, open_: Sequence[Verdict], arms: Sequence[Arm]) -> list[Arm]:
+    """Those of the arms that these verdicts' contrasts rest on."""
+    names = {v.contrast for v in open_}
+    contrasts = [c for c in run.contrasts_of(plan) if c.name in names]
+    wanted = {a.name for a in plan.only(contrasts).arms}
+    return [a for a in arms if a.name in wanted]
+
+
+def _widest(still_open: Sequence[Verdict]) -> float:
+    widths = [math.log(v.high / v.low) for v in still_open if v.low and v.high and v.low > 0]
+    return max(widths, default=0.0)

@@ -14,11 +14,9 @@ from typing import Any
 
 from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
-from harness.analysis.samples import references
 from harness.base.errors import ScaleproofError
 from harness.base.files import FullDiskError
-from harness.measure import blocks, extra, piloting, profiling, referring
-from harness.measure.bench import Order, mean_wall_s
+from harness.measure import blocks, piloting, profiling, referring, together
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
 from harness.measure.progress import moment
@@ -64,10 +62,9 @@ class Measurer:
             piloting.freeze(self.run, [p for p in new if self._arms[p.hash]])
             for stage in (self._refer, self._finish, self._first_blocks):
                 self._attempt(new, stage)
-            while (
-                more := extra.block(self.run, [(p, self._arms[p.hash]) for p in new], self._limit_s)
-            ) is not None:
-                self._attempt([more[0]], functools.partial(self._block, arms=more[1]))
+            while more := blocks.extra(self.run, new, self._arms, self._limit_s):
+                plan, arms, alone = more
+                self._attempt([plan], functools.partial(self._block, arms=arms, alone=alone))
             for stage in (self._profile, self._confirm):
                 self._attempt(new, stage)
             done = [plan for plan in new if plan.hash not in self._broken]
@@ -104,25 +101,31 @@ class Measurer:
 
     def _climb(self, plan: Plan) -> None:
         self._arms[plan.hash] = climb(
-            self._session, plan, lambda arm: self._launch(plan, arm, Purpose.GATE)
+            self._session, plan, lambda arms: self._launch(plan, arms, Purpose.GATE)
         )
 
     def _pilot(self, plan: Plan) -> None:
-        for arm, turn in piloting.missing(self.run, plan, self._arms[plan.hash]):
-            if not self._usable(plan, self._launch(plan, arm, Purpose.PILOT, turn=turn)):
+        room, slots = self._session.settings.nodes, self._slots(plan)
+        for turn, arms in piloting.probes(self.run, plan, slots, room):
+            if not self._usable(plan, self._launch(plan, arms, Purpose.PROBE, turn=turn)):
+                return
+        for turn, arms in piloting.missing(self.run, plan, self._slots(plan)):
+            if not self._usable(plan, self._launch(plan, arms, Purpose.PILOT, turn=turn)):
                 return
 
     def _refer(self, plan: Plan) -> None:
         """Train what the losses of timed launches are compared with, once for all that need it."""
-        for arm, window in referring.missing(self.run, plan, self._arms[plan.hash]):
-            self._launch(plan, arm, Purpose.REFERENCE, window=window)
+        wanted = list(referring.missing(self.run, plan, self._arms[plan.hash]))
+        for arms in together.groups(self._session, plan, [arm for arm, _ in wanted]):
+            steps = max(steps for arm, steps in wanted if arm in arms)
+            self._launch(plan, arms, Purpose.REFERENCE, window=Window(steps=steps, cut=0))
 
     def _first_blocks(self, plan: Plan) -> None:
         """The blocks that every plan gets; a plan that the budget cannot hold gets none at all."""
         missing = plan.protocol.min_blocks - len(self.run.blocks_of(plan))
         if not self._arms[plan.hash] or missing <= 0:
             return
-        if not self.run.in_time(missing * self.run.block_s(self._arms[plan.hash]), self._budget_s):
+        if not self.run.in_time(missing * self.run.block_s(self._slots(plan)), self._budget_s):
             self.run.out_of_time.append(plan.hash)
             self._progress.note(f"{plan.name}: cut, {missing} blocks exceed the time budget")
             return
@@ -133,13 +136,12 @@ class Measurer:
         """Profiled launches: one for each arm's budget, a set for each share that is judged."""
         if not self._session.settings.timeline or not self._arms[plan.hash]:
             return
-        for arm, turn in profiling.missing(self.run.bare(), plan, attempt):
-            mean_s = mean_wall_s(self.run.launches).get(arm.case.hash, 0.0)
-            if not self.run.in_time(2 * mean_s, self._budget_s):
+        for turn, arms in profiling.missing(self._session, plan, attempt):
+            if not self.run.in_time(self.run.block_s([arms]), self._budget_s):
                 self._progress.note(f"{plan.name}: no timeline, profiling exceeds the time budget")
                 return
-            place: dict[str, Any] = dict(block=turn // 2, turn=turn, attempt=attempt)
-            if not self._usable(plan, self._launch(plan, arm, Purpose.PROFILE, **place)):
+            done = self._launch(plan, arms, Purpose.PROFILE, turn=turn, attempt=attempt)
+            if not self._usable(plan, done):
                 break
         self.run.save(complete=False)
 
@@ -151,13 +153,10 @@ class Measurer:
             plan_verdicts = verdicts.of_plan(self.run.bare(), plan)
             return [v for v in plan_verdicts if not metrics.metric(v.metric).profiled]
 
-        failing = {v.contrast for v in unconfirmed(judged())}
-        if not failing:
+        if not (failing := unconfirmed(judged())):
             return
-        contrasts = [c for c in self.run.contrasts_of(plan) if c.name in failing]
-        needed = {a.name for a in plan.only(contrasts).arms}
-        self._arms[plan.hash] = [a for a in self._arms[plan.hash] if a.name in needed]
-        cost_s, least = self.run.block_s(self._arms[plan.hash]), plan.protocol.min_blocks
+        arms = self._arms[plan.hash] = blocks.needed(self.run, plan, failing, self._arms[plan.hash])
+        cost_s, least = self.run.block_s([[arm] for arm in arms]), plan.protocol.min_blocks
         if not self.run.in_time(least * cost_s, self._budget_s):
             return
         self._progress.note(f"{plan.name}: a FAIL is measured again before it is reported")
@@ -169,17 +168,24 @@ class Measurer:
                 return False
             for _more in range(max(1, least - done)):
                 if self._arms[plan.hash]:
-                    self._block(plan, attempt=1)
+                    self._block(plan, attempt=1, alone=True)
             return bool(self._arms[plan.hash])
 
         confirm(judged, again)
 
-    def _block(self, plan: Plan, attempt: int = 0, arms: Sequence[Arm] = ()) -> None:
+    def _slots(self, plan: Plan) -> list[list[Arm]]:
+        """The arms of a plan that is timed, those that run at once together."""
+        return together.groups(self._session, plan, self._arms.get(plan.hash, plan.arms))
+
+    def _block(
+        self, plan: Plan, attempt: int = 0, arms: Sequence[Arm] = (), alone: bool = False
+    ) -> None:
         """One block: a pass over the arms in an order drawn from the seed, and one back."""
         arms = arms or self._arms[plan.hash]
+        slots = [[a] for a in arms] if alone else together.groups(self._session, plan, arms)
         have = self.run.blocks_of(plan, attempt)
         number = next(b for b in itertools.count() if b not in have)
-        block = blocks.drawn(plan, attempt, number, arms)
+        block = blocks.drawn(plan, attempt, number, slots)
         self.run.begin(block)
         self._launch_missing(plan, block)
 
@@ -190,40 +196,33 @@ class Measurer:
                 self._launch_missing(plan, block)
 
     def _launch_missing(self, plan: Plan, block: Block) -> None:
-        for turn, name in blocks.missing(self.run, plan, block):
-            place: dict[str, Any] = dict(block=block.number, turn=turn, attempt=block.attempt)
-            if not self._usable(plan, self._launch(plan, plan.arm(name), Purpose.TIMED, **place)):
+        for turn, arms in blocks.missing(self.run, plan, block):
+            done = self._launch(plan, arms, Purpose.TIMED, turn=turn, attempt=block.attempt)
+            if not self._usable(plan, done):
                 return
         self.run.save(complete=False)
 
-    def _usable(self, plan: Plan, launch: LaunchRecord) -> bool:
+    def _usable(self, plan: Plan, launches: Sequence[LaunchRecord]) -> bool:
         """Whether the plan goes on: a launch that failed ends it, and nothing is tried again.
 
         What is measured for an explanation only, a profile or an ablation, ends alone.
         """
-        if launch.usable:
-            return True
-        problem = launch.wrong[0] if launch.wrong else obstacles.blame(launch)
-        arm = plan.arm(launch.arm)
-        self._progress.note(f"{arm.case.id}: {problem}")
-        if launch.purpose is Purpose.PROFILE:
-            return False
-        alone = arm.role is Role.ABLATION
-        self._arms[plan.hash] = [a for a in self._arms[plan.hash] if alone and a is not arm]
-        return alone
+        for launch in (x for x in launches if not x.usable):
+            arm, wrong = plan.arm(launch.arm), [*launch.wrong, obstacles.blame(launch)]
+            self._progress.note(f"{arm.case.id}: {wrong[0]}")
+            if launch.purpose is Purpose.PROFILE:
+                return False
+            if arm.role is not Role.ABLATION:
+                self._arms[plan.hash] = []
+                return False
+            self._arms[plan.hash].remove(arm)
+        return True
 
     def _launch(
-        self, plan: Plan, arm: Arm, purpose: Purpose, window: Window | None = None, **place: int
-    ) -> LaunchRecord:
-        """One launch; ``place`` is its block, turn and attempt."""
-        usual = plan.profile if purpose is Purpose.PROFILE else plan.pilot
-        if purpose is Purpose.TIMED:
-            usual = self.run.windows.get(plan.hash, {}).get(arm.name, plan.window)
-        order = Order(
-            plan=plan, arm=arm, purpose=purpose, window=window or usual,
-            reference=self.run.curve(arm.case) if purpose in references.COMPARED else None,
-            **place,
-        )  # fmt: skip
-        left = [(p, self._arms.get(p.hash, p.arms)) for p in self.waiting]
-        now = moment(order, self.run.launches, self._arms[plan.hash], left, self.run.elapsed_s)
-        return self._session.launch(order, now)
+        self, plan: Plan, arms: Sequence[Arm], purpose: Purpose, **more: Any
+    ) -> list[LaunchRecord]:
+        """Launches at once; ``more`` is their window, or their turn and attempt."""
+        orders = together.orders(self._session, plan, arms, purpose, **more)
+        left = [(p, self._slots(p)) for p in self.waiting]
+        now = moment(orders[0], self.run.launches, self._arms[plan.hash], left, self.run.elapsed_s)
+        return self._session.launch(orders, now)

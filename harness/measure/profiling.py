@@ -1,18 +1,29 @@
 """Which profiled launches a plan wants: one for each rung, more where a rule bounds a share."""
 
+from collections.abc import Iterator
+
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
+from harness.measure import together
+from harness.measure.session import Session
 from harness.record import LaunchStatus, Purpose, RunRecord
 from harness.spec import Arm, Plan, Role, metrics
 
 
-def missing(run: RunRecord, plan: Plan, attempt: int = 0) -> list[tuple[Arm, int]]:
-    """(arm, turn) of every profiled launch still to be made; attempt 1 confirms a FAIL.
+def missing(session: Session, plan: Plan, attempt: int = 0) -> Iterator[tuple[int, list[Arm]]]:
+    """(turn, arms at once) of every profiled launch still to be made; attempt 1 confirms a FAIL.
 
     A launch is the unit of replication here too: where a rule looks at a share, its subject gets as
     many as a contrast has pairs. A case that an earlier plan has profiled is not profiled again for
     the sake of its budget alone.
     """
+    wanted = _wanted(session.run.bare(), plan, attempt)
+    for turn in sorted({turn for _, turn in wanted}):
+        arms = [arm for arm, its_turn in wanted if its_turn == turn]
+        yield from ((turn, slot) for slot in together.groups(session, plan, arms))
+
+
+def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
     judged = verdicts.of_plan(run, plan)
     looked_at = {v.contrast for v in (unconfirmed(judged) if attempt else judged) if v.rule}
     contrasts = pairs.judged_of(plan, run.thresholds, run.machine.hardware_class)

@@ -65,12 +65,13 @@ def moment(
     order: Order,
     launches: Sequence[LaunchRecord],
     arms: Sequence[Arm],
-    waiting: Sequence[tuple[Plan, Sequence[Arm]]],
+    waiting: Sequence[tuple[Plan, Sequence[Sequence[Arm]]]],
     elapsed_s: float,
 ) -> Moment:
     """Where a run is as a launch begins.
 
-    ``arms`` are those of the order's plan that are timed, ``waiting`` all plans not yet done.
+    ``arms`` are those of the order's plan that are timed, ``waiting`` all plans not yet done, with
+    their arms by slot.
     """
 
     def timed(plan: Plan) -> list[LaunchRecord]:
@@ -81,10 +82,11 @@ def moment(
     if wall_s := mean_wall_s(launches):
         usual = sum(wall_s.values()) / len(wall_s)
         left = 0.0
-        for plan, needed in waiting:
-            turns = len(timed(plan)) // max(1, len(needed))
+        for plan, slots in waiting:
+            turns = len(timed(plan)) // max(1, sum(map(len, slots)))
             missing = max(0, 2 * plan.protocol.min_blocks - turns)
-            left += missing * sum(wall_s.get(a.case.hash, usual) for a in needed)
+            slot_s = (max(wall_s.get(a.case.hash, usual) for a in slot) for slot in slots)
+            left += missing * sum(slot_s)
     last = ""
     if plan_launches and (seen := plan_launches[-1].throughput) is not None:
         last = f"{rate(seen)} samples/s"

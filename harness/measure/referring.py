@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from harness.analysis.judging.obstacles import room
 from harness.analysis.samples import references
 from harness.measure.run import Run
-from harness.spec import Arm, Plan, Role, Window
+from harness.spec import Arm, Plan, Role
 
 
-def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> Iterator[tuple[Arm, Window]]:
-    """(arm, window) of every reference still to be launched; cases that train alike share one."""
+def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> Iterator[tuple[Arm, int]]:
+    """(arm, steps) of every reference still to be launched; cases that train alike share one."""
     for arm in arms:
         wanted = run.described[arm.case.hash].reference
         if wanted is None or arm.role is Role.ABLATION:
@@ -19,7 +19,7 @@ def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> Iterator[tuple[Arm, Wi
             continue
         ranks = max(arm.case.nodes) if wanted.shards > 1 else 1
         if room(wanted.memory_bytes, ranks, arm.case.device, run.machine):
-            yield arm, Window(steps=steps, cut=0)
+            yield arm, steps
         else:
             why = "the plain model does not fit in one device: losses are not compared"
             run.notes += [n for n in [f"{arm.case.id}: {why}"] if n not in run.notes]

@@ -114,15 +114,15 @@ class Run:
         if new := {c: answer for c, answer in self.described.items() if c not in known}:
             self._chain.add(Kind.DESCRIBED, new)
 
-    def _link(self, kind: Kind, body: object) -> None:
+    def _link(self, kind: Kind, *told: object) -> None:
         self.seal()
         assert self._chain is not None
-        self._chain.add(kind, body)
+        self._chain.add(kind, *told)
 
-    def enter(self, launch: LaunchRecord) -> None:
-        """A launch that has ended."""
-        self.launches.append(launch)
-        self._link(Kind.LAUNCH, launch)
+    def enter(self, launches: Sequence[LaunchRecord]) -> None:
+        """Launches that ran at once and have ended."""
+        self.launches += launches
+        self._link(Kind.LAUNCH, *launches)
 
     def begin(self, block: Block) -> None:
         """A block, before its first launch."""
@@ -205,10 +205,10 @@ class Run:
         """What a case's losses are compared with, if it was trained."""
         return references.curve(self.folder, self.launches, self.described, case.hash)
 
-    def block_s(self, arms: Sequence[Arm]) -> float:
-        """What another block of these arms will take."""
+    def block_s(self, slots: Sequence[Sequence[Arm]]) -> float:
+        """What another block of these arms will take, those of a slot at once."""
         wall_s = mean_wall_s(self.launches)
-        return 2 * sum(wall_s.get(a.case.hash, 0.0) for a in arms)
+        return 2 * sum(max(wall_s.get(a.case.hash, 0.0) for a in slot) for slot in slots)
 
     def in_time(self, more_s: float, limit_s: float | None) -> bool:
         """Whether there is time for this much more."""

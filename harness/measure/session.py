@@ -122,16 +122,17 @@ class Session:
             answers = self.bench.describe(unknown)
             self.run.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
 
-    def launch(self, order: Order, now: Moment) -> LaunchRecord:
-        """Launch, enter in the record, and keep whoever watches informed."""
-        run, described = self.run, self.run.described[order.arm.case.hash]
+    def launch(self, orders: Sequence[Order], now: Moment) -> list[LaunchRecord]:
+        """Launch at once, enter in the record, and keep whoever watches informed."""
+        run, described = self.run, [self.run.described[o.arm.case.hash] for o in orders]
 
         def on_step(step: int) -> None:
             self.progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))
 
         run.seal()
-        run.enter(self.bench.launch(order, run.folder, described, on_step))
-        return run.launches[-1]
+        launches = self.bench.launch_together(orders, run.folder, described, on_step)
+        run.enter(launches)
+        return launches
 
     def save(self, *, complete: bool) -> RunRecord:
         return self.run.save(complete=complete)

@@ -70,21 +70,20 @@ class Chain:
         """The hash of the last link; empty before the first."""
         return self.links[-1].hash if self.links else ""
 
-    def add(self, kind: Kind, body: object) -> None:
-        """One more link; on disk when this returns."""
-        link = Link(
-            number=len(self.links),
-            kind=kind,
-            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            before=self.head,
-            body=to_doc(body),
-        )
+    def add(self, kind: Kind, *told: object) -> None:
+        """More links, one for each thing told; all on disk when this returns."""
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        new: list[Link] = []
+        for body in told:
+            before = new[-1].hash if new else self.head
+            number = len(self.links) + len(new)
+            new.append(Link(number=number, kind=kind, at=at, before=before, body=to_doc(body)))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(link.line + "\n")
+            file.write("".join(link.line + "\n" for link in new))
             file.flush()
             os.fsync(file.fileno())
-        self.links.append(link)
+        self.links += new
 
     def _cut_torn_line(self) -> None:
         """A program that was killed may have left half a line; a link is whole or not there."""

@@ -16,10 +16,14 @@ class LaunchStatus(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What a launch was for: only ``timed`` ones are compared, budgets come from ``profile``."""
+    """What a launch was for: only ``timed`` ones are compared, budgets come from ``profile``.
+
+    ``probe`` ones run a baseline alone and beside others.
+    """
 
     GATE = "gate"
     PILOT = "pilot"
+    PROBE = "probe"
     TIMED = "timed"
     PROFILE = "profile"
     REFERENCE = "reference"
@@ -108,6 +112,9 @@ class LaunchRecord:
     identifies the process that forked the ranks. ``wrong`` lists what the parent found not to be
     as asked (world, samples, bytes): such a launch is never judged. A profiled launch has a
     ``budget``, and in ``perturbation`` the ratio of its profiled steps to its others (medians).
+
+    ``hosts`` are the nodes that it ran on, by number (empty = the first ones). Launches of one
+    ``slot`` ran at once, each on ``devices`` of its own: the first one on every host.
     """
 
     launch: str
@@ -137,6 +144,9 @@ class LaunchRecord:
     perturbation: float | None = None
     compared: int = 0
     stalls: Stalls | None = None
+    slot: str = ""
+    hosts: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
 
     @property
     def usable(self) -> bool:

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     TOO_FEW_PAIRS = "too_few_pairs"
     TOO_CLOSE = "too_close"
     TREND = "trend"
+    NEIGHBOURS = "neighbours"
     PAIRS_SPLIT = "pairs_split"  # of records until schema 5
     NOT_STEADY = "not_steady"
     NOISY_HOST = "noisy_host"

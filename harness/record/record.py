@@ -4,9 +4,12 @@ All that a verdict rests on is in it and in the ranks' samples (``store`` has bo
 ``verify`` recomputes it from them without torch.
 """
 
+from __future__ import annotations
+
+import itertools
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.host.admission import Finding
 from harness.host.machine import Machine
@@ -24,18 +27,38 @@ JUDGED_SINCE = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One pass over arms and one back: ``arms`` in the order of the first, by name."""
+    """One pass over arms and one back: ``arms`` in the order of the first, by name.
+
+    ``together`` is how many of them ran at once, slot by slot; empty = one after the other.
+    """
 
     plan: str
     attempt: int
     number: int
     arms: tuple[str, ...]
+    together: tuple[int, ...] = ()
 
-    def drawn(self, seed: int) -> tuple[str, ...]:
-        """The order of the arms that a plan's seed draws for this block."""
-        arms = sorted(self.arms)
-        random.Random(f"{seed}-{self.attempt}-{self.number}").shuffle(arms)
-        return tuple(arms)
+    @property
+    def slots(self) -> tuple[tuple[str, ...], ...]:
+        """The arms of every slot, in the order of the first pass."""
+        sizes = self.together or (1,) * len(self.arms)
+        ends = list(itertools.accumulate(sizes))
+        return tuple(self.arms[e - n : e] for n, e in zip(sizes, ends, strict=True))
+
+    @property
+    def passes(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """(turn, arms that run at once) of every slot, there and back."""
+        first = 2 * self.number
+        there, back = self.slots, self.slots[::-1]
+        return (*((first, slot) for slot in there), *((first + 1, slot) for slot in back))
+
+    def drawn(self, seed: int) -> Block:
+        """This block with its slots in the order that a plan's seed draws."""
+        slots = sorted(tuple(sorted(slot)) for slot in self.slots)
+        random.Random(f"{seed}-{self.attempt}-{self.number}").shuffle(slots)
+        arms = tuple(name for slot in slots for name in slot)
+        sizes = tuple(map(len, slots)) if self.together else ()
+        return replace(self, arms=arms, together=sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +107,8 @@ class RunRecord:
         if launch.purpose is Purpose.PROFILE:
             return plan.profile
         frozen = self.windows.get(plan.hash, {}).get(launch.arm)
+        if launch.purpose is Purpose.PROBE:
+            return plan.window
         if launch.purpose is not Purpose.TIMED:
             return plan.pilot
         return frozen or plan.window

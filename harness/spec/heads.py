@@ -54,7 +54,8 @@ class EngineFacts:
 
     ``joins``: its agents dial in over the network; ``remote``: they are on other machines;
     ``one_machine``: several nodes of it are all on this one, ``always_emulated`` even when there
-    is one. ``queues``: a run can be left to its queue. ``slows_ranks``: stragglers can be planted.
+    is one. ``queues``: a run can be left to its queue. ``packs``: worlds can run side by side, on
+    any of its nodes. ``slows_ranks``: stragglers can be planted.
     ``shapes_links``: its knobs set what links carry. ``faults``: what ``recover`` can plant there
     beside crash and hang.
     """
@@ -65,6 +66,7 @@ class EngineFacts:
     joins: bool = False
     remote: bool = False
     queues: bool = False
+    packs: bool = True
     slows_ranks: bool = True
     shapes_links: bool = False
     faults: tuple[str, ...] = ()

@@ -12,7 +12,8 @@ class Settings:
     ``nodes`` are the ranks that each node can take; ``cluster`` is the file that the engine's
     settings come from. ``budget_s`` is what the whole run may take; without it every plan gets its
     first blocks, and what is then undecided gets more while the run is younger than
-    ``more_until_s``. ``nonce`` is a text of whoever asked for the run: it was made after that.
+    ``more_until_s``. ``packed``: small worlds run side by side where they have nodes or devices of
+    their own. ``nonce`` is a text of whoever asked for the run: it was made after that.
     """
 
     engine: str = "local"
@@ -26,3 +27,4 @@ class Settings:
     fabric: bool = True
     argv: tuple[str, ...] = ()
     nonce: str = ""
+    packed: bool = True

@@ -57,7 +57,7 @@ def test_an_agent_that_leaves_out_a_rank_is_not_believed(tmp_path: Path) -> None
     link = Link(node=0, channel=Channel(ours, dialed=False))
     with theirs:
         running = Running(spec(tmp_path, 2), [(link, share(node=0, count=2))])
-        running.hear(link, {"ended": [to_doc(end(0))]}, b"")
+        running.hear(link, {"ended": [to_doc(end(0))], "of": "x"}, b"")
         assert not running.over
         running.watch()
     assert running.over and running.failing
@@ -72,7 +72,7 @@ def test_a_file_that_comes_in_pieces_is_whole_and_replaces_an_older_one(tmp_path
     running = Running(spec(tmp_path, 1), [(link, share(node=0, count=1))])
     (tmp_path / "rank0.json").write_text("from an earlier launch")
     for begins, piece in ((True, b"ab"), (False, b"cd")):
-        running.hear(link, {"file": "../rank0.json", "begins": begins}, piece)
+        running.hear(link, {"file": "../rank0.json", "begins": begins, "of": "x"}, piece)
     assert (tmp_path / "rank0.json").read_bytes() == b"abcd"
     ours.close()
     theirs.close()

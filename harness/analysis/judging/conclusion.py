@@ -95,8 +95,9 @@ def _tilted(question: Question, rule: Threshold | None, judged: Judged) -> Concl
         same = bool(_impossible(question, judged, tilt.factor)) if impossible else True
         if other.status is not judged.status or not same:
             points = 100 * abs(other.estimate.value - judged.estimate.value)
-            why = f"noisy host: {tilt.why}: up to {points:.1f} points"
-            return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
+            host = "noisy host: " if tilt.reason is Reason.NOISY_HOST else ""
+            why = f"{host}{tilt.why}: up to {points:.1f} points"
+            return Conclusion(Status.INCONCLUSIVE, tilt.reason, why)
     return None
 
 

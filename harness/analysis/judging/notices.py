@@ -2,6 +2,7 @@
 
 from statistics import median
 
+from harness.analysis.judging import neighbours
 from harness.analysis.judging.pairs import timed
 from harness.record import Purpose, RunRecord
 from harness.record.fabric import swept
@@ -39,7 +40,7 @@ def findings(run: RunRecord) -> list[str]:
                 name = f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"
                 gpus[name] = gpus.get(name, 0) + 1
     out += [f"{name} in {count} launches" for name, count in gpus.items()]
-    out += [*switched_off(run), *shaped(run)]
+    out += [*switched_off(run), *shaped(run), *neighbours.slow_devices(run)]
     if run.complete and not run.head:
         out.append(
             f"unchained (schema {run.schema}): whether launches were left out cannot be said"

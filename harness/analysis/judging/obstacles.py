@@ -75,7 +75,22 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
             return Conclusion(
                 Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}"
             )
+        if (unseen := _unseen(run, plan, launch)) is not None:
+            return Conclusion(Status.ERROR, Reason.NOT_MEASURED, unseen)
     return None
+
+
+def _unseen(run: RunRecord, plan: Plan, launch: LaunchRecord) -> str | None:
+    """Which losses of a launch nobody compared, although its reference was trained."""
+    trained = references.launch_of(run.launches, run.described, launch.case)
+    steps = run.window(plan, launch).steps
+    ablated = plan.arm(launch.arm).role is Role.ABLATION if launch.plan == plan.hash else False
+    checked = launch.purpose in references.COMPARED and not ablated
+    if trained is None or not checked or launch.compared >= steps:
+        return None
+    return (
+        f"{launch.launch}: {launch.compared} of {steps} losses were compared with the harness's own"
+    )
 
 
 def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:

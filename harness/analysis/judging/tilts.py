@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from harness.analysis.judging import neighbours
 from harness.analysis.judging.pairs import timed
-from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.record import LaunchRecord, Purpose, Reason, RunRecord
 from harness.spec import Contrast, Plan, metrics
 
 #: Smaller differences between arms are those of clock ticks: 10 ms in a third of a second.
@@ -23,6 +24,7 @@ class Tilt:
 
     factor: float
     why: str
+    reason: Reason = Reason.NOISY_HOST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,10 @@ def tilts(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Tilt, ...]:
             sides += f" and {theirs:.0%} of the baseline's"
         more = metric.more_is_better
         out.append(Tilt(factor=factor if more else 1 / factor, why=f"{what} {sides}"))
+    if share := neighbours.lost(run, plan, contrast):
+        factor = 1 - share if metric.more_is_better else 1 / (1 - share)
+        why = f"worlds beside it may have taken {share:.1%} of the baseline's speed"
+        out.append(Tilt(factor=factor, why=why, reason=Reason.NEIGHBOURS))
     return tuple(out)
 
 

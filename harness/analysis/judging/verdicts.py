@@ -107,7 +107,9 @@ def _claimed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
 
 def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
     """Verdicts of a plan that more blocks could decide."""
-    helped = (Reason.SPANS_BOUND, Reason.TOO_CLOSE, Reason.TREND, Reason.TOO_FEW_PAIRS)
+    helped = (
+        Reason.SPANS_BOUND, Reason.TOO_CLOSE, Reason.TREND, Reason.TOO_FEW_PAIRS, Reason.NEIGHBOURS,
+    )  # fmt: skip
     judged = of_plan(run, plan)
     return [v for v in judged if v.status is Status.INCONCLUSIVE and v.reason in helped]
 

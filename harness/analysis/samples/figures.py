@@ -53,8 +53,9 @@ def figures(
     samples: Sequence[Samples],
     cut: int,
     reference: Curve | None = None,
+    beside: Sequence[RankRecord] = (),
 ) -> Figures:
-    """Everything that a launch's record says of its samples."""
+    """Everything that a launch's record says of its samples; ``beside``: ranks of its slot."""
     return Figures(
         wrong=wrong(case, expected, ranks, samples, cut, reference),
         steps=steps(samples, cut) if samples else None,
@@ -62,7 +63,7 @@ def figures(
         growth=growth(samples, cut) if samples else None,
         losses=losses(samples),
         steadiness=steadiness(slowest(samples, cut)) if samples else None,
-        foreign_load=foreign_load(ranks),
+        foreign_load=foreign_load(ranks, beside),
         compared=compared(samples, reference),
         stalls=stalls(samples, cut) if samples else None,
     )
@@ -81,22 +82,25 @@ def slowest(samples: Sequence[Samples], cut: int) -> list[float]:
     return step_times
 
 
-def foreign_load(ranks: Sequence[RankRecord]) -> float | None:
-    """Share of the ranks' cores that others used in the kept window, on the busiest node.
+def foreign_load(ranks: Sequence[RankRecord], beside: Sequence[RankRecord] = ()) -> float | None:
+    """Share of the ranks' cores that others used in the kept window, on the busiest machine.
 
     What the cores worked less what the ranks did; ranks on the same cores are counted together.
-    None where the kernel does not say, or where ranks share some of their cores only.
+    None where the kernel does not say, where ranks share some of their cores only, or share them
+    with worlds ``beside`` them.
     """
     out = []
-    for node in sorted({r.node for r in ranks}):
-        on_node = [r for r in ranks if r.node == node]
-        cores = {r.affinity: r for r in on_node}
+    for host in sorted({r.host for r in ranks}):
+        here = [r for r in ranks if r.host == host]
+        cores = {r.affinity: r for r in here}
         union = {c for cpus in cores for c in cpus}
-        if len(union) != sum(map(len, cores)) or any(r.busy_s is None for r in on_node):
+        shared = any(union.intersection(r.affinity) for r in beside if r.host == host)
+        unlike = len(union) != sum(map(len, cores))
+        if shared or unlike or any(r.busy_s is None for r in here):
             return None
         busy = sum(r.busy_s or 0.0 for r in cores.values())
-        window = max(r.window_s for r in on_node)
-        used = sum(r.cpu_s for r in on_node)
+        window = max(r.window_s for r in here)
+        used = sum(r.cpu_s for r in here)
         out.append(max(0.0, busy - used) / (window * len(union)) if window else 0.0)
     return max(out, default=None)
 

@@ -21,14 +21,15 @@ class Pilot:
 
 
 def read(run: RunRecord, folder: Path, plan: Plan | None = None) -> list[Pilot]:
-    """Every usable pilot of a run; with a plan those that came before its first timed launch."""
+    """Every usable pilot and probe of a run; with a plan those before its first timed launch."""
     plans = {p.hash: p for p in run.plans}
     pilots = []
     for launch in run.launches:
         if plan is not None and launch.plan == plan.hash and launch.purpose is Purpose.TIMED:
             break
-        if launch.purpose is Purpose.PILOT and launch.usable:
-            pilots.append(_pilot(launch, plans[launch.plan].pilot, folder))
+        if launch.purpose in (Purpose.PILOT, Purpose.PROBE) and launch.usable:
+            window = run.window(plans[launch.plan], launch)
+            pilots.append(_pilot(launch, window, folder))
     return pilots
 
 

@@ -73,6 +73,8 @@ def line(m: Moment | Waiting) -> str:
         return f"  [start] {m.here} of {m.wanted} agents are ready{says}  {duration(m.waited_s)}"
     if m.purpose is Purpose.GATE:
         return f"  [gate] {m.arm}  checking correctness  {duration(m.elapsed_s)}"
+    if m.purpose is Purpose.PROBE:
+        return f"  [probe] {m.arm}  alone and beside others  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.PILOT:
         return f"  [pilot] {m.arm}  settling warm-up and steps  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.REFERENCE:

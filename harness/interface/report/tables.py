@@ -180,7 +180,13 @@ def counts(run: RunRecord) -> list[str]:
             f" these hold together, with at most 5% of them false: {passes} PASS, {fails} FAIL",
         ]
         if len(run.settings.nodes) > 1:
-            lines.append(" they hold for these nodes: every launch filled them in the same order")
+            where = {x.hosts for x in run.launches if x.purpose is Purpose.TIMED}
+            drawn = any(where) and len(where) > 1
+            lines.append(
+                " every launch ran on nodes drawn from all of them"
+                if drawn
+                else " they hold for these nodes: every launch filled them in the same order"
+            )
     return lines
 
 
@@ -193,14 +199,21 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     profiles = [x for x in run.launches if x.purpose is Purpose.PROFILE]
     gates = [x for x in run.launches if x.purpose is Purpose.GATE]
     wall = sum(x.wall_s for x in timed)
+    slots = [x.slot for x in run.launches if x.slot]
     launch = (wall - _stepping_s(timed)) / len(timed)
-    training = _stepping_s([*timed, *pilots, *profiles]) + sum(x.wall_s for x in gates)
+    busy = {x.slot or x.launch: 0.0 for x in run.launches}
+    for x in run.launches:  # those of a slot ran at once
+        at = x.slot or x.launch
+        busy[at] = max(busy[at], x.wall_s if x.purpose is Purpose.GATE else _stepping_s([x]))
     told = (
         f" cost       {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
         f" to start and end), {len(pilots)} pilots, {len(gates)} gates,"
         f" {len(profiles)} profiles;"
-        f" {1 - training / run.elapsed_s:.0%} of {duration(run.elapsed_s)} is overhead"
+        f" {1 - sum(busy.values()) / run.elapsed_s:.0%} of {duration(run.elapsed_s)} is overhead"
     )
+    if slots:
+        each = len(slots) / len(set(slots))
+        told += f"; {len(slots)} launches ran side by side, {each:.1f} at a time"
     out = wrap(told, width, 12)
     if run.device_s:
         used = sum(x.wall_s * len(x.ranks) for x in run.launches)

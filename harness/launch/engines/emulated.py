@@ -112,7 +112,7 @@ class EmulatedJob(Job):
         self._holders: dict[str, subprocess.Popen[bytes]] = {}  # bridge, node0, node1, ..
         self._agents: InheritingJob | None = None
         self._switch: subprocess.Popen[str] | None = None
-        self._shaped: tuple[Links, tuple[int, ...]] | None = None
+        self._shaped: Links | None = None
         try:
             for command in commands:
                 if "sleep" in command.argv:
@@ -173,15 +173,13 @@ class EmulatedJob(Job):
             )
 
     def prepare(self, spec: LaunchSpec) -> None:
-        """Shape the links to the rates and delays of this case."""
+        """Shape the links of all nodes to the rates and delays of this case."""
         if len(spec.case.nodes) < 2:
             return
-        hosts = spec.hosts or tuple(range(len(spec.case.nodes)))
         links = links_of(spec.case, Path(__file__).stem, KNOBS, len(self._holders) - 1)
-        if (links, hosts) == self._shaped:
+        if links == self._shaped:
             return
-        for node in hosts:
-            rate = links.own[node]
+        for node, rate in enumerate(links.own):
             slower = {address(b): r for (a, b), r in links.between.items() if a == node}
             self._run(_batch("{bridge}", "tc", shape(f"v{node}", rate)))
             self._run(_batch(f"{{node{node}}}", "tc", shape("eth0", rate, slower)))
@@ -191,7 +189,7 @@ class EmulatedJob(Job):
         self._end_switch()
         if links.delayed:
             self._start_switch(links)
-        self._shaped = (links, hosts)
+        self._shaped = links
 
     def _start_switch(self, links: Links) -> None:
         nodes = range(len(links.own))

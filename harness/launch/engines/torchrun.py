@@ -36,7 +36,7 @@ from harness.launch.wire.evidence import examine, lives, rank_end
 from harness.launch.wire.messages import LaunchSpec, RankEnd
 from harness.spec import CaseSpec, Device, StandIn
 
-ENGINE = dict(multi_node=True, one_machine=True, slows_ranks=False)
+ENGINE = dict(multi_node=True, one_machine=True, packs=False, slows_ranks=False)
 TICK_S, GRACE_S = 0.2, 1.0
 #: An entry of torchrun's report on failures; its lines may stand behind a log's own prefix.
 _FAILED = re.compile(r"\srank +: (\d+) \(local_rank: \d+\)\n.*?exitcode +: (-?\d+)")
@@ -113,7 +113,14 @@ class Torchrun(Fleet):
         with held_port() as port:
             self._run(watched, port, tick)
         agent = f"torchrun-{'-'.join(str(n.pid) for n in watched.nodes)}"
-        return Ended(ranks=watched.ends(), agent=agent, noticed_at=watched.noticed_at)
+        return Ended(
+            ranks=watched.ends(), agent=agent, noticed_at=watched.noticed_at,
+            lasted_s=time.monotonic() - watched.began,
+        )  # fmt: skip
+
+    def launch_together(self, specs: Sequence[LaunchSpec], tick: Tick) -> list[Ended]:
+        """One after the other: a world of torchrun's has the whole machine."""
+        return [self.launch(spec, tick) for spec in specs]
 
     @staticmethod
     def _run(watched: Watched, port: int, tick: Tick) -> None:

@@ -1,6 +1,6 @@
 """What crosses the border between a launching program and the agents that start ranks.
 
-One message a frame (``harness.channel``), one request in flight at a time:
+One message a frame (``harness.channel``):
 
     <- {"hello": Node}                        once, when torch is imported
     -> {"describe": [{"case", "files"}]}      <- {"described": [Described...]}
@@ -9,8 +9,10 @@ One message a frame (``harness.channel``), one request in flight at a time:
                  <- {"beats": [[phase, step, silent_s]...]}  five times a second
                  <- {"failing": true}         once, when a rank has failed or is silent too long
                  <- {"file": name}, bytes     what ranks left, if no disk is shared
-    -> {"kill": true}                         the launch in flight ends; "ended" follows
+    -> {"kill": LAUNCH}                       that launch ends; "ended" follows
     -> {"reach": [Address...]}                <- {"reached": [bool...]}
+
+An agent serves several launches at once; what it says of one has its name ("of").
 
 Ranks leave ``rank<r>.json`` and ``rank<r>.npz`` in the launch's folder; the parent only reads.
 """
@@ -71,6 +73,10 @@ class Share:
 
     ``node_first`` and ``node_count`` are the ranks of its whole node, which several agents may
     share. ``store`` is where rank 0 serves the rendezvous; None asks this agent to open it.
+
+    ``device`` is the first of the node's devices that this world has, ``core`` the first core of
+    its CPU ranks there. ``room`` is for how many ranks the node's cores are shared out: those of
+    this world, or all that fit where other worlds run beside it.
     """
 
     node: int
@@ -78,6 +84,9 @@ class Share:
     count: int
     node_first: int
     node_count: int
+    device: int = 0
+    core: int = 0
+    room: int = 0
     store: Address | None = None
 
 
@@ -139,7 +148,8 @@ Task: TypeAlias = Gate | Timed | Refer | Sweep | Train
 class LaunchSpec:
     """One world to start. ``files`` maps kind -> the strategy, model and compressor: a module of
     this package by its name, a user's by the path of its file. ``hosts`` are the nodes to use, by
-    their numbers; empty = the first ones.
+    their numbers; empty = the first ones. ``devices`` are the first devices to use there; empty =
+    from 0 on, and no other world beside this one.
     """
 
     launch: str
@@ -148,6 +158,7 @@ class LaunchSpec:
     task: Task
     files: Mapping[str, str]
     hosts: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
     detailed: bool = False  # under torch's own check of every collective: slow, for evidence only
     deadlines: Deadlines = Deadlines()
 

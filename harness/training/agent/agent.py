@@ -131,7 +131,10 @@ class Agent:
         self.channel, self.address, self.order, self.scratch = channel, address, order, scratch
         self.door = socket.create_server((address, 0), backlog=64)
         self.door.setblocking(False)
-        self.world: World | None = None
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(channel, selectors.EVENT_READ, None)
+        self.worlds: list[World] = []
+        self.beaten_at = 0.0
 
     def hello(self) -> None:
         node = Node(
@@ -147,25 +150,62 @@ class Agent:
     def serve(self) -> None:
         """Answer until the other end is gone; leave no process behind."""
         try:
-            while (messages := self.channel.receive()) is not None:
-                for message, _ in messages:
-                    if "describe" in message:
-                        self.channel.send({"described": describe_all(message["describe"])})
-                    elif "launch" in message:
-                        spec = from_doc(LaunchSpec, message["launch"])
-                        self.launch(spec, from_doc(Share, message["share"]))
-                    elif "reach" in message:
-                        self.empty_door()
-                        doors = [from_doc(Address, a) for a in message["reach"]]
-                        self.channel.send({"reached": [reaches(door) for door in doors]})
+            while self.turn():
+                pass
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes with the end of the channel
-            if self.world is not None:
-                self.world.kill()
+            for world in self.worlds:
+                world.kill()
             processes.end()
 
+    def turn(self) -> bool:
+        """Take what has come, then look after every world; whether the other end is still there."""
+        for key, _ in self.selector.select(POLL_S if self.worlds else None):
+            if key.data is not None:
+                world, rank = key.data
+                self.selector.unregister(key.fd)
+                world.reap(rank)
+                continue
+            messages = self.channel.receive()
+            if messages is None:
+                return False  # nobody is left to tell
+            for message, _ in messages:
+                self.obey(message)
+        beat = time.monotonic() - self.beaten_at > BEAT_S
+        self.beaten_at = time.monotonic() if beat else self.beaten_at
+        for world in tuple(self.worlds):
+            world.watch()
+            if world.failing and not world.told:
+                world.told = True
+                self.say(world, {"failing": True})
+            if beat:
+                self.say(world, {"beats": world.seen()})
+            if world.over:
+                self.dismiss(world)
+        return True
+
+    def say(self, world: World, message: dict[str, Json], blob: bytes = b"") -> None:
+        """One message about a launch."""
+        self.channel.send({**message, "of": world.spec.launch}, blob)
+
+    def obey(self, message: dict[str, Json]) -> None:
+        """Do what one message asks for."""
+        if "describe" in message:
+            self.channel.send({"described": describe_all(message["describe"])})
+        elif "launch" in message:
+            spec = from_doc(LaunchSpec, message["launch"])
+            self.launch(spec, from_doc(Share, message["share"]))
+        elif "kill" in message:
+            for world in self.worlds:
+                if world.spec.launch == message["kill"]:
+                    world.end()
+        elif "reach" in message:
+            self.empty_door()
+            doors = [from_doc(Address, a) for a in message["reach"]]
+            self.channel.send({"reached": [reaches(door) for door in doors]})
+
     def launch(self, spec: LaunchSpec, share: Share) -> None:
-        """Fork this node's ranks and stay with them until the last one is over."""
+        """Fork this node's ranks of a world."""
         num_threads = len(os.listdir("/proc/self/task"))
         fresh = num_threads == 1 and not torch.cuda.is_initialized()
         if not fresh:
@@ -173,43 +213,23 @@ class Agent:
             raise AssertionError(told)
         if self.scratch is not None:
             spec = replace(spec, out=str(self.scratch / spec.launch))
-        private = (self.channel.fileno(), self.door.fileno())
-        self.world = world = World(spec, share, self.address, private)
+        private = (self.channel.fileno(), self.door.fileno(), self.selector.fileno())
+        world = World(spec, share, self.address, private)
         if share.store is None:
-            self.channel.send({"store": to_doc(world.store)})
-        said, beaten = False, 0.0
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.channel, selectors.EVENT_READ, None)
-            for rank, fd in world.fds.items():
-                selector.register(fd, selectors.EVENT_READ, rank)
-            while not world.over:
-                for key, _ in selector.select(POLL_S):
-                    if key.data is None:
-                        self.obey(world)
-                    else:
-                        selector.unregister(key.fd)
-                        world.reap(key.data)
-                world.watch()
-                if world.failing and not said:
-                    said = True
-                    self.channel.send({"failing": True})
-                if (now := time.monotonic()) - beaten > BEAT_S:
-                    beaten = now
-                    self.channel.send({"beats": world.seen()})
-        processes.end()
+            self.say(world, {"store": to_doc(world.store)})
+        for rank, fd in world.fds.items():
+            self.selector.register(fd, selectors.EVENT_READ, (world, rank))
+        self.worlds.append(world)
+
+    def dismiss(self, world: World) -> None:
+        """A world that is over: nothing of it stays but what its ranks left."""
+        self.worlds.remove(world)
+        if not self.worlds:  # whose an orphan is cannot be told
+            processes.end()
         world.beats_file.unlink()
         if self.scratch is not None:
-            self.ship(Path(spec.out))
-        self.channel.send({"ended": [to_doc(world.ends[r]) for r in sorted(world.ends)]})
-        self.world = None
-
-    def obey(self, world: World) -> None:
-        """What may be asked for while a launch runs: that it ends."""
-        messages = self.channel.receive()
-        if messages is None:
-            _stop()  # nobody is left to tell; ``serve`` leaves nothing behind
-        if any("kill" in message for message, _ in messages):
-            world.end()
+            self.ship(world)
+        self.say(world, {"ended": [to_doc(world.ends[r]) for r in sorted(world.ends)]})
 
     def empty_door(self) -> None:
         """Close connections that others have tried, or the queue would be full one day."""
@@ -217,15 +237,15 @@ class Agent:
             while True:
                 self.door.accept()[0].close()
 
-    def ship(self, folder: Path) -> None:
+    def ship(self, world: World) -> None:
         """Send what the ranks left, and forget it."""
-        for path in sorted(folder.iterdir()):
+        for path in sorted(world.out.iterdir()):
             with path.open("rb") as file:
                 begins = True
                 while (piece := file.read(PIECE)) or begins:
-                    self.channel.send({"file": path.name, "begins": begins}, piece)
+                    self.say(world, {"file": path.name, "begins": begins}, piece)
                     begins = False
-        shutil.rmtree(folder)
+        shutil.rmtree(world.out)
 
 
 def preload() -> None:

@@ -22,14 +22,15 @@ GRACE_S = 1.0  # after the first rank has failed: time for the others to write d
 CONFIRM_S = 0.5  # a rank counts as silent when it still is after this
 
 
-def device_of(rank: int, share: Share, num_visible: int) -> int:
-    """Which of the devices that this agent sees is a rank's.
+def device_of(rank: int, share: Share, num_visible: int, per_rank: int = 1) -> int:
+    """Which of the devices that this agent sees is a rank's first.
 
     A scheduler may show every task of a node all devices of it, or each its own.
     """
-    alone = share.count < share.node_count
-    first = share.node_first if alone and num_visible >= share.node_count else share.first
-    return rank - first
+    wanted = max(share.node_count, share.room) * per_rank
+    if share.count * per_rank < wanted and num_visible < wanted:
+        return (rank - share.first) * per_rank
+    return share.device + (rank - share.node_first) * per_rank
 
 
 class World:
@@ -50,6 +51,7 @@ class World:
         self.ranks = range(share.first, share.first + share.count)
         self.ends: dict[int, RankEnd] = {}
         self.failing = False
+        self.told = False  # that it fails
         self._doomed: set[int] = set()
         self._states: dict[int, str] = {}
         self._kills_before = memory_kills()
@@ -87,13 +89,18 @@ class World:
                 os.close(fd)
             if listener is not None and rank:
                 listener.close()
+            share, per_rank = self.share, self.spec.case.devices_per_rank
+            local_rank = rank - share.node_first
             place = Place(
                 rank=rank,
                 world_size=self.spec.case.world_size,
-                local_rank=rank - self.share.node_first,
-                local_world_size=self.share.node_count,
-                device=device_of(rank, self.share, torch.cuda.device_count()),
-                node=self.share.node,
+                local_rank=local_rank,
+                local_world_size=share.node_count,
+                device=device_of(rank, share, torch.cuda.device_count(), per_rank),
+                core=share.core + local_rank * per_rank,
+                seat=share.device // per_rank + local_rank,
+                room=share.room or share.node_count,
+                node=share.node,
                 parent=agent,
                 store=lambda: self._meet(rank, listener),
             )

@@ -25,18 +25,19 @@ def precise_sleep() -> None:
     _LIBC.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
-def pin(device: str, index: int, local_ranks: int, cores: int = 1) -> tuple[int, ...]:
-    """``cores`` from ``index`` on for a CPU rank; an equal share of all for a GPU rank.
-
-    Before any thread exists.
-    """
+def pin_to(first: int, cores: int) -> tuple[int, ...]:
+    """Run on so many cores from ``first`` on, before any thread exists; the cores."""
     allowed = sorted(os.sched_getaffinity(0))
-    if device == "cpu":
-        chosen = sorted({allowed[i % len(allowed)] for i in range(index, index + cores)})
-    else:
-        share = max(1, len(allowed) // max(1, local_ranks))
-        start = (index % max(1, local_ranks)) * share
-        chosen = allowed[start : start + share] or allowed
+    chosen = sorted({allowed[i % len(allowed)] for i in range(first, first + cores)})
+    os.sched_setaffinity(0, chosen)
+    return tuple(chosen)
+
+
+def pin_to_share(seat: int, room: int) -> tuple[int, ...]:
+    """Run on the cores of one of ``room`` equal shares, before any thread exists; the cores."""
+    allowed = sorted(os.sched_getaffinity(0))
+    share = max(1, len(allowed) // room)
+    chosen = allowed[seat % room * share :][:share] or allowed
     os.sched_setaffinity(0, chosen)
     return tuple(chosen)
 

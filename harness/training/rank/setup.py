@@ -33,8 +33,9 @@ from harness.training.rank.window import Measured
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a rank is. ``device`` is its number among the devices that its agent sees; ``store``
-    makes the rendezvous store after the process was set up.
+    """Where a rank is. ``device`` is its first among the devices that its agent sees, ``core`` its
+    first core where it computes on the CPU. The node's cores are shared out to ``room`` ranks, of
+    which it is number ``seat``. ``store`` makes the rendezvous store after the process was set up.
     """
 
     rank: int
@@ -43,6 +44,9 @@ class Place:
     local_world_size: int
     node: int
     device: int
+    core: int
+    seat: int
+    room: int
     parent: int
     store: Callable[[], dist.Store]
 
@@ -158,10 +162,10 @@ def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path
     lap, case, out = Laps(), spec.case, Path(spec.out)
     known = frozenset(sys.modules)
     set_backend(case.environment or {})
-    # By rank, not local rank, on CPU: nodes emulated on one machine must not share a core.
-    index = place.rank if case.device is Device.CPU else place.local_rank
-    first = case.first_device + index * case.devices_per_rank
-    affinity = threads.pin(str(case.device), first, place.local_world_size, case.devices_per_rank)
+    if case.device is Device.CPU:
+        affinity = threads.pin_to(case.first_device + place.core, case.devices_per_rank)
+    else:
+        affinity = threads.pin_to_share(place.seat, place.room)
     threads.precise_sleep()
     torch.set_num_threads(len(affinity))
     device = _device(case, place)
@@ -218,7 +222,7 @@ def _device(case: CaseSpec, place: Place) -> torch.device:
     """One device per rank, but for a GPU shared on purpose."""
     if case.device is Device.CPU:
         return torch.device("cpu")
-    index = case.first_device + place.device * case.devices_per_rank
+    index = case.first_device + place.device
     device = torch.device(
         "cuda", index % torch.cuda.device_count() if "shared_gpu" in case.stand_in else index
     )

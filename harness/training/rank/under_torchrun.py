@@ -36,7 +36,10 @@ def main() -> None:
         local_rank=int(env["LOCAL_RANK"]),
         local_world_size=int(env["LOCAL_WORLD_SIZE"]),
         node=int(env["GROUP_RANK"]),
-        device=int(env["LOCAL_RANK"]),
+        device=int(env["LOCAL_RANK"]) * spec.case.devices_per_rank,
+        core=int(env["RANK"]) * spec.case.devices_per_rank,
+        seat=int(env["LOCAL_RANK"]),
+        room=int(env["LOCAL_WORLD_SIZE"]),
         parent=os.getppid(),
         store=env_store,
     )

@@ -9,11 +9,12 @@ import signal
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from harness.analysis import packing
 from harness.base.documents import from_doc
 from harness.launch import causes
 from harness.launch.deploy import open_worlds
@@ -56,18 +57,20 @@ class Bench:
 
     def launch(self, case_name: str, **knobs: object) -> tuple[Ended, Cause | None, Path]:
         """One world over all nodes."""
-        site = Site(
-            device=Device.CPU, backend="gloo", nodes=self.nodes, emulated=len(self.nodes) > 1
-        )
+        spec = self.spec(case_name, self.nodes, **knobs)
+        ended = self.worlds.launch(spec, lambda step: None)
+        return ended, causes.attribute(ended.ranks, ended.unreachable), Path(spec.out)
+
+    def spec(self, case_name: str, nodes: tuple[int, ...], **knobs: object) -> LaunchSpec:
+        """A world over the first nodes of these."""
+        site = Site(device=Device.CPU, backend="gloo", nodes=nodes, emulated=len(nodes) > 1)
         case = self.known.normalise(site.case(case_name, knobs=knobs))
         out = self.folder / f"launch{time.monotonic_ns()}"
         out.mkdir(parents=True)
-        spec = LaunchSpec(
+        return LaunchSpec(
             launch=out.name, case=case, task=Timed(steps=8, cut=2, draw=1),
             out=str(out), files=self.known.files(case), deadlines=QUICK,
         )  # fmt: skip
-        ended = self.worlds.launch(spec, lambda step: None)
-        return ended, causes.attribute(ended.ranks, ended.unreachable), out
 
 
 @contextlib.contextmanager
@@ -144,6 +147,30 @@ def test_a_world_over_all_nodes(bench: Bench) -> None:
     assert len({r.pid for r in ranks}) == 3
     assert all((out / f"rank{r}.npz").stat().st_size for r in range(3))
     assert len({e.order for e in ended.ranks}) == 3
+
+
+def test_worlds_at_once_have_places_of_their_own_and_break_alone(bench: Bench) -> None:
+    """Three of one rank, two on one node; the one that is killed takes nobody along."""
+    if not bench.known.get("engines", bench.name.split("-")[0]).engine.packs:
+        pytest.skip("it launches one world at a time")
+    knobs = {"faulty_ddp.kind": "kill", "faulty_ddp.rank": 0}
+    broken = bench.spec("faulty_ddp/mlp-nano", (1,), **knobs)
+    specs = [bench.spec("ddp/mlp-nano", (1,)), bench.spec("ddp/mlp-nano", (1,)), broken]
+    seats = packing.seats([spec.case for spec in specs], bench.nodes) or []
+    placed = [
+        replace(spec, hosts=seat.hosts, devices=seat.devices)
+        for spec, seat in zip(specs, seats, strict=True)
+    ]
+    ended = bench.worlds.launch_together(placed, lambda step: None)
+    found = [causes.attribute(e.ranks, e.unreachable) for e in ended]
+    assert found[:2] == [None, None]
+    assert found[2] is not None and (found[2].kind, found[2].rank) == ("signal", 0)
+    assert found[2].node == seats[2].hosts[0]
+    paths = [Path(spec.out) / "rank0.json" for spec in specs[:2]]
+    ranks = [from_doc(RankRecord, json.loads(path.read_text())) for path in paths]
+    assert [r.node for r in ranks] == [seat.hosts[0] for seat in seats[:2]]
+    alone = len(os.sched_getaffinity(0)) < 2
+    assert alone or ranks[0].affinity != ranks[1].affinity, "each its own core"
 
 
 FULL = pytest.mark.full

@@ -1,0 +1,89 @@
+"""Neighbours: what worlds that run at once do to each other, from an A/A of their baselines.
+
+A baseline that its neighbours slow down makes every rung look better than it is. So a plan's probes
+run its baselines both alone and beside others, and how much slower these may be is added to
+what a PASS must leave to its bound. Rungs that are slowed down look worse: their FAIL is measured
+again, one world at a time.
+"""
+
+import math
+from collections.abc import Collection
+from statistics import fmean, median
+
+from harness.analysis.judging.pairs import like_launches_sd, timed
+from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.spec import Contrast, Plan
+
+#: One-sided 95 % of a normal, and differences that no chance explains: 1 in 200.
+UPPER, CLEAR = 1.645, 2.6
+#: Slower than this, and surely so, nothing of the plan runs side by side.
+LEAST = 0.005
+#: What launches differ by where it is not known yet: the median of the world's clusters.
+USUAL_SD = 0.005
+#: A device is slow that is this much slower than the median of so many, and so many deviations.
+SLOW, FEWEST, ODD = 0.01, 4, 4.0
+
+
+def disturb(run: RunRecord, plan: Plan) -> bool:
+    """Whether a baseline of the plan is clearly slower beside others than alone."""
+    return any(
+        found is not None and found[0] > max(LEAST, CLEAR * found[1])
+        for found in (_slowdown(run, case) for case in _baselines(plan, plan.contrasts))
+    )
+
+
+def lost(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
+    """The share of its speed that a contrast's baseline may have lost to neighbours: the upper end
+    of a one-sided 95 % interval, for as many of its launches as had any.
+    """
+    out = [0.0]
+    for name in contrast.baseline:
+        launches = [x for x in timed(run, plan, None) if x.arm == name]
+        beside = sum(bool(x.slot) for x in launches)
+        if not beside:
+            continue
+        found = _slowdown(run, plan.arm(name).case.hash)
+        slower, error = found or (0.0, USUAL_SD * math.sqrt(2))
+        out.append(beside / len(launches) * -math.expm1(-max(0.0, slower + UPPER * error)))
+    return max(out)
+
+
+def slow_devices(run: RunRecord) -> list[str]:
+    """Devices that were clearly slower than the others when all of them ran the same world."""
+    slots: dict[str, list[LaunchRecord]] = {}
+    for x in run.launches:
+        if x.purpose is Purpose.PROBE and x.slot and x.throughput and len(x.ranks) == 1:
+            slots.setdefault(x.slot, []).append(x)
+    out = []
+    for launches in (same for same in slots.values() if len(same) >= FEWEST):
+        speeds = [math.log(x.throughput or 1.0) for x in launches]
+        usual = median(speeds)
+        sd = median(abs(s - usual) for s in speeds) / 0.6745
+        for x, speed in zip(launches, speeds, strict=True):
+            if usual - speed > max(SLOW, ODD * sd):
+                where = f"node {x.hosts[0]} ({x.ranks[0].host}), device {x.devices[0]}"
+                slower = -math.expm1(speed - usual)
+                out.append(f"{where}: {slower:.1%} slower than the median of {len(launches)}")
+    return out
+
+
+def _baselines(plan: Plan, contrasts: Collection[Contrast]) -> set[str]:
+    return {plan.arm(name).case.hash for c in contrasts for name in c.baseline}
+
+
+def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
+    """How much slower a case's probes are beside others than alone, in logs, and the error of that.
+
+    None where one kind is missing.
+    """
+    probes = [x for x in run.launches if x.purpose is Purpose.PROBE and x.case == case]
+    alone, beside = _speeds(probes, beside=False), _speeds(probes, beside=True)
+    if not alone or not beside:
+        return None
+    sd = like_launches_sd(run.launches) or USUAL_SD
+    return fmean(alone) - fmean(beside), sd * math.sqrt(1 / len(alone) + 1 / len(beside))
+
+
+def _speeds(launches: Collection[LaunchRecord], *, beside: bool) -> list[float]:
+    rates = [x.throughput for x in launches if bool(x.slot) is beside]
+    return [math.log(rate) for rate in rates if rate]

@@ -1,0 +1,115 @@
+"""Together: which launches of a plan run at once, and on which nodes and devices."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.analysis import packing
+from harness.analysis.judging import neighbours
+from harness.analysis.samples import references
+from harness.base.documents import Json
+from harness.measure.bench import Order, alone
+from harness.measure.run import Run
+from harness.measure.session import Session
+from harness.record import Purpose
+from harness.spec import Arm, CaseSpec, Device, Plan, StandIn, Window
+
+
+def groups(session: Session, plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:
+    """The arms that run at once, each on nodes or devices of its own; the smallest worlds first."""
+    if not side_by_side(session, plan):
+        return [[arm] for arm in arms]
+    slots = packing.slots([arm.case for arm in arms], session.settings.nodes)
+    grouped = [[arms[i] for i in sorted(slot)] for slot in slots]
+    return sorted(grouped, key=lambda slot: max(arm.case.world_size for arm in slot))
+
+
+def side_by_side(session: Session, plan: Plan) -> bool:
+    """Whether worlds of this plan may run at once: none takes anything from another.
+
+    Not where a case says which device or link it means, nor where ranks that compute would share
+    cores. Pilots have shown, too, that it makes no difference.
+    """
+    settings, run = session.settings, session.run
+    several = len(settings.nodes) > 1 or settings.device is Device.CUDA
+    if not (settings.packed and several and movable(session, plan)):
+        return False
+    if len(_networks(session, plan)) > 1:
+        return False
+    if any(arm.case.first_device for arm in plan.arms) or neighbours.disturb(run.bare(), plan):
+        return False
+    paced = all(StandIn.PACED in arm.case.stand_in for arm in plan.arms)
+    return paced or settings.device is Device.CUDA or _cores_suffice(run)
+
+
+def movable(session: Session, plan: Plan) -> bool:
+    """Whether a world may run on any nodes: nothing is planted in one of them."""
+    if not session.engine.engine.packs:
+        return False
+    knobs = (knob for network in _networks(session, plan) for knob in network)
+    return not any(isinstance(value, str) and value for _, value in knobs)
+
+
+def _networks(session: Session, plan: Plan) -> set[tuple[tuple[str, Json], ...]]:
+    """What the links of this plan's worlds are set to."""
+    cases = (arm.case for arm in plan.arms)
+    return {session.catalogue.network(case) for case in cases if len(case.nodes) > 1}
+
+
+def orders(
+    session: Session,
+    plan: Plan,
+    arms: Sequence[Arm],
+    purpose: Purpose,
+    window: Window | None = None,
+    turn: int = -1,
+    attempt: int = 0,
+) -> list[Order]:
+    """Orders of launches at once; ``window`` where it is not the plan's own."""
+    run = session.run
+    usual, frozen = plan.pilot, dict[str, Window]()
+    if purpose is Purpose.PROFILE:
+        usual = plan.profile
+    elif purpose is Purpose.PROBE:
+        usual = plan.window
+    elif purpose is Purpose.TIMED:
+        usual, frozen = plan.window, dict(run.windows.get(plan.hash, {}))
+    compared = purpose in references.COMPARED
+    wanted = [
+        Order(
+            plan=plan, arm=arm, purpose=purpose, turn=turn, attempt=attempt,
+            window=window or frozen.get(arm.name, usual),
+            reference=run.curve(arm.case) if compared else None,
+        )
+        for arm in arms
+    ]  # fmt: skip
+    return _seated(session, plan, wanted)
+
+
+def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order]:
+    """The orders with the nodes, and where several run at once the devices, that a seed draws."""
+    nodes = session.settings.nodes
+    if len(nodes) * len(orders) == 1 or not movable(session, plan):
+        return list(orders)
+    worlds = [_world(session.run, order) for order in orders]
+    names = tuple(order.arm.name for order in orders)
+    first = orders[0]
+    draw = packing.lot(plan.protocol.seed, first.purpose, first.attempt, first.turn, names)
+    seats = packing.seats(worlds, nodes, draw)
+    if seats is None:  # larger than what is there: the engine says so
+        return list(orders)
+    if len(orders) == 1:
+        seats = [packing.Seat(seats[0].hosts, ())]
+    return [replace(order, seat=seat) for order, seat in zip(orders, seats, strict=True)]
+
+
+def _world(run: Run, order: Order) -> CaseSpec:
+    case = order.arm.case
+    return alone(case, run.described[case.hash]) if order.purpose is Purpose.REFERENCE else case
+
+
+def _cores_suffice(run: Run) -> bool:
+    """Whether every rank has a core of its own when all nodes are full."""
+    nodes = run.settings.nodes
+    if run.nodes:
+        return all(n <= m.num_cores for n, m in zip(nodes, run.nodes, strict=False))
+    return sum(nodes) <= run.machine.num_cores

@@ -1,0 +1,94 @@
+"""A baseline that its neighbours slow down passes nothing, and is measured alone where that is clear."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from editing import bound, even, judged, timed
+
+from harness.analysis.judging import neighbours
+from harness.base.documents import from_doc, to_doc
+from harness.record import Reason, RunRecord, Status
+
+SUBJECT = "efficiency@2/plain"
+
+
+def probe(doc: Any, slower: float, number: int, slot: str = "") -> None:
+    """One launch of the baseline, so much slower than its first timed one."""
+    launch = copy.deepcopy(timed(doc, "plain")[0])
+    name = f"probe-{slot or 'alone'}-{number:04}"
+    launch |= dict(launch=name, purpose="probe", slot=slot, block=-1, turn=number)
+    launch |= dict(hosts=[number], devices=[0] if slot else [])
+    for rank in launch["ranks"]:
+        rank["window_s"] *= 1 + slower
+    doc["launches"].insert(0, launch)
+
+
+def packed(slower: float, efficiency: float = 0.75, beside: int = 8) -> Any:
+    """A run whose baselines all had neighbours, with the probes that tell what these did."""
+
+    def edit(doc: Any) -> None:
+        even(doc, efficiency)
+        bound(doc, at_least=0.72)
+        for x in timed(doc, "plain"):
+            x["slot"] = "together"
+        for number, luck in enumerate((0.001, -0.001)):
+            probe(doc, luck, number)
+        for number in range(beside):
+            probe(doc, slower + 0.002 * (number % 3 - 1), number, "beside")
+
+    return edit
+
+
+def run_of(run: RunRecord, edit: Any) -> RunRecord:
+    doc = json.loads(json.dumps(to_doc(run)))
+    edit(doc)
+    return from_doc(RunRecord, doc)
+
+
+def test_neighbours_that_do_nothing_leave_a_pass(sample_run: RunRecord) -> None:
+    assert judged(sample_run, packed(0.0))[SUBJECT].status is Status.PASS
+
+
+def test_a_baseline_that_neighbours_slow_by_more_than_the_gap_passes_nothing(
+    sample_run: RunRecord,
+) -> None:
+    """4 % of the baseline's speed are 3 points of an efficiency of 0.75."""
+    found = judged(sample_run, packed(0.05))[SUBJECT]
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NEIGHBOURS)
+    assert "worlds beside it may have taken 5" in found.detail
+
+
+def test_what_is_not_known_of_neighbours_is_not_taken_for_nothing(sample_run: RunRecord) -> None:
+    """One world beside: how much it takes is known badly, so close bounds stay open."""
+    run = run_of(sample_run, packed(0.0, beside=1))
+    wide = neighbours.lost(run, run.plans[0], run.plans[0].contrasts[0])
+    run = run_of(sample_run, packed(0.0, beside=8))
+    assert 0 < neighbours.lost(run, run.plans[0], run.plans[0].contrasts[0]) < wide
+
+
+def test_launches_without_neighbours_have_lost_nothing(sample_run: RunRecord) -> None:
+    def edit(doc: Any) -> None:
+        packed(0.05)(doc)
+        for x in timed(doc, "plain"):
+            x["slot"] = ""
+
+    assert judged(sample_run, edit)[SUBJECT].status is Status.PASS
+
+
+def test_neighbours_that_clearly_disturb_are_kept_apart(sample_run: RunRecord) -> None:
+    quiet, disturbed = (run_of(sample_run, packed(slower)) for slower in (0.0, 0.05))
+    assert not neighbours.disturb(quiet, quiet.plans[0])
+    assert neighbours.disturb(disturbed, disturbed.plans[0])
+
+
+def test_a_slow_device_is_named(sample_run: RunRecord) -> None:
+    def edit(doc: Any) -> None:
+        packed(0.0)(doc)
+        probe(doc, 0.05, 9, "beside")
+
+    assert neighbours.slow_devices(run_of(sample_run, packed(0.0))) == []
+    (told,) = neighbours.slow_devices(run_of(sample_run, edit))
+    assert told.startswith("node 9 (") and "slower than the median of 9" in told

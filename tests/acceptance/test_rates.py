@@ -111,3 +111,17 @@ def test_looking_often_with_a_fixed_interval_would_err() -> None:
         lows = (t_interval(values[:n], 0.1).low for n in range(2, 41))
         wrong += any(low is not None and low > 0 for low in lows)
     assert wrong / runs > 0.12
+
+
+@RUNS
+@pytest.mark.parametrize("slowdown", [0.0, 0.005, 0.02, 0.05])
+def test_neighbours_that_slow_a_baseline_make_no_pass(slowdown: float, runs: int) -> None:
+    for sd in rates.SDS:
+        found = rates.packed(slowdown, rates.BOUND, sd, runs)
+        assert found.passed <= 0.01 + 2.6 * math.sqrt(0.01 * 0.99 / runs), sd
+
+
+def test_without_probes_they_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates.neighbours, "CLEAR", math.inf)
+    monkeypatch.setattr(rates.neighbours, "UPPER", -math.inf)
+    assert rates.packed(0.05, rates.BOUND, 0.003, 2_000).passed > 0.5

@@ -1,0 +1,83 @@
+"""A ladder over emulated nodes, packed: who ran with whom and where is in the record."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis import audit
+from harness.launch.engine import make
+from harness.measure.measurer import Measurer
+from harness.measure.progress import Progress
+from harness.measure.session import Session
+from harness.record import Purpose, RunRecord, chain
+from harness.spec import Catalogue, Device, Protocol, Settings, Site
+from harness.spec.recipes import ladder
+from harness.spec.targets import normalise
+
+NODES = (1, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
+    known = Catalogue()
+    engine = make(known.get("engines", "emulated"))
+    if not (here := engine.probe()).available:
+        pytest.skip(here.reason)
+    site = Site(device=Device.CPU, backend="gloo", nodes=NODES, engine="emulated", emulated=True)
+    case = site.case("ddp/paced-small", knobs={"paced.step_ms": 5.0})
+    plan = normalise(
+        ladder(
+            case, (2, 3), baselines=("plain",),
+            protocol=Protocol(steps=4, cut=1, max_blocks=2), shape=lambda world: (1,) * world,
+        ),
+        known,
+    )  # fmt: skip
+    settings = Settings(engine="emulated", nodes=NODES, timeline=False, fabric=False)
+    session = Session(known, settings, tmp_path_factory.mktemp("packed"), (), Progress())
+    with session:
+        Measurer(session).measure([plan])
+        return session.save(complete=True), session.run.folder
+
+
+def test_small_worlds_run_at_once_and_never_on_the_same_node(
+    packed: tuple[RunRecord, Path],
+) -> None:
+    run, _ = packed
+    slots: dict[str, list[int]] = {}
+    for x in run.launches:
+        assert len(x.hosts) == len(x.ranks) and {r.node for r in x.ranks} == set(x.hosts)
+        if x.slot:
+            slots.setdefault(x.slot, []).extend(x.hosts)
+    assert all(count == 1 for hosts in slots.values() for count in Counter(hosts).values())
+    timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
+    assert {x.arm: bool(x.slot) for x in timed} == {"plain": True, "@2": True, "@3": False}
+    baselines = {x.hosts for x in timed if x.arm == "plain"}
+    assert len(baselines) > 1, "the baseline is drawn, not always on the first node"
+
+
+def test_the_baseline_is_probed_alone_and_on_every_node(packed: tuple[RunRecord, Path]) -> None:
+    probes = [x for x in packed[0].launches if x.purpose is Purpose.PROBE]
+    assert [bool(x.slot) for x in probes] == [False, True, True, True]
+    assert sorted(x.hosts for x in probes[1:]) == [(0,), (1,), (2,)]
+
+
+def test_the_record_is_whole_and_a_launch_that_was_moved_is_found(
+    packed: tuple[RunRecord, Path], tmp_path: Path
+) -> None:
+    run, folder = packed
+    links = chain.read(folder)
+    assert audit.audit(run, folder, links) == []
+    shutil.copytree(folder, tmp_path / "copy")
+    first = next(i for i, x in enumerate(run.launches) if x.slot and x.purpose is Purpose.TIMED)
+    for doctored in (
+        replace(run.launches[first], hosts=tuple((h + 1) % 3 for h in run.launches[first].hosts)),
+        replace(run.launches[first], slot=""),
+    ):
+        launches = (*run.launches[:first], doctored, *run.launches[first + 1 :])
+        told = audit.audit(replace(run, launches=launches), tmp_path / "copy", links)
+        assert any("its seed draws" in what for what in told), told

@@ -4,36 +4,34 @@ import hashlib
 import json
 from pathlib import Path
 
-import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import profile, schedule
 
 from harness.base.documents import to_doc
 from harness.record.store import write_text
+from harness.training.accelerator import Accelerator
 from harness.training.observe import spans
 
 
 class Profiler:
     """Profiles the last ``active`` of ``steps`` steps, after one that only warms it up."""
 
-    def __init__(self, steps: int, active: int, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+    def __init__(self, steps: int, active: int, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
         self._first, self._done = steps - active, 0
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
         self._profile = profile(
-            activities=activities,
+            activities=accelerator.activities,
             schedule=schedule(wait=self._first - 1, warmup=1, active=active),
             record_shapes=True,
-            profile_memory=self._cuda,
+            profile_memory=accelerator.present,
             on_trace_ready=lambda _: spans.profile(False),
         )
-        if self._cuda:
-            torch.cuda.memory._record_memory_history(max_entries=100_000)
         self._profile.start()
 
     def step(self) -> None:
         self._done += 1
         self._profile.step()
         if self._done == self._first:
+            self._accelerator.follow_memory()
             spans.profile(True)
 
     def stop(self) -> None:
@@ -44,7 +42,5 @@ class Profiler:
         trace = out / f"rank{rank}.trace.json.gz"
         self._profile.export_chrome_trace(str(trace))
         write_text(out / f"rank{rank}.spans.json", json.dumps(to_doc(tuple(spans.logged()))))
-        if self._cuda:
-            torch.cuda.memory._dump_snapshot(str(out / f"rank{rank}.memory.pickle"))
-            torch.cuda.memory._record_memory_history(enabled=None)
+        self._accelerator.leave_memory(out / f"rank{rank}.memory.pickle")
         return hashlib.sha256(trace.read_bytes()).hexdigest()

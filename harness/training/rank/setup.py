@@ -22,7 +22,8 @@ from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import LaunchSpec
 from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
-from harness.spec import CaseSpec, Device
+from harness.spec import CaseSpec, Device, StandIn
+from harness.training.accelerator import Accelerator
 from harness.training.context import Loaded, RankContext
 from harness.training.describe import case_batching
 from harness.training.observe import beside, threads
@@ -74,7 +75,7 @@ class Rank:
     spec: LaunchSpec
     place: Place
     out: Path
-    device: torch.device
+    accelerator: Accelerator
     meet: Barrier
     lap: Laps
     affinity: tuple[int, ...]
@@ -97,7 +98,7 @@ class Rank:
             case=case,
             rank=self.place.rank,
             world_size=self.place.world_size,
-            device=self.device,
+            device=self.accelerator.device,
             batching=case_batching(loaded, case),
             loss=loaded.model.loss,
             compressor=loaded.compressor(case),
@@ -126,7 +127,7 @@ class Rank:
             node=self.place.node,
             host=platform.node(),
             pid=os.getpid(),
-            device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            device=self.accelerator.name,
             backend=dist.get_backend(),
             window_s=0.0 if measured is None else measured.window_s,
             cpu_s=0.0 if grown is None else grown.cpu_s,
@@ -168,7 +169,9 @@ def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path
         affinity = threads.pin_to_share(place.seat, place.room)
     threads.precise_sleep()
     torch.set_num_threads(len(affinity))
-    device = _device(case, place)
+    accelerator = Accelerator(device_of(case, place))
+    accelerator.select()
+    device = accelerator.device
     prepare(out / f"rank{place.rank}.nccl")
     lap("files")
     beats.write(place.rank, Phase.GROUP)
@@ -195,7 +198,7 @@ def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path
         spec=spec,
         place=place,
         out=out,
-        device=device,
+        accelerator=accelerator,
         meet=meet,
         lap=lap,
         affinity=affinity,
@@ -218,17 +221,13 @@ def set_backend(environment: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
-def _device(case: CaseSpec, place: Place) -> torch.device:
+def device_of(case: CaseSpec, place: Place) -> torch.device:
     """One device per rank, but for a GPU shared on purpose."""
     if case.device is Device.CPU:
         return torch.device("cpu")
     index = case.first_device + place.device
-    device = torch.device(
-        "cuda", index % torch.cuda.device_count() if "shared_gpu" in case.stand_in else index
-    )
-    torch.cuda.set_device(device)
-    torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32, in matmuls and convolutions
-    return device
+    shared = StandIn.SHARED_GPU in case.stand_in
+    return torch.device("cuda", index % torch.accelerator.device_count() if shared else index)
 
 
 def _write(path: Path, samples: Samples) -> str:

@@ -17,6 +17,7 @@ from harness.launch.wire.beats import Phase
 from harness.record import Category
 from harness.record.store import Samples
 from harness.spec import Window
+from harness.training.accelerator import Accelerator
 from harness.training.context import RankContext, Trainer
 from harness.training.data import Batch
 from harness.training.observe import beside
@@ -64,7 +65,7 @@ class StepLog:
         memory: Memory,
         beat: Callable[[Phase, int], None],
         period_s: float | None,
-        cuda: bool,
+        events: list[torch.Event],
         intake: Intake,
     ) -> None:
         self.intake = intake
@@ -73,9 +74,7 @@ class StepLog:
         self.rss_bytes = np.zeros(steps, dtype=np.int64)
         self.losses: list[torch.Tensor | None] = []
         self.sample_ids: list[torch.Tensor] = []
-        self.events = (
-            [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)] if cuda else []
-        )
+        self.events = events
         self.misses = 0
         self.first = 0
 
@@ -136,6 +135,7 @@ def measure(
     window: Window,
     *,
     ctx: RankContext,
+    accelerator: Accelerator,
     memory: Memory,
     beat: Callable[[Phase, int], None],
     meet: Callable[[], None],
@@ -148,17 +148,12 @@ def measure(
 
     ``known`` is the shared memory that a rank has anyhow.
     """
-    cuda = ctx.device.type == "cuda"
     steps, cut = window.steps, window.cut
     log = StepLog(
-        trainer, steps, memory=memory, beat=beat, period_s=period_s, cuda=cuda, intake=intake
-    )
-    meter = Meter()
-
-    def settle() -> None:
-        if cuda:
-            torch.cuda.synchronize(ctx.device)
-
+        trainer, steps, memory=memory, beat=beat, period_s=period_s, intake=intake,
+        events=accelerator.events(steps + 1),
+    )  # fmt: skip
+    meter, settle = Meter(), accelerator.synchronize
     settle()
     meet()
     log.start(0)

@@ -36,7 +36,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """DistributedDataParallel; accumulation all-reduces after the last micro-batch only."""
     ddp = DistributedDataParallel(
         model,
-        device_ids=[ctx.device] if ctx.device.type == "cuda" else None,
+        device_ids=None if ctx.device.index is None else [ctx.device],
         bucket_cap_mb=knobs["bucket_cap_mb"],
         gradient_as_bucket_view=knobs["bucket_view"],
         static_graph=knobs["static_graph"],

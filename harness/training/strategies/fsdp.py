@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -54,9 +55,10 @@ def expect(
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """fully_shard on every block, then on the root, which holds no parameter of its own."""
-    for block in model.children():
-        fully_shard(block, reshard_after_forward=knobs["reshard"])
-    fully_shard(model, reshard_after_forward=knobs["reshard"])
+    # torch's own choice is the device that it was compiled for, wherever the model is.
+    mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
+    for block in (*model.children(), model):
+        fully_shard(block, mesh=mesh, reshard_after_forward=knobs["reshard"])
     assert isinstance(model, FSDPModule)
 
     def whole(tensor: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
 from harness.record import Category, Check, Expected, Issued, RankRecord
 from harness.spec import CaseSpec, Device, Optimizer, Precision
+from harness.training.accelerator import Accelerator
 from harness.training.context import Loaded, RankContext, Trainer, build_model, load, make_batch
 from harness.training.data import Sampler
 from harness.training.describe import expect, model_facts
@@ -46,14 +47,14 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
     """Import what is trained; every collective is kept, to be counted, and CUDA made repeatable."""
     issued.enable(issued.COUNTED)
     if spec.case.device is Device.CUDA:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        Accelerator(torch.device("cuda")).repeatable()
     load(spec.files)
 
 
 def run(task: Gate, rank: Rank) -> RankRecord:
     """Check the twin, then one step of the case at full size."""
     loaded, case = load(rank.spec.files), rank.spec.case
-    memory, context = Memory(rank.device), functools.partial(rank.context, loaded)
+    memory, context = Memory(rank.accelerator), functools.partial(rank.context, loaded)
     rank.beat(Phase.GATE)
     twin = loaded.at_once(task.twin)
     checks, counted, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))

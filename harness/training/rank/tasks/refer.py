@@ -36,7 +36,7 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 def run(task: Refer, rank: Rank) -> RankRecord:
     loaded = load(rank.spec.files)
     case = loaded.at_once(task.of)
-    memory, ctx = Memory(rank.device), rank.context(loaded, case)
+    memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
     with ctx.device:
         model = build_model(loaded, case, case.seed)
     oracle = Oracle.of(model, loaded, ctx)

@@ -15,6 +15,7 @@ from harness.launch.wire.messages import LaunchSpec, Sweep
 from harness.record import Row
 from harness.record.fabric import OPERATIONS, sizes
 from harness.spec import CaseSpec
+from harness.training.accelerator import Accelerator
 from harness.training.observe import issued
 from harness.training.rank import transport
 from harness.training.rank.setup import Rank
@@ -116,7 +117,7 @@ def run(task: Sweep, rank: Rank) -> tuple[Row, ...]:
     rows = sweep(
         rank.spec.case,
         rank.place.rank,
-        rank.device,
+        rank.accelerator,
         task.only,
         lambda: rank.beat(Phase.GATE),
         rank.file("nccl"),
@@ -125,7 +126,12 @@ def run(task: Sweep, rank: Rank) -> tuple[Row, ...]:
 
 
 def sweep(
-    case: CaseSpec, rank: int, device: torch.device, only: str, beat: Callable[[], None], log: Path
+    case: CaseSpec,
+    rank: int,
+    accelerator: Accelerator,
+    only: str,
+    beat: Callable[[], None],
+    log: Path,
 ) -> list[Row]:
     """Every row, alike on all ranks: a time is the slowest rank's, a check holds on all of them.
 
@@ -133,6 +139,7 @@ def sweep(
     NCCL's, read at the end: connections are made when they are needed.
     """
     n, rows = case.world_size, list[Row]()
+    device = accelerator.device
     payloads = sizes(case.device)[-1:] if only else sizes(case.device)
     for operation, make in MAKERS.items():
         for payload in payloads if only in ("", operation) else ():
@@ -149,24 +156,23 @@ def sweep(
                 break  # refused alike on all ranks, and at every size
             right = torch.tensor([float(made.right())], device=device)
             dist.all_reduce(right, dist.ReduceOp.MIN)
-            first_s = _timed(made.run, 1, device)[0]
-            times = _timed(made.run, min(MOST, max(FEWEST, int(BUDGET_S / first_s))), device)
+            first_s = _timed(made.run, 1, accelerator)[0]
+            times = _timed(made.run, min(MOST, max(FEWEST, int(BUDGET_S / first_s))), accelerator)
             median_s, worst_s = statistics.median(times), max(times)
             rows.append(replace(row, time_s=median_s, worst_s=worst_s, right=bool(right.item())))
     over = transport.name(case.backend, log)
     return [replace(row, transport=over) for row in rows]
 
 
-def _timed(run: Callable[[], object], times: int, device: torch.device) -> list[float]:
+def _timed(run: Callable[[], object], times: int, accelerator: Accelerator) -> list[float]:
     """Seconds of each of ``times`` runs, of the slowest rank."""
     seconds = []
     for _ in range(times):
         dist.barrier()
         began = time.perf_counter()
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        accelerator.synchronize()
         seconds.append(time.perf_counter() - began)
-    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=accelerator.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return [float(v) for v in slowest.tolist()]

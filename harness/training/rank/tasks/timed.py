@@ -25,7 +25,7 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 
 def run(task: Timed, rank: Rank) -> RankRecord:
     loaded, case = load(rank.spec.files), rank.spec.case
-    memory, ctx = Memory(rank.device), rank.context(loaded, case)
+    memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
     intake = Intake()
     trainer = loaded.build(case, ctx, case.seed, intake.watch)
     rank.lap("model")
@@ -35,13 +35,14 @@ def run(task: Timed, rank: Rank) -> RankRecord:
     rank.lap("data")
     profiler = clock = None
     if task.profiled:
-        profiler, clock = Profiler(task.steps, task.profiled, ctx.device), Clock()
+        profiler, clock = Profiler(task.steps, task.profiled, rank.accelerator), Clock()
         clock.handshake()
     measured = measure(
         trainer,
         feed,
         Window(steps=task.steps, cut=task.cut, profiled=task.profiled),
         ctx=ctx,
+        accelerator=rank.accelerator,
         memory=memory,
         beat=rank.beat,
         meet=rank.meet,

@@ -1,0 +1,105 @@
+"""A rank's device: every call that is of an accelerator, and none of training, is here.
+
+Written against ``torch.accelerator`` where torch has it, so that another vendor's device needs no
+search through the code. A CPU has no queue, no allocator and no clock of its own.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from harness.record import Allocator
+
+#: What says which devices a process may see, by vendor.
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+class Accelerator:
+    """One device; ``present`` tells whether it is more than the host's CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.present = device.type != "cpu"
+
+    def select(self) -> None:
+        """Make it this process's device; fp32 means fp32 there, whatever an image says of TF32."""
+        if not self.present:
+            os.environ.update(dict.fromkeys(VISIBLE, ""))  # GPUs of a host play no part in CPU runs
+            return
+        torch.accelerator.set_device_index(self.device)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+
+    def repeatable(self) -> None:
+        """The same bits in every launch, where the device's libraries can; before its first use."""
+        if self.present:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.backends.cuda.enable_flash_sdp(False)
+            torch.backends.cuda.enable_mem_efficient_sdp(False)
+
+    @property
+    def name(self) -> str:
+        """As its vendor calls it; ``cpu``."""
+        return str(self._module.get_device_name(self.device)) if self.present else "cpu"
+
+    def synchronize(self) -> None:
+        """Wait for all that was queued on it."""
+        if self.present:
+            torch.accelerator.synchronize(self.device)
+
+    def events(self, count: int) -> list[torch.Event]:
+        """Marks on its own clock; none on a CPU."""
+        if not self.present:
+            return []
+        return [torch.Event(device=self.device, enable_timing=True) for _ in range(count)]
+
+    def forget_peak(self) -> None:
+        torch.accelerator.reset_peak_memory_stats(self.device)
+
+    def allocated(self) -> int:
+        """Bytes in use."""
+        return int(torch.accelerator.memory_allocated(self.device))
+
+    def peak(self) -> int:
+        """Most bytes in use since ``forget_peak``."""
+        return int(torch.accelerator.max_memory_allocated(self.device))
+
+    def allocator(self) -> Allocator | None:
+        """Peaks of its allocator; None on a CPU, which has none."""
+        if not self.present:
+            return None
+        stats = torch.accelerator.memory_stats(self.device)
+        return Allocator(
+            allocated_bytes=stats["allocated_bytes.all.peak"],
+            reserved_bytes=stats["reserved_bytes.all.peak"],
+            inactive_split_bytes=stats["inactive_split_bytes.all.peak"],
+            num_retries=stats["num_alloc_retries"],
+        )
+
+    @property
+    def activities(self) -> list[ProfilerActivity]:
+        """What a profiler looks at."""
+        names = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+        device = names.get(self.device.type)
+        return [ProfilerActivity.CPU, *([device] if device is not None else [])]
+
+    def follow_memory(self) -> None:
+        """Note every allocation from here on, with the Python line that made it."""
+        if self.present:
+            self._module.memory._record_memory_history(
+                max_entries=100_000, context="alloc", stacks="python"
+            )
+
+    def leave_memory(self, path: Path) -> None:
+        """Write down what ``follow_memory`` has noted."""
+        if self.present:
+            self._module.memory._dump_snapshot(str(path))
+            self._module.memory._record_memory_history(enabled=None)
+
+    @property
+    def _module(self) -> Any:
+        return torch.get_device_module(self.device)

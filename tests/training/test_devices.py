@@ -1,0 +1,69 @@
+"""Ranks on machines whose torch sees GPUs: CPU cases leave them alone, CUDA cases use their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.base.documents import from_doc
+from harness.launch import causes
+from harness.launch.children import InheritingJob
+from harness.launch.engine import Command, Where, importable
+from harness.launch.fleet import Fleet
+from harness.launch.wire.messages import Gate, LaunchSpec, Task, Timed
+from harness.record import RankRecord
+from harness.spec import Catalogue, Device, Site
+
+LYING = str(Path(__file__).with_name("lying_agent.py"))
+KNOWN = Catalogue()
+STRATEGIES = ("single", "ddp", "fsdp", "pipeline", "compressed:topk")
+
+
+@pytest.fixture(scope="module", params=["hidden", "fake"])
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str, Callable[..., Task]], list[RankRecord]]]:
+    """``world("ddp", task)`` -> what its ranks left, on CPU or on devices that are not there."""
+    kind, folder = request.param, tmp_path_factory.mktemp(request.param)
+    device = Device.CPU if kind == "hidden" else Device.CUDA
+    command = Command(nodes=(0,), argv=(sys.executable, LYING, kind), env=importable())
+    fleet = Fleet(lambda: (InheritingJob([command]), None), Where(nodes=(2,), device=device))
+
+    def launch(strategy: str, task: Callable[..., Task], **fields: object) -> list[RankRecord]:
+        site = Site(device=device, backend="gloo", nodes=(1 if strategy == "single" else 2,))
+        case = KNOWN.normalise(site.case(f"{strategy}/mlp-nano", **fields))
+        out = folder / f"{strategy.replace(':', '-')}{len(list(folder.iterdir()))}"
+        spec = LaunchSpec(
+            launch=out.name, case=case, out=str(out), task=task(case), files=KNOWN.files(case)
+        )
+        ended = fleet.launch(spec, lambda step: None)
+        assert causes.attribute(ended.ranks, ended.unreachable) is None
+        paths = sorted(out.glob("rank?.json"))
+        return [from_doc(RankRecord, json.loads(path.read_text())) for path in paths]
+
+    launch.device = device  # type: ignore[attr-defined]
+    yield launch
+    fleet.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_trains_right_where_torch_sees_gpus(world: object, strategy: str) -> None:
+    """Sharding, buckets and process groups follow the case's device, not the one of the wheel."""
+    ranks = world(strategy, lambda case: Gate(twin=KNOWN.twin(case)))  # type: ignore[operator]
+    assert [c for rank in ranks for c in rank.checks if not c.ok] == []
+    names = {"cpu"} if world.device is Device.CPU else {"Fake 0", "Fake 1"}  # type: ignore[attr-defined]
+    assert {rank.device for rank in ranks} <= names
+
+
+def test_a_timed_world_lives_from_its_first_line_to_its_record(world: object) -> None:
+    ranks = world("ddp", lambda case: Timed(steps=6, cut=2, draw=1))  # type: ignore[operator]
+    on_device = world.device is Device.CUDA  # type: ignore[attr-defined]
+    assert len(ranks) == 2 and all(rank.window_s > 0 for rank in ranks)
+    assert {rank.peak_bytes for rank in ranks} == {1 << 21} if on_device else True
+    assert all(rank.device.startswith("Fake" if on_device else "cpu") for rank in ranks)
+    assert dataclasses.asdict(ranks[0])["affinity"]

@@ -14,7 +14,9 @@ def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> Iterator[tuple[Arm, in
         wanted = run.described[arm.case.hash].reference
         if wanted is None or arm.role is Role.ABLATION:
             continue
-        steps = max(run.windows[plan.hash][arm.name].steps, plan.profile.steps)
+        steps = run.windows[plan.hash][arm.name].steps
+        if run.settings.timeline:
+            steps = max(steps, plan.profile.steps)
         if _known(run, arm) >= steps:
             continue
         ranks = max(arm.case.nodes) if wanted.shards > 1 else 1

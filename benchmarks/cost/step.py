@@ -19,6 +19,7 @@ from torch import nn
 
 from harness.base.stats import t_interval
 from harness.launch.wire.beats import Beats, Phase
+from harness.training.accelerator import Accelerator
 from harness.training.data import Batch
 from harness.training.observe.intake import Intake
 from harness.training.observe.memory import Memory
@@ -59,10 +60,10 @@ def main() -> None:
         log = StepLog(
             trainer,  # type: ignore[arg-type]
             n,
-            memory=Memory(torch.device("cpu")),
+            memory=Memory(Accelerator(torch.device("cpu"))),
             beat=lambda phase, step: beats.write(0, phase, step),
             period_s=None,
-            cuda=False,
+            events=[],
             intake=intake,
         )
         batch = Batch(ids=torch.zeros(1), inputs=torch.zeros(1), targets=torch.zeros(1))

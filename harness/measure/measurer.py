@@ -115,7 +115,7 @@ class Measurer:
 
     def _refer(self, plan: Plan) -> None:
         """Train what the losses of timed launches are compared with, once for all that need it."""
-        wanted = list(referring.missing(self.run, plan, self._arms[plan.hash]))
+        wanted = referring.missing(self.run, plan, self._arms[plan.hash])
         for arms in together.groups(self._session, plan, [arm for arm, _ in wanted]):
             steps = max(steps for arm, steps in wanted if arm in arms)
             self._launch(plan, arms, Purpose.REFERENCE, window=Window(steps=steps, cut=0))

@@ -1,6 +1,6 @@
 """Which references a plan wants: the losses that its timed launches are compared with."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from harness.analysis.judging.obstacles import room
 from harness.analysis.samples import references
@@ -8,8 +8,9 @@ from harness.measure.run import Run
 from harness.spec import Arm, Plan, Role
 
 
-def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> Iterator[tuple[Arm, int]]:
+def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[tuple[Arm, int]]:
     """(arm, steps) of every reference still to be launched; cases that train alike share one."""
+    out: dict[str, tuple[Arm, int]] = {}
     for arm in arms:
         wanted = run.described[arm.case.hash].reference
         if wanted is None or arm.role is Role.ABLATION:
@@ -21,10 +22,12 @@ def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> Iterator[tuple[Arm, in
             continue
         ranks = max(arm.case.nodes) if wanted.shards > 1 else 1
         if room(wanted.memory_bytes, ranks, arm.case.device, run.machine):
-            yield arm, steps
+            first, most = out.get(wanted.key, (arm, 0))
+            out[wanted.key] = (first, max(steps, most))
         else:
             why = "the plain model does not fit in one device: losses are not compared"
             run.notes += [n for n in [f"{arm.case.id}: {why}"] if n not in run.notes]
+    return list(out.values())
 
 
 def _known(run: Run, arm: Arm) -> int:

@@ -487,7 +487,8 @@ def test_an_interrupted_block_is_finished_launch_by_launch(copy: Path) -> None:
         half = dataclasses.replace(run, launches=run.launches[:seen])
         held = SimpleNamespace(timed=lambda plan, half=half: paired.timed(half, plan, None))
         (plan,) = run.plans
-        again = [x for b in run.blocks for x in missing(held, plan, b)]  # type: ignore[arg-type]
+        slots = [x for b in run.blocks for x in missing(held, plan, b)]  # type: ignore[arg-type]
+        again = [(turn, arm.name) for turn, arms in slots for arm in arms]
         before = [(x.turn, x.arm) for x in half.launches if x.purpose is Purpose.TIMED]
         every = [(x.turn, x.arm) for x in run.launches if x.purpose is Purpose.TIMED]
         assert before + again == every

@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from editing import bound, even, judged, timed
 
 from harness.analysis.judging import neighbours
@@ -61,12 +62,17 @@ def test_a_baseline_that_neighbours_slow_by_more_than_the_gap_passes_nothing(
     assert "worlds beside it may have taken 5" in found.detail
 
 
-def test_what_is_not_known_of_neighbours_is_not_taken_for_nothing(sample_run: RunRecord) -> None:
+def test_what_is_not_known_of_neighbours_is_not_taken_for_nothing(
+    sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One world beside: how much it takes is known badly, so close bounds stay open."""
-    run = run_of(sample_run, packed(0.0, beside=1))
-    wide = neighbours.lost(run, run.plans[0], run.plans[0].contrasts[0])
-    run = run_of(sample_run, packed(0.0, beside=8))
-    assert 0 < neighbours.lost(run, run.plans[0], run.plans[0].contrasts[0]) < wide
+    monkeypatch.setattr(neighbours, "like_launches_sd", lambda launches: 0.005)
+
+    def lost(beside: int) -> float:
+        run = run_of(sample_run, packed(0.002, beside=beside))
+        return neighbours.lost(run, run.plans[0], run.plans[0].contrasts[0])
+
+    assert 0.002 < lost(9) < lost(1)
 
 
 def test_launches_without_neighbours_have_lost_nothing(sample_run: RunRecord) -> None:

@@ -53,11 +53,12 @@ def test_a_profiled_window_has_them_in_its_trace_and_in_its_log(tmp_path: Path) 
     script = f"""
 import json, torch
 from pathlib import Path
+from harness.training.accelerator import Accelerator
 from harness.training.observe.profiler import Profiler
 from harness.training.observe.spans import span
 from harness.record.spans import Category
 out = Path({str(tmp_path)!r})
-profiler = Profiler(steps=4, active=2, device=torch.device("cpu"))
+profiler = Profiler(steps=4, active=2, accelerator=Accelerator(torch.device("cpu")))
 for step in range(4):
     with span("batch", Category.DATA, step):
         torch.ones(3).sum()

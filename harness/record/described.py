@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 class ModelFacts:
     """Closed-form facts of a model at a size. FLOPs count forward and backward of one sample.
 
-    ``step_s`` is a step's time where the model itself sets it, as stand-ins do.
+    ``activation_bytes_per_sample`` is what forward keeps for backward, ``cast_bytes`` the copies of
+    weights among it, which do not grow with the batch. ``step_s`` is a step's time where the model
+    itself sets it, as stand-ins do.
     """
 
     num_params: int
@@ -18,6 +20,7 @@ class ModelFacts:
     input_shape: tuple[int, ...]
     input_dtype: str
     step_s: float | None = None
+    cast_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Asks a case's files what it will do, on meta tensors: nothing is allocated or launched."""
 
+import contextlib
 from dataclasses import replace
 
 import torch
@@ -9,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.record import Described, Expected, ModelFacts, Reference
 from harness.spec import Batching, CaseSpec, Device, Precision, batching, digest
 from harness.training.context import Loaded, build_model, make_batch
+from harness.training.kept import kept
 from harness.training.trainer import element_bytes, training_bytes
 
 #: A model may state this many times the FLOPs that are counted: attention kernels count in part.
@@ -23,15 +25,33 @@ def case_batching(loaded: Loaded, case: CaseSpec) -> Batching:
 def describe(loaded: Loaded, case: CaseSpec) -> Described:
     """Facts and expectations, or why the case cannot run."""
     try:
-        facts, model = model_facts(loaded, case)
+        facts, model = _checked_facts(loaded, case)
         expected = expect(loaded, case, model, facts)
-        check_flops(loaded, case, facts, model)
         check_bound(loaded, case)
     except ValueError as error:
         return Described(unsupported=str(error))
     return Described(
         facts=facts, expected=expected, reference=reference(loaded, case, facts, model)
     )
+
+
+#: What was asked of a model before; each process describes the cases of one set of files.
+_KNOWN: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
+
+
+def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:
+    """Facts whose FLOPs were counted, too, and with the memory that a step keeps."""
+    key = digest([case.model, dict(loaded.size(case)), case.precision, case.checkpoint])
+    if key not in _KNOWN:
+        facts, model = model_facts(loaded, case)
+        check_flops(loaded, case, facts, model)
+        with contextlib.suppress(Exception):  # what needs data to run: the outputs of its blocks
+            held = kept(loaded, case)
+            facts = replace(
+                facts, activation_bytes_per_sample=held.per_sample, cast_bytes=held.constant
+            )
+        _KNOWN[key] = facts, model
+    return _KNOWN[key]
 
 
 def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Module) -> None:

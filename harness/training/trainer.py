@@ -97,5 +97,6 @@ def element_bytes(model: nn.Module) -> int:
 
 
 def training_bytes(elements: float, size: int, facts: ModelFacts, samples: int) -> int:
-    """Weights, gradients, two AdamW moments, and the activations between blocks."""
-    return int(elements * size * 4 + facts.activation_bytes_per_sample * samples)
+    """Weights, gradients, two AdamW moments, and what forward keeps for backward."""
+    held = facts.activation_bytes_per_sample * samples + facts.cast_bytes
+    return int(elements * size * 4 + held)

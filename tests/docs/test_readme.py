@@ -35,6 +35,7 @@ ELSEWHERE = (
 #: Half a minute each, and tests of their own.
 LONG = (
     "scaleproof recover", "scaleproof pairs", "scaleproof run", "scaleproof plan suites",
+    "scaleproof fabric",
     "python benchmarks/cost/launch.py",
 )  # fmt: skip
 

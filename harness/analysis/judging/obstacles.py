@@ -52,6 +52,8 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
             return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, why)
         if gate is None:
             return unmeasured(run, plan, f"{arm.case.id} was never checked")
+        if (large := _too_large(arm.case, gate)) is not None:
+            return large
         if (failure := gate_failure(gate)) is not None:
             reason = Reason.LAUNCH_FAILED if gate.cause else Reason.INCORRECT
             if failure.startswith("bytes."):
@@ -67,7 +69,10 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
             return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, told)
     for launch in rests_on(run, plan, contrast):
         if launch.status is LaunchStatus.FAILED:
-            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
+            large = (
+                _too_large(plan.arm(launch.arm).case, launch) if launch.plan == plan.hash else None
+            )
+            return large or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
         if launch.wrong and all(w.startswith(STOOD_STILL) for w in launch.wrong):
             why = f"noisy host: {launch.launch}: {launch.wrong[0]}"
             return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
@@ -78,6 +83,13 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
         if (unseen := _unseen(run, plan, launch)) is not None:
             return Conclusion(Status.ERROR, Reason.NOT_MEASURED, unseen)
     return None
+
+
+def _too_large(case: CaseSpec, launch: LaunchRecord) -> Conclusion | None:
+    """Out of memory is no wrong training: the case does not fit, whatever its closed form says."""
+    if launch.cause is None or launch.cause.kind != "memory":
+        return None
+    return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, f"{case.id} does not fit: {blame(launch)}")
 
 
 def _unseen(run: RunRecord, plan: Plan, launch: LaunchRecord) -> str | None:

@@ -48,7 +48,7 @@ from harness.record import Described
 from harness.spec import CaseSpec, Catalogue
 from harness.training.agent.address import choose_interface
 from harness.training.agent.world import World
-from harness.training.context import load
+from harness.training.context import Loaded, load
 from harness.training.describe import describe
 from harness.training.observe import threads
 
@@ -102,17 +102,37 @@ def in_child(function: Callable[[], Json]) -> Json:
 
 
 def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
-    """The answers in order; a file that cannot be imported makes its cases unsupported."""
-    answers = []
-    for request in requests:
-        case = from_doc(CaseSpec, request["case"])
-        answer = in_child(partial(_describe, case, request["files"]))
-        answers.append(answer.get("ok") or to_doc(Described(error=answer["error"])))
-    return answers
+    """The answers in order; a file that cannot be imported makes its cases unsupported.
+
+    Cases of the same files are asked in one process: they share what is known of a model.
+    """
+    answers: dict[int, Json] = {}
+    groups: dict[str, list[int]] = {}
+    for i, request in enumerate(requests):
+        groups.setdefault(json.dumps(request["files"], sort_keys=True), []).append(i)
+    for group in groups.values():
+        for part in (group, *([i] for i in group)):  # one that crashes does not take the others
+            left = [i for i in part if i not in answers]
+            answer = in_child(partial(_describe, [requests[i] for i in left])) if left else {}
+            if len(left) > 1 and "error" in answer:
+                continue
+            unknown = [to_doc(Described(error=answer.get("error", "")))] * len(left)
+            answers |= dict(zip(left, answer.get("ok", unknown), strict=True))
+    return [answers[i] for i in range(len(requests))]
 
 
-def _describe(case: CaseSpec, files: dict[str, str]) -> Json:
-    return to_doc(describe(load(files), case))
+def _describe(requests: list[dict[str, Json]]) -> Json:
+    """Cases of the same files."""
+    cases = [from_doc(CaseSpec, request["case"]) for request in requests]
+    loaded = load(requests[0]["files"])
+    return [_described(loaded, case) for case in cases]
+
+
+def _described(loaded: Loaded, case: CaseSpec) -> Json:
+    try:
+        return to_doc(describe(loaded, case))
+    except Exception as error:
+        return to_doc(Described(error=f"{type(error).__name__}: {error}"))
 
 
 def reaches(address: Address) -> bool:

@@ -171,3 +171,32 @@ def test_ranks_that_never_joined_are_not_a_world(sample_run: RunRecord) -> None:
     alone = [dataclasses.replace(r, rank=0) for r in launch.ranks]
     (wrong,) = figures.wrong(case, expected, alone, [], 1)
     assert "ranks [0, 0] joined, expected 2 ranks" in wrong
+
+
+def test_a_launch_whose_losses_nobody_compared_is_no_evidence(sample_run: RunRecord) -> None:
+    """The reference is there, and the launch says that nothing was held against it."""
+
+    def unseen(doc: Any) -> None:
+        even(doc, 0.9)
+        bound(doc, at_least=0.5)
+        timed(doc, "@2")[1]["compared"] = 0
+
+    found = judged(sample_run, unseen)[SUBJECT]
+    assert (found.status, found.reason) == (Status.ERROR, Reason.NOT_MEASURED)
+    assert "losses were compared" in found.detail
+
+
+@pytest.mark.parametrize("purpose", ["gate", "timed"])
+def test_out_of_memory_does_not_fit_and_is_no_wrong_training(
+    sample_run: RunRecord, purpose: str
+) -> None:
+    def full(doc: Any) -> None:
+        mine = [x for x in doc["launches"] if (x["purpose"], x["arm"]) == (purpose, "@2")]
+        mine[0]["status"] = "failed"
+        mine[0]["cause"] = dict(
+            rank=1, kind="memory", message="CUDA out of memory", phase="gate", step=0, sure=True
+        )
+
+    found = judged(sample_run, full)[SUBJECT]
+    assert (found.status, found.reason) == (Status.SKIP, Reason.DOES_NOT_FIT)
+    assert "CUDA out of memory" in found.detail

@@ -38,7 +38,7 @@ def packed(slower: float, efficiency: float = 0.75, beside: int = 8) -> Any:
         for number, luck in enumerate((0.001, -0.001)):
             probe(doc, luck, number)
         for number in range(beside):
-            probe(doc, slower + 0.002 * (number % 3 - 1), number, "beside")
+            probe(doc, slower + 0.002 * ((number + 1) % 3 - 1), number, "beside")
 
     return edit
 

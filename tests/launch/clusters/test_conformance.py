@@ -37,7 +37,7 @@ ENGINES = (
     "emulated",
     "slurm",
     pytest.param("slurm-rank", marks=pytest.mark.full),
-    "ray",
+    pytest.param("ray", marks=pytest.mark.full),  # starting its cluster takes half a minute
 )
 SSH = """#!/bin/bash
 # Stands in for ssh: the last argument is the line for the other machine's shell.

@@ -1,0 +1,79 @@
+"""What a step is said to keep is what autograd really keeps, for every shipped model and precision."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.spec import CaseSpec, Catalogue, Device, Precision, Site
+from harness.training.context import Loaded, build_model, load, make_batch
+from harness.training.kept import kept
+from harness.training.models import decoder
+
+KNOWN = Catalogue()
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,))
+MODELS = sorted(KNOWN.entries["models"])
+SAMPLES = 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_cached() -> Iterator[None]:
+    """Models may cache tensors; an agent counts in a process that trains nothing."""
+    decoder._rotary.cache_clear()
+    yield
+    decoder._rotary.cache_clear()
+
+
+def case_of(model: str, precision: Precision) -> tuple[Loaded, CaseSpec]:
+    size = next(iter(KNOWN.get("models", model).head["SIZES"]))
+    case = KNOWN.normalise(SITE.case(f"single/{model}-{size}", precision=precision))
+    loaded = load(KNOWN.files(case))
+    return loaded, loaded.at_once(case)
+
+
+def really_kept(loaded: Loaded, case: CaseSpec) -> int:
+    """Bytes of all storages that forward and loss save, on real tensors."""
+    model = build_model(loaded, case, 0)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        seen.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    cast = (
+        torch.autocast("cpu", dtype=torch.bfloat16)
+        if case.precision is Precision.AUTOCAST
+        else contextlib.nullcontext()
+    )
+    batch = make_batch(loaded, case, torch.arange(SAMPLES), torch.device("cpu"))
+    with cast, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        loaded.model.loss(model(batch.inputs), batch.targets)
+    return sum(t.untyped_storage().nbytes() for k, t in seen.items() if k not in weights)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("model", MODELS)
+def test_counted_without_data_is_what_is_kept(model: str, precision: Precision) -> None:
+    loaded, case = case_of(model, precision)
+    real = really_kept(loaded, case)
+    decoder._rotary.cache_clear()
+    held = kept(loaded, case)
+    assert held.per_sample * SAMPLES + held.constant == pytest.approx(real, rel=0.15, abs=4096)
+
+
+def test_checkpoints_keep_what_lies_between_blocks() -> None:
+    loaded, case = case_of("decoder", Precision.FP32)
+    whole, checked = (kept(loaded, replace(case, checkpoint=c)).per_sample for c in (False, True))
+    assert checked < 0.5 * whole
+
+
+def test_a_copy_of_the_weights_does_not_grow_with_the_batch() -> None:
+    loaded, case = case_of("decoder", Precision.AUTOCAST)
+    parameters = sum(p.numel() for p in build_model(loaded, case, 0).parameters())
+    assert 0.5 * 2 * parameters < kept(loaded, case).constant <= 1.1 * 2 * parameters

@@ -67,21 +67,23 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
         if compared is not None and compared.status is LaunchStatus.FAILED:
             told = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
             return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, told)
-    for launch in rests_on(run, plan, contrast):
-        if launch.status is LaunchStatus.FAILED:
-            large = (
-                _too_large(plan.arm(launch.arm).case, launch) if launch.plan == plan.hash else None
-            )
-            return large or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
-        if launch.wrong and all(w.startswith(STOOD_STILL) for w in launch.wrong):
-            why = f"noisy host: {launch.launch}: {launch.wrong[0]}"
-            return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
-        if launch.wrong:
-            return Conclusion(
-                Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}"
-            )
-        if (unseen := _unseen(run, plan, launch)) is not None:
-            return Conclusion(Status.ERROR, Reason.NOT_MEASURED, unseen)
+    found = (_of_launch(run, plan, launch) for launch in rests_on(run, plan, contrast))
+    return next((why for why in found if why is not None), None)
+
+
+def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion | None:
+    """Why a launch that counts is no evidence, if it is none."""
+    case = next((a.case for a in plan.arms if a.case.hash == launch.case), None)
+    if launch.status is LaunchStatus.FAILED:
+        large = _too_large(case, launch) if case is not None else None
+        return large or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
+    if launch.wrong and all(w.startswith(STOOD_STILL) for w in launch.wrong):
+        why = f"noisy host: {launch.launch}: {launch.wrong[0]}"
+        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
+    if launch.wrong:
+        return Conclusion(Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}")
+    if (unseen := _unseen(run, plan, launch)) is not None:
+        return Conclusion(Status.ERROR, Reason.NOT_MEASURED, unseen)
     return None
 
 

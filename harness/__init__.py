@@ -10,10 +10,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for type checkers, as below
     from harness.interface import frames
     from harness.record import Category, Expected, ModelFacts, WhatRan
-    from harness.spec import Batching, CaseSpec, Course, Fault, Mode, Plan, Protocol, Site
+    from harness.spec import (
+        Batching,
+        CaseSpec,
+        Course,
+        Fault,
+        Mode,
+        Plan,
+        Precision,
+        Protocol,
+        Site,
+    )
     from harness.spec.courses import resharded
     from harness.spec.recipes import (
+        ON_GPUS,
         PACED,
+        REAL,
         Recipe,
         control,
         ladder,
@@ -35,9 +47,11 @@ if TYPE_CHECKING:  # for type checkers, as below
 _NAMES = {
     "interface": "frames",
     "record": "Category Expected ModelFacts WhatRan",
-    "spec": "Batching CaseSpec Course Fault Mode Plan Protocol Site",
+    "spec": "Batching CaseSpec Course Fault Mode Plan Precision Protocol Site",
     "spec.courses": "resharded",
-    "spec.recipes": "PACED Recipe control ladder like plain shapes strong_worlds versus",
+    "spec.recipes": (
+        "ON_GPUS PACED REAL Recipe control ladder like plain shapes strong_worlds versus"
+    ),
     "spec.site": "rungs",
     "spec.suite": "recovering scaling",
     "training.context": "Knobs RankContext Trainer",

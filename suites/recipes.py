@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from harness import (
+    ON_GPUS,
     PACED,
+    REAL,
+    CaseSpec,
     Course,
     Fault,
     Mode,
     Plan,
+    Precision,
+    Protocol,
     Recipe,
     Site,
     control,
@@ -26,6 +31,17 @@ from harness import (
 
 #: The model that fits the device: milliseconds a step on one core, or a GPU's worth of work.
 CPU_MODEL, GPU_MODEL = "decoder-tiny", "decoder-350m"
+#: What each family trains on GPUs, as people do: bf16, 16k tokens a rank and more, sharded and cut
+#: models of a size that needs it, and codecs where communication is what bounds the step.
+ON_GPU: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "ddp": (GPU_MODEL, dict(precision=Precision.AUTOCAST, seq_len=2048, micro_batch=8)),
+    "fsdp": (
+        "decoder-1b3",
+        dict(precision=Precision.AUTOCAST, seq_len=2048, micro_batch=4, checkpoint=True),
+    ),
+    "pipeline": ("decoder-1b3", dict(precision=Precision.BF16, seq_len=2048)),
+    "compressed": ("mlp-8192", dict(precision=Precision.AUTOCAST)),
+}
 #: What ladders are judged by, where that is not efficiency alone.
 METRICS = {"pipeline": ("efficiency", "efficiency_of_ideal")}
 
@@ -35,26 +51,51 @@ def model_for(site: Site) -> str:
     return GPU_MODEL if site.device == "cuda" else CPU_MODEL
 
 
+def trained(strategy: str, site: Site, mode: Mode, **fields: Any) -> CaseSpec:
+    """What a family trains on the site's device."""
+    model, more = CPU_MODEL, dict[str, Any]()
+    if site.device == "cuda":
+        model, more = ON_GPU[strategy.partition(":")[0]]
+    return site.case(f"{strategy}/{model}", mode, **{**more, **fields})
+
+
+def protocol_for(site: Site) -> Protocol:
+    """Windows in steps on cores, in seconds where clocks have to settle."""
+    return ON_GPUS if site.device == "cuda" else REAL
+
+
 def weak(strategy: str, **fields: Any) -> Recipe:
     """A weak ladder over the site's world sizes, with real compute."""
 
     def recipe(site: Site) -> list[Plan]:
-        case = site.case(f"{strategy}/{model_for(site)}", Mode.WEAK, **fields)
+        case = trained(strategy, site, Mode.WEAK, **fields)
+        metrics = METRICS.get(strategy, ("efficiency",))
         return [
             ladder(
-                case, site.worlds, shape=site.shape, metrics=METRICS.get(strategy, ("efficiency",))
+                case, site.worlds, shape=site.shape, metrics=metrics, protocol=protocol_for(site)
             )
         ]
 
     return recipe
 
 
-def strong(strategy: str, *, global_batch: int) -> Recipe:
-    """A strong ladder over the world sizes that divide its fixed global batch."""
+def filled() -> Recipe:
+    """A weak ladder of pipelines with two micro-batches a stage and more at every rung."""
 
     def recipe(site: Site) -> list[Plan]:
-        name = f"{strategy}/{model_for(site)}"
-        case = site.case(name, Mode.STRONG, global_batch=global_batch)
+        count = max(4, 2 * site.world_size)
+        more = {} if count == 4 else dict(micro_batch=count)
+        return weak("pipeline", knobs={"pipeline.microbatches": count}, **more)(site)
+
+    return recipe
+
+
+def strong(strategy: str, *, global_batch: int) -> Recipe:
+    """A strong ladder of the world sizes that divide its global batch (8 times that on GPUs)."""
+
+    def recipe(site: Site) -> list[Plan]:
+        batch = global_batch * (8 if site.device == "cuda" else 1)
+        case = trained(strategy, site, Mode.STRONG, global_batch=batch, micro_batch=None)
         worlds = strong_worlds(case, site.worlds)
         return [
             ladder(
@@ -63,6 +104,7 @@ def strong(strategy: str, *, global_batch: int) -> Recipe:
                 shape=site.shape,
                 baselines=("plain",),
                 metrics=METRICS.get(strategy, ("efficiency",)),
+                protocol=protocol_for(site),
             )
         ]
 
@@ -128,10 +170,19 @@ def across(strategy: str) -> Recipe:
     def recipe(site: Site) -> list[Plan]:
         if len(site.nodes) < 2:
             return []
-        case = site.case(f"{strategy}/{model_for(site)}", Mode.WEAK)
+        case = trained(strategy, site, Mode.WEAK)
         worlds = [sum(site.nodes[:n]) for n in rungs(len(site.nodes))]
         metrics = METRICS.get(strategy, ("efficiency",))
-        return [ladder(case, worlds, shape=site.shape, baselines=("one_node",), metrics=metrics)]
+        return [
+            ladder(
+                case,
+                worlds,
+                shape=site.shape,
+                baselines=("one_node",),
+                metrics=metrics,
+                protocol=protocol_for(site),
+            )
+        ]
 
     return recipe
 
@@ -167,7 +218,8 @@ def claim_175m_b64(site: Site) -> list[Plan]:
         return []
     case = site.case("ddp/decoder-175m", Mode.STRONG, global_batch=64, precision="autocast")
     worlds = [n for n in strong_worlds(case, site.worlds) if n in (1, 2, 4, 8)]
-    return [ladder(case, worlds, baselines=("plain",), metrics=("speedup", "efficiency"))]
+    metrics = ("speedup", "efficiency")
+    return [ladder(case, worlds, baselines=("plain",), metrics=metrics, protocol=ON_GPUS)]
 
 
 def claim_1b3_4x8(site: Site) -> list[Plan]:
@@ -176,10 +228,12 @@ def claim_1b3_4x8(site: Site) -> list[Plan]:
         return []
     case = site.case("fsdp/decoder-1b3", Mode.STRONG, global_batch=128, precision="autocast")
     worlds = [n for n in (8, 16, 32) if n <= site.world_size]
-    plan = ladder(
-        case, worlds, baselines=("one_node",), metrics=("speedup", "efficiency"), shape=site.shape
-    )
-    return [plan]
+    metrics, shape = ("speedup", "efficiency"), site.shape
+    return [
+        ladder(
+            case, worlds, baselines=("one_node",), metrics=metrics, shape=shape, protocol=ON_GPUS
+        )
+    ]
 
 
 def claim_memory(site: Site) -> list[Plan]:

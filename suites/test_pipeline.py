@@ -1,13 +1,13 @@
 """Pipeline: a weak ladder in real compute, and a paced one up to 4 ranks."""
 
 import pytest
-from recipes import paced, weak
+from recipes import filled, paced
 
 from harness import scaling
 
 
 @pytest.mark.smoke
-@scaling(weak("pipeline", knobs={"pipeline.microbatches": 4}))
+@scaling(filled())
 def test_weak(verdict):
     """Throughput per rank holds as ranks are added."""
 

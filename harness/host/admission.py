@@ -47,9 +47,12 @@ class Finding:
     advice: str = ""
 
 
-def examine() -> tuple[Finding, ...]:
-    """Every check that decides whether verdicts can stand; takes at most LOOKS x LOOK_S."""
-    return (load(), memory(), *gpus(nvml.gpus()))
+def examine(*, on_gpus: bool) -> tuple[Finding, ...]:
+    """Every check that decides whether verdicts can stand; takes at most LOOKS x LOOK_S.
+
+    GPUs of a host play no part in runs on its CPU.
+    """
+    return (load(), memory(), *(gpus(nvml.gpus()) if on_gpus else ()))
 
 
 def load() -> Finding:

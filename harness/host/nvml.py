@@ -24,6 +24,8 @@ THROTTLE = {
 
 #: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: payload over all links, in KiB.
 _NVLINK_TX, _NVLINK_RX = 138, 139
+#: Scope of a field: UINT_MAX is all links, 0 the first one alone (nvml.h).
+_ALL_LINKS = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +194,7 @@ def _reading(device: _Device) -> dict[str, Json]:
 
 def _field(device: _Device, field: int) -> int | None:
     """One field value of a device; None where it is not supported."""
-    values = device("GetFieldValues", [field])
+    values = device("GetFieldValues", [(field, _ALL_LINKS)])
     if not values or values[0].nvmlReturn != 0:
         return None
     return int(values[0].value.ullVal)

@@ -13,6 +13,11 @@ from harness.record import Cause
 
 #: What an exception for want of memory says, on a device and on the host.
 _MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory|MemoryError", re.I)
+#: Errors that a device reports for a peer's end, as NCCL and CUDA word them.
+_DEVICE = re.compile(
+    r"NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError"
+    r"|illegal memory access|unspecified launch failure|CUDA error: uncorrectable"
+)
 #: What torch's detailed debugging says of a rank that broke step, in its two forms.
 _MISMATCH = re.compile(
     r"Rank (\d+) is running (?:inconsistent )?collective: (.*?)(?:, but Rank|\. Collectives|$)",
@@ -69,11 +74,22 @@ def _lost(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
-    for e in failed:
-        if e.error is not None and not e.error.peer:
-            said = f"{e.error.type}: {e.error.message.splitlines()[0]}"
-            kind = "memory" if _MEMORY.search(said) else "exception"
-            return Suspect(rank=e.rank, kind=kind, message=said, sure=True)
+    """An exception of a rank's own.
+
+    An error of the device may only be what a dead peer's memory gives: such ranks are victims where
+    another one raised or was killed by itself, and never surely to blame where several say it.
+    """
+    own = [e for e in failed if e.error is not None and not e.error.peer]
+    device = [e for e in own if e.error is not None and _DEVICE.search(e.error.message)]
+    clear = [e for e in own if e not in device]
+    if not clear and _signalled(failed) is not None:
+        return None
+    for e in (*clear, *device):
+        assert e.error is not None
+        said = f"{e.error.type}: {e.error.message.splitlines()[0]}"
+        kind = "memory" if _MEMORY.search(said) else "exception"
+        sure = e in clear or len(failed) == 1
+        return Suspect(rank=e.rank, kind=kind, message=said, sure=sure)
     return None
 
 

@@ -88,8 +88,8 @@ class Order:
 class Bench:
     """Owns the engine and its agents; launches worlds, one or several at a time."""
 
-    def __init__(self, catalogue: Catalogue, engine: Entry, where: Where, poll_gpus: bool) -> None:
-        self.catalogue, self.engine, self.poll_gpus = catalogue, engine, poll_gpus
+    def __init__(self, catalogue: Catalogue, engine: Entry, where: Where) -> None:
+        self.catalogue, self.engine, self._poll_gpus = catalogue, engine, False
         self.worlds = open_worlds(engine, where)
         self._polls: Polls = []
         self._last_poll, self._count, self._slots = 0.0, 0, 0
@@ -239,6 +239,7 @@ class Bench:
         slot = specs[0].launch if len(specs) > 1 else ""
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         self._polls = []
+        self._poll_gpus = orders[0].arm.case.device is Device.CUDA
         every_s = POLL_PROFILED_S if orders[0].window.profiled else POLL_GPUS_S
         ended = self._run_together(specs, lambda step: self._tick(every_s, step, on_step))
         common: dict[str, Any] = dict(engine=self.engine.name, slot=slot, started_at=began_at)
@@ -278,7 +279,7 @@ class Bench:
     def _tick(self, every_s: float, step: int, on_step: Callable[[int], None]) -> None:
         """Poll the devices now and then; pass on which step the slowest rank is at."""
         now = time.monotonic()
-        if self.poll_gpus and now - self._last_poll > every_s:
+        if self._poll_gpus and now - self._last_poll > every_s:
             self._polls.append(nvml.poll())
             self._last_poll = now
         on_step(step)

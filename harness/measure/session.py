@@ -17,7 +17,7 @@ from harness.measure.bench import Bench, Order
 from harness.measure.progress import Moment, Progress, waiting
 from harness.measure.run import Run
 from harness.record import LaunchRecord, RunRecord
-from harness.spec import CaseSpec, Catalogue, Settings, Threshold
+from harness.spec import CaseSpec, Catalogue, Device, Settings, Threshold
 
 
 def end_on_sigterm() -> None:
@@ -58,7 +58,7 @@ class Session:
             folder=results / "engine" / self.run.name,
             settings=cluster.settings(file, settings.engine, catalogue.entries["engines"]),
         )
-        self.bench: Bench = Bench(catalogue, self.engine, where, self.run.machine.num_gpus > 0)
+        self.bench: Bench = Bench(catalogue, self.engine, where)
         self._examined = False
 
     def __enter__(self) -> Session:
@@ -89,7 +89,7 @@ class Session:
         if not self._examined:
             self._examined = True
             earlier = [f for f in self.run.admission if f.level is Level.BAD]
-            now = admission.examine()
+            now = admission.examine(on_gpus=self.settings.device is Device.CUDA)
             self.run.admission = (*earlier, *now)
             for finding in now:
                 if finding.level is not Level.OK:

@@ -83,8 +83,9 @@ _RECOVERY = Metric(
 )
 
 
-def _share(name: str) -> Metric:
-    return Metric(form=Form.ABSOLUTE, unit="1", read=f"budget.{name}", more_is_better=False)
+def _share(name: str, *, between_ranks: bool = False) -> Metric:
+    share = Metric(form=Form.ABSOLUTE, unit="1", read=f"budget.{name}", more_is_better=False)
+    return replace(share, between_ranks=between_ranks)
 
 
 METRICS: Mapping[str, Metric] = {
@@ -100,13 +101,13 @@ METRICS: Mapping[str, Metric] = {
     "median_step_s": replace(_STEP, read="steps.median_s", tail=""),
     "peak_bytes": _PEAK,
     "sent_bytes": _SENT,
-    "comm_share": _share("comm_share"),
-    "exposed_comm_share": _share("exposed_share"),
-    "wait_share": _share("wait_share"),
-    "bubble_share": _share("bubble_share"),
+    "comm_share": _share("comm_share", between_ranks=True),
+    "exposed_comm_share": _share("exposed_share", between_ranks=True),
+    "wait_share": _share("wait_share", between_ranks=True),
+    "bubble_share": _share("bubble_share", between_ranks=True),
     "data_share": _share("data_share"),
     "host_idle_share": _share("host_idle_share"),
-    "stage_imbalance": _share("stage_imbalance"),
+    "stage_imbalance": _share("stage_imbalance", between_ranks=True),
     "communication_cost": replace(_STEP, form=Form.SAVED, unit="1"),
     "data_cost": replace(_STEP, form=Form.SAVED, unit="1"),
     "bus_bandwidth": _FABRIC,

@@ -69,8 +69,9 @@ class Protocol:
     """How a plan is measured: settings, never identity.
 
     ``steps`` optimizer steps per launch, of which the first ``cut`` are warm-up: so a pilot runs,
-    and a timed launch at least. A block is one pass over the arms and one back, two pairs per
-    contrast; the judge looks after every block from ``min_blocks`` to ``max_blocks``.
+    and a timed launch at least. On devices whose clocks settle it warms up for ``cut_s`` and is
+    timed for ``kept_s`` seconds at least. A block is one pass over the arms and one back, two pairs
+    per contrast; the judge looks after every block from ``min_blocks`` to ``max_blocks``.
     """
 
     steps: int
@@ -78,6 +79,8 @@ class Protocol:
     min_blocks: int = 2
     max_blocks: int = 8
     seed: int = 0
+    cut_s: float = 0.0
+    kept_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.cut < self.steps and 0 <= self.min_blocks <= self.max_blocks):

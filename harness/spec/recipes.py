@@ -21,6 +21,8 @@ Nodes = Callable[[int], tuple[int, ...]]
 
 REAL = Protocol(steps=28, cut=6)
 PACED = Protocol(steps=14, cut=2)
+#: Clocks and power of a GPU settle within seconds, not within steps.
+ON_GPUS = Protocol(steps=28, cut=6, cut_s=5.0, kept_s=5.0)
 
 
 def plain(case: CaseSpec) -> CaseSpec:

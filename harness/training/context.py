@@ -73,7 +73,7 @@ class RankContext:
     def optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
         if self.case.optimizer is Optimizer.SGD:
             return torch.optim.SGD(parameters, lr=0.05)
-        return torch.optim.AdamW(parameters, lr=1e-3)
+        return torch.optim.AdamW(parameters, lr=1e-3, fused=self.device.type != "cpu")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ class Stand:
     def __init__(self, folder: Path) -> None:
         self.known, self.folder = Catalogue([CHEATS]), folder
         engine = self.known.get("engines", "local")
-        self.bench = Bench(self.known, engine, Where(), poll_gpus=False)
+        self.bench = Bench(self.known, engine, Where())
 
     def described(self, name: str, **fields: object) -> tuple[Plan, Described]:
         site = Site(device=Device.CPU, backend="gloo", nodes=(2,))

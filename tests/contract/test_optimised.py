@@ -29,7 +29,7 @@ from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 
 mutants, folder = map(Path, sys.argv[1:])
 known = Catalogue([mutants])
-bench = Bench(known, known.get("engines", "local"), Where(), poll_gpus=False)
+bench = Bench(known, known.get("engines", "local"), Where())
 for bug in ("none", "sum_for_mean"):
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     case = known.normalise(site.case("mutant/mlp-nano", knobs={"mutant.bug": bug}))

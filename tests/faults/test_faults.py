@@ -137,7 +137,7 @@ def test_what_is_not_sure_is_launched_again_and_only_then_told(tmp_path: Path) -
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     knobs = {"faulty_ddp.kind": "shape"}
     case = KNOWN.normalise(site.case("faulty_ddp/mlp-nano", knobs=knobs))
-    launcher = Bench(KNOWN, KNOWN.get("engines", "local"), Where(), poll_gpus=False)
+    launcher = Bench(KNOWN, KNOWN.get("engines", "local"), Where())
     try:
         arm = Arm(name="a", case=case, role=Role.SUBJECT)
         plan = Plan(name="p", arms=(arm,), contrasts=(), protocol=Protocol(steps=12, cut=2))

@@ -29,7 +29,7 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[Bench]:
     known = Catalogue([MUTANTS, FOLDER])
-    found = Bench(known, known.get("engines", "local"), Where(nodes=(2,)), poll_gpus=False)
+    found = Bench(known, known.get("engines", "local"), Where(nodes=(2,)))
     yield found
     found.worlds.close()
 
@@ -93,7 +93,7 @@ def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> No
         pytest.skip(here.reason)
     site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1), engine="emulated", emulated=True)
     known = Catalogue()
-    found = Bench(known, known.get("engines", "emulated"), Where(nodes=(1, 1)), poll_gpus=False)
+    found = Bench(known, known.get("engines", "emulated"), Where(nodes=(1, 1)))
     try:
         case = known.normalise(site.case("ddp/decoder-nano"))
         both = trials(found, tmp_path, Course(case=case, fault=Fault.NODE), 2)

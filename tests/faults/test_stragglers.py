@@ -62,7 +62,7 @@ def test_the_timeline_names_the_straggler(launch: Any, tmp_path: Path) -> None:
 
 def test_an_engine_that_slows_nothing_down_refuses_stragglers() -> None:
     known = Catalogue()
-    launcher = Bench(known, known.get("engines", "torchrun"), Where(nodes=(2,)), poll_gpus=False)
+    launcher = Bench(known, known.get("engines", "torchrun"), Where(nodes=(2,)))
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,), engine="torchrun")
     case = known.normalise(site.case("ddp/mlp-nano", stragglers="1:0.5"))
     arm = Arm(name="a", case=case, role=Role.SUBJECT)

@@ -74,8 +74,8 @@ class Fake:
             if name == "nvmlDeviceGetPcieThroughput":
                 return 1_000 + _[0]
             if name == "nvmlDeviceGetFieldValues":
-                ((field_id,),) = _
-                value = SimpleNamespace(ullVal=5_000)
+                (((field_id, scope),),) = _  # scope 0 is the first of 18 links
+                value = SimpleNamespace(ullVal=5_000 if scope == 0xFFFFFFFF else 278)
                 return [SimpleNamespace(nvmlReturn=3 * (field_id == 139), value=value)]
             return self.devices[handle][field or ""]
 
@@ -99,7 +99,9 @@ def test_devices(fake: Fake) -> None:
     assert (found.num_gpus, found.gpu, found.gpu_memory_gib) == (2, "NVIDIA H200", 140)
     assert found.hardware_class.startswith("2x-nvidia-h200-")
     assert machine.peak_flops("NVIDIA H200", "bfloat16") == pytest.approx(989.4e12)
-    assert machine.peak_flops("NVIDIA H20", "bfloat16") is None, "an unknown device gets no peak"
+    assert machine.peak_flops("NVIDIA H100", "bfloat16") is None, "an unknown device gets no peak"
+    assert machine.peak_flops("NVIDIA H200 NVL", "bfloat16") == pytest.approx(836e12)
+    assert machine.peak_flops("NVIDIA H200 MIG 1g.18gb", "bfloat16") is None, "a slice of one"
 
 
 def test_window_keeps_extremes_and_names_throttling(fake: Fake) -> None:

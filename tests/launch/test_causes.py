@@ -142,3 +142,38 @@ def test_when_all_only_complain_the_silent_one_is_the_suspect() -> None:
     )
     cause = attribute([peer(0, 0), peer(1, 1), hung])
     assert cause is not None and cause.rank == 2
+
+
+NCCL_TEXTS = [
+    "CUDA error: an illegal memory access was encountered",
+    "NCCL error in: ProcessGroupNCCL.cpp:3356, remote process exited or there was a network error",
+    "[PG ID 0] ncclUnhandledCudaError: Call to CUDA function failed.",
+    "CUDA error: unspecified launch failure",
+]
+
+
+def on_device(rank: int, order: int, message: str) -> RankEnd:
+    error = RankError(type="AcceleratorError", message=message, traceback="", peer=False)
+    return end(rank, exit_code=1, finished=False, error=error, order=order)
+
+
+@pytest.mark.parametrize("message", NCCL_TEXTS)
+def test_a_dead_peers_memory_makes_victims_not_culprits(message: str) -> None:
+    """Over NVLink the others read the memory of a rank that was killed: they raise first."""
+    dead = end(2, exit_code=None, signal=9, finished=False, order=3)
+    cause = attribute([on_device(0, 0, message), on_device(1, 1, message), dead])
+    assert cause is not None and (cause.rank, cause.kind, cause.sure) == (2, "signal", True)
+
+
+@pytest.mark.parametrize("message", NCCL_TEXTS)
+def test_who_raised_by_itself_goes_before_devices_that_failed(message: str) -> None:
+    cause = attribute([on_device(0, 0, message), own(1, 1)])
+    assert cause is not None and (cause.rank, cause.sure) == (1, True)
+
+
+@pytest.mark.parametrize("message", NCCL_TEXTS)
+def test_where_all_say_so_nobody_is_surely_to_blame(message: str) -> None:
+    cause = attribute([on_device(rank, rank, message) for rank in range(3)])
+    assert cause is not None and not cause.sure
+    alone = attribute([on_device(0, 0, message), end(1)])
+    assert alone is not None and (alone.rank, alone.sure) == (0, True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,6 +78,9 @@ class Fake(Accelerator):
         return None
 
     def follow_memory(self) -> None:
+        return None
+
+    def leave_memory(self, path: Path) -> None:
         return None
 
 

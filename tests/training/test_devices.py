@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc
+from harness.base.errors import ScaleproofError
 from harness.launch import causes
 from harness.launch.children import InheritingJob
 from harness.launch.engine import Command, Where, importable
@@ -34,10 +37,12 @@ def world(
     command = Command(nodes=(0,), argv=(sys.executable, LYING, kind), env=importable())
     fleet = Fleet(lambda: (InheritingJob([command]), None), Where(nodes=(2,), device=device))
 
+    count = itertools.count()
+
     def launch(strategy: str, task: Callable[..., Task], **fields: object) -> list[RankRecord]:
         site = Site(device=device, backend="gloo", nodes=(1 if strategy == "single" else 2,))
         case = KNOWN.normalise(site.case(f"{strategy}/mlp-nano", **fields))
-        out = folder / f"{strategy.replace(':', '-')}{len(list(folder.iterdir()))}"
+        out = folder / "launches" / f"{strategy.replace(':', '-')}{next(count)}"
         spec = LaunchSpec(
             launch=out.name, case=case, out=str(out), task=task(case), files=KNOWN.files(case)
         )
@@ -46,7 +51,7 @@ def world(
         paths = sorted(out.glob("rank?.json"))
         return [from_doc(RankRecord, json.loads(path.read_text())) for path in paths]
 
-    launch.device = device  # type: ignore[attr-defined]
+    launch.device, launch.folder = device, folder  # type: ignore[attr-defined]
     yield launch
     fleet.close()
 
@@ -67,3 +72,15 @@ def test_a_timed_world_lives_from_its_first_line_to_its_record(world: object) ->
     assert {rank.peak_bytes for rank in ranks} == {1 << 21} if on_device else True
     assert all(rank.device.startswith("Fake" if on_device else "cpu") for rank in ranks)
     assert dataclasses.asdict(ranks[0])["affinity"]
+
+
+def test_a_trace_without_kernels_is_no_budget_of_the_host(world: object) -> None:
+    """CUPTI is missing, or a profiler of others holds it: then nothing is known of the device."""
+    ranks = world("ddp", lambda case: Timed(steps=12, cut=2, draw=1, profiled=4))  # type: ignore[operator]
+    folder = world.folder  # type: ignore[attr-defined]
+    launch = max((folder / "launches").glob("ddp*"), key=lambda p: p.stat().st_mtime_ns).name
+    if world.device is Device.CPU:  # type: ignore[attr-defined]
+        assert budget_of(folder, launch, ranks, 4, talks=True).device == "cpu"
+        return
+    with pytest.raises(ScaleproofError, match="no device activity"):
+        budget_of(folder, launch, ranks, 4, talks=True)

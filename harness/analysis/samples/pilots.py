@@ -1,8 +1,10 @@
 """Pilots: what discarded launches settle before the first one counts. Pure, from their samples."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from harness.analysis.samples import figures, steadiness
 from harness.record import LaunchRecord, Purpose, RunRecord
@@ -68,4 +70,6 @@ def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> 
     cut = plan.pilot.cut + steadiness.warm_up(pilot.steps)
     kept = pilot.steps[cut - plan.pilot.cut :]
     worth = steadiness.best_steps(kept, pilot.launch_s, sd or 0.0, least)
-    return Window(steps=cut + worth, cut=cut)
+    step_s, asked = median(kept), plan.protocol
+    cut = max(cut, math.ceil(asked.cut_s / step_s))
+    return Window(steps=cut + max(worth, math.ceil(asked.kept_s / step_s)), cut=cut)

@@ -15,7 +15,7 @@ from harness.analysis.ladder import ArmRow, arm_row
 from harness.analysis.rungs import rungs
 from harness.base.documents import fields_of, to_doc
 from harness.base.numbers import rate, si
-from harness.host.machine import PEAK_TFLOPS
+from harness.host.machine import peaks
 from harness.interface.report import svg, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.svg import Curve
@@ -227,7 +227,7 @@ def _formula(expected: Expected) -> str:
 
 def _facts(run: RunRecord) -> list[tuple[str, str]]:
     m = run.machine
-    known = PEAK_TFLOPS.get(m.gpu or "", {})
+    known = peaks(m.gpu)
     peak = ", ".join(f"{tflops:g} TFLOP/s {dtype}" for dtype, tflops in known.items())
     facts = [
         ("cpu", f"{m.num_cores} cores of {m.cpu}, {m.memory_gib} GiB"),

@@ -94,23 +94,34 @@ def relative_error(
     seen: Iterator[tuple[str, Tensor]],
     wanted: dict[str, Tensor],
     origin: dict[str, Tensor] | None = None,
+    ulps: int = 0,
 ) -> float:
     """norm(seen - wanted) / norm(wanted - origin) over all tensors that ``seen`` yields.
 
     Per-tensor errors mean nothing for zero-initialised biases in bf16, so it is one vector.
-    Infinite when nothing was seen: what was not compared is not right.
+    Infinite when nothing was seen: what was not compared is not right. ``ulps`` of a tensor's own
+    dtype are no difference: an update smaller than one flips to either side.
     """
     difference = size = 0.0
     compared = 0
     for name, tensor in seen:
         compared += 1
         reference = wanted[name].double()
-        difference += float((tensor.double() - reference).square().sum())
+        off = (tensor.double() - reference).abs()
+        if ulps:
+            off = (off - ulps * _ulp(reference, tensor.dtype)).clamp(min=0)
+        difference += float(off.square().sum())
         start = origin[name].double() if origin is not None else 0.0
         size += float((reference - start).square().sum())
     if not compared:
         return math.inf
     return float(difference**0.5 / size**0.5) if size else float(difference > 0)
+
+
+def _ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance from each value to the next one that the dtype has."""
+    _, exponent = torch.frexp(values)
+    return torch.ldexp(torch.full_like(values, torch.finfo(dtype).eps), exponent - 1)
 
 
 def snapshot(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -28,9 +28,21 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 def cuts(model: nn.Sequential, stages: int) -> list[list[str]]:
-    """Contiguous blocks per stage with the smallest largest stage, weighed by parameters."""
+    """Contiguous blocks per stage with the smallest largest stage.
+
+    Weighed by the parameters that are multiplied with: looking up an embedding costs nothing.
+    """
     names = [n for n, _ in model.named_children()]
-    weights = [sum(p.numel() for p in b.parameters()) or 1 for b in model.children()]
+    weights = [
+        sum(
+            p.numel()
+            for layer in block.modules()
+            if not isinstance(layer, nn.Embedding)
+            for p in layer.parameters(recurse=False)
+        )
+        or 1
+        for block in model.children()
+    ]
     if len(names) < stages:
         raise ValueError(f"{len(names)} blocks cannot be cut into {stages} stages")
     best: dict[tuple[int, int], tuple[int, int]] = {(0, 0): (0, 0)}  # (stage, end) -> (cost, start)

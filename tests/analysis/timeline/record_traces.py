@@ -29,7 +29,7 @@ CASES = {
 def main() -> None:
     """One launch a case."""
     known = Catalogue()
-    launcher = Bench(known, known.get("engines", "local"), Where(), poll_gpus=False)
+    launcher = Bench(known, known.get("engines", "local"), Where())
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     HERE.mkdir(exist_ok=True)
     try:

@@ -90,7 +90,7 @@ def test_json_is_one_document(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(admission, "examine", lambda: ())  # a busy host is no error of JSON
+    monkeypatch.setattr(admission, "examine", lambda on_gpus: ())  # a busy host is no error of JSON
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)
 

@@ -44,5 +44,5 @@ def test_what_a_node_sets_beyond_the_case_is_told(monkeypatch: pytest.MonkeyPatc
     worlds = SimpleNamespace(nodes=(node,), queued_s=0.0)
     monkeypatch.setattr(bench, "open_worlds", lambda *_: worlds)
     known = Catalogue()
-    found = Bench(known, known.get("engines", "hosts"), Where(), poll_gpus=False).notes
+    found = Bench(known, known.get("engines", "hosts"), Where()).notes
     assert len(found) == 1 and "also sets NCCL_NET_PLUGIN=ofi" in found[0]

@@ -19,7 +19,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    installed, host = doctor.examine(), admission.examine()
+    installed, host = doctor.examine(), admission.examine(on_gpus=True)
     checks = [*installed, *host, *engines(Catalogue().entries["engines"])]
     wide = max(len(c.check) for c in checks)
     lines = []

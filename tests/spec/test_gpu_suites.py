@@ -1,0 +1,94 @@
+"""What the shipped suites ask of GPUs, without one: cases, windows, and the rules that judge them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.judging.pairs import judged_of
+from harness.spec import Catalogue, Device, Plan, Precision, Site, Source, Threshold
+from harness.spec.rules import load_thresholds
+from harness.spec.targets import normalise
+
+SUITES = Path(__file__).parents[2] / "suites"
+KNOWN = Catalogue()
+RULES = load_thresholds(SUITES / "thresholds.toml", KNOWN)
+
+
+@pytest.fixture(scope="module")
+def recipes() -> Iterator[Any]:
+    sys.path.insert(0, str(SUITES))
+    import recipes
+
+    yield recipes
+    sys.path.remove(str(SUITES))
+
+
+def families(recipes: Any, site: Site) -> dict[str, list[Plan]]:
+    found = {
+        "ddp": recipes.weak("ddp"),
+        "strong": recipes.strong("ddp", global_batch=8),
+        "fsdp": recipes.weak("fsdp"),
+        "pipeline": recipes.filled(),
+        "topk": recipes.weak("compressed:topk"),
+        "175m": recipes.claim_175m_b64,
+        "1b3": recipes.claim_1b3_4x8,
+    }
+    return {name: [normalise(p, KNOWN) for p in recipe(site)] for name, recipe in found.items()}
+
+
+def judging(plans: list[Plan]) -> dict[str, list[Threshold]]:
+    """Contrast -> rules that judge it."""
+    return {
+        contrast.name: [
+            r for r in RULES if r.matches(plan.arm(contrast.subject).case, contrast, "8x-h100")
+        ]
+        for plan in plans
+        for contrast in judged_of(plan, RULES, "8x-h100")
+    }
+
+
+def test_a_claim_judges_its_own_setup_only(recipes: Any) -> None:
+    """A share of communication of 5 % is claimed of two models, not of every codec and pipeline."""
+    site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
+    for name, plans in families(recipes, site).items():
+        claims = {r.name for rules in judging(plans).values() for r in rules if "claim" in r.name}
+        assert bool(claims) is (name in ("175m", "1b3")), (name, claims)
+
+
+@pytest.mark.parametrize("family", ["ddp", "strong", "fsdp", "pipeline"])
+def test_every_family_has_a_rule_on_8_gpus_that_is_honest_about_its_source(
+    recipes: Any, family: str
+) -> None:
+    site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
+    found = [r for rules in judging(families(recipes, site)[family]).values() for r in rules]
+    assert {world for r in found for world in r.world or ()} >= {2, 4, 8}
+    assert {r.source for r in found} == {Source.PROVISIONAL}
+
+
+def test_one_gpu_can_pass_nothing(recipes: Any) -> None:
+    site = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
+    for name, plans in families(recipes, site).items():
+        assert not any(judging(plans).values()), name
+
+
+def test_what_runs_on_gpus_is_what_people_train(recipes: Any) -> None:
+    site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
+    for name, plans in families(recipes, site).items():
+        for plan in plans:
+            assert (plan.protocol.cut_s, plan.protocol.kept_s) == (5.0, 5.0), name
+            assert all(a.case.precision is not Precision.FP32 for a in plan.arms), name
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_pipelines_have_enough_micro_batches_at_every_rung(recipes: Any, ranks: int) -> None:
+    for device, backend in ((Device.CPU, "gloo"), (Device.CUDA, "nccl")):
+        site = Site(device=device, backend=backend, nodes=(ranks,))
+        (plan,) = recipes.filled()(site)
+        for arm in plan.arms:
+            count = arm.case.knobs.get("pipeline.microbatches", 8)
+            assert arm.case.strategy == "single" or count >= 2 * arm.case.world_size

@@ -30,7 +30,8 @@ def side_by_side(session: Session, plan: Plan) -> bool:
     cores. Pilots have shown, too, that it makes no difference.
     """
     settings, run = session.settings, session.run
-    several = len(settings.nodes) > 1 or settings.device is Device.CUDA
+    on_gpus = all(arm.case.device is Device.CUDA for arm in plan.arms)
+    several = len(settings.nodes) > 1 or on_gpus
     if not (settings.packed and several and movable(session, plan)):
         return False
     if len(_networks(session, plan)) > 1:
@@ -38,7 +39,7 @@ def side_by_side(session: Session, plan: Plan) -> bool:
     if any(arm.case.first_device for arm in plan.arms) or neighbours.disturb(run.bare(), plan):
         return False
     paced = all(StandIn.PACED in arm.case.stand_in for arm in plan.arms)
-    return paced or settings.device is Device.CUDA or _cores_suffice(run)
+    return paced or on_gpus or _cores_suffice(run)
 
 
 def movable(session: Session, plan: Plan) -> bool:

@@ -77,9 +77,7 @@ class Stand:
     def __init__(self, folder: Path) -> None:
         self.known = Catalogue([PLANTS])
         self.folder = folder
-        self.launcher = Bench(
-            self.known, self.known.get("engines", "local"), Where(), poll_gpus=False
-        )
+        self.launcher = Bench(self.known, self.known.get("engines", "local"), Where())
 
     def profile(self, case: CaseSpec) -> Budget:
         """One profiled launch; AssertionError where it did not run as asked."""

@@ -84,9 +84,7 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|---|")
     for nodes in asked.nodes:
         site = site_of(nodes)
-        launcher = Bench(
-            known, known.get("engines", "emulated"), Where(nodes=site.nodes), poll_gpus=False
-        )
+        launcher = Bench(known, known.get("engines", "emulated"), Where(nodes=site.nodes))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             free = {s: seconds(step_s(launcher, s, site, FREE, folder)) for s in STRATEGIES}

@@ -65,9 +65,7 @@ def test_a_message_there_and_back_takes_twice_the_delay(tmp_path: Path) -> None:
         pytest.skip("no /dev/net/tun")
     nodes = (1, 1)
     site = Site(device=Device.CPU, backend="gloo", nodes=nodes, engine="emulated", emulated=True)
-    launcher = Bench(
-        Catalogue(), Catalogue().get("engines", "emulated"), Where(nodes=nodes), poll_gpus=False
-    )
+    launcher = Bench(Catalogue(), Catalogue().get("engines", "emulated"), Where(nodes=nodes))
     took_s = {}
     try:
         for delay_ms in (DELAY_MS, 0.0):  # which also takes it back

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -42,6 +44,7 @@ bench.worlds.close()
 """
 
 
+@pytest.mark.full
 def test_the_gate_holds_without_asserts(tmp_path: Path) -> None:
     """A mutant is still caught, by ranks that run optimised, and a right training is not."""
     done = run("-c", GATE, str(ROOT / "tests" / "mutants"), str(tmp_path), cwd=tmp_path)

@@ -44,6 +44,7 @@ def test_strategy_trains_as_one_device_would(
     right(launch(f"{strategy}/{model}", world, knobs=knobs))
 
 
+@pytest.mark.full
 def test_what_is_recorded_of_collectives_does_not_grow(launch: Any) -> None:
     """Else people would look for a leak in their model: 36 kB a step, where everything is kept."""
     world = launch("fsdp/mlp-nano", 2, Purpose.TIMED, steps=80)

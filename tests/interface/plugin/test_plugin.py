@@ -112,6 +112,7 @@ def test_without_rules_nothing_is_judged_and_that_is_not_green(pytester: pytest.
     assert run(pytester, "-k", "test_other and 2cpu").ret == 5
 
 
+@pytest.mark.full
 def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_suite=SHORT.replace("assert verdict.n > 0", "assert verdict.n > 99"))
     rules(pytester, "at_least = 1.0")
@@ -172,6 +173,7 @@ def test_collect_only_launches_nothing(suite: pytest.Pytester) -> None:
     assert not (suite.path / "results").exists()
 
 
+@pytest.mark.full
 def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.Pytester) -> None:
     (pytester.mkdir("mine") / "broken.py").write_text(
         '"""Raises on rank 1."""\nfrom harness import ddp\n'

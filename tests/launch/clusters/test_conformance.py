@@ -207,6 +207,8 @@ def test_the_rank_that_broke_is_named_and_its_world_is_gone(
 
 
 def test_the_next_world_is_well(bench: Bench) -> None:
+    if isinstance(bench.worlds, Torchrun):
+        pytest.skip("torchrun starts every world anew: there is nothing that could be left")
     assert bench.launch("ddp/mlp-nano")[1] is None
 
 

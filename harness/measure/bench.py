@@ -92,7 +92,7 @@ class Bench:
         self.catalogue, self.engine, self._poll_gpus = catalogue, engine, False
         self.worlds = open_worlds(engine, where)
         self._polls: Polls = []
-        self._last_poll, self._count, self._slots = 0.0, 0, 0
+        self._last_poll, self._count = 0.0, 0
 
     @property
     def notes(self) -> list[str]:

@@ -177,4 +177,5 @@ RANK_ENV: Mapping[str, str] = {
     "RES_OPTIONS": "timeout:1 attempts:1",  # TCPStore asks DNS; a lost reply costs 5 s
     "KINETO_LOG_LEVEL": "5",  # kineto writes to stderr when a profiler starts
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # is_available() without a CUDA context
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML numbers them
 }

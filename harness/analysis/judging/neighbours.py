@@ -19,6 +19,8 @@ from harness.spec import Contrast, Plan
 UPPER, CLEAR = 0.84, 2.6
 #: Slower than this, and surely so, nothing of the plan runs side by side.
 LEAST = 0.005
+#: What neighbours may take of a baseline that was never probed.
+UNKNOWN = 0.5
 #: What launches differ by where it is not known yet: the median of the world's clusters.
 USUAL_SD = 0.005
 #: A device is slow that is this much slower than the median of so many, and so many deviations.
@@ -26,11 +28,18 @@ SLOW, FEWEST, ODD = 0.01, 4, 4.0
 
 
 def disturb(run: RunRecord, plan: Plan) -> bool:
-    """Whether a baseline of the plan is clearly slower beside others than alone."""
-    return any(
-        found is not None and found[0] > max(LEAST, CLEAR * found[1])
-        for found in (_slowdown(run, case) for case in _baselines(plan, plan.contrasts))
-    )
+    """Whether a baseline of the plan is clearly slower beside others than alone.
+
+    Also where that cannot be told: only one of it fits, so that all its probes ran alone.
+    """
+    for case in _baselines(plan, plan.contrasts):
+        probes = [x for x in run.launches if x.purpose is Purpose.PROBE and x.case == case]
+        if len(probes) > 1 and not any(x.slot for x in probes):
+            return True
+        found = _slowdown(run, case)
+        if found is not None and found[0] > max(LEAST, CLEAR * found[1]):
+            return True
+    return False
 
 
 def lost(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
@@ -44,7 +53,9 @@ def lost(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
         if not beside:
             continue
         found = _slowdown(run, plan.arm(name).case.hash)
-        slower, error = found or (0.0, USUAL_SD * math.sqrt(2))
+        if found is None:  # nobody looked: nothing stands on it
+            return UNKNOWN
+        slower, error = found
         out.append(beside / len(launches) * -math.expm1(-max(0.0, slower + UPPER * error)))
     return max(out)
 

@@ -215,7 +215,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
         each = len(slots) / len(set(slots))
         probes = sum(x.purpose is Purpose.PROBE for x in run.launches)
         told += f"; {len(slots)} launches ran side by side, {each:.1f} at a time"
-        told += f", after {probes} probes of what that does" if probes else ""
+        told += f", after {probes} probes of what neighbours take" if probes else ""
     out = wrap(told, width, 12)
     if run.device_s:
         used = sum(x.wall_s * len(x.ranks) for x in run.launches)

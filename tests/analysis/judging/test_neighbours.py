@@ -98,3 +98,20 @@ def test_a_slow_device_is_named(sample_run: RunRecord) -> None:
     assert neighbours.slow_devices(run_of(sample_run, packed(0.0))) == []
     (told,) = neighbours.slow_devices(run_of(sample_run, edit))
     assert told.startswith("node 9 (") and "slower than the median of 9" in told
+
+
+def test_a_baseline_with_neighbours_that_nobody_probed_passes_nothing(
+    sample_run: RunRecord,
+) -> None:
+    def edit(doc: Any) -> None:
+        packed(0.0)(doc)
+        doc["launches"] = [x for x in doc["launches"] if x["purpose"] != "probe"]
+
+    found = judged(sample_run, edit)[SUBJECT]
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NEIGHBOURS)
+
+
+def test_a_baseline_of_which_only_one_fits_is_kept_apart(sample_run: RunRecord) -> None:
+    """Its probes all ran alone: what neighbours do to it is not known."""
+    run = run_of(sample_run, packed(0.0, beside=0))
+    assert neighbours.disturb(run, run.plans[0])

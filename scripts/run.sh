@@ -13,10 +13,14 @@ case $what in
 esac
 shift
 venv=${VENV:-.venv}
-[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+new=
+[ -x "$venv/bin/python" ] || { new=yes && "${PYTHON:-python3}" -m venv "$venv"; }
 "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   echo "ERROR: $venv is Python < 3.11. try: rm -r $venv && PYTHON=python3.12 bash $0 $what" >&2
   exit 4
 }
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extras"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+  -c constraints.txt -e ".$extras"
+# On all cores, which pip does not; whoever starts a rank would have to wait for it.
+[ -z "$new" ] || "$venv/bin/python" -m compileall -q -j 0 -x '/(tests?|testing)/' "$venv/lib" || true
 exec "$venv/bin/python" -m pytest "$what/" $parallel "$@"

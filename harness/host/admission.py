@@ -23,6 +23,8 @@ LAUNCH_SD = 0.15
 FREE_MEMORY = 0.05
 #: Devices of one name whose set clocks differ by more are not equal.
 CLOCK_SPREAD = 0.05
+#: CPUs that a rank of a GPU needs: its own thread, autograd's, its backend's, its data's.
+CPUS_PER_GPU = 4
 #: Device memory that a device in nobody's use may hold.
 IDLE_DEVICE_BYTES = 2 << 30
 #: How long one look at the load takes, and how often a busy host is looked at again.
@@ -134,6 +136,11 @@ def gpus(devices: Sequence[nvml.Gpu]) -> list[Finding]:
         out.append(_bad("gpus", text, "nvidia-smi --reset-applications-clocks"))
     if len(names) > 1:
         text, advice = f"unequal: {' + '.join(names)}", "use baseline sum_of_devices"
+        out.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
+    num_cpus = len(os.sched_getaffinity(0))
+    if num_cpus < CPUS_PER_GPU * len(devices):
+        text = f"{num_cpus} CPUs for {len(devices)} GPUs"
+        advice = f"have {CPUS_PER_GPU * len(devices)} CPUs at least; Slurm: --exclusive, or cpus"
         out.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
     usual = f"{len(devices)}x {names[0]}, driver {nvml.driver()}"
     return out or [Finding(check="gpus", level=Level.OK, text=usual)]

@@ -33,7 +33,7 @@ class Gpu:
     """One visible device; ``memory_bytes`` total. ``uuid`` never enters a machine's class.
 
     ``power_limit_w`` is what is enforced now, ``default_limit_w`` what the device came with;
-    ``used_bytes`` and ``pids`` tell who is on it.
+    ``used_bytes`` and ``pids`` tell who is on it, ``bus_id`` where it is plugged in.
     """
 
     index: int
@@ -46,6 +46,7 @@ class Gpu:
     default_limit_w: int | None = None
     max_clock_mhz: int | None = None
     pids: tuple[int, ...] = ()
+    bus_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,7 @@ def gpus() -> tuple[Gpu, ...]:
 def _gpu(device: _Device) -> Gpu:
     memory, mig = device("GetMemoryInfo"), device("GetMigMode")
     processes = device("GetComputeRunningProcesses") or ()
+    plugged = device("GetPciInfo")
     return Gpu(
         index=device.index,
         name=_text(device("GetName")),
@@ -151,6 +153,7 @@ def _gpu(device: _Device) -> Gpu:
         default_limit_w=_watts(device("GetPowerManagementDefaultLimit")),
         max_clock_mhz=device("GetApplicationsClock", device.nvml.NVML_CLOCK_SM),
         pids=tuple(sorted(int(p.pid) for p in processes)),
+        bus_id=None if plugged is None else _text(plugged.busId),
     )
 
 

@@ -46,3 +46,5 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
             problems.add(line, f"expected a list of strings, found {value!r}")
         elif key == "port" and not 0 <= value < 65536:
             problems.add(line, f"{value} is not a port", "0 (any free port) to 65535")
+        elif key == "cpus" and value < 0:
+            problems.add(line, f"{value} CPUs", "CPUs of each rank; 0: all of a node for its GPUs")

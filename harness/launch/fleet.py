@@ -240,7 +240,7 @@ def shares(spec: LaunchSpec, links: Sequence[Link], where: Where) -> list[tuple[
         place = Share(
             node=node, first=first, count=count, node_first=first, node_count=count,
             device=device, core=starts[node] + device if spec.devices else first * per_rank,
-            room=where.nodes[node] if spec.devices else 0,
+            agents=1 if by_node else where.nodes[node],
         )  # fmt: skip
         if by_node:
             out.append((links[node], place))

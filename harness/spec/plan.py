@@ -61,7 +61,7 @@ class Window:
 
 
 #: Kept steps of a pilot, for each one that a timed launch keeps at least.
-HORIZON = 3
+HORIZON = 2
 
 
 @dataclass(frozen=True, kw_only=True)

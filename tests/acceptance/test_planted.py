@@ -16,7 +16,7 @@ LADDERS = [(0.85, 2, "pipeline"), (0.70, 4, "ddp")]
 @pytest.fixture(scope="module")
 def ladders(tmp_path_factory: pytest.TempPathFactory) -> list[planted.Ladder]:
     cells = [(*ladder, seed) for seed, ladder in enumerate(LADDERS)]
-    found = list(planted.measure(cells, 2, tmp_path_factory.mktemp("planted"), steps=4))
+    found = list(planted.measure(cells, 2, tmp_path_factory.mktemp("planted"), steps=3))
     if len(found) < len(cells) / 2:
         pytest.skip(f"the host stood still in {len(cells) - len(found)} of {len(cells)} ladders")
     return found

@@ -58,9 +58,12 @@ def test_compressor_keeps_its_promise_on_four_ranks(launch: Any) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "model", ["mlp-nano", pytest.param("decoder-nano", marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("codec", CODECS)
-def test_compressor_keeps_its_promise(launch: Any, codec: str, world: int) -> None:
-    right(launch(f"compressed:{codec}/decoder-nano", world))
+def test_compressor_keeps_its_promise(launch: Any, codec: str, model: str, world: int) -> None:
+    right(launch(f"compressed:{codec}/{model}", world))
 
 
 @pytest.mark.parametrize("strategy", ["single", *STRATEGIES])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from harness.launch.engine import Where
 from harness.launch.engines.emulated import Emulated
@@ -171,10 +172,9 @@ def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as program:  # fmt: skip
         assert program.stdin and program.stdout
-        deadline = time.monotonic() + 60
-        while len(found := list(tmp_path.glob("launches/fault/*.pid"))) < 9:
-            assert time.monotonic() < deadline, found
-            os.sched_yield()
+        started = tmp_path / "launches/fault"
+        assert until(lambda: len(list(started.glob("*.pid"))) == 9)
+        found = list(started.glob("*.pid"))
         pids = [int(f.read_text()) for f in found]
         assert all(map(lives, pids))
         (agent,) = [
@@ -183,9 +183,7 @@ def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
         os.kill(int(agent) if who == "agent" else program.pid, signal.SIGKILL)
         if who == "agent":
             assert program.stdout.readline() == "node\n"
-        deadline = time.monotonic() + 5
-        while any(map(lives, pids)) and time.monotonic() < deadline:
-            os.sched_yield()
+        until(lambda: not any(map(lives, pids)))
         assert not [f.name for f, pid in zip(found, pids, strict=True) if lives(pid)]
         program.stdin.close()
 
@@ -207,20 +205,20 @@ def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int) 
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, text=True
     )
     pids: set[int] = set()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and len(pids) < 3:
+
+    def working() -> bool:
         with contextlib.suppress(OSError):  # whoever it was has gone
             agents = [
                 p for p in children(process.pid) if b"harness.training.agent.agent" in cmdline(p)
             ]
-            pids = {int(a) for a in agents} | {int(r) for a in agents for r in children(int(a))}
-        os.sched_yield()
+            pids.update(int(p) for a in agents for p in (a, *children(int(a))))
+        return len(pids) >= 3
+
+    until(working)
     process.send_signal(number)
     said = process.communicate(timeout=30)[0]
     assert len(pids) >= 3, f"an agent and two ranks were seen: {said}"
-    deadline = time.monotonic() + 5
-    while any(map(lives, pids)) and time.monotonic() < deadline:
-        os.sched_yield()
+    until(lambda: not any(map(lives, pids)))
     assert not any(map(lives, pids))
     if number != signal.SIGKILL:
         assert process.returncode == 2, said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -62,9 +63,19 @@ def test_ranks_of_another_run_that_compute_are_a_reason(monkeypatch: pytest.Monk
         ({"power_limit_w": 500}, Level.WARN, "capped at 500 of 700 W"),
     ],
 )
-def test_devices(changes: dict[str, object], level: Level, says: str) -> None:
+def test_devices(
+    changes: dict[str, object], level: Level, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     found = admission.gpus([dataclasses.replace(GPU, **changes)])  # type: ignore[arg-type]
     assert found[0].level is level and says in found[0].text
+
+
+def test_too_few_cpus_for_the_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a Slurm task that got one CPU for eight GPUs."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    found = admission.gpus([GPU] * 8)
+    assert any("1 CPUs for 8 GPUs" in f.text and f.level is Level.WARN for f in found)
 
 
 def test_equal_devices_have_equal_clocks() -> None:

@@ -32,7 +32,7 @@ from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True, queues=True)
 SETTINGS = dict(
-    partition="", account="", gres="", mem="", time="", modules=[], lines=[], tasks="node",
+    partition="", account="", gres="", mem="", time="", modules=[], lines=[], tasks="node", cpus=0,
     listen="", port=0, token_file="", python="", one_machine=False,
 )  # fmt: skip
 
@@ -57,13 +57,16 @@ def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
             f"tasks = {asked['tasks']!r}", where="[slurm]", expected='"node" or "rank"',
             fix="edit the cluster file",
         )  # fmt: skip
-    out = [f"--nodes={num_nodes}", f"--ntasks-per-node={_tasks(ranks, asked)}"]
+    tasks = _tasks(ranks, asked)
+    out = [f"--nodes={num_nodes}", f"--ntasks-per-node={tasks}"]
     if asked["gres"]:
         out.append(f"--gres={asked['gres']}")
     elif deployment.device is Device.CUDA:
         out.append(f"--gpus-per-node={ranks}")
+    if asked["cpus"] or deployment.device is Device.CPU:
+        out.append(f"--cpus-per-task={max(1, asked['cpus']) * ranks // tasks}")
     else:
-        out.append(f"--cpus-per-task={max(1, ranks // _tasks(ranks, asked))}")
+        out.append("--exclusive")  # else a task gets one CPU, whatever its GPUs need
     for key in ("partition", "account", "mem", "time"):
         if asked[key]:
             out.append(f"--{key}={asked[key]}")
@@ -72,6 +75,17 @@ def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
 
 def _tasks(ranks: int, asked: Mapping[str, Json]) -> int:
     return ranks if asked["tasks"] == "rank" else 1
+
+
+def step(deployment: Deployment) -> list[str]:
+    """Srun's options for every node: agents bind ranks to CPUs, or Slurm binds each to its own.
+
+    Srun does not take over --cpus-per-task from its job (since Slurm 22.05).
+    """
+    asked = deployment.settings
+    own = asked["tasks"] == "rank" and (asked["cpus"] or deployment.device is Device.CPU)
+    bound = [f"--cpus-per-task={max(1, asked['cpus'])}"] if own else ["--cpu-bind=none"]
+    return ["--kill-on-bad-exit=0", *bound]
 
 
 def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool = True) -> str:
@@ -85,7 +99,7 @@ def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool =
     lines += [f"module load {shlex.quote(name)}" for name in deployment.settings["modules"]]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in importable().items()]
     het = [f"--het-group=0-{len(parts) - 1}"] if len(parts) > 1 else []
-    start = ["srun", *het, "--kill-on-bad-exit=0"] if everywhere else []
+    start = ["srun", *het, *step(deployment)] if everywhere else []
     lines.append("exec " + shlex.join([*start, *command]))
     return "\n".join(lines) + "\n"
 
@@ -107,7 +121,7 @@ class Slurm:
         nodes = tuple(range(len(deployment.nodes)))
         if "SLURM_JOB_ID" in os.environ:
             parts = groups(deployment.nodes)
-            argv = ["srun", "--overlap", "--kill-on-bad-exit=0"]
+            argv = ["srun", "--overlap", *step(deployment)]
             if len(parts) > 1:
                 argv.append(f"--het-group=0-{len(parts) - 1}")
             else:

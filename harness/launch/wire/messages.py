@@ -75,8 +75,7 @@ class Share:
     share. ``store`` is where rank 0 serves the rendezvous; None asks this agent to open it.
 
     ``device`` is the first of the node's devices that this world has, ``core`` the first core of
-    its CPU ranks there. ``room`` is for how many ranks the node's cores are shared out: those of
-    this world, or all that fit where other worlds run beside it.
+    its CPU ranks there. ``agents`` is how many are on that node: one, or one for each of its ranks.
     """
 
     node: int
@@ -86,7 +85,7 @@ class Share:
     node_count: int
     device: int = 0
     core: int = 0
-    room: int = 0
+    agents: int = 1
     store: Address | None = None
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from harness.host import cores
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.evidence import examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
+from harness.spec import Device
 from harness.training.agent.straggler import Straggler
 from harness.training.rank.rank import leave, run_rank
-from harness.training.rank.setup import Place
+from harness.training.rank.setup import Place, cpus_of
 
 GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
 CONFIRM_S = 0.5  # a rank counts as silent when it still is after this
@@ -27,8 +29,7 @@ def device_of(rank: int, share: Share, num_visible: int, per_rank: int = 1) -> i
 
     A scheduler may show every task of a node all devices of it, or each its own.
     """
-    wanted = max(share.node_count, share.room) * per_rank
-    if share.count * per_rank < wanted and num_visible < wanted:
+    if share.agents > 1 and num_visible < share.agents * per_rank:
         return (rank - share.first) * per_rank
     return share.device + (rank - share.node_first) * per_rank
 
@@ -66,6 +67,8 @@ class World:
             listener = socket.create_server((address, 0), backlog=spec.case.world_size + 8)
             self.store = Address(address, listener.getsockname()[1])
         agent = os.getpid()
+        if spec.case.device is Device.CUDA:
+            cores.near_gpus()  # once, and not by every rank
         for rank in self.ranks:
             pid = os.fork()
             if pid == 0:
@@ -91,15 +94,15 @@ class World:
                 listener.close()
             share, per_rank = self.share, self.spec.case.devices_per_rank
             local_rank = rank - share.node_first
+            device = device_of(rank, share, torch.cuda.device_count(), per_rank)
             place = Place(
                 rank=rank,
                 world_size=self.spec.case.world_size,
                 local_rank=local_rank,
-                local_world_size=share.node_count,
-                device=device_of(rank, share, torch.cuda.device_count(), per_rank),
-                core=share.core + local_rank * per_rank,
-                seat=share.device // per_rank + local_rank,
-                room=share.room or share.node_count,
+                device=device,
+                cpus=cpus_of(
+                    self.spec.case, device, share.core + local_rank * per_rank, share.agents
+                ),
                 node=share.node,
                 parent=agent,
                 store=lambda: self._meet(rank, listener),

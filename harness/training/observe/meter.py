@@ -1,6 +1,7 @@
 """What the kernel counted of a rank over the kept window, read at its two ends."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import process_time
 
@@ -11,9 +12,13 @@ from harness.training.observe.stamps import Stamps
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Counters at one moment, or what they grew by; None where the kernel does not say."""
+    """Counters at one moment, or what they grew by; None where the kernel does not say.
+
+    ``kernel_s`` and ``own_s`` are the kernel's clock and the rank's at that moment.
+    """
 
     kernel_s: float
+    own_s: float
     cpu_s: float
     busy_s: float | None
     throttled_s: float | None
@@ -22,14 +27,17 @@ class Reading:
 
 
 class Meter:
-    """Reads at ``start``, at ``stop``, and once more when all that was sent is acknowledged."""
+    """Reads at ``start``, at ``stop``, and once more when all that was sent is acknowledged.
 
-    def __init__(self) -> None:
-        self._cores, self._stamps = os.sched_getaffinity(0), Stamps()
+    ``clock`` is the one that times the window, in s.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._cores, self._stamps, self._clock = os.sched_getaffinity(0), Stamps(), clock
         self._before = self._at_end = self.start()
 
     def start(self) -> Reading:
-        """The kept window begins; also its own warm-up. The clock is read last."""
+        """The kept window begins; also its own warm-up."""
         wire, written = sockets.read(), beside.written_bytes()
         self._before = replace(self._now(), wire=wire, written_bytes=written)
         return self._before
@@ -44,6 +52,7 @@ class Meter:
         wire, written = sockets.read(), beside.written_bytes()
         return Reading(
             kernel_s=end.kernel_s - before.kernel_s,
+            own_s=end.own_s - before.own_s,
             cpu_s=end.cpu_s - before.cpu_s,
             busy_s=_since(before.busy_s, end.busy_s),
             throttled_s=_since(before.throttled_s, end.throttled_s),
@@ -54,12 +63,13 @@ class Meter:
         )
 
     def _now(self) -> Reading:
-        busy, held = machine.busy_s(self._cores), cgroup.throttled_s()
+        kernel_s, own_s = self._stamps.with_clock(self._clock)
         return Reading(
-            busy_s=busy,
-            throttled_s=held,
+            busy_s=machine.busy_s(self._cores),
+            throttled_s=cgroup.throttled_s(),
             cpu_s=process_time(),
-            kernel_s=self._stamps.now_s(),
+            kernel_s=kernel_s,
+            own_s=own_s,
             written_bytes=None,
             wire=None,
         )

@@ -25,23 +25,6 @@ def precise_sleep() -> None:
     _LIBC.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
-def pin_to(first: int, cores: int) -> tuple[int, ...]:
-    """Run on so many cores from ``first`` on, before any thread exists; the cores."""
-    allowed = sorted(os.sched_getaffinity(0))
-    chosen = sorted({allowed[i % len(allowed)] for i in range(first, first + cores)})
-    os.sched_setaffinity(0, chosen)
-    return tuple(chosen)
-
-
-def pin_to_share(seat: int, room: int) -> tuple[int, ...]:
-    """Run on the cores of one of ``room`` equal shares, before any thread exists; the cores."""
-    allowed = sorted(os.sched_getaffinity(0))
-    share = max(1, len(allowed) // room)
-    chosen = allowed[seat % room * share :][:share] or allowed
-    os.sched_setaffinity(0, chosen)
-    return tuple(chosen)
-
-
 def running() -> frozenset[int]:
     return frozenset(int(task.name) for task in Path("/proc/self/task").iterdir())
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from harness.host import cores
 from harness.host.environment import names_interface
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import LaunchSpec
@@ -34,20 +35,16 @@ from harness.training.rank.window import Measured
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a rank is. ``device`` is its first among the devices that its agent sees, ``core`` its
-    first core where it computes on the CPU. The node's cores are shared out to ``room`` ranks, of
-    which it is number ``seat``. ``store`` makes the rendezvous store after the process was set up.
+    """Where a rank is. ``device`` is its first among the devices that its agent sees, ``cpus`` are
+    what it runs on. ``store`` makes the rendezvous store after the process was set up.
     """
 
     rank: int
     world_size: int
     local_rank: int
-    local_world_size: int
     node: int
     device: int
-    core: int
-    seat: int
-    room: int
+    cpus: tuple[int, ...]
     parent: int
     store: Callable[[], dist.Store]
 
@@ -78,7 +75,6 @@ class Rank:
     accelerator: Accelerator
     meet: Barrier
     lap: Laps
-    affinity: tuple[int, ...]
     tuned_threads: int
     known_modules: frozenset[str]
     shared: frozenset[str]
@@ -139,7 +135,7 @@ class Rank:
             first_loss=losses[0] if losses else None,
             last_loss=losses[-1] if losses else None,
             tuned_threads=self.tuned_threads,
-            affinity=self.affinity,
+            affinity=self.place.cpus,
             modules_after_fork=tuple(sorted(loaded)),
             clock_misses=0 if measured is None else measured.misses,
             ran=ran,
@@ -147,7 +143,9 @@ class Rank:
             samples_sha256=digest,
             busy_s=None if grown is None else grown.busy_s,
             throttled_s=None if grown is None else grown.throttled_s,
-            kernel_s=None if grown is None else grown.kernel_s,
+            kernel_s=None
+            if grown is None or measured is None
+            else measured.window_s + grown.kernel_s - grown.own_s,
             written_bytes=None if wire is None or grown is None else grown.written_bytes,
             shared=() if wire is None or measured is None else measured.shared,
             phases_s=self.lap.seconds,
@@ -163,12 +161,9 @@ def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path
     lap, case, out = Laps(), spec.case, Path(spec.out)
     known = frozenset(sys.modules)
     set_backend(case.environment or {})
-    if case.device is Device.CPU:
-        affinity = threads.pin_to(case.first_device + place.core, case.devices_per_rank)
-    else:
-        affinity = threads.pin_to_share(place.seat, place.room)
+    os.sched_setaffinity(0, place.cpus)  # before any thread exists
     threads.precise_sleep()
-    torch.set_num_threads(len(affinity))
+    torch.set_num_threads(len(place.cpus))
     accelerator = Accelerator(device_of(case, place))
     accelerator.select()
     device = accelerator.device
@@ -201,7 +196,6 @@ def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path
         accelerator=accelerator,
         meet=meet,
         lap=lap,
-        affinity=affinity,
         tuned_threads=tuned,
         known_modules=known,
         shared=beside.shared_memory(),
@@ -228,6 +222,14 @@ def device_of(case: CaseSpec, place: Place) -> torch.device:
     index = case.first_device + place.device
     shared = StandIn.SHARED_GPU in case.stand_in
     return torch.device("cuda", index % torch.accelerator.device_count() if shared else index)
+
+
+def cpus_of(case: CaseSpec, device: int, core: int, agents: int = 1) -> tuple[int, ...]:
+    """What a rank runs on: cores next to its GPU, or where it computes, as many as are asked."""
+    if case.device is Device.CPU:
+        allowed = os.sched_getaffinity(0)
+        return cores.in_turn(case.first_device + core, case.devices_per_rank, allowed)
+    return cores.beside(case.first_device + device, case.devices_per_rank, tasks=agents)
 
 
 def _write(path: Path, samples: Samples) -> str:

@@ -153,7 +153,7 @@ def measure(
         trainer, steps, memory=memory, beat=beat, period_s=period_s, intake=intake,
         events=accelerator.events(steps + 1),
     )  # fmt: skip
-    meter, settle = Meter(), accelerator.synchronize
+    meter, settle = Meter(perf_counter), accelerator.synchronize
     settle()
     meet()
     log.start(0)

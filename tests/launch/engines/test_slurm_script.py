@@ -1,0 +1,52 @@
+"""Batch scripts and steps of Slurm: ranks have the cores that they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.launch.engine import Deployment
+from harness.launch.engines import slurm
+from harness.spec import Device
+
+
+def deployment(device: Device, folder: Path, **settings: Any) -> Deployment:
+    asked = {**slurm.SETTINGS, **settings}
+    return Deployment(
+        nodes=(8, 8), device=device, join="10.0.0.1:4000", token_file=folder / "token",
+        folder=folder, python="python3", settings=asked,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "job", "step"),
+    [
+        (Device.CUDA, {}, ["--gpus-per-node=8", "--exclusive"], "--cpu-bind=none"),
+        (Device.CUDA, {"tasks": "rank"}, ["--exclusive"], "--cpu-bind=none"),
+        (Device.CUDA, {"cpus": 14}, ["--cpus-per-task=112"], "--cpu-bind=none"),
+        (Device.CUDA, {"cpus": 14, "tasks": "rank"}, ["--cpus-per-task=14"], "--cpus-per-task=14"),
+        (Device.CPU, {}, ["--cpus-per-task=8"], "--cpu-bind=none"),
+        (Device.CPU, {"tasks": "rank"}, ["--cpus-per-task=1"], "--cpus-per-task=1"),
+    ],
+)
+def test_ranks_get_their_cores(
+    device: Device, settings: dict[str, Any], job: list[str], step: str, tmp_path: Path
+) -> None:
+    """Slurm binds a task to one CPU, however many GPUs it has, unless it is told more."""
+    asked = deployment(device, tmp_path, **settings)
+    text = slurm.script(asked, ["agent"])
+    for option in job:
+        assert f"#SBATCH {option}\n" in text
+    assert f" {step} agent" in text
+    per_task = [line for line in text.splitlines() if "--cpus-per-task" in line]
+    assert not ("--exclusive" in job and per_task), "whole nodes, and no fewer CPUs of them"
+
+
+def test_a_step_in_an_allocation_asks_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    (command,) = slurm.build().plan(deployment(Device.CUDA, tmp_path))
+    assert "--cpu-bind=none" in command.argv and "--exclusive" not in command.argv

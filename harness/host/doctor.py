@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from harness.host import admission, machine, nvml
+from harness.host import accelerators, admission, machine, nvml
 from harness.host.admission import Finding, Level
 
 
@@ -67,8 +67,13 @@ def _files() -> Finding:
 
 
 def _gpus() -> Finding:
-    here = bool(nvml.gpus())
-    return _found("gpus", True, machine.detect().title if here else "none: CPU ranks over gloo")
+    if not nvml.gpus():
+        return _found("gpus", True, "none: CPU ranks over gloo")
+    unfit = accelerators.no_cuda(accelerators.torch_build(), metadata.version("torch"))
+    title = machine.detect().title
+    if unfit is not None:
+        return _found("gpus", False, f"{title}, left alone: {unfit.what}", unfit.fix)
+    return _found("gpus", True, title)
 
 
 def _leftovers() -> Finding:

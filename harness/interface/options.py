@@ -123,6 +123,7 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
         argv=tuple(argv),
         nonce=values["nonce"] or "",
         packed=not values["one-by-one"],
+        shared_gpu=site.shared_gpu,
     )
 
 

@@ -56,10 +56,12 @@ class Where:
 
     ``nodes``: ranks on each. ``settings``: the engine's table of a cluster file. ``folder``: for
     scripts, logs and the token, on a disk that all nodes share if the engine needs one.
+    ``shared_gpu``: ranks may have to share a device.
     """
 
     nodes: tuple[int, ...] = (1,)
     device: Device = Device.CPU
+    shared_gpu: bool = False
     folder: Path = Path("results/engine")
     settings: Mapping[str, Json] = field(default_factory=dict)
 

@@ -13,7 +13,7 @@ from harness.base.documents import from_doc, to_doc
 from harness.base.errors import LaunchError
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.link import Link, Message
-from harness.launch.roll_call import agree
+from harness.launch.roll_call import agree, fit
 from harness.launch.running import LOST_S, Running
 from harness.launch.wire.channel import Listener
 from harness.launch.wire.messages import LaunchSpec, Node, Share
@@ -85,6 +85,7 @@ class Fleet:
             self._listener.close()
             self._listener = None
             agree(self._links, self._where, self.num_agents)
+        fit(self._links, self._where)
 
     @property
     def _num_here(self) -> int:

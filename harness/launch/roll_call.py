@@ -5,6 +5,7 @@ import ipaddress
 from collections.abc import Sequence
 
 from harness.base.errors import LaunchError
+from harness.host import accelerators
 from harness.launch.engine import Where
 from harness.launch.link import Link
 from harness.spec import Device
@@ -35,13 +36,6 @@ def _examine(link: Link, links: Sequence[Link], where: Where, by_node: bool) -> 
                 expected="the same version on every node",
                 fix=f"pip install {name}=={here}   # there",
             )
-    wanted = where.nodes[link.node] if by_node else 1
-    if where.device is Device.CUDA and about.machine.num_gpus < wanted:
-        raise LaunchError(
-            f"{link.name} has {about.machine.num_gpus} GPUs, but needs {wanted}",
-            expected="enough GPUs in CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes",
-            fix="nvidia-smi -L   # there",
-        )
     same = [x for x in links[: link.node] if x.about and x.about.machine == about.machine]
     if same and by_node:
         if not where.settings.get("one_machine"):
@@ -59,6 +53,21 @@ def _examine(link: Link, links: Sequence[Link], where: Where, by_node: bool) -> 
             expected="an address of the nodes' network",
             fix='listen = "10.0.0.1"   # in the cluster file',
         )
+
+
+def fit(links: Sequence[Link], where: Where) -> None:
+    """LaunchError if a node's torch cannot give each of its ranks a GPU, where they need one."""
+    if where.device is not Device.CUDA:
+        return
+    for link in links:
+        assert link.about is not None
+        wanted = where.nodes[link.node] if len(links) == len(where.nodes) else 1
+        if where.shared_gpu:
+            wanted = 1
+        about, version = link.about, link.about.software.get("torch", "")
+        found = accelerators.misfit(about.accelerators, about.machine, version, wanted)
+        if found is not None:
+            raise LaunchError(f"{link.name}: {found.what}", expected=found.expected, fix=found.fix)
 
 
 def _place(link: Link) -> tuple[object, ...]:

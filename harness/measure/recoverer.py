@@ -24,24 +24,34 @@ from harness.spec import CaseSpec, Course, Fault
 
 #: Steps of a training, the one after which it saves, and the one before which it breaks.
 STEPS, SAVE_AFTER, BREAK_BEFORE = 12, 4, 7
-#: Silence that counts as a hang while recovery is measured: shorter than any rule asks for.
-DEADLINES = Deadlines(step_s=10.0, collective_s=8.0)
-#: How long silence lasts before somebody gives up, by what falls silent.
-TIMEOUT_S = {
-    Fault.HANG: min(DEADLINES.collective_s, DEADLINES.step_s),
-    Fault.NODE: min(DEADLINES.collective_s, LOST_S),
-}
+#: Silence that counts as a hang while recovery is measured: shorter than any rule asks for, beside
+#: the time to write a checkpoint of 16 bytes a parameter at this rate, during which all are silent.
+STEP_S, COLLECTIVE_S, WRITTEN_A_SECOND = 10.0, 8.0, 0.3e9
 #: How often it is tried to go on.
 RESTARTS = 3
 
 
+def deadlines(num_params: int) -> Deadlines:
+    """How long ranks may be silent."""
+    write_s = 16 * num_params / WRITTEN_A_SECOND
+    return Deadlines(step_s=STEP_S + write_s, collective_s=COLLECTIVE_S + write_s)
+
+
+def timeout_s(fault: Fault, limits: Deadlines) -> float:
+    """How long silence lasts before somebody gives up, where a fault is silent."""
+    silent = min(limits.collective_s, limits.step_s)
+    return {Fault.HANG: silent, Fault.NODE: min(silent, LOST_S)}.get(fault, 0.0)
+
+
 class Recoverer:
     def __init__(self, session: Session) -> None:
-        self._bench, self._progress, self._run = session.bench, session.progress, session.run
+        self._session, self._bench = session, session.bench
+        self._progress, self._run = session.progress, session.run
         self._whole: dict[tuple[str, bool], RankRestart] = {}
 
     def measure(self, course: Course, times: int) -> None:
         """Break and go on ``times`` times, and at most as often again to confirm a FAIL."""
+        self._session.describe([course.case, course.into or course.case])
         for i in range(times):
             self._try(course, i, times)
         done = count()
@@ -74,7 +84,7 @@ class Recoverer:
             steps=STEPS, folder=str(place), save_after=SAVE_AFTER, asynchronous=course.asynchronous,
             fault=course.fault, rank=rank, fault_step=BREAK_BEFORE,
         )  # fmt: skip
-        ended, out = self._bench.train(case, self._run.folder, task, DEADLINES)
+        ended, out = self._bench.train(case, self._run.folder, task, self._limits(case))
         cause = causes.attribute(ended.ranks, ended.unreachable)
         struck = out / f"rank{rank}.struck"
         if cause is None or not struck.is_file():
@@ -104,7 +114,7 @@ class Recoverer:
             world_before=case.world_size, world=into.world_size, start_s=start_s,
             detect_s=ended.noticed_at - struck_at, stop_s=began_at - ended.noticed_at,
             group_s=group_s, load_s=load_s, step_s=other_s, equal=equal, import_s=import_s,
-            timeout_s=TIMEOUT_S.get(course.fault, 0.0), asynchronous=course.asynchronous,
+            timeout_s=timeout_s(course.fault, self._limits(case)), asynchronous=course.asynchronous,
             stall_s=whole.stall_s, save_s=whole.save_s, bytes=whole.bytes,
         )  # fmt: skip
 
@@ -114,9 +124,13 @@ class Recoverer:
         if key not in self._whole:
             place = self._empty_place()
             task = Train(steps=STEPS, folder=str(place), save_after=SAVE_AFTER, asynchronous=later)
-            ended, out = self._bench.train(case, self._run.folder, task, DEADLINES)
+            ended, out = self._bench.train(case, self._run.folder, task, self._limits(case))
             self._whole[key] = self._read(ended, out, case)[0]
         return self._whole[key]
+
+    def _limits(self, case: CaseSpec) -> Deadlines:
+        facts = self._run.described[case.hash].facts
+        return deadlines(0 if facts is None else facts.num_params)
 
     def _empty_place(self) -> Path:
         place = (self._run.folder / "checkpoint").resolve()
@@ -127,7 +141,7 @@ class Recoverer:
         """Every rank of the world that went on; LaunchError with every attempt's cause."""
         tried: list[str] = []
         while True:
-            ended, out = self._bench.train(case, self._run.folder, task, DEADLINES)
+            ended, out = self._bench.train(case, self._run.folder, task, self._limits(case))
             cause = causes.attribute(ended.ranks, ended.unreachable)
             if cause is None:
                 return self._read(ended, out, case)

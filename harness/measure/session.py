@@ -55,6 +55,7 @@ class Session:
         where = Where(
             nodes=settings.nodes,
             device=settings.device,
+            shared_gpu=settings.shared_gpu,
             folder=results / "engine" / self.run.name,
             settings=cluster.settings(file, settings.engine, catalogue.entries["engines"]),
         )

@@ -14,6 +14,7 @@ class Settings:
     first blocks, and what is then undecided gets more while the run is younger than
     ``more_until_s``. ``packed``: small worlds run side by side where they have nodes or devices of
     their own. ``nonce`` is a text of whoever asked for the run: it was made after that.
+    ``shared_gpu``: ranks may have to share a device.
     """
 
     engine: str = "local"
@@ -28,3 +29,4 @@ class Settings:
     argv: tuple[str, ...] = ()
     nonce: str = ""
     packed: bool = True
+    shared_gpu: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.base.errors import SpecError, nearest
-from harness.host import environment, machine, nvml
+from harness.host import accelerators, environment, machine, nvml
 from harness.spec.case import CaseSpec, Device, Mode, StandIn
 from harness.spec.catalogue import Entry
 from harness.spec.heads import EngineFacts
@@ -130,8 +130,11 @@ def resolve(
             expected="--gpus N or --cpus N", fix=f"--engine {engine} --nodes 2 --gpus 16",
         )  # fmt: skip
     here = len(nvml.gpus())
-    if cpus is None and gpus is None and here:
+    unfit = accelerators.no_cuda(accelerators.torch_build(), machine.software().get("torch", ""))
+    if cpus is None and gpus is None and here and unfit is None:
         gpus = str(here)
+    if gpus is not None and here and unfit is not None and not facts.remote:
+        raise SpecError(f"--gpus {gpus}: {unfit.what}", expected=unfit.expected, fix=unfit.fix)
     several = num_nodes > 1 and (one_machine or facts.one_machine)
     site = Site(
         device=Device.CPU, backend="gloo", nodes=given, engine=engine,

@@ -4,6 +4,7 @@ Written against ``torch.accelerator`` where torch has it, so that another vendor
 search through the code. A CPU has no queue, no allocator and no clock of its own.
 """
 
+import ctypes
 import os
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,56 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from harness.host import nvml
+from harness.host.accelerators import Accelerators
 from harness.record import Allocator
 
 #: What says which devices a process may see, by vendor.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+#: What the driver's library answers before anyone has started it in this process.
+_NOT_INITIALIZED = 3
+
+
+def driver_started() -> bool:
+    """Whether CUDA's driver runs in this process, whoever started it: a fork would not survive."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return bool(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
+
+
+def survey(build: str) -> Accelerators:
+    """The NVIDIA devices that this torch, of that build, sees and has kernels for."""
+    seen = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    uuids = [f"GPU-{device.uuid}" for device in seen]
+    gpus = nvml.gpus()
+    built = [arch.partition("_") for arch in torch.cuda.get_arch_list()]
+    return Accelerators(
+        build=build,
+        names=tuple(device.name for device in seen),
+        as_nvml=any(g.mig for g in gpus) or uuids == [g.uuid for g in gpus],
+        foreign=tuple(
+            f"{device.name} (sm_{device.major}{device.minor})"
+            for device in seen
+            if not any(_runs(kind, arch, device.major, device.minor) for kind, _, arch in built)
+        ),
+    )
+
+
+def _runs(kind: str, arch: str, major: int, minor: int) -> bool:
+    """Whether kernels of an architecture (``sm_90``, ``sm_90a``, ``compute_90``) run on a device.
+
+    Machine code runs within its major version, intermediate code on whatever is newer.
+    """
+    digits = "".join(c for c in arch if c.isdigit())
+    built = int(digits[:-1]), int(digits[-1])
+    if arch != digits and arch[-1] == "a":  # tuned for that one architecture
+        return built == (major, minor)
+    newer = built <= (major, minor)
+    return newer and (kind == "compute" or built[0] == major)
 
 
 class Accelerator:

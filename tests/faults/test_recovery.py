@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from harness.launch.engine import Where
 from harness.launch.engines import emulated
 from harness.measure.bench import Bench
 from harness.measure.progress import Progress
-from harness.measure.recoverer import Recoverer
+from harness.measure.recoverer import Recoverer, deadlines
 from harness.measure.run import Run
 from harness.record import Trial
 from harness.record.store import load
@@ -40,7 +40,12 @@ def case_of(launcher: Bench, strategy: str) -> CaseSpec:
 
 def trials(launcher: Bench, folder: Path, course: Course, times: int = 1) -> list[Trial]:
     run = Run(launcher.catalogue, Settings(), folder, (), queued_s=lambda: launcher.worlds.queued_s)
-    session = SimpleNamespace(bench=launcher, progress=Progress(), run=run)
+
+    def describe(cases: Sequence[CaseSpec]) -> None:
+        answers = zip(cases, launcher.describe(cases), strict=True)
+        run.described.update({case.hash: answer for case, answer in answers})
+
+    session = SimpleNamespace(bench=launcher, progress=Progress(), run=run, describe=describe)
     Recoverer(session).measure(course, times)
     return run.recoveries
 
@@ -48,6 +53,12 @@ def trials(launcher: Bench, folder: Path, course: Course, times: int = 1) -> lis
 def one(launcher: Bench, folder: Path, course: Course) -> Trial:
     (trial,) = trials(launcher, folder, course)
     return trial
+
+
+def test_a_large_checkpoint_is_no_hang() -> None:
+    """350M parameters with gradients' moments take 20 s to write, in which no rank says anything."""
+    small, large = deadlines(100_000), deadlines(350_000_000)
+    assert small.step_s < 11 and large.step_s > 28 and large.collective_s > 26
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

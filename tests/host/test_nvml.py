@@ -69,6 +69,8 @@ class Fake:
                 return SimpleNamespace(total=device["total"], used=device["used"])
             if name == "nvmlDeviceGetComputeRunningProcesses":
                 return [SimpleNamespace(pid=p) for p in self.devices[handle]["pids"]]
+            if name == "nvmlDeviceGetPciInfo":
+                return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0".encode())
             if name == "nvmlDeviceGetUtilizationRates":
                 return SimpleNamespace(gpu=97, memory=40)
             if name == "nvmlDeviceGetPcieThroughput":
@@ -94,6 +96,7 @@ def test_devices(fake: Fake) -> None:
     first, second = nvml.gpus()
     assert (first.name, first.memory_bytes) == ("NVIDIA H200", 150_754_820_096)
     assert second.uuid == "GPU-1abc" and not second.mig
+    assert second.bus_id == "00000000:1C:00.0"
     assert nvml.driver() == "580.65.06"
     found = machine.detect()
     assert (found.num_gpus, found.gpu, found.gpu_memory_gib) == (2, "NVIDIA H200", 140)

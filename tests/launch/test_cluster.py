@@ -94,14 +94,16 @@ SCRIPT = """\
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=4
-#SBATCH --partition=gpu
 #SBATCH --exclusive
+#SBATCH --partition=gpu
+#SBATCH --constraint=h200
 #SBATCH hetjob
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
-#SBATCH --partition=gpu
 #SBATCH --exclusive
+#SBATCH --partition=gpu
+#SBATCH --constraint=h200
 module load cuda/12.8
 """
 
@@ -110,7 +112,7 @@ def test_a_batch_script_has_a_component_for_each_size_of_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    asked = dict(partition="gpu", modules=["cuda/12.8"], lines=["--exclusive"])
+    asked = dict(partition="gpu", modules=["cuda/12.8"], lines=["--constraint=h200"])
     (command,) = slurm.build().plan(deployment("slurm", (4, 4, 8), **asked))
     assert command.argv == ("sbatch", "--parsable", "/run/job.sbatch")
     text = command.files["/run/job.sbatch"]
@@ -171,8 +173,9 @@ def test_tasks_are_of_nodes_or_of_ranks() -> None:
     ("share", "visible", "device"),
     [
         (dict(first=8, count=8, node_first=8, node_count=8), 8, 3),  # an agent for the node
-        (dict(first=11, count=1, node_first=8, node_count=8), 8, 3),  # a task of it, that sees all
-        (dict(first=11, count=1, node_first=8, node_count=8), 1, 0),  # or only its own
+        # a task of it that sees all, or only its own
+        (dict(first=11, count=1, node_first=8, node_count=8, agents=8), 8, 3),
+        (dict(first=11, count=1, node_first=8, node_count=8, agents=8), 1, 0),
     ],
 )
 def test_a_rank_gets_its_own_device(share: dict[str, int], visible: int, device: int) -> None:

@@ -7,16 +7,19 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.host import machine
+from harness.host.accelerators import Accelerators
 from harness.launch.engine import State, Where
 from harness.launch.fleet import Fleet
 from harness.launch.wire.channel import Channel, Listener, dial, make_token, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node
+from harness.spec import Device
 
 
 class Stub:
@@ -38,10 +41,11 @@ class Stub:
         self.stopped = True
 
 
-def node(order: int, host: str = "10.0.0.1") -> Node:
+def node(order: int, host: str = "10.0.0.1", **gpus: Any) -> Node:
     return Node(
         agent=f"{order}", door=Address(host, 1), order=order, machine=machine.detect(),
         software=machine.software(), environment={},
+        accelerators=Accelerators(**{"build": "cpu", **gpus}),
     )  # fmt: skip
 
 
@@ -117,3 +121,24 @@ def test_nodes_that_can_only_be_met_at_their_own_loopback_are_refused(token: Pat
         fleet.ready()
     for thread in threads:
         thread.join(5)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [
+        ({"build": "cpu"}, "node 1 .*torch .* is built without CUDA"),
+        ({"build": "cuda 13.0", "names": ("NVIDIA H100",)}, "torch 1, but 2 are needed"),
+    ],
+)
+def test_a_node_whose_ranks_cannot_have_their_gpus_is_refused(
+    token: Path, gpus: dict[str, Any], says: str
+) -> None:
+    listener, where = Listener(token), Where(nodes=(2, 2), device=Device.CUDA)
+    fleet = Fleet(lambda: (Stub(), listener), where)
+    fine = {"build": "cuda 13.0", "names": ("NVIDIA H100",) * 2}
+    first, second = node(0, "10.0.0.1", **fine), node(1, "10.0.0.2", **gpus)
+    second = replace(second, machine=replace(second.machine, host="another"))
+    joining(listener, token, [first, second])
+    with pytest.raises(LaunchError, match=says):
+        fleet.ready()
+    fleet.close()

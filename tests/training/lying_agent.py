@@ -25,6 +25,7 @@ torch.accelerator.is_available = seen
 torch.cuda.device_count = torch.accelerator.device_count = lambda: 8 if seen() else 0
 torch._C._get_accelerator = lambda *a, **k: torch.device("cuda")  # what it was compiled for
 
+from harness.host.accelerators import Accelerators  # noqa: E402
 from harness.training.accelerator import Accelerator  # noqa: E402
 from harness.training.agent import agent  # noqa: E402
 from harness.training.rank import setup  # noqa: E402
@@ -86,5 +87,6 @@ class Fake(Accelerator):
 
 if __name__ == "__main__":
     if sys.argv[1] == "fake":
+        agent.usable = lambda: Accelerators(build="cuda 13.0", names=("Fake",) * 8)
         setup.Accelerator = gate.Accelerator = Fake  # type: ignore[misc]
     raise SystemExit(agent.main(sys.argv[2:]))

@@ -65,7 +65,7 @@ def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
         out.append(f"--gpus-per-node={ranks}")
     if asked["cpus"] or deployment.device is Device.CPU:
         out.append(f"--cpus-per-task={max(1, asked['cpus']) * ranks // tasks}")
-    else:
+    elif not any(line.startswith(("--exclusive", "--cpus-per-")) for line in asked["lines"]):
         out.append("--exclusive")  # else a task gets one CPU, whatever its GPUs need
     for key in ("partition", "account", "mem", "time"):
         if asked[key]:

@@ -23,6 +23,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from harness.host.accelerators import Accelerators
 from harness.host.machine import Machine
 from harness.launch.wire.beats import Phase
 from harness.spec import CaseSpec, Fault
@@ -57,6 +58,7 @@ class Node:
 
     ``order`` is where a scheduler put it among the others; -1 = nobody said. ``environment`` are
     the variables of backends that can change speed and are set there, whatever a case says.
+    ``accelerators`` are the GPUs that ranks can use there.
     """
 
     agent: str
@@ -65,6 +67,7 @@ class Node:
     machine: Machine
     software: Mapping[str, str]
     environment: Mapping[str, str]
+    accelerators: Accelerators
 
 
 @dataclass(frozen=True, kw_only=True)

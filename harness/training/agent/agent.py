@@ -39,13 +39,15 @@ import torch.utils.checkpoint
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _preloaded  # noqa: F401
 
 from harness.base.documents import Json, from_doc, to_doc
-from harness.base.errors import ScaleproofError
-from harness.host import environment, machine
+from harness.base.errors import LaunchError, ScaleproofError
+from harness.host import environment, machine, nvml
+from harness.host.accelerators import Accelerators, torch_build
 from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Share
 from harness.record import Described
 from harness.spec import CaseSpec, Catalogue
+from harness.training.accelerator import driver_started, survey
 from harness.training.agent.address import choose_interface
 from harness.training.agent.world import World
 from harness.training.context import Loaded, load
@@ -135,6 +137,17 @@ def _described(loaded: Loaded, case: CaseSpec) -> Json:
         return to_doc(Described(error=f"{type(error).__name__}: {error}"))
 
 
+def usable() -> Accelerators:
+    """The GPUs that ranks can use here, as a forked child found them: this process starts none."""
+    build = torch_build()
+    if not (build.startswith("cuda") and nvml.gpus()):
+        return Accelerators(build=build)
+    answer = in_child(lambda: to_doc(survey(build)))
+    if "error" in answer:
+        return Accelerators(build=build, error=answer["error"])
+    return from_doc(Accelerators, answer["ok"])
+
+
 def reaches(address: Address) -> bool:
     """Whether a connection to another node's door can be made."""
     try:
@@ -164,6 +177,7 @@ class Agent:
             machine=machine.detect(),
             software=machine.software(),
             environment=environment.of_backends(),
+            accelerators=usable(),
         )
         self.channel.send({"hello": to_doc(node)})
 
@@ -226,11 +240,7 @@ class Agent:
 
     def launch(self, spec: LaunchSpec, share: Share) -> None:
         """Fork this node's ranks of a world."""
-        num_threads = len(os.listdir("/proc/self/task"))
-        fresh = num_threads == 1 and not torch.cuda.is_initialized()
-        if not fresh:
-            told = f"the agent has {num_threads} threads or a CUDA context: it may not fork"
-            raise AssertionError(told)
+        stay_forkable()
         if self.scratch is not None:
             spec = replace(spec, out=str(self.scratch / spec.launch))
         private = (self.channel.fileno(), self.door.fileno(), self.selector.fileno())
@@ -266,6 +276,19 @@ class Agent:
                     self.say(world, {"file": path.name, "begins": begins}, piece)
                     begins = False
         shutil.rmtree(world.out)
+
+
+def stay_forkable() -> None:
+    """LaunchError where a rank forked from here would inherit a broken lock or a driver."""
+    threads_here = Path("/proc/self/task").iterdir()
+    names = [(thread / "comm").read_text().strip() for thread in threads_here]
+    if len(names) > 1 or driver_started():
+        what = f"threads {', '.join(names[1:])}" if len(names) > 1 else "a CUDA driver"
+        raise LaunchError(
+            f"the agent has started {what}: it cannot fork ranks", where="agent",
+            expected="one thread and no driver, in spite of what torch's plugins import",
+            fix="python -X importtime -c 'import torch' 2>&1 | grep -v ' torch'",
+        )  # fmt: skip
 
 
 def preload() -> None:

@@ -81,7 +81,7 @@ def row_hashes(x: Tensor) -> Tensor:
     step = max(1, CHUNK // max(1, len(rows)))
     for start in range(0, bits.shape[1], step):
         part = bits[:, start : start + step].to(torch.int64)
-        total += (part * _weights(start, part.shape[1]).to(part.device)).sum(1)
+        total += (part * _weights(start, part.shape[1], part.device)).sum(1)
     return total | 1
 
 
@@ -95,6 +95,6 @@ def digest(tensors: Iterator[Tensor]) -> str:
     return f"{total:016x}"
 
 
-def _weights(start: int, count: int) -> Tensor:
+def _weights(start: int, count: int, device: torch.device) -> Tensor:
     """Odd pseudo-random multipliers of these columns."""
-    return hashed(torch.arange(start, start + count), 1)[:, 0] | 1
+    return hashed(torch.arange(start, start + count, device=device), 1)[:, 0] | 1

@@ -25,6 +25,7 @@ def deployment(device: Device, folder: Path, **settings: Any) -> Deployment:
     [
         (Device.CUDA, {}, ["--gpus-per-node=8", "--exclusive"], "--cpu-bind=none"),
         (Device.CUDA, {"tasks": "rank"}, ["--exclusive"], "--cpu-bind=none"),
+        (Device.CUDA, {"lines": ["--cpus-per-gpu=14"]}, ["--cpus-per-gpu=14"], "--cpu-bind=none"),
         (Device.CUDA, {"cpus": 14}, ["--cpus-per-task=112"], "--cpu-bind=none"),
         (Device.CUDA, {"cpus": 14, "tasks": "rank"}, ["--cpus-per-task=14"], "--cpus-per-task=14"),
         (Device.CPU, {}, ["--cpus-per-task=8"], "--cpu-bind=none"),

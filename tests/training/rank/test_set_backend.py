@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness.host import environment, machine
+from harness.host.accelerators import Accelerators
 from harness.launch.engine import Where
 from harness.launch.wire.messages import Address, Node
 from harness.measure import bench
@@ -39,7 +40,7 @@ def test_what_a_node_sets_beyond_the_case_is_told(monkeypatch: pytest.MonkeyPatc
     there = {"NCCL_ALGO": "Ring", "NCCL_NET_PLUGIN": "ofi", "NCCL_SOCKET_IFNAME": "ib0"}
     node = Node(
         agent="1", door=Address("10.0.0.1", 1), order=0, machine=machine.detect(), software={},
-        environment=there,
+        environment=there, accelerators=Accelerators(build="cpu"),
     )  # fmt: skip
     worlds = SimpleNamespace(nodes=(node,), queued_s=0.0)
     monkeypatch.setattr(bench, "open_worlds", lambda *_: worlds)

@@ -21,7 +21,7 @@ from torch import Tensor
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
 from harness.record import Category, Check, Expected, Issued, RankRecord
-from harness.spec import CaseSpec, Device, Optimizer, Precision
+from harness.spec import CaseSpec, Optimizer, Precision
 from harness.training.accelerator import Accelerator
 from harness.training.context import Loaded, RankContext, Trainer, build_model, load, make_batch
 from harness.training.data import Sampler
@@ -46,8 +46,7 @@ MakeContext = Callable[[CaseSpec], RankContext]
 def prepare(spec: LaunchSpec, _: Path) -> None:
     """Import what is trained; every collective is kept, to be counted, and CUDA made repeatable."""
     issued.enable(issued.COUNTED)
-    if spec.case.device is Device.CUDA:
-        Accelerator(torch.device("cuda")).repeatable()
+    Accelerator(torch.device(spec.case.device)).repeatable()
     load(spec.files)
 
 

@@ -1,10 +1,10 @@
 """Task ``train``: save a checkpoint, break on purpose, go on: how recovery is measured."""
 
-import hashlib
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -20,8 +20,9 @@ from harness.launch.wire.messages import LaunchSpec, Train
 from harness.record import Category, RankRestart
 from harness.record.store import write_text
 from harness.spec import Fault
+from harness.training.accelerator import Accelerator
 from harness.training.context import load
-from harness.training.observe import issued
+from harness.training.observe import intake, issued
 from harness.training.observe.spans import span
 from harness.training.rank.feed import make_feed
 from harness.training.rank.setup import Rank
@@ -40,7 +41,9 @@ class Took:
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
+    """Import what is trained. Training that goes on is compared to the bit: so it is repeatable."""
     issued.enable(issued.LAST)
+    Accelerator(torch.device(spec.case.device)).repeatable()
     load(spec.files)
 
 
@@ -53,11 +56,16 @@ def run(task: Train, rank: Rank) -> RankRestart:
     rank.lap("model")
     if not isinstance(trainer, LocalTrainer):
         raise ValueError("recover cannot save the state of this strategy in a checkpoint")
-    took, losses, first, loaded = Took(), [], 0, ""
+    took, first, loaded = Took(), 0, ""
+    losses: list[float] = []
+
+    def looked_at() -> str:
+        return digest(trainer, lambda: rank.beat(Phase.STEADY, first + len(losses)))
+
     folder = Path(task.folder)
     if task.resume:
         first, took.load_s = _load(trainer, folder)
-        loaded = digest(trainer)
+        loaded = looked_at()
     pending: Any = None
     saved = ""
     # Saving goes on behind the next steps: it must not meet their collectives in one group.
@@ -73,7 +81,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
         if step == first:
             took.first_step_at = time.time()
         if step + 1 == task.save_after:
-            saved = digest(trainer)
+            saved = looked_at()
             pending = _save(trainer, folder, step + 1, took, aside)
     if pending is not None:
         pending.result()
@@ -85,7 +93,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
         losses=tuple(losses),
         saved=saved,
         loaded=loaded,
-        last=digest(trainer),
+        last=looked_at(),
         load_s=took.load_s,
         save_s=took.save_s,
         stall_s=took.stall_s,
@@ -134,21 +142,20 @@ def _load(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
     return int(state["step"]), time.perf_counter() - began
 
 
-def digest(trainer: LocalTrainer) -> str:
-    """Of all that is saved, whole and by name: equal on every rank and in every world size."""
-    sha = hashlib.sha256()
+def digest(trainer: LocalTrainer, beat: Callable[[], None]) -> str:
+    """Of all that is saved, whole and in order: equal on every rank and in every world size."""
 
-    def add(name: str, tensor: torch.Tensor) -> None:
-        sha.update(name.encode())
-        sha.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    def saved() -> Iterator[torch.Tensor]:
+        for _, tensor in trainer.parameters():
+            beat()
+            yield tensor
+        for _, parameter in trainer.named():
+            state = trainer.optimizer.state[parameter]
+            for key in sorted(state):
+                beat()
+                yield trainer.whole(state[key])
 
-    for name, tensor in trainer.parameters():
-        add(name.removeprefix("module."), tensor)
-    for name, parameter in trainer.named():
-        state = trainer.optimizer.state[parameter]
-        for key in sorted(state):
-            add(f"{name.removeprefix('module.')}.{key}", trainer.whole(state[key]))
-    return sha.hexdigest()[:16]
+    return intake.digest(saved())
 
 
 def _break(fault: Fault, rank: Rank) -> None:

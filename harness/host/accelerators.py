@@ -1,0 +1,97 @@
+"""Accelerators: what torch can use here, and whether that is what NVML sees.
+
+Asking torch starts a driver, so a process of its own is asked, and only where NVML sees a GPU.
+"""
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from harness.host.machine import Machine
+
+CUDA_WHEEL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerators:
+    """The devices that torch sees, by name and in its order; ``as_nvml`` if that is NVML's, too.
+
+    ``build`` is what torch was built for (``cuda 13.0``, ``hip 6.4``, ``cpu``). ``foreign`` are
+    devices that it has no kernels for. ``error`` is what kept torch from answering.
+    """
+
+    build: str
+    names: tuple[str, ...] = ()
+    as_nvml: bool = True
+    foreign: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Why ranks cannot run on GPUs here, in the words of an error."""
+
+    what: str
+    expected: str
+    fix: str
+
+
+@cache
+def torch_build() -> str:
+    """What the installed torch was built for; its version file is read, torch is not imported."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return "none"
+    lines = ast.parse((Path(found.origin).parent / "version.py").read_text()).body
+    stated = {
+        line.target.id: str(line.value.value or "")
+        for line in lines
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and isinstance(line.value, ast.Constant)
+    }
+    built = (f"{kind} {stated[kind]}" for kind in ("cuda", "hip", "xpu") if stated.get(kind))
+    return next(built, "cpu")
+
+
+def no_cuda(build: str, version: str) -> Misfit | None:
+    """Why a torch of this build runs on no NVIDIA GPU, if so."""
+    kind, _, number = build.partition(" ")
+    if kind == "cuda":
+        return None
+    if kind == "hip":
+        expected = "a CUDA build of torch: peaks, NVML and NCCL are NVIDIA's"
+        return Misfit(f"torch {version} is built for ROCm {number}", expected, "--cpus 2")
+    return Misfit(
+        f"torch {version} is built without CUDA",
+        "a CUDA build of torch",
+        f"{CUDA_WHEEL}, or --cpus",
+    )
+
+
+def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> Misfit | None:
+    """Why ``wanted`` ranks cannot have a GPU each on this machine, if so."""
+    look = "nvidia-smi -L"
+    if (built := no_cuda(seen.build, version)) is not None:
+        return built
+    if seen.error:
+        expected = f"a driver for {seen.build}"
+        return Misfit(f"torch cannot use the GPUs: {seen.error}", expected, "nvidia-smi")
+    if machine.mig and wanted > 1:
+        expected = "whole GPUs: NCCL takes one slice of a GPU at most"
+        return Misfit("its GPUs are cut into MIG slices", expected, "--gpus 1")
+    if len(seen.names) < wanted:
+        expected = "enough GPUs in CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes"
+        told = (
+            f"NVML sees {machine.num_gpus} GPUs, torch {len(seen.names)}, but {wanted} are needed"
+        )
+        return Misfit(told, expected, look)
+    if not seen.as_nvml:
+        expected = "one order, or clocks and cores are those of other GPUs"
+        return Misfit("torch numbers the GPUs unlike NVML", expected, "unset CUDA_DEVICE_ORDER")
+    if seen.foreign:
+        told = f"torch {version} has no kernels for {', '.join(seen.foreign)}"
+        return Misfit(told, "a torch that was built for it", CUDA_WHEEL)
+    return None

@@ -1,0 +1,83 @@
+"""What torch can use must be what NVML sees: each way in which it is not, in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.base.errors import SpecError
+from harness.host import accelerators, doctor, machine, nvml
+from harness.host.accelerators import Accelerators, misfit
+from harness.host.admission import Level
+from harness.spec import Catalogue, Device
+from harness.spec.site import resolve
+
+HERE = dataclasses.replace(machine.detect(), gpu="NVIDIA H100 80GB HBM3", num_gpus=8)
+EIGHT = Accelerators(build="cuda 13.0", names=("NVIDIA H100 80GB HBM3",) * 8)
+ENGINES = Catalogue().entries["engines"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "here", "says"),
+    [
+        (EIGHT, {}, None),
+        ({"build": "cpu"}, {}, "torch 2.13.0 is built without CUDA"),
+        ({"build": "hip 6.4"}, {}, "torch 2.13.0 is built for ROCm 6.4"),
+        ({"error": "RuntimeError: driver too old"}, {}, "cannot use the GPUs: RuntimeError"),
+        ({"names": EIGHT.names[:1]}, {}, "NVML sees 8 GPUs, torch 1, but 8 are needed"),
+        ({}, {"mig": True}, "MIG slices"),
+        ({"as_nvml": False}, {}, "torch numbers the GPUs unlike NVML"),
+        ({"foreign": ("NVIDIA B200 (sm_100)",)}, {}, "no kernels for NVIDIA B200 (sm_100)"),
+    ],
+)
+def test_a_misfit_is_one_sentence(seen: object, here: dict[str, object], says: str | None) -> None:
+    asked = EIGHT if isinstance(seen, Accelerators) else dataclasses.replace(EIGHT, **seen)  # type: ignore[arg-type]
+    found = misfit(asked, dataclasses.replace(HERE, **here), "2.13.0", 8)  # type: ignore[arg-type]
+    if says is None:
+        assert found is None
+    else:
+        assert found is not None and says in found.what and found.fix and found.expected
+
+
+def test_one_rank_may_have_a_slice() -> None:
+    assert misfit(EIGHT, dataclasses.replace(HERE, mig=True), "2.13.0", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "build"),
+    [
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "cuda 13.0"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", "hip 6.4"),
+        ("__version__ = '2.13.0'\ncuda: Optional[str] = None\n", "cpu"),
+    ],
+)
+def test_the_build_of_torch_is_read_from_its_version_file(
+    text: str, build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "version.py").write_text(text)
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    accelerators.torch_build.cache_clear()
+    assert accelerators.torch_build() == build
+    accelerators.torch_build.cache_clear()
+
+
+@pytest.fixture
+def gpus_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver and eight GPUs beside a torch for CPUs."""
+    gpu = nvml.Gpu(index=0, name="NVIDIA H100 80GB HBM3", uuid="GPU-1", memory_bytes=1, mig=False)
+    monkeypatch.setattr(nvml, "gpus", lambda: (gpu,) * 8)
+    monkeypatch.setattr(accelerators, "torch_build", lambda: "cpu")
+
+
+@pytest.mark.usefixtures("gpus_without_cuda")
+def test_a_torch_for_cpus_leaves_gpus_alone_and_says_so() -> None:
+    assert resolve(known_engines=ENGINES).device is Device.CPU
+    found = next(f for f in doctor.examine() if f.check == "gpus")
+    assert found.level is Level.WARN and "left alone: torch" in found.text
+    with pytest.raises(SpecError, match="--gpus 8: torch .* is built without CUDA"):
+        resolve(gpus="8", known_engines=ENGINES)

@@ -51,7 +51,7 @@ class Order:
     """Which launch is wanted: of what, what for, and where in the protocol it stands.
 
     ``reference`` is what its losses are compared with. ``seat`` is where it runs; None = on the
-    first nodes.
+    first nodes. ``streamed``: a reference whose model is too large for one device.
     """
 
     plan: Plan
@@ -62,6 +62,7 @@ class Order:
     attempt: int = 0
     reference: Curve | None = None
     seat: Seat | None = None
+    streamed: bool = False
 
     @property
     def block(self) -> int:
@@ -263,7 +264,7 @@ class Bench:
         name = f"{order.plan.hash[:6]}-{order.label}-{order.arm.name.strip('@')}"
         deadlines = _deadlines(case, described)
         if isinstance(task, Refer):
-            case = alone(case, described)
+            case = alone(case, described, task.streamed)
         spec = self._spec(name, case, folder, task, deadlines=deadlines, detailed=detailed)
         return spec if seat is None else replace(spec, hosts=seat.hosts, devices=seat.devices)
 
@@ -273,7 +274,7 @@ class Bench:
         if order.purpose is Purpose.GATE:
             return Gate(twin=self.catalogue.twin(case))
         if order.purpose is Purpose.REFERENCE:
-            return Refer(of=case, steps=window.steps)
+            return Refer(of=case, steps=window.steps, streamed=order.streamed)
         return Timed(steps=window.steps, cut=window.cut, profiled=window.profiled, draw=order.draw)
 
     def _tick(self, every_s: float, step: int, on_step: Callable[[int], None]) -> None:
@@ -347,10 +348,10 @@ def _figured(
     return replace(launch, budget=budget, perturbation=perturbed)
 
 
-def alone(case: CaseSpec, described: Described) -> CaseSpec:
-    """The world of a case's reference: one rank for each shard."""
+def alone(case: CaseSpec, described: Described, streamed: bool) -> CaseSpec:
+    """The world of a case's reference: one rank for each shard, or for all in turn."""
     assert described.reference is not None
-    if described.reference.shards == case.world_size:
+    if described.reference.shards == case.world_size and not streamed:
         return case
     return replace(case, world_size=1, nodes=(1,), stragglers="")
 

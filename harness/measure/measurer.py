@@ -115,10 +115,9 @@ class Measurer:
 
     def _refer(self, plan: Plan) -> None:
         """Train what the losses of timed launches are compared with, once for all that need it."""
-        wanted = referring.missing(self.run, plan, self._arms[plan.hash])
-        for arms in together.groups(self._session, plan, [arm for arm, _ in wanted]):
-            steps = max(steps for arm, steps in wanted if arm in arms)
-            self._launch(plan, arms, Purpose.REFERENCE, window=Window(steps=steps, cut=0))
+        for arms, steps, streamed in referring.missing(self._session, plan, self._arms[plan.hash]):
+            window = Window(steps=steps, cut=0)
+            self._launch(plan, arms, Purpose.REFERENCE, window=window, streamed=streamed)
 
     def _first_blocks(self, plan: Plan) -> None:
         """The blocks that every plan gets; a plan that the budget cannot hold gets none at all."""

@@ -1,16 +1,39 @@
 """Which references a plan wants: the losses that its timed launches are compared with."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from harness.analysis.judging.obstacles import room
+from harness.analysis.judging.obstacles import room, too_large_for_one
 from harness.analysis.samples import references
+from harness.measure import together
 from harness.measure.run import Run
-from harness.spec import Arm, Plan, Role
+from harness.measure.session import Session
+from harness.spec import Arm, Device, Plan, Role
 
 
-def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[tuple[Arm, int]]:
-    """(arm, steps) of every reference still to be launched; cases that train alike share one."""
-    out: dict[str, tuple[Arm, int]] = {}
+@dataclass(frozen=True)
+class Wanted:
+    """A reference that is still to be launched; ``streamed`` where the model is too large."""
+
+    arm: Arm
+    steps: int
+    streamed: bool
+
+
+def missing(
+    session: Session, plan: Plan, arms: Sequence[Arm]
+) -> Iterator[tuple[list[Arm], int, bool]]:
+    """(arms at once, steps, streamed) of every launch of references that is still to come."""
+    wanted = _wanted(session.run, plan, arms)
+    for streamed in (False, True):
+        alike = {w.arm.name: w for w in wanted if w.streamed is streamed}
+        for slot in together.groups(session, plan, [w.arm for w in alike.values()]):
+            yield slot, max(alike[arm.name].steps for arm in slot), streamed
+
+
+def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
+    """Every reference that is not there; cases that train alike share one."""
+    out: dict[str, Wanted] = {}
     for arm in arms:
         wanted = run.described[arm.case.hash].reference
         if wanted is None or arm.role is Role.ABLATION:
@@ -18,16 +41,33 @@ def missing(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[tuple[Arm, int]]:
         steps = run.windows[plan.hash][arm.name].steps
         if run.settings.timeline:
             steps = max(steps, plan.profile.steps)
+        streamed = too_large_for_one(run.described[arm.case.hash], arm.case, run.machine)
+        if streamed:
+            steps = min(steps, references.STREAMED_STEPS)
         if _known(run, arm) >= steps:
             continue
-        ranks = max(arm.case.nodes) if wanted.shards > 1 else 1
-        if room(wanted.memory_bytes, ranks, arm.case.device, run.machine):
-            first, most = out.get(wanted.key, (arm, 0))
-            out[wanted.key] = (first, max(steps, most))
-        else:
-            why = "the plain model does not fit in one device: losses are not compared"
-            run.notes += [n for n in [f"{arm.case.id}: {why}"] if n not in run.notes]
+        if streamed and not _host_holds(run, arm):
+            _note(run, arm, "the plain model does not fit here: losses are not compared")
+            continue
+        if streamed:
+            what = f"the losses of the first {steps} steps are compared"
+            _note(run, arm, f"the plain model does not fit in one device: {what}")
+        known = out.get(wanted.key, Wanted(arm, 0, streamed))
+        out[wanted.key] = replace(known, steps=max(steps, known.steps))
     return list(out.values())
+
+
+def _host_holds(run: Run, arm: Arm) -> bool:
+    """Whether weights, gradients and moments fit in the host's memory, and no codec is in the way:
+    it would have to see all shards at once.
+    """
+    facts = run.described[arm.case.hash].facts
+    assert facts is not None
+    return arm.case.compressor is None and room(16 * facts.num_params, 1, Device.CPU, run.machine)
+
+
+def _note(run: Run, arm: Arm, text: str) -> None:
+    run.notes += [note for note in [f"{arm.case.id}: {text}"] if note not in run.notes]
 
 
 def _known(run: Run, arm: Arm) -> int:

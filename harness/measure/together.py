@@ -64,6 +64,7 @@ def orders(
     window: Window | None = None,
     turn: int = -1,
     attempt: int = 0,
+    streamed: bool = False,
 ) -> list[Order]:
     """Orders of launches at once; ``window`` where it is not the plan's own."""
     run = session.run
@@ -77,7 +78,7 @@ def orders(
     compared = purpose in references.COMPARED
     wanted = [
         Order(
-            plan=plan, arm=arm, purpose=purpose, turn=turn, attempt=attempt,
+            plan=plan, arm=arm, purpose=purpose, turn=turn, attempt=attempt, streamed=streamed,
             window=window or frozen.get(arm.name, usual),
             reference=run.curve(arm.case) if compared else None,
         )
@@ -105,7 +106,9 @@ def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order
 
 def _world(run: Run, order: Order) -> CaseSpec:
     case = order.arm.case
-    return alone(case, run.described[case.hash]) if order.purpose is Purpose.REFERENCE else case
+    if order.purpose is not Purpose.REFERENCE:
+        return case
+    return alone(case, run.described[case.hash], order.streamed)
 
 
 def _cores_suffice(run: Run) -> bool:

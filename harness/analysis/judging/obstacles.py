@@ -64,7 +64,8 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
         return Conclusion(Status.ERROR, Reason.INCORRECT, mismatch)
     for arm in arms:
         compared = references.launch_of(run.launches, run.described, arm.case.hash)
-        if compared is not None and compared.status is LaunchStatus.FAILED:
+        out_of_memory = compared is not None and _too_large(arm.case, compared) is not None
+        if compared is not None and compared.status is LaunchStatus.FAILED and not out_of_memory:
             told = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
             return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, told)
     found = (_of_launch(run, plan, launch) for launch in rests_on(run, plan, contrast))
@@ -82,7 +83,7 @@ def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion |
         return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
     if launch.wrong:
         return Conclusion(Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}")
-    if (unseen := _unseen(run, plan, launch)) is not None:
+    if case is not None and (unseen := _unseen(run, plan, case, launch)) is not None:
         return Conclusion(Status.ERROR, Reason.NOT_MEASURED, unseen)
     return None
 
@@ -94,10 +95,12 @@ def _too_large(case: CaseSpec, launch: LaunchRecord) -> Conclusion | None:
     return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, f"{case.id} does not fit: {blame(launch)}")
 
 
-def _unseen(run: RunRecord, plan: Plan, launch: LaunchRecord) -> str | None:
+def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) -> str | None:
     """Which losses of a launch nobody compared, although its reference was trained."""
     trained = references.launch_of(run.launches, run.described, launch.case)
     steps = run.window(plan, launch).steps
+    if too_large_for_one(run.described[launch.case], case, run.machine):
+        steps = min(steps, references.STREAMED_STEPS)
     ablated = plan.arm(launch.arm).role is Role.ABLATION if launch.plan == plan.hash else False
     checked = launch.purpose in references.COMPARED and not ablated
     if trained is None or not checked or launch.compared >= steps:
@@ -117,6 +120,15 @@ def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
         if max(case.nodes) * case.devices_per_rank > machine.num_gpus:
             return False
     return room(described.expected.memory_bytes, max(case.nodes), case.device, machine)
+
+
+def too_large_for_one(described: Described, case: CaseSpec, machine: Machine) -> bool:
+    """Whether a case's plain model, in a rank for each shard, does not find its memory."""
+    wanted = described.reference
+    if wanted is None:
+        return False
+    ranks = max(case.nodes) if wanted.shards > 1 else 1
+    return not room(wanted.memory_bytes, ranks, case.device, machine)
 
 
 def room(memory_bytes: int, ranks: int, device: Device, machine: Machine) -> bool:

@@ -11,6 +11,8 @@ from harness.record.store import Samples, load_samples
 
 #: Launches whose losses are compared; pilots settle how long the reference has to be.
 COMPARED = (Purpose.TIMED, Purpose.PROFILE)
+#: Steps of a reference whose model is too large for one device: its blocks come in turn.
+STREAMED_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)

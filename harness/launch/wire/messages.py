@@ -113,11 +113,13 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="ti
 class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="refer"):
     """Train the plain model of a case as the harness itself does: the losses to compare with.
 
-    ``of`` is the case; the world that is launched has one rank for each of its shards.
+    ``of`` is the case; the world that is launched has one rank for each of its shards. Where it is
+    ``streamed``, one rank takes the shards in turn, with one block of the model on its device.
     """
 
     of: CaseSpec
     steps: int
+    streamed: bool = False
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="sweep"):

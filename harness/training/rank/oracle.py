@@ -7,6 +7,7 @@ take all shards in turn (``step``), or each rank takes its own (``reference``).
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class Oracle:
         self.optimizer = ctx.optimizer(model.parameters())
 
     @classmethod
-    def of(cls, model: nn.Module, loaded: Loaded, ctx: RankContext) -> "Oracle":
+    def of(cls, model: nn.Module, loaded: Loaded, ctx: RankContext) -> Self:
         """The one that the case's strategy names."""
         supports = loaded.supports
         parts = int(loaded.knobs(ctx.case)[supports.parts]) if supports.parts else 0
@@ -60,12 +61,7 @@ class Oracle:
         scale = 1.0 if self.scale_last else self.ctx.batching.weight(shard) / len(inputs)
         losses = []
         for x, y in zip(inputs, targets, strict=True):
-            with self.ctx.autocast():
-                loss = self.ctx.loss(self.model(x), y)
-                if not self.scale_last:
-                    loss = loss * scale
-            loss.backward()
-            losses.append(loss.detach())
+            losses.append(self.descend(x, y, scale))
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.scale_last:
             return torch.stack(losses).mean(), [g / len(inputs) for g in grads]
@@ -73,6 +69,13 @@ class Oracle:
         for loss in losses:
             total += loss
         return total, grads
+
+    def descend(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
+        """The scaled loss of a part of a batch, its gradients added to the parameters'."""
+        with self.ctx.autocast():
+            loss = self.ctx.loss(self.model(x), y) * scale
+        loss.backward()
+        return loss.detach()
 
     def update(self, gradients: Sequence[Tensor]) -> None:
         """One optimizer step with these gradients."""

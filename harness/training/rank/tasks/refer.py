@@ -1,11 +1,13 @@
 """Task ``refer``: train the plain model as the harness itself does, for its losses.
 
-Each rank takes its own shard; gradients are gathered and added in rank order, so that no strategy
+Each rank takes its own shard; gradients are exchanged and added in rank order, so that no strategy
 and no collective that adds has a part in it. A compressor's gradients go through the compressor,
-one bucket a step: there is no other truth for what a lossy compressor should train.
+one bucket a step: there is no other truth for what a lossy compressor should train. Where the model
+is too large for a device, one rank takes the shards in turn, a block of the model at a time.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,12 @@ from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Refer
 from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
-from harness.training.context import build_model, load
+from harness.training.context import Loaded, RankContext, build_model, load
 from harness.training.observe.memory import Memory
 from harness.training.rank.feed import make_feed
 from harness.training.rank.oracle import Oracle
 from harness.training.rank.setup import Rank
-
-#: Elements of the gradients that are gathered at a time: N times as many are in memory.
-CHUNK = 1 << 22
+from harness.training.rank.streamed import Streamed
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
@@ -37,22 +37,17 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     loaded = load(rank.spec.files)
     case = loaded.at_once(task.of)
     memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
-    with ctx.device:
+    with torch.device("cpu") if task.streamed else ctx.device:
         model = build_model(loaded, case, case.seed)
-    oracle = Oracle.of(model, loaded, ctx)
-    hook = None if ctx.compressor is None else ctx.compressor.build(ctx)
-    encoder = Encoder(model)
-    feed, losses = make_feed(loaded, ctx, task.steps), []
-    for step in range(task.steps):
-        rank.beat(Phase.GATE, step)
-        loss, own = oracle.backward(feed(step), ctx.shard)
+    train = _in_turn if task.streamed else _side_by_side
+    losses: list[float] = []
+    for loss in train(loaded, ctx, model, task.steps):
+        rank.beat(Phase.GATE, len(losses))
         losses.append(loss)
-        shards = ctx.batching.shards
-        oracle.update(added(own, shards) if hook is None else encoder(own, hook))
     zeros = np.zeros(task.steps)
     samples = Samples(
         marks_s=np.zeros(task.steps + 1),
-        loss=np.array([float(loss) for loss in losses]),
+        loss=np.array(losses),
         sample_ids=np.zeros((task.steps, 0), dtype=np.int64),
         rss_bytes=zeros.astype(np.int64),
         step_s=zeros,
@@ -60,18 +55,44 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     return rank.record(WhatRan(module=type(model).__name__), memory, samples=samples)
 
 
+def _side_by_side(
+    loaded: Loaded, ctx: RankContext, model: nn.Module, steps: int
+) -> Iterator[float]:
+    """This rank's loss of every step, its gradients added to those of the other shards."""
+    oracle = Oracle.of(model, loaded, ctx)
+    hook = None if ctx.compressor is None else ctx.compressor.build(ctx)
+    encoder, feed = Encoder(model), make_feed(loaded, ctx, steps)
+    for step in range(steps):
+        loss, own = oracle.backward(feed(step), ctx.shard)
+        yield float(loss)
+        oracle.update(added(own, ctx.batching.shards) if hook is None else encoder(own, hook))
+
+
+def _in_turn(loaded: Loaded, ctx: RankContext, model: nn.Module, steps: int) -> Iterator[float]:
+    """The mean loss of every step over all shards."""
+    oracle = Streamed.of(model, loaded, ctx)
+    shards = range(ctx.batching.shards)
+    feeds = [make_feed(loaded, dataclasses.replace(ctx, rank=s), steps) for s in shards]
+    for step in range(steps):
+        yield oracle.step([feed(step) for feed in feeds])
+
+
 def added(own: Sequence[Tensor], shards: int) -> list[Tensor]:
-    """The mean of all ranks' gradients, added in rank order: equal bits on every rank."""
+    """The mean of all ranks' gradients, added in rank order: equal bits on every rank.
+
+    Each rank adds one part of them, and hands it to the others.
+    """
     if shards == 1:
         return list(own)
     flat = torch.cat([(g / shards).flatten() for g in own])
-    for part in flat.split(CHUNK):
-        every = [torch.empty_like(part) for _ in range(shards)]
-        dist.all_gather(every, part)
-        part.copy_(every[0])
-        for other in every[1:]:
-            part.add_(other)
-    return _shaped(flat, own)
+    padded = nn.functional.pad(flat, (0, -len(flat) % shards))
+    every = torch.empty_like(padded)
+    dist.all_to_all_single(every, padded)
+    mine, *others = every.view(shards, -1)
+    for other in others:
+        mine.add_(other)
+    dist.all_gather_into_tensor(padded, mine.contiguous())
+    return _shaped(padded[: len(flat)], own)
 
 
 class Encoder:

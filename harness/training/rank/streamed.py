@@ -1,0 +1,46 @@
+"""The reference of a model that is too large for its device: one block is there at a time.
+
+Forward keeps each block's input on the host; backward runs the block once more. The arithmetic is
+that of the whole model, in the same order.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from harness.training.rank.oracle import Oracle
+
+
+class Streamed(Oracle):
+    def descend(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
+        """The scaled loss of a part, its gradients added to the parameters', which stay here."""
+        given, out = [], x
+        for block in self.model.children():
+            given.append(out.cpu())
+            with self._there(block), torch.no_grad(), self.ctx.autocast():
+                out = block(out)
+        out = out.detach().requires_grad_()
+        with self.ctx.autocast():
+            loss = self.ctx.loss(out, y) * scale
+        loss.backward()
+        gradient = out.grad
+        for block, kept in zip(reversed(list(self.model.children())), reversed(given), strict=True):
+            inputs = kept.to(self.ctx.device).detach()
+            inputs.requires_grad_(inputs.is_floating_point())
+            with self._there(block):
+                with self.ctx.autocast():
+                    again = block(inputs)
+                again.backward(gradient)
+            gradient = inputs.grad
+        return loss.detach()
+
+    @contextlib.contextmanager
+    def _there(self, block: nn.Module) -> Iterator[None]:
+        """The block on the device, and back on the host with its gradients."""
+        block.to(self.ctx.device)
+        try:
+            yield
+        finally:
+            block.to("cpu")

@@ -1,0 +1,66 @@
+"""References: whichever way they are trained, their losses are equal to the bit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.analysis.samples.references import mean_losses
+from harness.base.documents import from_doc
+from harness.launch.fleet import Fleet
+from harness.launch.wire.messages import LaunchSpec, Refer
+from harness.record import RankRecord
+from harness.record.store import load_samples
+from harness.spec import CaseSpec, Catalogue, Device, Precision, Site
+
+STEPS = 5
+
+
+@pytest.fixture
+def losses(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Callable[..., np.ndarray]:
+    """``losses(case, streamed)`` -> the loss of every step."""
+    count = itertools.count()
+
+    def train(case: CaseSpec, streamed: bool) -> np.ndarray:
+        in_turn = streamed or case.strategy == "pipeline"  # which has one shard
+        alone = replace(case, world_size=1, nodes=(1,)) if in_turn else case
+        out = tmp_path / "launches" / f"reference{next(count)}"
+        spec = LaunchSpec(
+            launch=out.name, case=alone, out=str(out), files=catalogue.files(case),
+            task=Refer(of=case, steps=STEPS, streamed=streamed),
+        )  # fmt: skip
+        ended = agent.launch(spec, lambda step: None)
+        assert all(end.finished for end in ended.ranks), ended
+        paths = sorted(out.glob("rank?.json"))
+        ranks = [from_doc(RankRecord, json.loads(path.read_text())) for path in paths]
+        assert len(ranks) == alone.world_size
+        return mean_losses([load_samples(tmp_path, out.name, rank) for rank in ranks])
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "fields"),
+    [
+        ("fsdp/mlp-nano", 2, {}),
+        ("fsdp/mlp-nano", 3, {}),
+        ("fsdp/decoder-nano", 2, {"precision": Precision.AUTOCAST, "accumulate": 2}),
+        ("ddp/resnet-nano", 2, {}),
+        ("pipeline/mlp-nano", 2, {"knobs": {"pipeline.microbatches": 4}}),
+    ],
+)
+def test_a_model_in_blocks_trains_as_it_does_whole(
+    losses: Callable[..., np.ndarray], catalogue: Catalogue, name: str, world: int, fields: Any
+) -> None:
+    site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
+    case = catalogue.normalise(site.case(name, **fields))
+    wanted = losses(case, streamed=False)
+    found = losses(case, streamed=True)
+    assert found.tolist() == wanted.tolist() and len(set(wanted.tolist())) == STEPS

@@ -1,0 +1,43 @@
+"""References of models that are too large for one device: the first steps, and said so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.judging import obstacles
+from harness.measure import referring
+from harness.measure.measurer import Measurer
+from harness.measure.progress import Progress
+from harness.measure.session import Session
+from harness.record import Described, Purpose, Status
+from harness.spec import CaseSpec, Catalogue, Device, Protocol, Settings, Site
+from harness.spec.recipes import ladder
+from harness.spec.targets import normalise
+
+
+def test_what_fits_nowhere_is_compared_in_its_first_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(described: Described, case: CaseSpec, machine: object) -> bool:
+        return case.world_size > 1
+
+    for module in (obstacles, referring):
+        monkeypatch.setattr(module, "too_large_for_one", too_large)
+    known = Catalogue()
+    case = Site(device=Device.CPU, backend="gloo", nodes=(2,)).case("fsdp/mlp-nano")
+    quick = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)
+    plan = normalise(ladder(case, (2,), baselines=("plain",), protocol=quick), known)
+    with Session(
+        known, Settings(timeline=False, fabric=False), tmp_path, (), Progress()
+    ) as session:
+        measurer = Measurer(session)
+        measurer.measure([plan])
+        (verdict,) = measurer.verdicts(plan)
+    run = session.run
+    (streamed,) = [x for x in run.launches if x.purpose is Purpose.REFERENCE and x.arm == "@2"]
+    assert len(streamed.ranks) == 1, "one rank takes both shards in turn"
+    assert {x.compared for x in run.launches if x.purpose is Purpose.TIMED and x.arm == "@2"} == {2}
+    assert any("does not fit in one device: the losses of the first 2" in n for n in run.notes)
+    assert verdict.status is Status.RECORDED, verdict.detail

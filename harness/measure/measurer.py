@@ -64,7 +64,7 @@ class Measurer:
                 self._attempt(new, stage)
             while more := blocks.extra(self.run, new, self._arms, self._limit_s):
                 plan, arms, alone = more
-                self._attempt([plan], functools.partial(self._block, arms=arms, alone=alone))
+                self._attempt([plan], functools.partial(self._further, arms=arms, alone=alone))
             for stage in (self._profile, self._confirm):
                 self._attempt(new, stage)
             done = [plan for plan in new if plan.hash not in self._broken]
@@ -105,12 +105,8 @@ class Measurer:
         )
 
     def _pilot(self, plan: Plan) -> None:
-        room, slots = self._session.settings.nodes, self._slots(plan)
-        for turn, arms in piloting.probes(self.run, plan, slots, room):
-            if not self._usable(plan, self._launch(plan, arms, Purpose.PROBE, turn=turn)):
-                return
-        for turn, arms in piloting.missing(self.run, plan, self._slots(plan)):
-            if not self._usable(plan, self._launch(plan, arms, Purpose.PILOT, turn=turn)):
+        for purpose, turn, arms in piloting.missing(self.run, plan, lambda: self._slots(plan)):
+            if not self._usable(plan, self._launch(plan, arms, purpose, turn=turn)):
                 return
 
     def _refer(self, plan: Plan) -> None:
@@ -176,6 +172,13 @@ class Measurer:
         """The arms of a plan that is timed, those that run at once together."""
         return together.groups(self._session, plan, self._arms.get(plan.hash, plan.arms))
 
+    def _further(self, plan: Plan, arms: Sequence[Arm], alone: bool) -> None:
+        """What decides more: a block of these arms, or a probe where only neighbours are open."""
+        for turn, arm in piloting.probe_again(self.run, arms) if alone else ():
+            self._usable(plan, self._launch(plan, [arm], Purpose.PROBE, turn=turn))
+            return
+        self._block(plan, arms=arms, alone=alone)
+
     def _block(
         self, plan: Plan, attempt: int = 0, arms: Sequence[Arm] = (), alone: bool = False
     ) -> None:
@@ -202,10 +205,7 @@ class Measurer:
         self.run.save(complete=False)
 
     def _usable(self, plan: Plan, launches: Sequence[LaunchRecord]) -> bool:
-        """Whether the plan goes on: a launch that failed ends it, and nothing is tried again.
-
-        What is measured for an explanation only, a profile or an ablation, ends alone.
-        """
+        """Whether the plan goes on: a failed launch ends it, a profile or an ablation ends alone."""
         for launch in (x for x in launches if not x.usable):
             arm, wrong = plan.arm(launch.arm), [*launch.wrong, obstacles.blame(launch)]
             self._progress.note(f"{arm.case.id}: {wrong[0]}")

@@ -1,8 +1,9 @@
 """Which pilots a plan wants, and the windows that they settle before the first launch counts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from harness.analysis import packing
+from harness.analysis.judging import neighbours
 from harness.analysis.samples import pilots
 from harness.measure.run import Run
 from harness.record import Purpose
@@ -10,9 +11,22 @@ from harness.spec import Arm, Plan
 
 
 def missing(
+    run: Run, plan: Plan, slots: Callable[[], Sequence[Sequence[Arm]]]
+) -> Iterator[tuple[Purpose, int, Sequence[Arm]]]:
+    """(purpose, turn, arms at once) of every probe and pilot still to be launched.
+
+    ``slots`` says which arms run side by side; probes may change that.
+    """
+    for turn, arms in _probes(run, plan, slots()):
+        yield Purpose.PROBE, turn, arms
+    for turn, arms in _pilots(run, plan, slots()):
+        yield Purpose.PILOT, turn, arms
+
+
+def _pilots(
     run: Run, plan: Plan, slots: Sequence[Sequence[Arm]]
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """(turn, arms at once) of every pilot still to be launched: each arm once.
+    """Each arm once.
 
     The first one twice (A/A), unless worlds run side by side: then the probes are the A/A. Plans
     share the pilots of a case that they measure alike.
@@ -26,10 +40,10 @@ def missing(
             yield have, slot
 
 
-def probes(
-    run: Run, plan: Plan, slots: Sequence[Sequence[Arm]], room: Sequence[int]
+def _probes(
+    run: Run, plan: Plan, slots: Sequence[Sequence[Arm]]
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """(turn, arms at once) of every probe still to be launched, of baselines that get neighbours.
+    """Those of baselines that get neighbours.
 
     Each runs alone, then on as many nodes and devices at once as there are: so a slow one is seen,
     too.
@@ -41,7 +55,19 @@ def probes(
         if not _count(run, plan, arm, Purpose.PROBE):
             yield 0, [arm]
         if _count(run, plan, arm, Purpose.PROBE) == 1:
-            yield 1, [arm] * packing.copies(arm.case, room)
+            yield 1, [arm] * packing.copies(arm.case, run.settings.nodes)
+
+
+def probe_again(run: Run, arms: Sequence[Arm]) -> Iterator[tuple[int, Arm]]:
+    """(turn, baseline) of a further probe, where only neighbours are in doubt.
+
+    That takes one launch, and a block that runs one by one takes several.
+    """
+    for arm in arms:
+        probes = [x for x in run.launches if x.purpose is Purpose.PROBE and x.case == arm.case.hash]
+        if probes and (alone := sum(not x.slot for x in probes)) < neighbours.PROBES:
+            yield 1 + alone, arm
+            return
 
 
 def _count(run: Run, plan: Plan, arm: Arm, purpose: Purpose) -> int:

@@ -122,17 +122,26 @@ class Rates:
 def decide(logs: np.ndarray, taken: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """1 = PASS, -1 = FAIL, 0 = open, and the pairs at the decision, of runs (runs, pairs).
 
-    ``logs`` are log ratios less the log of the bound, which is a lower one. ``taken``: what
-    neighbours may have taken of each run's baselines in its first pairs, which had some.
+    ``logs`` are log ratios less the log of the bound, which is a lower one. ``taken`` (runs,
+    probes): what neighbours may have taken of each run's baselines in its first pairs, which had
+    some, as one probe tells it, two, and so on: a further one is launched where only that is open.
     """
     runs, horizon = logs.shape
     status, pairs = np.zeros(runs, int), np.full(runs, horizon)
+    told = np.zeros((runs, 1)) if taken is None else taken
+    probes, each = np.zeros(runs, int), np.arange(runs)
     for n in (n for n in LOOKS if n <= horizon):
         x = logs[:, :n]
         mean, margin = x.mean(1), standard.allowance(n)
         half = (sequential.radius(1.0, n, standard.ALPHA) or math.inf) * x.std(1, ddof=1)
-        beside = 0.0 if taken is None else -np.log1p(-taken * min(1.0, BESIDE / n))
-        met = mean - half - margin - _trend_loss(x, horizon) - beside >= 0
+        spare = mean - half - margin - _trend_loss(x, horizon)
+        while True:
+            beside = -np.log1p(-told[each, probes] * min(1.0, BESIDE / n))
+            met = spare - beside >= 0
+            more = (status == 0) & ~met & (spare >= 0) & (probes < told.shape[1] - 1)
+            if not more.any():
+                break
+            probes[more] += 1
         missed = mean + half < -(margin if n < standard.BARE_FAIL else 0.0)
         new = (status == 0) & (met | missed)
         status[new] = np.where(met, 1, -1)[new]
@@ -176,15 +185,18 @@ def packed(slowdown: float, true: float, sd: float, runs: int, seed: int = 1) ->
     Probes tell how much, and where that is clear nothing runs side by side.
     """
     rng = np.random.default_rng(seed)
-    error = sd / math.sqrt(2) * math.sqrt(1 + 1 / PROBED)
+    many = np.arange(1, neighbours.PROBES + 1)
+    one = sd / math.sqrt(2)
 
     def draw() -> tuple[np.ndarray, np.ndarray]:
-        seen = slowdown + rng.normal(0, error, runs)
-        apart = seen > max(neighbours.LEAST, neighbours.CLEAR * error)
+        alone = rng.normal(0, one, (runs, neighbours.PROBES)).cumsum(1) / many
+        beside = rng.normal(0, one / math.sqrt(PROBED), (runs, 1))
+        seen, error = slowdown + alone + beside, one * np.sqrt(1 / many + 1 / PROBED)
+        apart = seen[:, 0] > max(neighbours.LEAST, neighbours.CLEAR * error[0])
         taken = -np.expm1(-np.maximum(0.0, seen + neighbours.UPPER * error))
         logs = math.log(true / BOUND) + rng.normal(0, sd, (runs, LOOKS[-1]))
         logs[:, :BESIDE] += np.where(apart, 0.0, slowdown)[:, None]
-        return decide(logs, np.where(apart, 0.0, taken))
+        return decide(logs, np.where(apart[:, None], 0.0, taken))
 
     (status, pairs), again = draw(), decide(math.log(true / BOUND) + rng.normal(0, sd, (runs, 16)))
     failed = status == -1

@@ -17,6 +17,8 @@ from harness.spec import Contrast, Plan
 #: One-sided 80 % of a normal: beside the judge's own interval, a wrong PASS stays under 1 %
 #: (``tests/acceptance/rates.py``). And differences that no chance explains: 1 in 200.
 UPPER, CLEAR = 0.84, 2.6
+#: How often a baseline is probed alone, at most: the first time, and where nothing else is open.
+PROBES = 4
 #: Slower than this, and surely so, nothing of the plan runs side by side.
 LEAST = 0.005
 #: What neighbours may take of a baseline that was never probed.

@@ -11,6 +11,7 @@ from editing import bound, even, judged, timed
 
 from harness.analysis.judging import neighbours
 from harness.base.documents import from_doc, to_doc
+from harness.measure import piloting
 from harness.record import Reason, RunRecord, Status
 
 SUBJECT = "efficiency@2/plain"
@@ -115,3 +116,19 @@ def test_a_baseline_of_which_only_one_fits_is_kept_apart(sample_run: RunRecord) 
     """Its probes all ran alone: what neighbours do to it is not known."""
     run = run_of(sample_run, packed(0.0, beside=0))
     assert neighbours.disturb(run, run.plans[0])
+
+
+def test_a_baseline_is_probed_again_before_anything_runs_one_by_one(sample_run: RunRecord) -> None:
+    """A further probe is one launch, a block alone is four and more."""
+    plan = sample_run.plans[0]
+    for have, turn in ((1, 2), (3, 4), (neighbours.PROBES, None)):
+
+        def probed(doc: Any, have: int = have) -> None:
+            for number in range(have):
+                probe(doc, 0.0, number)
+            probe(doc, 0.0, have, "beside")
+
+        run = run_of(sample_run, probed)
+        found = list(piloting.probe_again(run, plan.arms))  # type: ignore[arg-type]
+        assert found == ([] if turn is None else [(turn, plan.arm("plain"))])
+    assert not list(piloting.probe_again(sample_run, plan.arms)), "worlds that never had neighbours"  # type: ignore[arg-type]

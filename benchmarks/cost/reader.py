@@ -28,7 +28,7 @@ CLOSED = """
 import sys
 from pathlib import Path
 from harness.analysis.timeline.close import close
-from harness.analysis.timeline.lanes import lanes
+from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.reader import read
 if len(sys.argv) > 1:
     close([lanes(read(Path(sys.argv[1])))])

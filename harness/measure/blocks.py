@@ -36,9 +36,9 @@ def extra(
 ) -> tuple[Plan, list[Arm], bool] | None:
     """The plan with the most open verdicts (then the widest interval) that has a block left.
 
-    With the arms that the open ones need: what is decided is not measured again. And whether these
-    are to run one by one, since neighbours are the doubt. None when nothing is open, or no time is
-    left. ``arms`` maps a plan's hash to the arms that it is timed with.
+    With the arms that the open ones need: what is decided is not measured again. And whether their
+    baselines are to run alone, since neighbours are the doubt. None when nothing is open, or no
+    time is left. ``arms`` maps a plan's hash to the arms that it is timed with.
     """
     ranked: list[tuple[int, float, Plan, list[Arm], bool]] = []
     bare = run.bare()

@@ -9,7 +9,7 @@ measured once however often it is asked for; every block is written down before 
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from harness.analysis.judging import obstacles, verdicts
@@ -163,7 +163,7 @@ class Measurer:
                 return False
             for _more in range(max(1, least - done)):
                 if self._arms[plan.hash]:
-                    self._block(plan, attempt=1, alone=True)
+                    self._block(plan, attempt=1, apart=[arm.name for arm in arms])
             return bool(self._arms[plan.hash])
 
         confirm(judged, again)
@@ -177,14 +177,15 @@ class Measurer:
         for turn, arm in piloting.probe_again(self.run, arms) if alone else ():
             self._usable(plan, self._launch(plan, [arm], Purpose.PROBE, turn=turn))
             return
-        self._block(plan, arms=arms, alone=alone)
+        baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
+        self._block(plan, arms=arms, apart=baselines if alone else ())
 
     def _block(
-        self, plan: Plan, attempt: int = 0, arms: Sequence[Arm] = (), alone: bool = False
+        self, plan: Plan, attempt: int = 0, arms: Sequence[Arm] = (), apart: Collection[str] = ()
     ) -> None:
         """One block: a pass over the arms in an order drawn from the seed, and one back."""
         arms = arms or self._arms[plan.hash]
-        slots = [[a] for a in arms] if alone else together.groups(self._session, plan, arms)
+        slots = together.groups(self._session, plan, arms, apart)
         have = self.run.blocks_of(plan, attempt)
         number = next(b for b in itertools.count() if b not in have)
         block = blocks.drawn(plan, attempt, number, slots)
@@ -205,7 +206,7 @@ class Measurer:
         self.run.save(complete=False)
 
     def _usable(self, plan: Plan, launches: Sequence[LaunchRecord]) -> bool:
-        """Whether the plan goes on: a failed launch ends it, a profile or an ablation ends alone."""
+        """Whether the plan goes on: a failed launch ends it, a profile or an ablation itself."""
         for launch in (x for x in launches if not x.usable):
             arm, wrong = plan.arm(launch.arm), [*launch.wrong, obstacles.blame(launch)]
             self._progress.note(f"{arm.case.id}: {wrong[0]}")

@@ -1,6 +1,6 @@
 """Together: which launches of a plan run at once, and on which nodes and devices."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from harness.analysis import packing
@@ -14,12 +14,19 @@ from harness.record import Purpose
 from harness.spec import Arm, CaseSpec, Device, Plan, StandIn, Window
 
 
-def groups(session: Session, plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:
-    """The arms that run at once, each on nodes or devices of its own; the smallest worlds first."""
+def groups(
+    session: Session, plan: Plan, arms: Sequence[Arm], apart: Collection[str] = ()
+) -> list[list[Arm]]:
+    """The arms that run at once, each on nodes or devices of its own; the smallest worlds first.
+
+    Those ``apart`` (by name) have no neighbours.
+    """
     if not side_by_side(session, plan):
         return [[arm] for arm in arms]
-    slots = packing.slots([arm.case for arm in arms], session.settings.nodes)
-    grouped = [[arms[i] for i in sorted(slot)] for slot in slots]
+    alone = [[arm] for arm in arms if arm.name in apart]
+    rest = [arm for arm in arms if arm.name not in apart]
+    slots = packing.slots([arm.case for arm in rest], session.settings.nodes)
+    grouped = [*alone, *([rest[i] for i in sorted(slot)] for slot in slots)]
     return sorted(grouped, key=lambda slot: max(arm.case.world_size for arm in slot))
 
 

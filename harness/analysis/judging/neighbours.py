@@ -14,9 +14,9 @@ from harness.analysis.judging.pairs import like_launches_sd, timed
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.spec import Contrast, Plan
 
-#: One-sided 80 % of a normal: beside the judge's own interval, a wrong PASS stays under 1 %
+#: One-sided 70 % of a normal: beside the judge's own interval, a wrong PASS stays under 1 %
 #: (``tests/acceptance/rates.py``). And differences that no chance explains: 1 in 200.
-UPPER, CLEAR = 0.84, 2.6
+UPPER, CLEAR = 0.52, 2.6
 #: How often a baseline is probed alone, at most: the first time, and where nothing else is open.
 PROBES = 4
 #: Slower than this, and surely so, nothing of the plan runs side by side.
@@ -46,7 +46,7 @@ def disturb(run: RunRecord, plan: Plan) -> bool:
 
 def lost(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
     """The share of its speed that a contrast's baseline may have lost to neighbours: the upper end
-    of a one-sided 80 % interval, for as many of its launches as had any.
+    of a one-sided 70 % interval, for as many of its launches as had any.
     """
     out = [0.0]
     for name in contrast.baseline:

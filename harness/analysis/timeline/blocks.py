@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from harness.base.errors import ScaleproofError
 
 BLOCK_BYTES = 1 << 20
+#: What is held back at the end of what was read: a trace's tail may look like events.
+HELD_BYTES = 1 << 16
 _START = re.compile(rb'"traceEvents"\s*:\s*\[\s*')
 #: The border between two events: where the first closes, and where the second begins.
 BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|args|dur|id)"\s*:)')
@@ -49,11 +53,11 @@ class Blocks:
         while chunk := handle.read(max(1, BLOCK_BYTES // 8)):
             while chunk:
                 try:
-                    text = member.decompress(chunk)
+                    text = member.decompress(chunk, BLOCK_BYTES)  # zeros grow a thousandfold
                 except zlib.error as error:
                     self.broken = f"the compressed file is damaged ({error})"
                     return
-                inside, chunk = not member.eof, member.unused_data
+                inside, chunk = not member.eof, member.unconsumed_tail or member.unused_data
                 if member.eof:
                     member = zlib.decompressobj(wbits=31)
                 if text:
@@ -77,11 +81,11 @@ class Blocks:
         for more in chunks:
             rest += more
             # The last border in sight; the event after it may not be whole yet.
-            cut = None
-            for border in BORDER.finditer(rest, max(0, len(rest) - (1 << 16))):
+            cut, last = None, max(0, len(rest) - HELD_BYTES)
+            for border in BORDER.finditer(rest, max(0, last - HELD_BYTES), last):
                 cut = border
             if cut is None:
-                for border in BORDER.finditer(rest):
+                for border in BORDER.finditer(rest, 0, last):
                     cut = border
             if cut is not None:
                 yield b"[" + rest[: cut.start() + 1] + b"]"
@@ -89,18 +93,23 @@ class Blocks:
         yield from self._last(rest)
 
     def _last(self, rest: bytes) -> Iterator[bytes]:
-        """What is left at the end: the last events and the tail, or a broken end."""
-        close = rest.rfind(b"]")
-        while close >= 0:
-            tail = rest[close + 1 :].strip()
-            with contextlib.suppress(ValueError):
-                text = b"{" + tail.removeprefix(b",").removesuffix(b"}") + b"}"
-                self.meta.update(json.loads(text))
-                if not rest[:close].rstrip().endswith((b"}", b"[", b",")) and rest[:close].strip():
-                    raise ValueError
-                yield b"[" + rest[:close].rstrip().removesuffix(b",") + b"]"
-                return
-            close = rest.rfind(b"]", 0, close)
+        """What is left at the end: the last events and the tail, or a broken end.
+
+        The tail may hold lists of its own (the devices): the events end where both parts are whole,
+        or else, as some event can be damaged, where they may end.
+        """
+        ends = [m.start() for m in re.finditer(rb"\]", rest)][::-1]
+        for whole in (_is_whole, _may_end):
+            for close in ends:
+                events = rest[:close].rstrip().removesuffix(b",")
+                tail = rest[close + 1 :].strip()
+                if not whole(events):
+                    continue
+                with contextlib.suppress(ValueError):
+                    text = b"{" + tail.removeprefix(b",").removesuffix(b"}") + b"}"
+                    self.meta.update(json.loads(text))
+                    yield b"[" + events + b"]"
+                    return
         self.broken = self.broken or "the file ends in the middle of its events"
         cut = None
         for border in BORDER.finditer(rest):
@@ -112,3 +121,16 @@ class Blocks:
         with contextlib.suppress(ValueError):
             body = text.rstrip().removesuffix(b",") + b"}"
             self.meta.update(json.loads(body.decode("utf-8", "replace"), strict=False))
+
+
+def _is_whole(events: bytes) -> bool:
+    """Whether these are events, separated by commas."""
+    try:
+        msgspec.json.decode(b"[" + events + b"]", type=list[msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _may_end(events: bytes) -> bool:
+    return not events or events.endswith((b"}", b"["))

@@ -188,9 +188,12 @@ def _blame(
     busy = {r.rank: merge(r.compute, r.move) for r in lanes}
     windows = {r.rank: (int(r.edges[0]), int(r.edges[num_edges - 1])) for r in lanes}
     spans: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    opening = min(matched.meetings, key=lambda m: m.last_start, default=None)
     for m in matched.meetings:
         for rank, op in m.ops.items():
             low, high = windows[rank]
+            if m is opening:  # that a capture begins later on one rank is nobody's waiting
+                low = max(low, op.start + max(0, windows[m.last][0] - low))
             start, end = max(op.start, op.waited, low), min(op.end, m.last_start, high)
             if rank != m.last and end > start:
                 spans.setdefault((m.last, rank), []).append((start, end))

@@ -23,7 +23,7 @@ class Args(msgspec.Struct, frozen=True, gc=False, rename={
     "group": "Process Group Name", "ranks": "Process Group Ranks", "size": "Group size",
     "seq": "Seq",
     "source": "Src Rank", "target": "Dst Rank", "dims": "Input Dims",
-    "inputs": "Concrete Inputs", "allocated": "Total Allocated",
+    "inputs": "Concrete Inputs", "allocated": "Total Allocated", "device_type": "Device Type",
 }):  # fmt: skip
     """What an event may carry beside its times; everything optional."""
 
@@ -40,6 +40,7 @@ class Args(msgspec.Struct, frozen=True, gc=False, rename={
     dims: msgspec.Raw = msgspec.Raw()
     inputs: msgspec.Raw = msgspec.Raw()
     allocated: int = -1
+    device_type: int = -1
 
 
 NO_ARGS = Args()

@@ -57,15 +57,16 @@ def match(ranks: Sequence[Lanes]) -> Matched:
     size = max(r.world_size for r in ranks)
     if not any(r.ops for r in ranks):
         return Matched()
-    if size > len(ranks) or (size < 0 and len(ranks) == 1):
-        world = f" of {size}" if size > 0 else ""
-        return Matched(refused=f"only {len(ranks)}{world} traces were given")
+    if size < 0 and len(ranks) == 1:
+        return Matched(refused="only 1 traces were given")
     by_key: dict[tuple[object, ...], dict[int, list[Op]]] = {}
     for lane in ranks:
         for op in lane.ops:
             if op.group == ALONE:
                 continue
             by_key.setdefault(_key(lane.rank, op), {}).setdefault(lane.rank, []).append(op)
+    if size > len(ranks) and not _whole_groups(by_key):
+        return Matched(refused=f"only {len(ranks)} of {size} traces were given")
     meetings, lone = [], 0
     for key, by_rank in by_key.items():
         kind, first = str(key[1]), next(iter(by_rank.values()))[0]
@@ -85,6 +86,14 @@ def match(ranks: Sequence[Lanes]) -> Matched:
                 return Matched(refused=f"{kind}: ranks disagree on its size, {sorted(sizes)}")
             meetings.append(Meeting(ops=dict(zip(by_rank, together, strict=True))))
     return Matched(meetings=tuple(meetings), lone=lone)
+
+
+def _whole_groups(by_key: Mapping[tuple[object, ...], Mapping[int, Sequence[Op]]]) -> bool:
+    """Whether all of every group's ranks are there, though not all of the world's."""
+    return all(
+        len(by_rank) == (2 if key[0] == "p2p" else next(iter(by_rank.values()))[0].size)
+        for key, by_rank in by_key.items()
+    )
 
 
 def _key(rank: int, op: Op) -> tuple[object, ...]:

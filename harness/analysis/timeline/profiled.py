@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.timeline.close import Closed, close
-from harness.analysis.timeline.lanes import Lanes, lanes
+from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace, read
+from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.tallies import operators
 from harness.base.errors import ScaleproofError
 from harness.record import Budget, Expected, RankRecord
@@ -37,7 +38,7 @@ def budget_of(
     ``steps`` were profiled, and in ``talks`` worlds every rank communicates. ScaleproofError where
     the traces do not show that: shares of what was not seen would be 0, and pass.
     """
-    traces, _, closed = close_launch(folder, launch, ranks)
+    traces, rank_lanes, closed = close_launch(folder, launch, ranks)
     budget = closed.budget
     if budget.device == "cpu" and any(rank.device != "cpu" for rank in ranks):
         raise ScaleproofError(
@@ -54,7 +55,7 @@ def budget_of(
             problem = problem or "has no communication"
         if problem:
             raise ScaleproofError(f"the trace of rank {rank.rank}: {problem}", where=trace.path)
-    return replace(budget, operators=operators(traces, budget.steps))
+    return replace(budget, operators=operators(traces, rank_lanes, budget.steps))
 
 
 def talks(case: CaseSpec, expected: Expected) -> bool:

@@ -20,6 +20,22 @@ from harness.base.errors import ScaleproofError
 
 #: Python frames and graph nodes: up to nine tenths of a trace with stacks, none of it timed here.
 DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g"})
+#: Kinds of events that are understood, or are known to take no time of a device.
+KNOWN = frozenset({
+    "cpu_op", "user_annotation", "gpu_user_annotation", "kernel", "gpu_memcpy", "gpu_memset",
+    "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver", "cuda_sync",
+    "cuda_event", "overhead", "cpu_instant_event", "external_correlation", "cuda_profiler_range",
+    "gpu_pm_counter", "privateuse1_runtime", "privateuse1_driver", "", *DROPPED,
+})  # fmt: skip
+#: What kinds were called before 2022.
+_RENAMED = {
+    "Kernel": "kernel", "Operator": "cpu_op", "Runtime": "cuda_runtime", "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+}  # fmt: skip
+#: Kinds of devices that nobody has taught this reader.
+_OTHER_DEVICES = re.compile(r"mtia|hpu|glow|collective_comm|privateuse")
+#: Coarser timestamps than this are told, in us.
+COARSE_US = 0.01
 _COLUMNS = ("start", "end", "name", "cat", "thread", "correlation", "stream")
 
 
@@ -29,8 +45,10 @@ class Trace:
 
     ``meta`` holds the trace's own header and tail, ``rank`` and ``world_size`` what it says of
     itself (-1 without). ``extra`` maps an event's row to its arguments where it has any that
-    matter: collectives, sends and their operands. ``partial`` says what could not be read.
-    ``allocated`` are (ns, bytes) of allocations, where memory was profiled.
+    matter: collectives, sends and their operands. ``partial`` says what could not be read,
+    ``notes`` what else one should know of it.
+    ``allocated`` are (ns, bytes) of allocations, of a device if there are any, where memory was
+    profiled.
     """
 
     path: str
@@ -43,13 +61,14 @@ class Trace:
     cat: NDArray[np.int16]
     thread: NDArray[np.int32]
     correlation: NDArray[np.int32] | NDArray[np.int64]
-    stream: NDArray[np.int32]
+    stream: NDArray[np.int32] | NDArray[np.int64]
     names: tuple[str, ...]
     cats: tuple[str, ...]
     threads: tuple[str, ...]
     extra: dict[int, Args]
     allocated: NDArray[np.int64]
     partial: str = ""
+    notes: tuple[str, ...] = ()
 
     def of_cat(self, *cats: str) -> NDArray[np.bool_]:
         """Which rows are of one of these kinds."""
@@ -117,15 +136,18 @@ class _Growing:
     threads: _Ids = field(default_factory=_Ids)
     pieces: list[list[NDArray[Any]]] = field(default_factory=lambda: [[] for _ in _COLUMNS])
     extra: dict[int, Args] = field(default_factory=dict)
-    allocated: list[tuple[float, int]] = field(default_factory=list)
+    allocated: list[tuple[float, int, int]] = field(default_factory=list)
     rows: int = 0
+    coarsest_us: float = 0.0
 
     def add(self, events: list[Event]) -> None:
         kept = [e for e in events if e.ph == "X" and e.cat not in DROPPED]
         n = len(kept)
         if n < len(events):
             self.allocated += [
-                (e.ts, e.args.allocated) for e in events if e.ph == "i" and e.args.allocated >= 0
+                (e.ts, e.args.allocated, e.args.device_type)
+                for e in events
+                if e.ph == "i" and e.args.allocated >= 0
             ]
         if not n:
             return
@@ -138,16 +160,18 @@ class _Growing:
             if args[i] is not NO_ARGS:
                 self.extra[self.rows + i] = args[i]
         ts = np.fromiter(map(_get["ts"], kept), np.float64, n)
-        ends = ts + np.fromiter(map(_get["dur"], kept), np.float64, n)
+        start = _ns(ts)
+        if (ts % 1).any():
+            self.coarsest_us = max(self.coarsest_us, float(np.spacing(ts.max())))
         threads = zip(map(_get["pid"], kept), map(_get["tid"], kept), strict=True)
         columns: tuple[NDArray[Any], ...] = (
-            np.round(ts * 1000).astype(np.int64),
-            np.round(ends * 1000).astype(np.int64),
+            start,
+            start + _ns(np.fromiter(map(_get["dur"], kept), np.float64, n)),
             names,
             np.fromiter(map(self.cats.__getitem__, map(_get["cat"], kept)), np.int16, n),
             np.fromiter(map(self.threads.__getitem__, threads), np.int32, n),
-            _correlations(list(map(_get["correlation"], args))),
-            np.fromiter(map(_get["stream"], args), np.int32, n),
+            _integers(list(map(_get["correlation"], args))),
+            _integers(list(map(_get["stream"], args))),
         )
         for pieces, column in zip(self.pieces, columns, strict=True):
             pieces.append(column)
@@ -161,13 +185,19 @@ class _Growing:
         return joined
 
 
-def _correlations(correlations: list[int]) -> NDArray[np.int32] | NDArray[np.int64]:
-    """What ties a kernel to its launch; -1 for none. Most are small, some unsigned 64 bits."""
+def _ns(us: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Microseconds as whole nanoseconds: times of day in ns are larger than floats are exact."""
+    whole = np.floor(us)
+    return whole.astype(np.int64) * 1000 + np.round((us - whole) * 1000).astype(np.int64)
+
+
+def _integers(values: list[int]) -> NDArray[np.int32] | NDArray[np.int64]:
+    """What ties a kernel to its launch, or its stream; -1 for none. Some have unsigned 64 bits."""
     with contextlib.suppress(OverflowError):
-        return np.array(correlations, dtype=np.int32)
+        return np.array(values, dtype=np.int32)
     with contextlib.suppress(OverflowError):
-        return np.array(correlations, dtype=np.int64)
-    return np.array([min(c, INT64) for c in correlations], dtype=np.int64)
+        return np.array(values, dtype=np.int64)
+    return np.array([min(c, INT64) for c in values], dtype=np.int64)
 
 
 def read(path: Path) -> Trace:
@@ -194,10 +224,33 @@ def read(path: Path) -> Trace:
     broken = [blocks.broken] if blocks.broken else []
     if skipped:
         broken.append(f"{skipped} events could not be read")
-    return _trace(path, columns, blocks.meta, "; ".join(broken))
+    notes = _unknown(path, columns)
+    if columns.coarsest_us > COARSE_US:
+        notes.append(f"its timestamps are {1000 * columns.coarsest_us:.0f} ns apart at least")
+    return _trace(path, columns, blocks.meta, "; ".join(broken), tuple(notes))
 
 
-def _trace(path: Path, columns: _Growing, meta: dict[str, Any], partial: str) -> Trace:
+def _unknown(path: Path, columns: _Growing) -> list[str]:
+    """What is said of kinds that nobody knows; ScaleproofError where they are a device's."""
+    cats, streams = np.concatenate(columns.pieces[3]), np.concatenate(columns.pieces[6])
+    out = []
+    for name, number in columns.cats.items():
+        kind = _RENAMED.get(name, name)
+        if kind in KNOWN:
+            continue
+        if _OTHER_DEVICES.search(kind) or (streams[cats == number] >= 0).any():
+            raise ScaleproofError(
+                f"device events of kind {kind!r} are not understood", where=str(path),
+                expected="a trace of CPU, CUDA, ROCm or XPU",
+                fix="report the kind as an issue, with a trace of a few steps",
+            )  # fmt: skip
+        out.append(f"events of kind {kind!r} are left out")
+    return out
+
+
+def _trace(
+    path: Path, columns: _Growing, meta: dict[str, Any], partial: str, notes: tuple[str, ...]
+) -> Trace:
     base = int(meta.get("baseTimeNanoseconds", 0))
     start, end = columns.whole("start"), columns.whole("end")
     np.negative(end, out=end)  # in place: here a large trace is at its largest
@@ -212,7 +265,12 @@ def _trace(path: Path, columns: _Growing, meta: dict[str, Any], partial: str) ->
         place[order] = np.arange(len(order))
         moved = {int(place[row]): a for row, a in columns.extra.items()}
     info = meta.get("distributedInfo") or {}
-    allocated = [(round(t * 1000) + base, b) for t, b in columns.allocated]
+    on_device = any(kind > 0 for _, _, kind in columns.allocated)
+    allocated = [
+        (round(t * 1000) + base, size)
+        for t, size, kind in columns.allocated
+        if kind > 0 or not on_device
+    ]
     return Trace(
         path=str(path),
         meta=meta,
@@ -226,9 +284,10 @@ def _trace(path: Path, columns: _Growing, meta: dict[str, Any], partial: str) ->
         correlation=columns.whole("correlation")[order],
         stream=columns.whole("stream")[order],
         names=tuple(columns.names),
-        cats=tuple(columns.cats),
+        cats=tuple(_RENAMED.get(c, c) for c in columns.cats),
         threads=tuple(f"{process}/{thread}" for process, thread in columns.threads),
         extra=moved,
         allocated=np.array(sorted(allocated), dtype=np.int64).reshape(-1, 2),
         partial=partial,
+        notes=notes,
     )

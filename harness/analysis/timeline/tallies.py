@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace
 from harness.record import Operator
 from harness.record.spans import category_of
@@ -23,16 +24,22 @@ class Range:
     longest_ns: int
 
 
-def operators(traces: Sequence[Trace], steps: int, most: int = 8) -> tuple[Operator, ...]:
-    """What took longest by itself: kernels where a device computed, operators else."""
+def operators(
+    traces: Sequence[Trace], ranks: Sequence[Lanes], steps: int, most: int = 8
+) -> tuple[Operator, ...]:
+    """What took longest by itself in the steps: kernels where a device computed, operators else.
+
+    ``ranks`` are the lanes of ``traces``.
+    """
     totals: dict[str, list[int]] = {}
-    for trace in traces:
+    for trace, lane in zip(traces, ranks, strict=True):
         mask = trace.of_cat("kernel", "gpu_memcpy", "gpu_memset")
         if mask.any():
             self_ns = trace.end - trace.start
         else:
             mask = trace.of_cat("cpu_op")
             self_ns = _self_ns(trace, mask)
+        mask &= (trace.start >= lane.edges[0]) & (trace.start < lane.edges[steps])
         mask &= ~np.isin(
             trace.name, [i for i, n in enumerate(trace.names) if category_of(n) is not None]
         )
@@ -68,7 +75,9 @@ def ranges(traces: Sequence[Trace]) -> list[Range]:
     by_name: dict[str, list[NDArray[np.int64]]] = {}
     for trace in traces:
         ours = [i for i, n in enumerate(trace.names) if category_of(n) is not None]
-        mask = trace.of_cat("user_annotation", "gpu_user_annotation") | np.isin(trace.name, ours)
+        mask = trace.of_cat("user_annotation") | np.isin(trace.name, ours)
+        alone = ~np.isin(trace.name, np.unique(trace.name[mask]))  # else its host range is there
+        mask |= trace.of_cat("gpu_user_annotation") & alone
         for name in np.unique(trace.name[mask]).tolist():
             rows = mask & (trace.name == name)
             by_name.setdefault(_plain(trace.names[name]), []).append(

@@ -192,6 +192,8 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
 
 def range_lines(ranges: Sequence[Range], width: int) -> list[str]:
     """The named ranges as a table."""
+    if not ranges:
+        return [" no named ranges in these traces"]
     columns = [
         Column[Range]("range", 100, lambda r: r.name, left=True),
         Column("category", 90, lambda r: r.category, left=True),

@@ -10,8 +10,8 @@ import pytest
 
 from harness.analysis.timeline import merge
 from harness.analysis.timeline.close import Closed, close
-from harness.analysis.timeline.lanes import lanes
 from harness.analysis.timeline.reader import Trace, read
+from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.tallies import operators, ranges
 from harness.record import Term
 
@@ -52,7 +52,8 @@ def test_each_family_shows_what_it_is(family: str) -> None:
     named = {r.name for r in ranges(traces)}
     wanted = {"batch", "optimizer", "forward", "backward", "step"}
     assert named >= wanted | ({"bucket"} if family == "compressed" else set())
-    assert operators(traces, budget.steps)[0].name in ("WaitBackward", "Wait")
+    ranks = [lanes(trace) for trace in traces]
+    assert operators(traces, ranks, budget.steps)[0].name in ("WaitBackward", "Wait")
 
 
 def test_micro_batches_are_spans_of_every_stage() -> None:

@@ -71,8 +71,8 @@ assert digest == hashlib.sha256((out / "rank0.trace.json.gz").read_bytes()).hexd
     subprocess.run([sys.executable, "-c", script], check=True)
     import json
 
-    from harness.analysis.timeline.lanes import lanes
     from harness.analysis.timeline.reader import read
+    from harness.analysis.timeline.sorting import lanes
     from harness.record import Category
     from harness.record.spans import category_of
 

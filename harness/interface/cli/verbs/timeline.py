@@ -2,15 +2,17 @@
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis.timeline import merge
 from harness.analysis.timeline.close import Closed, close
-from harness.analysis.timeline.lanes import Lanes, lanes
+from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.profiled import close_launch
 from harness.analysis.timeline.reader import Trace, read, split
+from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.tallies import operators, ranges
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
@@ -85,8 +87,12 @@ def _windows(paths: Sequence[Path]) -> Iterator[Traced]:
 
 
 def _of_traces(paths: Sequence[Path]) -> Traced:
-    """Traces of one window, in any order; ranks are numbered by their order if they do not say."""
-    traces = [part for p in paths for part in split(read(p))]
+    """Traces of one window, in any order.
+
+    Ranks that do not say their number have it from their file's name, or else by their order.
+    """
+    paths = sorted(paths, key=_by_number) if len(paths) > 1 else paths
+    traces = [part if part.rank >= 0 else _named(part) for p in paths for part in split(read(p))]
     stated = [t.rank for t in traces]
     if len(set(stated)) < len(stated) and max(stated) >= 0:
         raise ScaleproofError(
@@ -102,9 +108,22 @@ def _of_traces(paths: Sequence[Path]) -> Traced:
     return Traced(
         title=f"{paths[0].name}{more}",
         name=f"merged-{paths[0].name.split('.')[0]}",
-        budget=replace(closed.budget, operators=operators(traces, closed.budget.steps)),
+        budget=replace(closed.budget, operators=operators(traces, rank_lanes, closed.budget.steps)),
         open=lambda: Opened(traces=traces, lanes=rank_lanes, closed=closed),
     )
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
+    """Rank 10 comes after rank 9."""
+    return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", path.name)]
+
+
+def _named(trace: Trace) -> Trace:
+    """A trace that does not say its rank, with that of its file's name, and a note of it."""
+    found = re.findall(r"rank[-_]?(\d+)", Path(trace.path).name)
+    by = "its file's name" if found else "the order of the files"
+    rank = int(found[-1]) if found else -1
+    return replace(trace, rank=rank, notes=(*trace.notes, f"its rank is from {by}"))
 
 
 def _of_run(path: Path) -> Iterator[Traced]:

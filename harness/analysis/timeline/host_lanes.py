@@ -1,0 +1,138 @@
+"""Lanes of a rank that computes on the host."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.timeline import marks
+from harness.analysis.timeline.events import Args
+from harness.analysis.timeline.intervals import EMPTY, Intervals, merge, subtract, union
+from harness.analysis.timeline.lanes import ALONE, Lanes, Op
+from harness.analysis.timeline.reader import Trace
+from harness.record import Category
+
+_ISSUE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
+#: The engine's bookkeeping around an operator and its hooks, where a hook may wait: never compute.
+_AROUND = re.compile(r"autograd::engine::evaluate_function|RegisterPostBackwardFunction")
+#: Threads that train: the one of the steps, and the engine's.
+_ENGINE = re.compile(r"autograd::engine::evaluate_function")
+GLOO = re.compile(r"gloo:")
+
+
+def host_lanes(trace: Trace, rank: int) -> Lanes:
+    """Operators are compute, gloo's ranges are communication, holes are the host's.
+
+    What a thread does at an instant is what the innermost range there says: an operator computes,
+    an annotation does not (a wait leaves no range of its own, only a hole in one of those).
+    """
+    edges, main, unsure = marks.host_steps(trace)
+    gloo = trace.named(GLOO)
+    issue = trace.named(_ISSUE) & trace.of_cat("cpu_op")
+    ours = marks.own(trace, *Category)
+    spans = marks.own(trace, Category.COMMUNICATION)
+    data = marks.data(trace)
+    operators = trace.of_cat("cpu_op") & ~issue & ~ours & ~trace.named(_AROUND)
+    operators |= marks.own(trace, Category.COMPUTE)
+    loops = np.unique(trace.thread[gloo])
+    compute, issued = EMPTY, EMPTY
+    engines = np.unique(trace.thread[trace.named(_ENGINE) | ours])
+    beside = 0
+    for thread in np.unique(trace.thread[trace.of_cat("cpu_op")]):
+        if thread != main and (thread in loops or thread not in engines):
+            beside += thread not in loops  # gloo's own threads are known
+            continue
+        here = (trace.thread == thread) & ~gloo & ~trace.named(marks.STEP)
+        compute = merge(compute, _innermost(trace, here, operators))
+        issued = merge(issued, _innermost(trace, here, issue))
+    loading = marks.rows_of(trace, data)
+    ops = list(host_ops(trace, gloo, spans))
+    busy = merge(compute, issued, loading)
+    ops = [_from_its_wait(o, busy) if o.p2p else o for o in ops]
+    return Lanes(
+        rank=rank,
+        world_size=trace.world_size,
+        device="cpu",
+        edges=edges,
+        compute=subtract(compute, loading),
+        move=EMPTY,
+        ops=tuple(sorted(ops, key=lambda o: (o.start, o.end))),
+        data=loading,
+        launch=issued,
+        queued=EMPTY,
+        unsure=unsure + ((f"{beside} threads work beside the step: left out",) if beside else ()),
+    )
+
+
+def _innermost(trace: Trace, here: NDArray[np.bool_], wanted: NDArray[np.bool_]) -> Intervals:
+    """When the innermost range of one thread (rows ``here``) is a wanted one.
+
+    Ranges of a thread nest, so those of one depth are disjoint, and each deeper level paints over.
+    """
+    rows = np.flatnonzero(here)
+    start, end = trace.start[rows], trace.end[rows]
+    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
+    innermost = EMPTY
+    for level in range(int(depth.max(initial=-1)) + 1):
+        at = depth == level
+        keep = at & wanted[rows]
+        innermost = merge(
+            subtract(innermost, union(start[at], end[at])), union(start[keep], end[keep])
+        )  # fmt: skip
+    return innermost
+
+
+def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -> Iterator[Op]:
+    """The ranges of gloo, and our own spans around what no backend records.
+
+    A gloo range has no peer; the k-th ``c10d::send`` is the k-th ``gloo:send``.
+    """
+    peers: dict[str, list[int]] = {}
+    for kind, operator in (("send", "c10d::send"), ("recv", "c10d::recv_")):
+        rows = np.flatnonzero(trace.named(re.compile(re.escape(operator) + "$")))
+        peers[kind] = [_peer(trace.extra.get(int(r))) for r in rows]
+    for row in np.flatnonzero(gloo).tolist():
+        kind = trace.names[trace.name[row]].removeprefix("gloo:")
+        yield Op(
+            start=int(trace.start[row]),
+            end=int(trace.end[row]),
+            kind=kind,
+            group="",
+            payload=_elements(trace.extra.get(row)),
+            peer=peers[kind].pop(0) if peers.get(kind) else -1,
+        )
+    for row in np.flatnonzero(spans).tolist():
+        name = trace.names[trace.name[row]]
+        yield Op(start=int(trace.start[row]), end=int(trace.end[row]), kind=name, group=ALONE)
+
+
+def _from_its_wait(op: Op, busy: Intervals) -> Op:
+    """A send or recv of gloo's is under way until it is waited for: only the wait ends with it."""
+    before = int(np.searchsorted(busy[:, 0], op.end, side="left"))
+    return replace(op, waited=int(busy[before - 1, 1]) if before else op.start)
+
+
+def _peer(args: Args | None) -> int:
+    """The destination or source in the operands of a send or recv."""
+    if args is None or not args.inputs:
+        return -1
+    numbers = [v for v in json.loads(bytes(args.inputs)) if re.fullmatch(r"-?\d+", v)]
+    return int(numbers[0]) if numbers else -1
+
+
+def _elements(args: Args | None) -> int:
+    """Elements of all inputs, from their shapes."""
+    if args is None or not args.dims:
+        return -1
+
+    def count(shape: object) -> int:
+        if not isinstance(shape, list):
+            return 0
+        if all(isinstance(n, int) for n in shape):
+            return int(np.prod(shape)) if shape else 0
+        return sum(count(inner) for inner in shape)
+
+    return count(json.loads(bytes(args.dims)))

@@ -1,0 +1,22 @@
+"""Sorts one rank's trace into lanes, as its ranks computed: on the host, or on a device."""
+
+from dataclasses import replace
+
+from harness.analysis.timeline.device_lanes import device_lanes
+from harness.analysis.timeline.host_lanes import host_lanes
+from harness.analysis.timeline.lanes import Lanes
+from harness.analysis.timeline.reader import Trace
+from harness.base.errors import ScaleproofError
+
+
+def lanes(trace: Trace, rank: int | None = None) -> Lanes:
+    """Sort a trace. ``rank`` where the file does not say it itself."""
+    known = trace.rank if trace.rank >= 0 else (rank or 0)
+    lane = (device_lanes if trace.of_cat("kernel").any() else host_lanes)(trace, known)
+    if (lane.edges[1:] <= lane.edges[:-1]).any() or len(lane.edges) < 2:
+        raise ScaleproofError(
+            "no step in this trace has a length", where=trace.path,
+            expected="steps that run something", fix="profile 3 steps and more, then try again",
+        )  # fmt: skip
+    unsure = lane.unsure + ((trace.partial,) if trace.partial else ()) + trace.notes
+    return replace(lane, unsure=unsure)

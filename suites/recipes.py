@@ -39,7 +39,7 @@ ON_GPU: Mapping[str, tuple[str, dict[str, Any]]] = {
         "decoder-1b3",
         dict(precision=Precision.AUTOCAST, seq_len=2048, micro_batch=4, checkpoint=True),
     ),
-    "pipeline": ("decoder-1b3", dict(precision=Precision.BF16, seq_len=2048)),
+    "pipeline": ("decoder-1b3", dict(precision=Precision.BF16, seq_len=2048, checkpoint=True)),
     "compressed": ("mlp-8192", dict(precision=Precision.AUTOCAST)),
 }
 #: What ladders are judged by, where that is not efficiency alone.
@@ -85,17 +85,25 @@ def filled() -> Recipe:
     def recipe(site: Site) -> list[Plan]:
         count = max(4, 2 * site.world_size)
         more = {} if count == 4 else dict(micro_batch=count)
-        return weak("pipeline", knobs={"pipeline.microbatches": count}, **more)(site)
+        knobs: dict[str, Any] = {"pipeline.microbatches": count}
+        if site.device == "cuda":  # else the last stage would hold all micro-batches' logits
+            knobs["pipeline.schedule"] = "1f1b"
+        return weak("pipeline", knobs=knobs, **more)(site)
 
     return recipe
 
 
 def strong(strategy: str, *, global_batch: int) -> Recipe:
-    """A strong ladder of the world sizes that divide its global batch (8 times that on GPUs)."""
+    """A strong ladder of the world sizes that divide its global batch.
+
+    On GPUs four times that batch, with activations computed again: the baseline has to fit.
+    """
 
     def recipe(site: Site) -> list[Plan]:
-        batch = global_batch * (8 if site.device == "cuda" else 1)
-        case = trained(strategy, site, Mode.STRONG, global_batch=batch, micro_batch=None)
+        on_gpus = site.device == "cuda"
+        more: dict[str, Any] = dict(checkpoint=True) if on_gpus else {}
+        batch = global_batch * (4 if on_gpus else 1)
+        case = trained(strategy, site, Mode.STRONG, global_batch=batch, micro_batch=None, **more)
         worlds = strong_worlds(case, site.worlds)
         return [
             ladder(

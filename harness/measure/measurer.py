@@ -9,17 +9,20 @@ measured once however often it is asked for; every block is written down before 
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from harness.analysis import forecast
 from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.base.errors import ScaleproofError
 from harness.base.files import FullDiskError
+from harness.base.numbers import rate
 from harness.measure import blocks, piloting, profiling, referring, together
+from harness.measure.bench import Order
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
-from harness.measure.progress import moment
+from harness.measure.progress import Moment
 from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper
 from harness.record import Block, LaunchRecord, Purpose, Verdict
@@ -223,6 +226,48 @@ class Measurer:
     ) -> list[LaunchRecord]:
         """Launches at once; ``more`` is their window, or their turn and attempt."""
         orders = together.orders(self._session, plan, arms, purpose, **more)
-        left = [(p, self._slots(p)) for p in self.waiting]
-        now = moment(orders[0], self.run.launches, self._arms[plan.hash], left, self.run.elapsed_s)
+        now = moment(self._session, orders[0], self._arms, self.waiting)
         return self._session.launch(orders, now)
+
+
+def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]]) -> float:
+    """How long these plans still take, by what is known. ``arms`` are those that are timed."""
+    run = session.run
+    possible = {p.hash: arms.get(p.hash) or _described(session, p) for p in plans}
+    costs = forecast.Costs(plans, run.described, run.machine, run.launches)
+    coming = forecast.coming(
+        plans, possible, costs, run.described, functools.partial(together.groups, session),
+        launches=run.launches, windows=run.windows, timeline=session.settings.timeline,
+    )  # fmt: skip
+    return sum(launch.seconds for launch in coming)
+
+
+def _described(session: Session, plan: Plan) -> list[Arm]:
+    """The arms of a plan that can be launched, as far as is known."""
+    known, on = session.run.described, session.run.machine
+    here = [(arm, known[arm.case.hash]) for arm in plan.arms if arm.case.hash in known]
+    return [arm for arm, told in here if not told.error and obstacles.fits(told, arm.case, on)]
+
+
+def moment(
+    session: Session, order: Order, arms: Mapping[str, Sequence[Arm]], waiting: Sequence[Plan]
+) -> Moment:
+    """Where a run is as a launch begins. ``arms`` are those that plans are timed with, so far."""
+    run = session.run
+    timed, plans = run.timed(order.plan), [p.hash for p in run.plans]
+    seen = timed[-1].throughput if timed else None
+    most = 2 * order.plan.protocol.min_blocks * len(arms.get(order.plan.hash, ()))
+    return Moment(
+        plan=order.plan.name,
+        number=plans.index(order.plan.hash) + 1,
+        num_plans=len(plans),
+        arm=order.arm.case.id,
+        purpose=order.purpose,
+        launch=len(timed) + 1,
+        num_launches=max(most, len(timed) + 1),
+        step=0,
+        num_steps=order.window.steps,
+        elapsed_s=run.elapsed_s,
+        left_s=left_s(session, waiting, arms),
+        last="" if seen is None else f"{rate(seen)} samples/s",
+    )

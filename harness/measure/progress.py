@@ -1,21 +1,19 @@
 """What a run tells whoever watches it."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.base.numbers import rate
 from harness.launch.engine import Watch
-from harness.measure.bench import Order, mean_wall_s
-from harness.record import LaunchRecord, Purpose
-from harness.spec import Arm, Plan
+from harness.record import Purpose
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Where a run is, for whoever draws it."""
+    """Where a run is, for whoever draws it: at which launch of which plan, and what is left."""
 
     plan: str
+    number: int
+    num_plans: int
     arm: str
     purpose: Purpose
     launch: int
@@ -59,46 +57,3 @@ def waiting(progress: Progress) -> Watch:
         progress.show(Waiting(here=here, wanted=wanted, says=says, waited_s=waited_s))
 
     return watch
-
-
-def moment(
-    order: Order,
-    launches: Sequence[LaunchRecord],
-    arms: Sequence[Arm],
-    waiting: Sequence[tuple[Plan, Sequence[Sequence[Arm]]]],
-    elapsed_s: float,
-) -> Moment:
-    """Where a run is as a launch begins.
-
-    ``arms`` are those of the order's plan that are timed, ``waiting`` all plans not yet done, with
-    their arms by slot.
-    """
-
-    def timed(plan: Plan) -> list[LaunchRecord]:
-        return [x for x in launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
-
-    plan_launches = timed(order.plan)
-    left = None
-    if wall_s := mean_wall_s(launches):
-        usual = sum(wall_s.values()) / len(wall_s)
-        left = 0.0
-        for plan, slots in waiting:
-            turns = len(timed(plan)) // max(1, sum(map(len, slots)))
-            missing = max(0, 2 * plan.protocol.min_blocks - turns)
-            slot_s = (max(wall_s.get(a.case.hash, usual) for a in slot) for slot in slots)
-            left += missing * sum(slot_s)
-    last = ""
-    if plan_launches and (seen := plan_launches[-1].throughput) is not None:
-        last = f"{rate(seen)} samples/s"
-    return Moment(
-        plan=order.plan.name,
-        arm=order.arm.case.id,
-        purpose=order.purpose,
-        launch=len(plan_launches) + 1,
-        num_launches=max(2 * order.plan.protocol.min_blocks * len(arms), len(plan_launches) + 1),
-        step=0,
-        num_steps=order.window.steps,
-        elapsed_s=elapsed_s,
-        left_s=left,
-        last=last,
-    )

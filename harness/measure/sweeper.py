@@ -64,8 +64,9 @@ class Sweeper:
             for shape in shapes(site.nodes):
                 case = site.fabric(shape, knobs)
                 moment = Moment(
-                    plan=case.world, arm="", purpose=Purpose.FABRIC, launch=i + 1,
-                    num_launches=times, step=0, num_steps=0, elapsed_s=0.0, left_s=None, last="",
+                    plan=case.world, number=1, num_plans=1, arm="", purpose=Purpose.FABRIC,
+                    launch=i + 1, num_launches=times, step=0, num_steps=0, elapsed_s=0.0,
+                    left_s=None, last="",
                 )  # fmt: skip
                 self._session.progress.show(moment)
                 rows = self._session.bench.sweep(case, self._run.folder)

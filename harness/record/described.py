@@ -9,8 +9,9 @@ class ModelFacts:
     """Closed-form facts of a model at a size. FLOPs count forward and backward of one sample.
 
     ``activation_bytes_per_sample`` is what forward keeps for backward, ``cast_bytes`` the copies of
-    weights among it, which do not grow with the batch. ``step_s`` is a step's time where the model
-    itself sets it, as stand-ins do.
+    weights among it, which do not grow with the batch. ``block_bytes`` are each block's part of a
+    sample, ``again_bytes`` what the largest block needs while it is computed once more.
+    ``step_s`` is a step's time where the model itself sets it, as stand-ins do.
     """
 
     num_params: int
@@ -21,6 +22,8 @@ class ModelFacts:
     input_dtype: str
     step_s: float | None = None
     cast_bytes: int = 0
+    block_bytes: tuple[int, ...] = ()
+    again_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

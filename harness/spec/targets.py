@@ -1,6 +1,6 @@
 """What a command line can name to be measured: a case, a recipe, a file or folder of suites."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,11 +27,13 @@ def plans_of(
     catalogue: Catalogue,
     settings: dict[str, Json],
     ablations: Sequence[Ablation] = (),
+    chosen: Callable[[frozenset[str]], bool] = lambda marks: True,
 ) -> list[Plan]:
     """The plans that a target names: a case, a file, a folder of suites, or file.py::function.
 
     ``settings`` replace fields of a case (``precision``, ``global_batch``) or set knobs
-    (``ddp.bucket_cap_mb``); they and ``ablations`` apply to cases only.
+    (``ddp.bucket_cap_mb``); they and ``ablations`` apply to cases only. ``chosen`` says by a
+    suite's marks (``smoke``, ``nightly``) whether its plans count.
     """
     path, _, function = target.partition("::")
     if Path(path).exists():
@@ -40,7 +42,9 @@ def plans_of(
             raise SpecError(
                 f"{option} works only with a single case", where=target, fix="edit the recipe"
             )
-        raw = [plan for f in _files(Path(path)) for plan in _recipes(f, site, function or None)]
+        raw = [
+            plan for f in _files(Path(path)) for plan in _recipes(f, site, function or None, chosen)
+        ]
     else:
         raw = [case_plan(target, site, catalogue, settings, ablations)]
     unique = {p.hash: p for p in (normalise(plan, catalogue) for plan in raw)}
@@ -95,7 +99,9 @@ def _files(path: Path) -> list[Path]:
     return sorted(path.glob("test_*.py")) if path.is_dir() else [path]
 
 
-def _recipes(path: Path, site: Site, function: str | None) -> list[Plan]:
+def _recipes(
+    path: Path, site: Site, function: str | None, chosen: Callable[[frozenset[str]], bool]
+) -> list[Plan]:
     """The plans of a suite's marked functions, or of one recipe function of a file."""
     module = modules.load(str(path))
     if function is not None:
@@ -104,8 +110,15 @@ def _recipes(path: Path, site: Site, function: str | None) -> list[Plan]:
             raise SpecError(f"no function {function!r}", where=str(path), fix=f"grep '^def' {path}")
         recipes = getattr(recipe, MARK, (recipe,))
     else:
-        recipes = tuple(r for f in vars(module).values() for r in getattr(f, MARK, ()))
+        marked = [f for f in vars(module).values() if chosen(_marks(module) | _marks(f))]
+        recipes = tuple(r for f in marked for r in getattr(f, MARK, ()))
     return [plan for recipe in recipes for plan in _call(recipe, site, path)]
+
+
+def _marks(of: object) -> frozenset[str]:
+    """The names of a function's or a module's pytest marks."""
+    marks = getattr(of, "pytestmark", ())
+    return frozenset(m.name for m in (marks if isinstance(marks, list | tuple) else (marks,)))
 
 
 def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:

@@ -48,7 +48,11 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
         with contextlib.suppress(Exception):  # what needs data to run: the outputs of its blocks
             held = kept(loaded, case)
             facts = replace(
-                facts, activation_bytes_per_sample=held.per_sample, cast_bytes=held.constant
+                facts,
+                activation_bytes_per_sample=held.per_sample,
+                cast_bytes=held.constant,
+                block_bytes=held.blocks,
+                again_bytes=held.again,
             )
         _KNOWN[key] = facts, model
     return _KNOWN[key]

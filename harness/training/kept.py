@@ -5,7 +5,7 @@ Copies of weights that autocast makes do not grow with the batch, so two batches
 """
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,19 +20,30 @@ _FAKE = FakeTensorMode()
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Bytes that a step holds besides weights, gradients and moments."""
+    """Bytes that a step holds besides weights, gradients and moments.
+
+    ``blocks`` is what each block keeps of a sample, the last one with the loss; ``again`` what the
+    largest one needs while it is computed once more, where only what lies between them is kept.
+    """
 
     per_sample: int
     constant: int
+    blocks: tuple[int, ...]
+    again: int
 
 
 @dataclass
 class _Count:
-    """Bytes kept by the whole model, its outputs between blocks, and by the largest block alone."""
+    """Bytes kept by the whole model, its outputs between blocks, and by the largest block alone.
+
+    ``blocks`` has each block's own and its output's, ``loss`` what the loss keeps.
+    """
 
     whole: int = 0
     between: int = 0
     largest: int = 0
+    loss: int = 0
+    blocks: list[tuple[int, int]] = field(default_factory=list)
 
 
 def kept(loaded: Loaded, case: CaseSpec) -> Kept:
@@ -44,7 +55,14 @@ def kept(loaded: Loaded, case: CaseSpec) -> Kept:
     plain = loaded.at_once(replace(case, checkpoint=False, compressor=None))
     counts = [_count(loaded, plain, samples) for samples in (1, 2)]
     one, two = (c.between + c.largest if case.checkpoint else c.whole for c in counts)
-    return Kept(per_sample=max(0, two - one), constant=max(0, 2 * one - two))
+    first, second = ([b[case.checkpoint] for b in c.blocks] for c in counts)
+    blocks = [max(0, b - a) for a, b in zip(first, second, strict=True)]
+    blocks[-1] += max(0, counts[1].loss - counts[0].loss)
+    again = max(0, counts[1].largest - counts[0].largest) if case.checkpoint else 0
+    return Kept(
+        per_sample=max(0, two - one), constant=max(0, 2 * one - two), blocks=tuple(blocks),
+        again=again,
+    )  # fmt: skip
 
 
 def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
@@ -74,10 +92,13 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
         for block in model.children():
             before = held()
             x = block(x)
+            output = x.numel() * x.element_size()
+            count.blocks.append((held() - before, output))
             count.largest = max(count.largest, held() - before)
-            count.between += x.numel() * x.element_size()
+            count.between += output
         before = held()
         loaded.model.loss(x, targets)
-        count.largest = max(count.largest, held() - before)
+        count.loss = held() - before
+        count.largest = max(count.largest, count.loss)
         count.whole = held()
     return count

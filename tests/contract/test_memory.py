@@ -12,6 +12,7 @@ from torch import Tensor
 
 from harness.spec import CaseSpec, Catalogue, Device, Precision, Site
 from harness.training.context import Loaded, build_model, load, make_batch
+from harness.training.describe import describe
 from harness.training.kept import kept
 from harness.training.models import decoder
 
@@ -65,6 +66,29 @@ def test_counted_without_data_is_what_is_kept(model: str, precision: Precision) 
     decoder._rotary.cache_clear()
     held = kept(loaded, case)
     assert held.per_sample * SAMPLES + held.constant == pytest.approx(real, rel=0.15, abs=4096)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_blocks_add_up_to_the_model(model: str) -> None:
+    """A stage of a pipeline holds its blocks' parts."""
+    held = kept(*case_of(model, Precision.FP32))
+    assert sum(held.blocks) == pytest.approx(held.per_sample, rel=0.02) and held.again == 0
+
+
+def test_stages_hold_their_blocks_of_the_micro_batches_in_flight() -> None:
+    """GPipe holds all of them, 1F1B as many as there are stages from this one on."""
+    site = Site(device=Device.CPU, backend="gloo", nodes=(4,))
+
+    def needs(schedule: str) -> int:
+        knobs = {"pipeline.schedule": schedule, "pipeline.microbatches": 16}
+        case = site.case("pipeline/decoder-tiny", knobs=knobs, micro_batch=16)
+        case = KNOWN.normalise(case)
+        loaded = load(KNOWN.files(case))
+        answer = describe(loaded, case)
+        assert answer.expected is not None, answer.unsupported
+        return answer.expected.memory_bytes
+
+    assert needs("1f1b") < 0.6 * needs("gpipe")
 
 
 def test_checkpoints_keep_what_lies_between_blocks() -> None:

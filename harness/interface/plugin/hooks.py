@@ -15,10 +15,12 @@ import pytest
 
 from harness.analysis.judging import pairs, verdicts
 from harness.base.errors import Exit, ScaleproofError, SpecError
+from harness.base.numbers import duration
 from harness.interface import options
 from harness.interface.plugin import benchmark
 from harness.interface.plugin.session import Expectation, Scaling, option
 from harness.interface.report import tables, text
+from harness.measure.measurer import left_s
 from harness.record import Status, Verdict
 from harness.record.outcome import exit_status
 from harness.spec import Catalogue, Contrast, Course, Site, Threshold, targets
@@ -190,7 +192,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     launches = sum(2 * p.protocol.min_blocks * len(p.arms) for p in scaling.selected.values())
     unit = "GPU" if site.device == "cuda" else "CPU"
     lines = [
-        f"scaling: {len(scaling.selected)} plans, at least {launches} launches,"
+        f"scaling: {len(scaling.selected)} plans, at least {launches} launches{_takes(scaling)},"
         f" up to {site.world_size} {unit} ranks over {site.backend}, engine {site.engine}"
     ]
     if config.pluginmanager.hasplugin("timeout") and getattr(config.option, "timeout", None):
@@ -198,6 +200,20 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
             "scaling: --timeout does not apply to scaling items; launches have their own deadlines"
         )
     return lines
+
+
+def _takes(scaling: Scaling) -> str:
+    """How long the run will take, where an agent can say what its cases are."""
+    if scaling.config.option.collectonly:
+        return ""
+    session, plans = scaling.start(), list(scaling.selected.values())
+    if session.engine.engine.queues:  # nobody waits in a queue for a forecast
+        return ""
+    try:
+        session.describe([arm.case for plan in plans for arm in plan.arms])
+    except ScaleproofError:  # the first item says why
+        return ""
+    return f", about {duration(left_s(session, plans, {}))}"
 
 
 def _expectation(item: pytest.Item) -> Expectation | Course | None:

@@ -66,28 +66,34 @@ def _key(m: Moment | Waiting) -> str:
     return f"waiting {m.says}" if isinstance(m, Waiting) else f"{m.plan} {m.purpose}"
 
 
+#: What a launch that is not timed does.
+_DOES = {
+    Purpose.GATE: "checking correctness",
+    Purpose.PROBE: "alone and beside others",
+    Purpose.PILOT: "settling warm-up and steps",
+    Purpose.REFERENCE: "training what its losses must be",
+    Purpose.PROFILE: "profiling its steps",
+}
+
+
 def line(m: Moment | Waiting) -> str:
-    """``[ 9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``"""
+    """``[3/11   9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``
+
+    Plan 3 of 11, launch 9 of 32 of that plan.
+    """
     if isinstance(m, Waiting):
         says = f"  {m.says}" if m.says else ""
         return f"  [start] {m.here} of {m.wanted} agents are ready{says}  {duration(m.waited_s)}"
-    if m.purpose is Purpose.GATE:
-        return f"  [gate] {m.arm}  checking correctness  {duration(m.elapsed_s)}"
-    if m.purpose is Purpose.PROBE:
-        return f"  [probe] {m.arm}  alone and beside others  {duration(m.elapsed_s)}"
-    if m.purpose is Purpose.PILOT:
-        return f"  [pilot] {m.arm}  settling warm-up and steps  {duration(m.elapsed_s)}"
-    if m.purpose is Purpose.REFERENCE:
-        return f"  [reference] {m.arm}  training what its losses must be  {duration(m.elapsed_s)}"
-    if m.purpose is Purpose.PROFILE:
-        return f"  [profile] {m.arm}  profiling its steps  {duration(m.elapsed_s)}"
     if m.purpose is Purpose.FABRIC:
         return (
             f"  [fabric {m.launch}/{m.num_launches}] {m.plan}  every collective, checked and timed"
         )
-    eta = "" if m.left_s is None else f"  ETA {duration(m.left_s)}"
+    left = "" if m.left_s is None else f"  ETA {duration(m.left_s)}"
+    clock, place = f"{duration(m.elapsed_s)}{left}", f"{m.number}/{m.num_plans}"
+    if m.purpose in _DOES:
+        return f"  [{m.purpose} {place}] {m.arm}  {_DOES[m.purpose]}  {clock}"
     width = len(str(m.num_launches))
     return (
-        f"  [{m.launch:>{width}}/{m.num_launches}] {m.arm}  step {m.step}/{m.num_steps}"
-        f"  {m.last}  {duration(m.elapsed_s)}{eta}"
+        f"  [{place}  {m.launch:>{width}}/{m.num_launches}] {m.arm}  step {m.step}/{m.num_steps}"
+        f"  {m.last}  {clock}"
     )

@@ -2,7 +2,7 @@
 
 It cuts the batch as the ranks (or micro-batches) do and adds gradients in that order, so that for
 two shards, and for pipelines of any size, the result is equal to the bit on CPU. One process can
-take all shards in turn (``step``), or each rank takes its own (``reference``).
+take all shards in turn (``step``), or each rank takes its own (``together``).
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.training.context import Loaded, RankContext
@@ -53,6 +54,15 @@ class Oracle:
         assert total is not None
         self.update(total)
         return losses / len(shards)
+
+    def together(self, own: Batch) -> float:
+        """The same, each rank on its own shard: gradients are exchanged and added in rank order."""
+        loss, gradients = self.backward(own, self.ctx.shard)
+        shards = self.ctx.batching.shards
+        self.update(added(gradients, shards))
+        every = [torch.zeros_like(loss) for _ in range(self.ctx.world_size)]
+        dist.all_gather(every, loss)
+        return sum(map(float, every[:shards])) / shards
 
     def backward(self, batch: Batch, shard: int) -> tuple[Tensor, list[Tensor]]:
         """A shard's loss, as its rank would state it, and its gradients."""
@@ -137,3 +147,27 @@ def grad_norm(named: Iterator[tuple[str, Tensor]]) -> float:
         sum((t.double().square().sum() for _, t in named), torch.zeros((), dtype=torch.float64))
         ** 0.5
     )
+
+
+def added(own: Sequence[Tensor], shards: int) -> list[Tensor]:
+    """The mean of all ranks' gradients, added in rank order: equal bits on every rank.
+
+    Each rank adds one part of them, and hands it to the others.
+    """
+    if shards == 1:
+        return list(own)
+    flat = torch.cat([(g / shards).flatten() for g in own])
+    padded = nn.functional.pad(flat, (0, -len(flat) % shards))
+    every = torch.empty_like(padded)
+    dist.all_to_all_single(every, padded)
+    mine, *others = every.view(shards, -1)
+    for other in others:
+        mine.add_(other)
+    dist.all_gather_into_tensor(padded, mine.contiguous())
+    return shaped(padded[: len(flat)], own)
+
+
+def shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a flat tensor, shaped like these in turn."""
+    parts = flat.split([g.numel() for g in like])
+    return [part.view_as(g) for part, g in zip(parts, like, strict=True)]

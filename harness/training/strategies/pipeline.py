@@ -1,7 +1,7 @@
 """Pipeline: one stage of blocks per rank, fed with micro-batches (GPipe, 1F1B)."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from harness.spec import Batching, CaseSpec, Precision
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
-from harness.training.trainer import element_bytes, observe_dtype, training_bytes
+from harness.training.trainer import element_bytes, observe_dtype
 
 SUPPORTS = dict(
     worlds="any",
@@ -94,10 +94,6 @@ def expect(
         micro * ((boundaries[r] if r < n - 1 else 0) + (boundaries[r - 1] if r else 0))
         for r in range(n)
     ]
-    largest = max(
-        sum(p.numel() for m in names for p in model.get_submodule(m).parameters())
-        for names in stages
-    )
     return Expected(
         sent_bytes=tuple(sends),
         payload_bytes={"send": tuple(sends)} if n > 1 else {},
@@ -105,14 +101,35 @@ def expect(
         module="PipelineStage",
         schedule=SCHEDULES[schedule].__name__,
         ideal_efficiency=micro / (micro + n - 1),
-        memory_bytes=training_bytes(
-            largest, element_bytes(model), facts, batching.global_batch // n
-        ),
+        memory_bytes=max(_stage_bytes(model, facts, stages, r, batching, knobs) for r in range(n)),
         formula="M (activation + gradient) per boundary",
         global_batch=batching.global_batch,
         stages=n,
         remedies={"bubble": f"{case.strategy}.microbatches={2 * micro}"},
     )
+
+
+def _stage_bytes(
+    model: nn.Sequential,
+    facts: ModelFacts,
+    stages: Sequence[Sequence[str]],
+    stage: int,
+    batching: Batching,
+    knobs: Knobs,
+) -> int:
+    """What one stage holds: its states, and what its blocks keep of the micro-batches in flight.
+
+    GPipe runs all of them forwards before the first goes backwards; 1F1B has as many in flight as
+    there are stages from this one on (Narayanan et al., PipeDream-2BW, 2021).
+    """
+    micro = int(knobs["microbatches"])
+    in_flight = micro if knobs["schedule"] == "gpipe" else min(micro, len(stages) - stage)
+    samples = batching.global_batch // micro
+    owned = stages[stage]
+    elements = sum(p.numel() for m in owned for p in model.get_submodule(m).parameters())
+    blocks = dict(zip((n for n, _ in model.named_children()), facts.block_bytes, strict=False))
+    kept = sum(blocks.get(name, 0) for name in owned) * in_flight + facts.again_bytes
+    return int(elements * element_bytes(model) * 4 + kept * samples)
 
 
 def _first_input(model: nn.Sequential, facts: ModelFacts, samples: int) -> Tensor:

@@ -161,6 +161,26 @@ def test_plan_says_what_would_be_launched_and_launches_nothing(tmp_path: Path) -
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize(
+    ("suites", "name"),
+    [
+        ("suites/test_ddp.py", "plan-ddp-8xh100"),
+        pytest.param("suites", "plan-8xh100", marks=pytest.mark.full),  # half a minute
+    ],
+)
+def test_plan_for_machines_that_are_not_here(
+    suites: str, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Golden: what an expert would want to know before eight H100s are booked."""
+    arguments = ["plan", suites, "--on", "8xh100", "-m", "not nightly", "--cpus", "1"]
+    seen = screen(arguments, 100, capsys, monkeypatch).partition("\n")[2]
+    golden = GOLDEN / f"{name}.txt"
+    if os.environ.get("SCALEPROOF_GOLDEN") == "write":
+        golden.write_text(seen)
+    assert seen == golden.read_text()
+    assert max(map(len, seen.splitlines())) <= 100
+
+
 def interruptible() -> None:
     """A shell's background jobs ignore SIGINT, and so would what they start."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

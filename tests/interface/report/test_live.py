@@ -22,14 +22,16 @@ def moment(
     step: int = 3, purpose: Purpose = Purpose.TIMED, plan: str = "ddp/mlp-nano/weak"
 ) -> Moment:
     return Moment(
-        plan=plan, arm=f"{plan}@2cpu", purpose=purpose, launch=9, num_launches=32, step=step,
+        plan=plan, number=3, num_plans=11, arm=f"{plan}@2cpu", purpose=purpose, launch=9, num_launches=32, step=step,
         num_steps=28, elapsed_s=42.0, left_s=70.0, last="262 samples/s",
     )  # fmt: skip
 
 
 def test_line_says_case_rung_launch_step_throughput_and_eta() -> None:
     text = line(moment())
-    assert text == "  [ 9/32] ddp/mlp-nano/weak@2cpu  step 3/28  262 samples/s  0:42  ETA 1:10"
+    assert (
+        text == "  [3/11   9/32] ddp/mlp-nano/weak@2cpu  step 3/28  262 samples/s  0:42  ETA 1:10"
+    )
     assert len(text) < 100
 
 
@@ -60,7 +62,7 @@ def test_below_a_test_runners_line_the_cursor_comes_back() -> None:
     live.show(moment(3))
     live.show(moment(4))
     live.clear()
-    assert out.getvalue().startswith("\n  [ 9/32]")
+    assert out.getvalue().startswith("\n  [3/11   9/32]")
     assert out.getvalue().count("\n") == 1
     assert out.getvalue().endswith("\033[A\033[18C")
 

@@ -2,38 +2,34 @@
 
 import argparse
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
 
+from _pytest.mark.expression import Expression
+
+from harness.analysis import forecast, packing
 from harness.analysis.judging import obstacles, pairs, verdicts
 from harness.base.documents import to_doc
-from harness.base.numbers import duration, si
-from harness.host import machine as machines
+from harness.base.errors import SpecError
+from harness.host import hardware
+from harness.host.hardware import Hardware
 from harness.host.machine import Machine
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.report import text
-from harness.record import Described, Expected, ModelFacts
-from harness.spec import Arm, CaseSpec, Plan, Threshold
-from harness.spec.plan import HORIZON
+from harness.interface.report import plans as plans_report, text
+from harness.interface.report.plans import Outlook
+from harness.measure import together
+from harness.record import Described
+from harness.record.store import load
+from harness.spec import Arm, Device, Plan, Site, Threshold
 from harness.spec.targets import plans_of
-
-#: Seconds that a launch costs beside its steps, and a step when nothing better is known.
-LAUNCH_S, GATE_S = 0.15, 1.5
-
 
 HELP = dict(plan="show the launches of a run with their time, memory and bytes per rank")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """One plan with what the agent said of its cases, and which rules judge each arm."""
-
-    plan: Plan
-    described: dict[str, Described]
-    rules: dict[str, list[str]]
-    num_launches: int
+#: The tier that ``pytest suites/`` measures where nothing else is said.
+USUAL_TIER = "not nightly and not acceptance"
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
@@ -42,115 +38,113 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         help="a case, a suite folder, file.py or file.py::recipe",
     )  # fmt: skip
     measuring.add_to(sub, cases=True)
+    sub.add_argument(
+        "--on", metavar="HARDWARE",
+        help="plan for machines that are not here: 8xh100, 64x8xh200 (nodes x GPUs), a file, a run",
+    )  # fmt: skip
+    sub.add_argument(
+        "-m", metavar="MARKS", default=USUAL_TIER, dest="marks",
+        help=f"the suites with these marks, as of pytest (default: {USUAL_TIER!r})",
+    )  # fmt: skip
 
 
 def act(asked: Asked) -> Answer:
     """A row for each arm; the agent is asked, nothing is launched."""
-    known, site = measuring.site(asked)
+    on = _hardware(asked.options.on)
+    known, here = measuring.site(asked)
+    site = here if on is None else Site(device=Device.CUDA, backend="nccl", nodes=on.nodes)
     ablations = list(dict.fromkeys(asked.options.ablate))
-    plans = plans_of(asked.options.target, site, known, measuring.settings(asked), ablations)
-    with contextlib.closing(measuring.session(asked, known, site)) as session:
+    plans = plans_of(
+        asked.options.target, site, known, measuring.settings(asked), ablations,
+        tier(asked.options.marks),
+    )  # fmt: skip
+    with contextlib.closing(measuring.session(asked, known, here)) as session:
         session.describe([a.case for p in plans for a in p.arms])
         run = session.run
-        outlooks = [outlook(p, run.described, run.thresholds) for p in plans]
-    return Answer(document=[to_doc(f) for f in outlooks], lines=lines(outlooks, run.machine))
+        machine, link = (run.machine, 0.0) if on is None else (on.machine, on.slowest)
+        look = Look(machine, run.described, run.thresholds, link, asked.options.no_timeline)
+        side_by_side = partial(together.groups, session) if on is None else partial(_seated, on)
+        outlooks = look.at(plans, side_by_side)
+        costs = forecast.Costs(plans, run.described, machine, link_bytes=link)
+        place = plans_report.Place(machine, on, costs)
+        shown = plans_report.lines(outlooks, run.thresholds, place, text.columns())
+    return Answer(document=[to_doc(f) for f in outlooks], lines=shown)
 
 
-def outlook(
-    plan: Plan, described: dict[str, Described], thresholds: Sequence[Threshold]
-) -> Outlook:
-    """What a plan will do, with the rules that will judge it."""
-    hardware = machines.detect().hardware_class
-    judged = pairs.judged_of(plan, thresholds, hardware)
-    rules: dict[str, list[str]] = {a.name: [] for a in plan.arms}
-    for c in judged:
-        matched = verdicts.rules_for(thresholds, plan.arm(c.subject).case, c, hardware)
-        rules[c.subject] += [t.name for t in matched if t.name not in rules[c.subject]]
-    return Outlook(
-        plan=plan,
-        described={a.case.hash: described[a.case.hash] for a in plan.arms},
-        rules=rules,
-        num_launches=2 * plan.protocol.min_blocks * len(plan.arms),
-    )
+def _hardware(text: str | None) -> Hardware | None:
+    """What ``--on`` names: known devices, a file that states them, or those of a run."""
+    if text is None:
+        return None
+    path = Path(text)
+    if path.is_dir() or path.name == "record.json":
+        run = load(path)
+        return hardware.of_machine(path.name, run.machine, run.settings.nodes)
+    return hardware.parse(text)
 
 
-def estimate_s(forecast: Outlook) -> float:
-    """Rough seconds for the plan's first blocks: closed-form FLOPs at a core's usual rate.
+def tier(marks: str) -> Callable[[frozenset[str]], bool]:
+    """Whether marks meet an expression, as pytest reads it."""
+    try:
+        expression = Expression.compile(marks)
+    except SyntaxError as error:
+        raise SpecError(f"-m {marks}: {error}", expected="as of pytest", fix="-m smoke") from None
 
-    Paced models state their own step time; on a GPU the rate is a guess and the figure is too.
-    """
-    total = 0.0
-    protocol = forecast.plan.protocol
-    for arm in forecast.plan.arms:
-        facts = forecast.described[arm.case.hash].facts
-        expected = forecast.described[arm.case.hash].expected
-        if facts is None or expected is None:
-            continue
-        rate = 3e10 if arm.case.device == "cpu" else 2e14
-        step_s = _flops(facts, expected, arm.case) / rate
-        if facts.step_s is not None:
-            step_s = facts.step_s * 1.2  # and what is communicated
-        launch_s = LAUNCH_S + protocol.steps * max(step_s, 2e-3)
-        # Beside the timed launches a gate, a pilot, a reference, and a profile.
-        total += (2 * protocol.min_blocks + HORIZON + 2) * launch_s + GATE_S
-    return total
+    def chosen(found: frozenset[str]) -> bool:
+        def has(name: str, /, **_: str | int | bool | None) -> bool:
+            return name in found
+
+        return expression.evaluate(has)
+
+    return chosen
 
 
-class Line(NamedTuple):
-    """An arm of the table; the ``last`` one of a plan says in what its case differs."""
-
-    arm: Arm
-    described: Described
-    rules: Sequence[str]
-    last: bool
+def _seated(on: Hardware, plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:
+    """Which arms would run at once there, each on devices of its own."""
+    if any(arm.case.device is not Device.CUDA or arm.case.first_device for arm in arms):
+        return [[arm] for arm in arms]
+    return [[arms[i] for i in s] for s in packing.slots([arm.case for arm in arms], on.nodes)]
 
 
-def _flops(facts: ModelFacts, expected: Expected, case: CaseSpec) -> float:
-    return facts.flops_per_sample * expected.global_batch / case.world_size
+@dataclass(frozen=True)
+class Look:
+    """What is known of where plans would run; ``link``: the slowest one's B/s, 0 unknown."""
 
+    machine: Machine
+    described: Mapping[str, Described]
+    thresholds: Sequence[Threshold]
+    link: float
+    no_timeline: bool
 
-def lines(outlooks: Sequence[Outlook], machine: Machine) -> list[str]:
-    """The table of ``plan``."""
+    def at(self, plans: Sequence[Plan], slots: forecast.Slots) -> list[Outlook]:
+        """Every plan, with what it takes after those before it."""
+        costs = forecast.Costs(plans, self.described, self.machine, link_bytes=self.link)
+        arms = {plan.hash: [a for a in plan.arms if self.runs(a)] for plan in plans}
+        coming = forecast.coming(
+            plans, arms, costs, self.described, slots, timeline=not self.no_timeline
+        )
+        seconds: dict[str, float] = {}
+        for launch in coming:
+            place = launch.plan.hash
+            seconds[place] = seconds.get(place, 0.0) + launch.seconds
+        return [self._outlook(p, len(arms[p.hash]), seconds.get(p.hash, 0.0)) for p in plans]
 
-    def of(read: Callable[[ModelFacts, Expected, CaseSpec], str]) -> Callable[[Line], str]:
-        """A cell that is empty where a case has neither facts nor expectations."""
+    def runs(self, arm: Arm) -> bool:
+        """Whether an arm can be launched at all."""
+        answer = self.described[arm.case.hash]
+        return not answer.error and obstacles.fits(answer, arm.case, self.machine)
 
-        def cell(line: Line) -> str:
-            d, case = line.described, line.arm.case
-            return "" if d.facts is None or d.expected is None else read(d.facts, d.expected, case)
-
-        return cell
-
-    def rules(line: Line) -> str:
-        d = line.described
-        if d.facts is None or d.expected is None:
-            return f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
-        fits = obstacles.fits(d, line.arm.case, machine)
-        return ", ".join(line.rules) if fits else "SKIP: does not fit"
-
-    columns = [
-        text.Column[Line](
-            "case", 9, lambda x: text.named(x.arm.case) if x.last else x.arm.case.family, left=True
-        ),
-        text.Column("ranks", 9, lambda x: x.arm.case.world),
-        text.Column("params", 4, of(lambda f, e, c: si(float(f.num_params)))),
-        text.Column("batch", 5, of(lambda f, e, c: str(e.global_batch))),
-        text.Column("GFLOP/step", 3, of(lambda f, e, c: f"{_flops(f, e, c) / 1e9:.3g}")),
-        text.Column("memory", 6, of(lambda f, e, c: si(float(e.memory_bytes), "B"))),
-        text.Column("sends/step", 7, of(lambda f, e, c: si(max(e.sent_bytes), "B"))),
-        text.Column("rules", 8, rules, left=True),
-    ]
-    rows = [
-        Line(a, f.described[a.case.hash], f.rules[a.name], a is f.plan.arms[-1])
-        for f in outlooks
-        for a in f.plan.arms
-    ]
-    launches = sum(f.num_launches for f in outlooks)
-    seconds = sum(estimate_s(f) for f in outlooks)
-    width = text.columns()
-    note = (
-        f" {len(outlooks)} plans, at least {launches} timed launches, about {duration(seconds)};"
-        " memory and bytes are per rank, computed from closed forms"
-    )
-    table = text.table(columns, rows, width) if rows else [" nothing to launch here"]
-    return [*table, "", *text.wrap(note, width, 1)]
+    def _outlook(self, plan: Plan, running: int, seconds: float) -> Outlook:
+        hardware_class = self.machine.hardware_class
+        judged = pairs.judged_of(plan, self.thresholds, hardware_class)
+        rules: dict[str, list[str]] = {a.name: [] for a in plan.arms}
+        for c in judged:
+            case = plan.arm(c.subject).case
+            matched = verdicts.rules_for(self.thresholds, case, c, hardware_class)
+            rules[c.subject] += [t.name for t in matched if t.name not in rules[c.subject]]
+        return Outlook(
+            plan=plan,
+            described={a.case.hash: self.described[a.case.hash] for a in plan.arms},
+            rules=rules,
+            num_launches=2 * plan.protocol.min_blocks * running,
+            seconds=seconds,
+        )

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.launch.wire.beats import Phase
@@ -24,7 +23,7 @@ from harness.record.store import Samples
 from harness.training.context import Loaded, RankContext, build_model, load
 from harness.training.observe.memory import Memory
 from harness.training.rank.feed import make_feed
-from harness.training.rank.oracle import Oracle
+from harness.training.rank.oracle import Oracle, added, shaped
 from harness.training.rank.setup import Rank
 from harness.training.rank.streamed import Streamed
 
@@ -77,24 +76,6 @@ def _in_turn(loaded: Loaded, ctx: RankContext, model: nn.Module, steps: int) -> 
         yield oracle.step([feed(step) for feed in feeds])
 
 
-def added(own: Sequence[Tensor], shards: int) -> list[Tensor]:
-    """The mean of all ranks' gradients, added in rank order: equal bits on every rank.
-
-    Each rank adds one part of them, and hands it to the others.
-    """
-    if shards == 1:
-        return list(own)
-    flat = torch.cat([(g / shards).flatten() for g in own])
-    padded = nn.functional.pad(flat, (0, -len(flat) % shards))
-    every = torch.empty_like(padded)
-    dist.all_to_all_single(every, padded)
-    mine, *others = every.view(shards, -1)
-    for other in others:
-        mine.add_(other)
-    dist.all_gather_into_tensor(padded, mine.contiguous())
-    return _shaped(padded[: len(flat)], own)
-
-
 class Encoder:
     """Puts every rank's gradients through a compressor, in the order in which DDP lays them out.
 
@@ -115,18 +96,12 @@ class Encoder:
         laid_out = [own[i] for i in self._order]
         flat = torch.cat([g.flatten() for g in laid_out])
         trained = [self._parameters[i] for i in self._order]
-        bucket = Bucket(flat=flat, parts=_shaped(flat, laid_out), trained=trained)
-        decoded = dict(zip(self._order, _shaped(hook(bucket).wait(), laid_out), strict=True))
+        bucket = Bucket(flat=flat, parts=shaped(flat, laid_out), trained=trained)
+        decoded = dict(zip(self._order, shaped(hook(bucket).wait(), laid_out), strict=True))
         for handle in self._handles:
             handle.remove()
         self._handles, self._order = [], self._arrived[-len(own) :] or self._order
         return [decoded[i] for i in range(len(own))]
-
-
-def _shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a flat tensor, shaped like these in turn."""
-    parts = flat.split([g.numel() for g in like])
-    return [part.view_as(g) for part, g in zip(parts, like, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,196 @@
+"""Forecast: which launches are still to come, and how long they take.
+
+    plans, what is known of their cases -> launches that they want, less those there are -> seconds
+
+``plan``, the line after collection, the live line and its ETA read this one list. What a launch
+takes is taken from launches like it where there are any, and from closed forms before.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from harness.host import machine
+from harness.host.machine import Machine
+from harness.record import Described, LaunchRecord, Purpose
+from harness.spec import Arm, CaseSpec, Device, Plan, Precision, Role, Window
+
+#: FLOP/s of a CPU core in training, the share of a GPU's peak that training reaches, and that of a
+#: link's rate: what is usual, where nothing was measured.
+CORE_FLOPS, PEAK_SHARE, LINK_SHARE = 3e10, 0.4, 0.7
+#: Seconds to start and end a world: a GPU's rank makes a context, opens NCCL and loads its kernels.
+START_S = {Device.CPU: 0.15, Device.CUDA: 8.0}
+#: Seconds to train a gate's twin on one rank, and to write down and read a profile.
+GATE_S, PROFILE_S = 0.3, {Device.CPU: 1.0, Device.CUDA: 4.0}
+#: A step is not shorter than its own Python.
+LEAST_STEP_S = 2e-3
+#: Further blocks that a judged plan wants on average: few on a quiet host, more on a noisy one.
+FURTHER = 0.5
+
+Slots = Callable[[Plan, Sequence[Arm]], Sequence[Sequence[Arm]]]
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Worlds that will run at once, and how long they take, in s."""
+
+    plan: Plan
+    purpose: Purpose
+    arms: tuple[Arm, ...]
+    seconds: float
+
+
+class Costs:
+    """What launches of these plans take, in s: as those that there are, else as closed forms say.
+
+    ``link_bytes`` is what a rank's slowest link carries, in B/s; 0: nobody knows.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        described: Mapping[str, Described],
+        on: Machine,
+        launches: Sequence[LaunchRecord] = (),
+        link_bytes: float = 0.0,
+    ) -> None:
+        self._described, self._machine, self._link_bytes = described, on, link_bytes
+        self._walls: dict[tuple[str, Purpose], list[float]] = {}
+        self._steps: dict[str, list[float]] = {}
+        starts: list[float] = []
+        for x in (x for x in launches if x.ranks):
+            self._walls.setdefault((x.case, x.purpose), []).append(x.wall_s)
+            if x.steps is not None:
+                self._steps.setdefault(x.case, []).append(x.steps.mean_s)
+                starts.append(x.wall_s - max(r.stepping_s for r in x.ranks))
+        self._start_s = fmean(starts) if starts else None
+        cases = {arm.case.hash: arm.case for plan in plans for arm in plan.arms}
+        off = [fmean(s) / self._guess_s(cases[c]) for c, s in self._steps.items() if c in cases]
+        self._off = fmean(off) if off else 1.0  # as estimates were so far
+
+    def of(self, case: CaseSpec, purpose: Purpose, window: Window) -> float:
+        """One launch."""
+        known = self._walls.get((case.hash, purpose))
+        if known and purpose is not Purpose.TIMED:
+            return fmean(known)
+        start = START_S[case.device] if self._start_s is None else self._start_s
+        if purpose is Purpose.GATE:
+            return start + GATE_S * case.world_size
+        step, facts = self.step_s(case), self._described[case.hash].facts
+        if purpose is Purpose.REFERENCE and facts is not None and facts.step_s is not None:
+            step = LEAST_STEP_S  # nobody waits for a stand-in there
+        more = PROFILE_S[case.device] if purpose is Purpose.PROFILE else 0.0
+        return start + window.steps * step + more
+
+    def step_s(self, case: CaseSpec) -> float:
+        """One step of a case."""
+        known = self._steps.get(case.hash)
+        return fmean(known) if known else self._off * self._guess_s(case)
+
+    def _guess_s(self, case: CaseSpec) -> float:
+        """A step by its FLOPs or its bytes; a stand-in says itself how long its steps are."""
+        answer = self._described[case.hash]
+        if answer.facts is None or answer.expected is None:
+            return LEAST_STEP_S
+        if answer.facts.step_s is not None:
+            return answer.facts.step_s
+        flops = answer.facts.flops_per_sample * answer.expected.global_batch / case.world_size
+        rate = CORE_FLOPS * case.devices_per_rank
+        if case.device is Device.CUDA:
+            dtype = "float32" if case.precision is Precision.FP32 else "bfloat16"
+            rate = PEAK_SHARE * (machine.peak_flops(self._machine.gpu or "", dtype) or 2e14)
+        link = LINK_SHARE * self._link_bytes
+        talking_s = max(answer.expected.sent_bytes, default=0.0) / link if link else 0.0
+        return max(LEAST_STEP_S, flops / rate, talking_s)
+
+
+def coming(
+    plans: Sequence[Plan],
+    arms: Mapping[str, Sequence[Arm]],
+    costs: Costs,
+    described: Mapping[str, Described],
+    slots: Slots,
+    *,
+    launches: Sequence[LaunchRecord] = (),
+    windows: Mapping[str, Mapping[str, Window]] | None = None,
+    timeline: bool = True,
+) -> Iterator[Coming]:
+    """Every launch that is still to come; plans share gates, pilots, references and profiles.
+
+    ``arms`` maps a plan's hash to the arms that it is measured with, ``windows`` it to those that
+    pilots have settled.
+    """
+    have = _have(plans, launches, described)
+    for plan in plans:
+        these = arms[plan.hash]
+        settled = (windows or {}).get(plan.hash, {})
+        first = 2 * plan.protocol.min_blocks
+        begun = sum(x.plan == plan.hash and x.purpose is Purpose.TIMED for x in launches)
+        further = 2 * FURTHER if begun < first * len(these) else 0.0
+        for purpose, window, times in (
+            (Purpose.GATE, plan.window, 1),
+            (Purpose.PILOT, plan.pilot, 1),
+            (Purpose.REFERENCE, plan.window, 1),
+            (Purpose.TIMED, plan.window, first),
+            (Purpose.PROFILE, plan.profile, int(timeline)),
+        ):
+            chosen = [arm for arm in these if _wanted(arm, purpose)]
+            grouped = slots(plan, chosen)
+            for slot in grouped:
+                twice = slot is grouped[0] and len(slot) == 1 and purpose is Purpose.PILOT
+                probed = purpose is Purpose.PILOT and len(slot) > 1
+                missing = times + twice + 2 * probed
+                new = []
+                for arm in slot:
+                    key = _key(plan, arm.case.hash, purpose, described)
+                    if key is not None and have[key] < missing:
+                        new.append((arm, missing - have[key]))
+                        have[key] = missing
+                if not new:
+                    continue
+                took = max(
+                    costs.of(arm.case, purpose, settled.get(arm.name, window)) for arm, _ in new
+                )
+                many = max(count for _, count in new)
+                yield from [Coming(plan, purpose, tuple(a for a, _ in new), took)] * many
+                if purpose is Purpose.TIMED and further and plan.contrasts:
+                    yield Coming(plan, purpose, tuple(a for a, _ in new), further * took)
+
+
+def _have(
+    plans: Sequence[Plan], launches: Sequence[LaunchRecord], described: Mapping[str, Described]
+) -> Counter[object]:
+    """How often there is what; probes stand beside the pilots of their case."""
+    by_hash, slots = {plan.hash: plan for plan in plans}, set[tuple[str, str]]()
+    have: Counter[object] = Counter()
+    for x in launches:
+        if x.slot and (x.slot, x.case) in slots:
+            continue  # a baseline at several places at once
+        slots.add((x.slot, x.case))
+        purpose = Purpose.PILOT if x.purpose is Purpose.PROBE else x.purpose
+        have[_key(by_hash.get(x.plan), x.case, purpose, described)] += 1
+    return have
+
+
+def _wanted(arm: Arm, purpose: Purpose) -> bool:
+    """Whether an arm is launched for this at all."""
+    if arm.role is Role.CONTROL:
+        return purpose is Purpose.GATE
+    return arm.role is not Role.ABLATION or purpose in (Purpose.PILOT, Purpose.TIMED)
+
+
+def _key(
+    plan: Plan | None, case: str, purpose: Purpose, described: Mapping[str, Described]
+) -> object:
+    """Launches of one key stand for each other; None: nobody needs one."""
+    if plan is None:
+        return purpose
+    if purpose is Purpose.PILOT:
+        return purpose, case, plan.pilot
+    if purpose is Purpose.REFERENCE:
+        wanted = described[case].reference
+        return None if wanted is None else (purpose, wanted.key)
+    if purpose is Purpose.TIMED:
+        return purpose, case, plan.hash
+    return purpose, case

@@ -1,0 +1,146 @@
+"""Hardware that is planned for: known devices by short names, or a file that states one.
+
+    8xh100        a node of 8        64x8xh200     64 nodes of 8
+    my.toml       [[hardware]] with gpu, gpus, nodes, memory_gib, link_gb_s, network_gb_s
+
+Memory is what NVML shows; links are data sheets' rates in one direction. Peaks are those of
+``machine.peaks``.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.base.errors import SpecError, meant
+from harness.base.toml import check_table, keys_of, read_tables
+from harness.host.machine import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A device: its name, GiB of memory, and GB/s that it sends to its neighbours in a node."""
+
+    gpu: str
+    memory_gib: int
+    link_gb_s: float
+
+
+SHEETS = {
+    "h100": Sheet(gpu="NVIDIA H100 80GB HBM3", memory_gib=80, link_gb_s=450),
+    "h100-pcie": Sheet(gpu="NVIDIA H100 PCIe", memory_gib=80, link_gb_s=64),
+    "h100-nvl": Sheet(gpu="NVIDIA H100 NVL", memory_gib=94, link_gb_s=300),
+    "h200": Sheet(gpu="NVIDIA H200", memory_gib=140, link_gb_s=450),
+    "h200-nvl": Sheet(gpu="NVIDIA H200 NVL", memory_gib=140, link_gb_s=450),
+    "h20": Sheet(gpu="NVIDIA H20", memory_gib=96, link_gb_s=450),
+    "b200": Sheet(gpu="NVIDIA B200", memory_gib=179, link_gb_s=900),
+    "a100": Sheet(gpu="NVIDIA A100-SXM4-80GB", memory_gib=80, link_gb_s=300),
+    "a100-40": Sheet(gpu="NVIDIA A100-SXM4-40GB", memory_gib=40, link_gb_s=300),
+    "a100-pcie": Sheet(gpu="NVIDIA A100 80GB PCIe", memory_gib=80, link_gb_s=32),
+    "l40s": Sheet(gpu="NVIDIA L40S", memory_gib=45, link_gb_s=32),
+    "l4": Sheet(gpu="NVIDIA L4", memory_gib=22, link_gb_s=32),
+    "rtx4090": Sheet(gpu="NVIDIA GeForce RTX 4090", memory_gib=24, link_gb_s=32),
+}
+#: GB/s between nodes for each GPU where nobody says: an adapter of 400 Gbit/s.
+NETWORK_GB_S = 50.0
+#: GiB of host memory for each GPU where nobody says.
+HOST_GIB = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Nodes that are alike. Rates in B/s for each GPU, in one direction."""
+
+    name: str
+    machine: Machine
+    nodes: tuple[int, ...]
+    link_bytes: float
+    network_bytes: float
+
+    @property
+    def slowest(self) -> float:
+        """What bounds a ring over all of it."""
+        return self.link_bytes if len(self.nodes) == 1 else self.network_bytes
+
+
+def parse(text: str) -> Hardware:
+    """What ``--on`` names; SpecError for what is neither known nor a file."""
+    if Path(text).is_file():
+        return _stated(Path(text))
+    found = re.fullmatch(r"(?:(\d+)x)?(\d+)x([a-z0-9-]+)", text.lower())
+    if found is None or found[3] not in SHEETS:
+        wrong = found[3] if found else text
+        hint = f"; {close}" if (close := meant(wrong, SHEETS)) else ""
+        raise SpecError(
+            f"--on {text}: no such hardware{hint}",
+            expected=f"8xh100, 64x8xh200 (of {', '.join(SHEETS)}), or a file", fix="--on 8xh100",
+        )  # fmt: skip
+    sheet = SHEETS[found[3]]
+    return _of(text, sheet, int(found[2]), int(found[1] or 1), NETWORK_GB_S)
+
+
+def of_machine(name: str, machine: Machine, nodes: tuple[int, ...]) -> Hardware:
+    """Hardware that was measured on once; SpecError if no sheet tells its links."""
+    known = [s for s in SHEETS.values() if s.gpu == machine.gpu]
+    if not known:
+        raise SpecError(
+            f"--on {name}: nothing is known of the links of {machine.gpu or 'a CPU'}",
+            expected=f"a run on {', '.join(SHEETS)}", fix="--on my.toml   # with link_gb_s",
+        )  # fmt: skip
+    return Hardware(
+        name=name, machine=machine, nodes=nodes, link_bytes=1e9 * known[0].link_gb_s,
+        network_bytes=1e9 * NETWORK_GB_S,
+    )  # fmt: skip
+
+
+def _of(name: str, sheet: Sheet, gpus: int, nodes: int, network_gb_s: float) -> Hardware:
+    if min(gpus, nodes) < 1:
+        raise SpecError(f"--on {name}", expected="at least 1 node of 1 GPU", fix="--on 8xh100")
+    machine = Machine(
+        cpu="planned", num_cores=16 * gpus, memory_gib=HOST_GIB * gpus, gpu=sheet.gpu,
+        num_gpus=gpus, gpu_memory_gib=sheet.memory_gib, host=name, kernel="", driver=None,
+    )  # fmt: skip
+    return Hardware(
+        name=name, machine=machine, nodes=(gpus,) * nodes, link_bytes=1e9 * sheet.link_gb_s,
+        network_bytes=1e9 * network_gb_s,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """A ``[[hardware]]`` table; of a known ``gpu`` the rest may be left out."""
+
+    gpu: str
+    gpus: int
+    nodes: int = 1
+    memory_gib: int = 0
+    link_gb_s: float = 0.0
+    network_gb_s: float = NETWORK_GB_S
+
+
+_KEYS = keys_of(Stated)
+
+
+def _stated(path: Path) -> Hardware:
+    """A file's hardware; every mistake in it at once."""
+    tables, problems = read_tables(path, "hardware", "--on")
+    for table in tables:
+        if check_table(table, _KEYS, problems, "hardware"):
+            for key, value in table.values.items():
+                if key != "gpu" and not value > 0:
+                    problems.add(table.lines[key], f"{key} = {value} is not above 0")
+    if len(tables) != 1:
+        problems.add(1, f"{len(tables)} tables [[hardware]]", "one: gpu, gpus, nodes")
+    problems.raise_any()
+    (table,) = tables
+    asked = Stated(**table.values)
+    known = SHEETS.get(asked.gpu.lower())
+    sheet = Sheet(
+        gpu=known.gpu if known else asked.gpu,
+        memory_gib=asked.memory_gib or (known.memory_gib if known else 0),
+        link_gb_s=asked.link_gb_s or (known.link_gb_s if known else 0.0),
+    )
+    if not (sheet.memory_gib and sheet.link_gb_s):
+        hint = f"memory_gib = 80 and link_gb_s = 450, or a known gpu: {', '.join(SHEETS)}"
+        problems.add(table.lines["gpu"], f"nothing is known of {asked.gpu!r}", hint)
+        problems.raise_any()
+    return _of(path.stem, sheet, asked.gpus, asked.nodes, asked.network_gb_s)

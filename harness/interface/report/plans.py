@@ -1,0 +1,149 @@
+"""What ``plan`` shows: a row for each arm, the rules that judge them, and what all of it takes."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.analysis import forecast
+from harness.analysis.judging import obstacles
+from harness.base.numbers import duration, si
+from harness.host.hardware import Hardware
+from harness.host.machine import Machine
+from harness.interface.report import text
+from harness.record import Described
+from harness.spec import Arm, Device, Plan, Threshold
+
+#: Characters of the column that says why an arm is left out.
+TOLD_WIDE = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """One plan with what the agent said of its cases, and which rules judge each arm.
+
+    ``seconds`` is what its launches take, less those that earlier plans share with it.
+    """
+
+    plan: Plan
+    described: dict[str, Described]
+    rules: dict[str, list[str]]
+    num_launches: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """An arm of the table; the ``last`` one of a plan says in what its case differs."""
+
+    arm: Arm
+    described: Described
+    num_rules: int
+    last: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where plans would run: here, or ``on`` hardware that is not."""
+
+    machine: Machine
+    on: Hardware | None
+    costs: forecast.Costs
+
+    def params(self, line: Line) -> str:
+        facts = line.described.facts
+        return "" if facts is None else si(float(facts.num_params))
+
+    def batch(self, line: Line) -> str:
+        expected = line.described.expected
+        return "" if expected is None else str(expected.global_batch)
+
+    def step(self, line: Line) -> str:
+        if line.described.expected is None:
+            return ""
+        step_s = self.costs.step_s(line.arm.case)
+        return f"{1e3 * step_s:.3g} ms" if step_s < 1 else f"{step_s:.3g} s"
+
+    def memory(self, line: Line) -> str:
+        """Bytes of a rank, and of its card where it has one."""
+        expected, card_gib = line.described.expected, self.machine.gpu_memory_gib
+        if expected is None:
+            return ""
+        needed = si(float(expected.memory_bytes), "B")
+        if self.on is None or line.arm.case.device is Device.CPU or card_gib is None:
+            return needed
+        return f"{needed} {expected.memory_bytes / 2**30 / card_gib:4.0%}"
+
+    def sends(self, line: Line) -> str:
+        """Bytes that the busiest rank sends in a step, and how long its link needs for them."""
+        expected, case = line.described.expected, line.arm.case
+        sent = 0.0 if expected is None else max(expected.sent_bytes)
+        if self.on is None or not sent or case.device is Device.CPU:
+            return si(sent, "B") if sent else ""
+        link = self.on.network_bytes if len(case.nodes) > 1 else self.on.link_bytes
+        return f"{si(sent, 'B')} {1e3 * sent / link:.3g} ms"
+
+    def judged(self, line: Line) -> str:
+        """How many rules judge an arm, or why it is left out."""
+        d, many = line.described, line.num_rules
+        if d.facts is None or d.expected is None:
+            told = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
+            return "\n".join(text.wrap(told, TOLD_WIDE, 0))
+        if not obstacles.fits(d, line.arm.case, self.machine):
+            return "SKIP: does not fit"
+        return f"{many} rule{'s' * (many > 1)}" if many else ""
+
+
+def lines(
+    outlooks: Sequence[Outlook], thresholds: Sequence[Threshold], place: Place, width: int
+) -> list[str]:
+    """The tables of ``plan``."""
+    columns = [
+        text.Column[Line](
+            "case", 9, lambda x: text.named(x.arm.case) if x.last else x.arm.case.family, left=True
+        ),
+        text.Column("ranks", 9, lambda x: x.arm.case.world),
+        text.Column("params", 3, place.params),
+        text.Column("batch", 1, place.batch),
+        text.Column("step", 4, place.step),
+        text.Column("memory", 7, place.memory),
+        text.Column("sends/step", 6, place.sends),
+        text.Column("judged by", 8, place.judged, left=True),
+    ]
+    rows = [
+        Line(a, f.described[a.case.hash], len(f.rules[a.name]), a is f.plan.arms[-1])
+        for f in outlooks
+        for a in f.plan.arms
+    ]
+    table = text.table(columns, rows, width) if rows else [" nothing to launch here"]
+    totals = text.wrap(_totals(outlooks, place), width, 1)
+    return [*table, "", *_judging(outlooks, thresholds, width), *totals]
+
+
+def _judging(outlooks: Sequence[Outlook], thresholds: Sequence[Threshold], width: int) -> list[str]:
+    """Every rule that judges something here, with its bound and how often."""
+    arms = Counter(name for f in outlooks for names in f.rules.values() for name in names)
+    columns = [
+        text.Column[Threshold]("rule", 9, lambda t: t.name, left=True),
+        text.Column("metric", 7, lambda t: t.metric, left=True),
+        text.Column("bound", 8, lambda t: t.bound, left=True),
+        text.Column("source", 5, lambda t: str(t.source), left=True),
+        text.Column("arms", 6, lambda t: str(arms[t.name])),
+    ]
+    applying = [t for t in thresholds if arms[t.name]]
+    return [*text.table(columns, applying, width), ""] if applying else []
+
+
+def _totals(outlooks: Sequence[Outlook], place: Place) -> str:
+    """How long it takes, what that costs, and what the figures are from."""
+    on = place.on
+    launches, took = sum(f.num_launches for f in outlooks), sum(f.seconds for f in outlooks)
+    out = f" {len(outlooks)} plans, at least {launches} timed launches, about {duration(took)}"
+    if on is None:
+        return f"{out}; memory and bytes are per rank, computed from closed forms"
+    hours = took / 3600 * sum(on.nodes)
+    return (
+        f"{out}: {hours:.1f} GPU-hours on {on.name} ({place.machine.gpu}). Memory is a rank's and"
+        f" of its card, bytes are the busiest rank's and as long as its link needs for them:"
+        f" {on.link_bytes / 1e9:.0f} GB/s within a node, {on.network_bytes / 1e9:.0f} GB/s between"
+        f" nodes. Steps are estimates: {forecast.PEAK_SHARE:.0%} of the peak, or the link"
+    )

@@ -1,0 +1,78 @@
+"""Forecasts: what is still to come of a run, from its record as it was on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis import forecast
+from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.spec import Arm, Plan
+
+
+def one_by_one(plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:
+    return [[arm] for arm in arms]
+
+
+def all_at_once(plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:
+    return [list(arms)] if arms else []
+
+
+def coming(
+    run: RunRecord,
+    launches: Sequence[LaunchRecord] = (),
+    plans: Sequence[Plan] = (),
+    slots: forecast.Slots = one_by_one,
+) -> list[forecast.Coming]:
+    plans = plans or run.plans
+    costs = forecast.Costs(plans, run.described, run.machine, launches)
+    arms = {plan.hash: plan.arms for plan in plans}
+    return list(
+        forecast.coming(
+            plans, arms, costs, run.described, slots, launches=launches, windows=run.windows
+        )
+    )
+
+
+def test_a_whole_run_has_nothing_to_come(sample_run: RunRecord) -> None:
+    assert coming(sample_run, sample_run.launches) == []
+
+
+def test_what_is_to_come_is_what_came(sample_run: RunRecord) -> None:
+    """Launch by launch, but for further blocks, which nobody can know."""
+    wanted = Counter(x.purpose for x in sample_run.launches)
+    found = Counter(c.purpose for c in coming(sample_run) if len(c.arms) == 1)
+    least = 2 * sample_run.plans[0].protocol.min_blocks * len(sample_run.plans[0].arms)
+    assert found[Purpose.TIMED] >= least
+    for purpose in (Purpose.GATE, Purpose.PILOT, Purpose.REFERENCE, Purpose.PROFILE):
+        assert found[purpose] == wanted[purpose], purpose
+
+
+@pytest.mark.parametrize("share", [0.4, 0.5, 0.6, 0.8])
+def test_what_is_left_is_right_within_a_fifth(sample_run: RunRecord, share: float) -> None:
+    cut = int(share * len(sample_run.launches))
+    done, rest = sample_run.launches[:cut], sample_run.launches[cut:]
+    left = sum(c.seconds for c in coming(sample_run, done))
+    assert left == pytest.approx(sum(x.wall_s for x in rest), rel=0.2)
+
+
+def test_plans_share_what_they_measure_alike(sample_run: RunRecord) -> None:
+    first = sample_run.plans[0]
+    second = replace(first, name="another", protocol=replace(first.protocol, seed=7))
+    assert second.hash != first.hash
+    both = coming(sample_run, plans=[first, second])
+    again = Counter(c.purpose for c in both if c.plan is second)
+    assert set(again) == {Purpose.TIMED}
+
+
+def test_worlds_side_by_side_take_as_long_as_the_longest(sample_run: RunRecord) -> None:
+    def timed(slots: forecast.Slots) -> list[float]:
+        return [c.seconds for c in coming(sample_run, slots=slots) if c.purpose is Purpose.TIMED]
+
+    alone, packed = timed(one_by_one), timed(all_at_once)
+    assert len(packed) < len(alone) and max(packed) == max(alone)
+    probes = [c for c in coming(sample_run, slots=all_at_once) if c.purpose is Purpose.PILOT]
+    assert len(probes) == 3, "a pilot and two probes"

@@ -1,0 +1,69 @@
+"""Hardware that is planned for: short names, files, runs, and what is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from harness.base.errors import ConfigError, SpecError
+from harness.host import hardware, machine
+
+
+def test_short_names() -> None:
+    one, many = hardware.parse("8xh100"), hardware.parse("64x8xH200")
+    assert (one.nodes, one.machine.gpu, one.machine.gpu_memory_gib) == (
+        (8,), "NVIDIA H100 80GB HBM3", 80,
+    )  # fmt: skip
+    assert many.nodes == (8,) * 64 and many.slowest == many.network_bytes == 50e9
+    assert one.slowest == one.link_bytes == 450e9
+    assert one.machine.hardware_class.startswith("8x-nvidia-h100-80gb-hbm3-")
+
+
+@pytest.mark.parametrize("sheet", hardware.SHEETS.values(), ids=list(hardware.SHEETS))
+def test_every_sheet_has_a_peak(sheet: hardware.Sheet) -> None:
+    """Else its steps would be estimated by a rate of another device."""
+    assert machine.peaks(sheet.gpu)
+
+
+@pytest.mark.parametrize(
+    "text", ["h100", "8xh101", "0x8xh100", "8 x h100", "-1xh100", "nofile.toml"]
+)
+def test_what_is_neither_known_nor_a_file_is_one_clear_error(text: str) -> None:
+    with pytest.raises(SpecError, match=f"--on {text}") as told:
+        hardware.parse(text)
+    assert told.value.fix == "--on 8xh100"
+
+
+def test_a_file_states_what_nobody_knows(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[[hardware]]\ngpu = "NVIDIA X1"\ngpus = 4\nmemory_gib = 64\nlink_gb_s = 100\n')
+    found = hardware.parse(str(path))
+    assert (found.name, found.nodes, found.link_bytes) == ("mine", (4,), 100e9)
+    path.write_text('[[hardware]]\ngpu = "h200"\ngpus = 8\nnodes = 4\nnetwork_gb_s = 25\n')
+    found = hardware.parse(str(path))
+    assert found.machine.gpu_memory_gib == 140 and found.slowest == 25e9
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('gpu = "X1"\ngpus = 8\n', "nothing is known of 'X1'"),
+        ('gpu = "h100"\ngpus = 0\n', "gpus = 0 is not above 0"),
+        ('gpu = "h100"\ngpu_count = 8\n', "unknown key 'gpu_count'"),
+        ('gpu = "h100"\ngpus = "8"\n', "expected a int"),
+    ],
+)
+def test_a_file_with_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f"[[hardware]]\n{text}")
+    with pytest.raises(ConfigError, match=says):
+        hardware.parse(str(path))
+
+
+def test_a_run_was_measured_on_something_known() -> None:
+    here = dataclasses.replace(machine.detect(), gpu="NVIDIA H200", num_gpus=8)
+    assert hardware.of_machine("run", here, (8, 8)).nodes == (8, 8)
+    with pytest.raises(SpecError, match="nothing is known of the links"):
+        hardware.of_machine("run", machine.detect(), (2,))

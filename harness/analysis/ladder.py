@@ -15,7 +15,7 @@ class ArmRow:
     """What the timed launches of one arm came to; None where it was not measured.
 
     Times in s, of a mean step, of the worst launch's 95th percentile and of the worst step;
-    ``sent_bytes`` per step of the busiest rank; ``flops`` per s and rank.
+    ``sent_bytes`` per step of the busiest rank; ``flops`` per s and rank; ``energy_j`` per sample.
     """
 
     arm: Arm
@@ -29,6 +29,7 @@ class ArmRow:
     peak_bytes: float | None
     flops: float | None
     mfu: float | None
+    energy_j: float | None
 
     @property
     def case(self) -> CaseSpec:
@@ -73,6 +74,7 @@ def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
     launches = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
     steps: list[Steps] = [x.steps for x in launches if x.steps]
     sent, peaks = values_of(launches, "sent_bytes"), values_of(launches, "peak_bytes")
+    energy = values_of(launches, "energy_per_sample")
     return ArmRow(
         arm=arm,
         launches=tuple(launches),
@@ -85,6 +87,7 @@ def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
         peak_bytes=max(peaks, default=None),
         flops=flops(run, plan, arm.name),
         mfu=mfu(run, plan, arm.name),
+        energy_j=fmean(energy) if energy else None,
     )
 
 

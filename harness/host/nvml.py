@@ -5,6 +5,7 @@ Any call may be missing (old driver, MIG slice) or fail (lost device): its field
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,10 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuWindow:
-    """A device over one launch: (min, max) over the polls; None where NVML has no answer."""
+    """A device over a launch's kept window: (min, max) over the polls; None without an answer.
+
+    ``energy_j`` is what it took over that window, by its own counter.
+    """
 
     index: int
     name: str
@@ -61,6 +65,7 @@ class GpuWindow:
     throttle: tuple[str, ...]
     lost: bool = False
     utilization_pct: tuple[int, ...] | None = None
+    energy_j: float | None = None
 
 
 @contextlib.contextmanager
@@ -168,18 +173,53 @@ def driver() -> str | None:
 
 
 def poll() -> list[dict[str, Json]]:
-    """One reading of every visible device.
-
-    Clock, power, temperature, throttle mask, utilisation in percent, PCIe traffic in kB/s, NVLink
-    traffic in kB since the driver was loaded; ``time_ns`` on the clock of the ranks' traces.
-    """
+    """One reading of every visible device, its links too."""
     with _nvml() as nvml:
-        return [_reading(d) for d in _visible(nvml)] if nvml is not None else []
+        return [_reading(d, links=True) for d in _visible(nvml)] if nvml is not None else []
 
 
-def _reading(device: _Device) -> dict[str, Json]:
+class Watch:
+    """Reads every visible device again and again, in a thread and an NVML session of its own.
+
+    Whoever serves the ranks does not wait for it: an answer of the PCIe counters takes 20 ms, so
+    ``links`` are read on request only.
+    """
+
+    def __init__(self, every_s: float, *, links: bool) -> None:
+        self.polls: list[list[dict[str, Json]]] = []
+        self._every_s, self._links, self._over = every_s, links, threading.Event()
+        self._thread = threading.Thread(target=self._read, name="nvml", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """A last reading is taken, so that the window lies between two."""
+        self._over.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        with _nvml() as nvml:
+            if nvml is None:
+                return
+            devices = _visible(nvml)
+            while True:
+                last = self._over.is_set()
+                self.polls.append([_reading(d, links=self._links) for d in devices])
+                if last:
+                    return
+                self._over.wait(self._every_s)
+
+
+def _reading(device: _Device, *, links: bool) -> dict[str, Json]:
+    """Clock, power, temperature, throttle mask, utilisation in percent, energy in mJ since the
+    driver was loaded; with ``links`` PCIe traffic in kB/s and NVLink traffic in kB since then, too.
+
+    ``time_ns`` is on the clock of the ranks' traces.
+    """
     power, name, used = (device(f"Get{x}") for x in ("PowerUsage", "Name", "UtilizationRates"))
-    return {
+    out: dict[str, Json] = {
         "time_ns": time.time_ns(),
         "index": device.index,
         "name": None if name is None else _text(name),
@@ -188,11 +228,16 @@ def _reading(device: _Device) -> dict[str, Json]:
         "temp_c": device("GetTemperature", device.nvml.NVML_TEMPERATURE_GPU),
         "throttle": device("GetCurrentClocksEventReasons"),
         "utilization_pct": None if used is None else int(used.gpu),
-        "pcie_tx_kb_s": device("GetPcieThroughput", 0),
-        "pcie_rx_kb_s": device("GetPcieThroughput", 1),
-        "nvlink_tx_kb": _field(device, _NVLINK_TX),
-        "nvlink_rx_kb": _field(device, _NVLINK_RX),
+        "energy_mj": device("GetTotalEnergyConsumption"),
     }
+    if links:
+        out |= {
+            "pcie_tx_kb_s": device("GetPcieThroughput", 0),
+            "pcie_rx_kb_s": device("GetPcieThroughput", 1),
+            "nvlink_tx_kb": _field(device, _NVLINK_TX),
+            "nvlink_rx_kb": _field(device, _NVLINK_RX),
+        }
+    return out
 
 
 def _field(device: _Device, field: int) -> int | None:
@@ -203,12 +248,19 @@ def _field(device: _Device, field: int) -> int | None:
     return int(values[0].value.ullVal)
 
 
-def summarise(polls: Sequence[Sequence[dict[str, Json]]]) -> tuple[GpuWindow, ...]:
-    """Fold polls into one window per device; a device that stops answering is ``lost``."""
+def summarise(
+    polls: Sequence[Sequence[dict[str, Json]]], window_ns: tuple[int, int] | None = None
+) -> tuple[GpuWindow, ...]:
+    """Fold polls into one window per device; a device that stops answering is ``lost``.
+
+    Readings outside of ``window_ns`` say nothing of it: set-up idles, and clocks rise with work.
+    """
     out = []
     for index in sorted({r["index"] for poll_ in polls for r in poll_}):
-        rows = [r for poll_ in polls for r in poll_ if r["index"] == index]
-        named = [r["name"] for r in rows if r["name"] is not None]
+        every = [r for poll_ in polls for r in poll_ if r["index"] == index]
+        low, high = window_ns or (every[0]["time_ns"], every[-1]["time_ns"])
+        rows = [r for r in every if low <= r["time_ns"] <= high] or every
+        named = [r["name"] for r in every if r["name"] is not None]
         masks = [r["throttle"] for r in rows if r["throttle"] is not None]
         reasons = {name for mask in masks for bit, name in THROTTLE.items() if mask & bit}
         out.append(
@@ -220,10 +272,28 @@ def summarise(polls: Sequence[Sequence[dict[str, Json]]]) -> tuple[GpuWindow, ..
                 temp_c=_spread(rows, "temp_c"),
                 throttle=tuple(sorted(reasons)),
                 utilization_pct=_spread(rows, "utilization_pct"),
-                lost=rows[-1]["name"] is None or all(r["index"] != index for r in polls[-1]),
+                lost=every[-1]["name"] is None or all(r["index"] != index for r in polls[-1]),
+                energy_j=_energy_j(every, low, high),
             )
         )
     return tuple(out)
+
+
+def _energy_j(rows: Sequence[dict[str, Json]], low: int, high: int) -> float | None:
+    """What the counter grew by between two moments, straight between readings; None without one.
+
+    None, too, where a moment lies outside of all readings: nobody knows how it went on.
+    """
+    known = [(r["time_ns"], r["energy_mj"]) for r in rows if r.get("energy_mj") is not None]
+    if len(known) < 2 or not known[0][0] <= low < high <= known[-1][0]:
+        return None
+
+    def at(moment: int) -> float:
+        after = next(i for i, (when, _) in enumerate(known) if when >= moment)
+        (t0, e0), (t1, e1) = known[max(0, after - 1)], known[after]
+        return float(e1) if t1 == t0 else e0 + (e1 - e0) * (moment - t0) / (t1 - t0)
+
+    return (at(high) - at(low)) / 1e3
 
 
 def _spread(rows: Sequence[dict[str, Json]], key: str) -> tuple[Any, ...] | None:

@@ -1,9 +1,9 @@
 """The Bench: one world of fresh processes for one arm, and the LaunchRecord that it leaves."""
 
+import contextlib
 import datetime
 import json
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,10 +90,8 @@ class Bench:
     """Owns the engine and its agents; launches worlds, one or several at a time."""
 
     def __init__(self, catalogue: Catalogue, engine: Entry, where: Where) -> None:
-        self.catalogue, self.engine, self._poll_gpus = catalogue, engine, False
+        self.catalogue, self.engine, self._count = catalogue, engine, 0
         self.worlds = open_worlds(engine, where)
-        self._polls: Polls = []
-        self._last_poll, self._count = 0.0, 0
 
     @property
     def notes(self) -> list[str]:
@@ -239,12 +237,13 @@ class Bench:
         specs = [self._spec_of(order, folder, answer, detailed) for order, answer in each]
         slot = specs[0].launch if len(specs) > 1 else ""
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        self._polls = []
-        self._poll_gpus = orders[0].arm.case.device is Device.CUDA
-        every_s = POLL_PROFILED_S if orders[0].window.profiled else POLL_GPUS_S
-        ended = self._run_together(specs, lambda step: self._tick(every_s, step, on_step))
+        profiled = bool(orders[0].window.profiled)
+        watch = nvml.Watch(POLL_PROFILED_S if profiled else POLL_GPUS_S, links=profiled)
+        on_gpus = orders[0].arm.case.device is Device.CUDA
+        with watch if on_gpus else contextlib.nullcontext():
+            ended = self._run_together(specs, on_step)
         common: dict[str, Any] = dict(engine=self.engine.name, slot=slot, started_at=began_at)
-        polls = [_of_devices(self._polls, spec) for spec in specs]
+        polls = [_of_devices(watch.polls, spec) for spec in specs]
         left = [
             replace(_record(order, spec, world, seen), **common)
             for order, spec, world, seen in zip(orders, specs, ended, polls, strict=True)
@@ -277,14 +276,6 @@ class Bench:
             return Refer(of=case, steps=window.steps, streamed=order.streamed)
         return Timed(steps=window.steps, cut=window.cut, profiled=window.profiled, draw=order.draw)
 
-    def _tick(self, every_s: float, step: int, on_step: Callable[[int], None]) -> None:
-        """Poll the devices now and then; pass on which step the slowest rank is at."""
-        now = time.monotonic()
-        if self._poll_gpus and now - self._last_poll > every_s:
-            self._polls.append(nvml.poll())
-            self._last_poll = now
-        on_step(step)
-
 
 def _of_devices(polls: Polls, spec: LaunchSpec) -> Polls:
     """Readings of the devices that a world had to itself, where others ran beside it."""
@@ -297,6 +288,9 @@ def _of_devices(polls: Polls, spec: LaunchSpec) -> Polls:
 def _record(order: Order, spec: LaunchSpec, ended: Ended, polls: Polls) -> LaunchRecord:
     """What a world left, before its samples are looked at."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
+    ranks = _left_by(ended, Path(spec.out))
+    windows = [r.window_ns for r in ranks if r.window_ns is not None and r.node == ranks[0].node]
+    kept = (min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None
     return LaunchRecord(
         launch=spec.launch,
         purpose=order.purpose,
@@ -312,8 +306,8 @@ def _record(order: Order, spec: LaunchSpec, ended: Ended, polls: Polls) -> Launc
         engine="",
         status=LaunchStatus.OK if cause is None else LaunchStatus.FAILED,
         cause=cause,
-        ranks=_left_by(ended, Path(spec.out)),
-        gpus=nvml.summarise(polls),
+        ranks=ranks,
+        gpus=nvml.summarise(polls, kept),
         hosts=spec.hosts,
         devices=spec.devices,
     )

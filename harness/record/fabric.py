@@ -32,7 +32,7 @@ def factor(operation: str, n: int) -> float:
 def sizes(device: Device) -> tuple[int, ...]:
     """Payloads of a sweep, in bytes: one for the latency, the others for the bandwidth."""
     if device is Device.CUDA:
-        return (8, 1 << 20, 32 << 20, 256 << 20)
+        return (8, 1 << 20, 64 << 20, 1 << 30)
     return (8, 1 << 16, 1 << 20, 4 << 20)
 
 

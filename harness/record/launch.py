@@ -194,6 +194,16 @@ class LaunchRecord:
         known = self.steps is not None and len(sent) == len(self.ranks)
         return max(sent) / self.steps.count if known and self.steps else None
 
+    @property
+    def energy_per_sample(self) -> float | None:
+        """What its devices took in the kept window for each sample, J; None where one does not say.
+
+        Devices of other nodes are not asked: a launch on several has none.
+        """
+        taken = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]
+        known = len(taken) == len(self.gpus) > 0 and len({r.node for r in self.ranks}) == 1
+        return sum(taken) / self.consumed if known and self.consumed else None
+
     def value(self, metric: Metric, *, tail: bool = False) -> float | None:
         """What this launch has of a metric, in SI units; None where it was not measured."""
         path = (metric.tail if tail else "") or metric.read

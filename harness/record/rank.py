@@ -73,7 +73,8 @@ class RankRecord:
     ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic; so do
     ``busy_s``, the CPU seconds that the cores of ``affinity`` worked for anyone, and
     ``throttled_s``, for which a quota held the rank's group back. ``kernel_s`` is the kept window
-    by the kernel's own stamps. Where sockets are counted, ``written_bytes`` are all that went
+    by the kernel's own stamps, ``window_ns`` when it began and ended by the wall clock.
+    Where sockets are counted, ``written_bytes`` are all that went
     through write calls in it, and ``shared`` names writable memory that was mapped for others
     meanwhile. ``phases_s`` says where the rank's time before its first step went; ``replica`` is a
     digest of the parameters after the last step, where all ranks must hold the same.
@@ -119,3 +120,4 @@ class RankRecord:
     clock_offset_ns: int = 0
     clock_half_ns: int | None = None
     trace_sha256: str = ""
+    window_ns: tuple[int, int] | None = None

@@ -101,6 +101,9 @@ METRICS: Mapping[str, Metric] = {
     "median_step_s": replace(_STEP, read="steps.median_s", tail=""),
     "peak_bytes": _PEAK,
     "sent_bytes": _SENT,
+    "energy_per_sample": Metric(
+        form=Form.ABSOLUTE, unit="J", read="energy_per_sample", more_is_better=False
+    ),
     "comm_share": _share("comm_share", between_ranks=True),
     "exposed_comm_share": _share("exposed_share", between_ranks=True),
     "wait_share": _share("wait_share", between_ranks=True),

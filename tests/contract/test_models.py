@@ -11,7 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness.spec import Catalogue, Device, Precision, Site
 from harness.training.context import build_model, load, make_batch
+from harness.training.data import hashed
 from harness.training.describe import model_facts
+from harness.training.models import decoder
 
 KNOWN = Catalogue()
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,))
@@ -77,3 +79,17 @@ def test_bf16_model_is_bf16() -> None:
 
     model = build_model(files, replace(case, precision=Precision.BF16), 0)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def test_the_language_is_what_its_rule_says() -> None:
+    """next = 5 x + 17, but a random token one time in ten: all positions at once, as one by one."""
+    size = {"seq": 300, "vocab": 50257}
+    ids = torch.arange(7) * 12345
+    inputs, targets = decoder.batch(ids, size)
+    random = hashed(ids, 301)
+    tokens = [random[:, 0] % 50257]
+    for t in range(1, 301):
+        follows = (5 * tokens[-1] + 17) % 50257
+        tokens.append(torch.where(random[:, t] % 10 == 0, (random[:, t] >> 8) % 50257, follows))
+    text = torch.stack(tokens, 1)
+    assert torch.equal(inputs, text[:, :-1]) and torch.equal(targets, text[:, 1:])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import until
 
 from harness.host import machine, nvml
 
@@ -27,7 +28,7 @@ class Fake:
         self.devices = [
             dict(name="NVIDIA H200", uuid=f"GPU-{i}abc", total=150_754_820_096, limit=700_000,
                  clock=1980, power=687_123, temp=61, mask=0x0, mig=[0, 0], used=600 << 20,
-                 default=700_000, app=1980, pids=[])
+                 default=700_000, app=1980, pids=[], energy=5_000_000)
             for i in range(2)
         ]  # fmt: skip
         self.missing: set[str] = set()
@@ -51,6 +52,7 @@ class Fake:
             "nvmlDeviceGetCurrentClocksEventReasons": "mask", "nvmlDeviceGetMigMode": "mig",
             "nvmlDeviceGetPowerManagementDefaultLimit": "default",
             "nvmlDeviceGetApplicationsClock": "app",
+            "nvmlDeviceGetTotalEnergyConsumption": "energy",
         }.get(name)  # fmt: skip
         if name == "nvmlDeviceGetCount":
             return lambda: len(self.devices)
@@ -157,3 +159,47 @@ def test_visible_devices(
 def test_no_driver(fake: Fake) -> None:
     fake.missing = {"driver"}
     assert nvml.gpus() == () and nvml.poll() == [] and nvml.driver() is None
+
+
+def reading(at_s: float, clock: int, energy_mj: int | None, index: int = 0) -> dict[str, Any]:
+    return {
+        "time_ns": round(at_s * 1e9), "index": index, "name": "NVIDIA H200", "power_w": 500.0,
+        "sm_clock_mhz": clock, "temp_c": 50, "throttle": 0, "utilization_pct": 90,
+        "energy_mj": energy_mj,
+    }  # fmt: skip
+
+
+def test_clocks_and_energy_are_those_of_the_window() -> None:
+    """Set-up idles at 345 MHz and 100 W: neither is the training's."""
+    polls = [
+        [reading(0, 345, 0)], [reading(10, 345, 1_000_000)], [reading(11, 1980, 1_700_000)],
+        [reading(12, 1950, 2_400_000)], [reading(13, 345, 2_450_000)],
+    ]  # fmt: skip
+    (whole,) = nvml.summarise(polls)
+    assert whole.sm_clock_mhz == (345, 1980) and whole.energy_j == pytest.approx(2450)
+    (kept,) = nvml.summarise(polls, (round(10.5e9), round(12.5e9)))
+    assert kept.sm_clock_mhz == (1950, 1980)
+    assert kept.energy_j == pytest.approx(2425 - 1350), "straight between readings"
+
+
+def test_energy_is_not_guessed() -> None:
+    assert nvml.summarise([[reading(0, 1, None)], [reading(9, 1, None)]])[0].energy_j is None
+    polls = [[reading(5, 1, 10)], [reading(6, 1, 20)]]
+    assert nvml.summarise(polls, (0, round(5.5e9)))[0].energy_j is None, "began before any reading"
+
+
+def test_a_watch_has_one_session_and_reads_links_on_request(fake: Fake) -> None:
+    begun: list[int] = []
+    fake.nvmlInit = lambda: begun.append(1)  # type: ignore[method-assign]
+    for links in (False, True):
+        with nvml.Watch(0.001, links=links) as watch:
+            assert until(lambda: len(watch.polls) >= 3)
+        assert all(("pcie_tx_kb_s" in r) is links for poll in watch.polls for r in poll)
+    assert len(begun) == 2, "one for each watch, however often it reads"
+
+
+def test_a_watch_without_a_driver_reads_nothing(fake: Fake) -> None:
+    fake.missing.add("driver")
+    with nvml.Watch(0.001, links=False) as watch:
+        pass
+    assert watch.polls == []

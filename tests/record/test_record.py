@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from editing import confirm, judged, timed
+from editing import confirm, even, judged, timed
 
 from harness.analysis.judging import pairs as paired
 from harness.analysis.judging.notices import findings
@@ -242,6 +242,24 @@ def test_impossible_efficiency_is_implausible(sample_run: RunRecord) -> None:
 
     found = judged(sample_run, twice)["efficiency@2/plain"]
     assert (found.status, found.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
+
+
+@pytest.mark.parametrize("placed", ["Replicate", "Shard(dim=0)"])
+def test_a_sharded_optimizer_may_beat_linear_scaling(sample_run: RunRecord, placed: str) -> None:
+    """Each of two ranks does half of AdamW: where that is half of a step, 1.25 is no mistake."""
+
+    def better(doc: Any) -> None:
+        even(doc, 1.25)
+        for d in doc["described"].values():
+            d["expected"]["placements"] = [placed]
+            d["facts"]["num_params"] = 10**9
+        for x in doc["launches"]:
+            for r in x["ranks"]:
+                r["ran"]["placements"] = [placed]
+
+    found = judged(sample_run, better)["efficiency@2/plain"]
+    sharded = placed != "Replicate"
+    assert (found.reason is Reason.IMPLAUSIBLE) is not sharded
 
 
 def test_too_large_for_memory_is_a_skip(sample_run: RunRecord) -> None:

@@ -82,7 +82,7 @@ def _impossible(question: Question, judged: Judged, factor: float = 1.0) -> str:
     if question.perfect is not None:
         e = judged.estimate
         share = (e.value if e.low is None else e.low) * factor / question.perfect
-        if share > metrics.IMPLAUSIBLE:
+        if share > metrics.IMPLAUSIBLE * question.gain:
             return f"{share:.3g} of linear scaling is impossible: the baseline is wrong"
     return question.impossible
 

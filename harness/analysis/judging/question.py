@@ -26,8 +26,8 @@ class Question:
 
     ``first`` are the values that are judged, ``again`` those of the fresh set that confirms a
     FAIL, ``p95`` the first ones on 95th percentiles of steps, ``horizon`` how many first ones there
-    may be in the end. ``perfect`` is the value of perfect
-    scaling, where more than that is a mistake; ``impossible`` says what else cannot be. An
+    may be in the end. ``perfect`` is the value of perfect scaling, beyond which little can be true
+    (``gain``: what a sharded optimizer may add); ``impossible`` says what else cannot be. An
     ``obstacle`` keeps it from being judged at all; with a ``doubt`` neither PASS nor FAIL stands,
     nor where one of the ``tilts`` could have made it. ``claimed`` is what it rests on that nobody
     but the user's own file says: then it cannot pass.
@@ -49,4 +49,5 @@ class Question:
     tilts: tuple[Tilt, ...] = ()
     claimed: str = ""
     perfect: float | None = None
+    gain: float = 1.0
     impossible: str = ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from harness.analysis.judging import sequential
 from harness.analysis.judging.conclusion import conclude
@@ -14,7 +15,11 @@ from harness.analysis.judging.series import series
 from harness.analysis.judging.standard import ALPHA
 from harness.analysis.judging.tilts import tilts
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
-from harness.spec import CaseSpec, Contrast, Form, Plan, Statistic, Threshold, metrics
+from harness.spec import CaseSpec, Contrast, Device, Form, Plan, Statistic, Threshold, metrics
+
+#: Bytes that AdamW moves for a parameter, and those that slow memory moves in a second.
+ADAMW_BYTES = 28
+MEMORY_BYTES = {Device.CPU: 5e9, Device.CUDA: 1e12}
 
 
 def rules_for(
@@ -69,6 +74,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         tilts=tilts(run, plan, contrast),
         claimed=_claimed(run, plan, contrast),
         perfect=_perfect(run, plan, contrast),
+        gain=_gain(run, plan, contrast),
         impossible=f"{used:.2f} of the device's peak FLOP/s is impossible"
         if used is not None and used > 1
         else "",
@@ -95,6 +101,26 @@ def _perfect(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
     ranks = sum(plan.arm(b).case.world_size for b in contrast.baseline)
     linear = plan.arm(contrast.subject).case.world_size / ranks
     return linear if metric.scaling and not metric.per_rank else 1.0
+
+
+def _gain(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
+    """By how much a subject may truly beat linear scaling: ranks that share out the optimizer do
+    less of it than the baseline.
+
+    AdamW moves 28 B of every parameter (weight, gradient and two moments read, three written); of
+    a baseline's step it takes half at most.
+    """
+    case = plan.arm(contrast.subject).case
+    expected, facts = run.described[case.hash].expected, run.described[case.hash].facts
+    sharded = expected is not None and (
+        expected.stages > 1 or any("Shard" in placed for placed in expected.placements)
+    )
+    steps = [x.steps.mean_s for x in timed(run, plan) if x.arm in contrast.baseline and x.steps]
+    if not sharded or facts is None or not steps or case.world_size < 2:
+        return 1.0
+    optimizer_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device]
+    saved = min(0.5, optimizer_s / fmean(steps)) * (1 - 1 / case.world_size)
+    return 1 / (1 - saved)
 
 
 def _claimed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:

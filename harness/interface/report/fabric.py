@@ -4,7 +4,7 @@ from functools import partial
 from statistics import median
 
 from harness.base.numbers import si
-from harness.interface.report.text import Column, rule, table
+from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import RunRecord, Swept
 from harness.record.fabric import sizes, swept
 
@@ -22,7 +22,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
         Column("operation", 9, lambda s: s.operation, left=True),
         Column("latency", 8, lambda s: si(median(s.latency_s), "s") if s.latency_s else "n/a"),
         *(
-            Column(f"bus at {size >> 10} KiB", size >> 10, partial(_bus, payload=size))
+            Column(f"bus at {_binary(size)}", size >> 10, partial(_bus, payload=size))
             for size in shown
         ),
         Column("", 9, _wrong, left=True),
@@ -33,7 +33,15 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
         f" over {transports}; every result checked; medians of {sweeps_} "
         f"sweep{'s' if sweeps_ > 1 else ''}; bus = what the busiest link carries"
     )
-    return [rule("fabric", width), *table(columns, operations, width), note, ""]
+    return [rule("fabric", width), *table(columns, operations, width), *wrap(note, width, 1), ""]
+
+
+def _binary(size: int) -> str:
+    """``64 KiB``, ``1 GiB``"""
+    for power, unit in ((30, "GiB"), (20, "MiB")):
+        if size >> power:
+            return f"{size >> power} {unit}"
+    return f"{size >> 10} KiB"
 
 
 def _name(one: Swept) -> str:

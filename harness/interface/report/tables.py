@@ -55,7 +55,9 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
         (stand_in if plan.arms[0].case.stand_in else real).extend((n or "", r) for n, r in both)
     if not real and not stand_in:
         return []
-    lines = table(_COLUMNS, [*real, *stand_in], width)
+    measured = any(r is not None and r.row.energy_j is not None for _, r in [*real, *stand_in])
+    columns = [c for c in _COLUMNS if measured or c.header != "J/sample"]
+    lines = table(columns, [*real, *stand_in], width)
     out = lines[: 1 + len(real)]
     if stand_in:
         kinds = sorted({s for p in run.plans for a in p.arms for s in a.case.stand_in})
@@ -125,6 +127,7 @@ _COLUMNS = (
     _column("peak MB", 3, lambda r: _told(r.row.peak_bytes, ".0f", 1e-6, "n/a")),
     _column("TFLOP/s", 2, lambda r: _told(r.row.flops, ".3g", 1e-12)),
     _column("MFU", 1, lambda r: _told(r.row.mfu, ".2f", none="n/a")),
+    _column("J/sample", 5, lambda r: _told(r.row.energy_j, ".3g", none="n/a")),
     _column("bound", 80, _bound),
     _column("verdict", 98, lambda r: str(r.verdict.status) if r.verdict else "", left=True),
 )

@@ -93,14 +93,25 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """
     s, vocab = int(size["seq"]), size["vocab"]
     random = hashed(ids, s + 1)
-    tokens = [random[:, 0] % vocab]
-    for t in range(1, s + 1):
-        noisy = random[:, t] % 10 == 0
-        tokens.append(
-            torch.where(noisy, (random[:, t] >> 8) % vocab, (5 * tokens[-1] + 17) % vocab)
-        )
-    text = torch.stack(tokens, 1)
+    noisy = random % 10 == 0
+    noisy[:, 0] = False
+    places = torch.arange(s + 1, device=ids.device)
+    drawn = torch.where(noisy, random >> 8, random) % vocab  # where it counts: first, and noisy
+    last = torch.where(noisy, places, 0).cummax(1).values
+    tables = (torch.tensor(numbers, device=ids.device) for numbers in _applied(s, vocab))
+    factor, offset = (table[places - last] for table in tables)
+    text = (factor * drawn.gather(1, last) + offset) % vocab
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+@functools.cache
+def _applied(times: int, vocab: int) -> tuple[list[int], list[int]]:
+    """A and b of a x + b mod V, which is 5 x + 17 applied 0, 1 .. ``times`` times."""
+    factors, offsets = [1], [0]
+    for _ in range(times):
+        factors.append(5 * factors[-1] % vocab)
+        offsets.append((5 * offsets[-1] + 17) % vocab)
+    return factors, offsets
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:

@@ -149,6 +149,7 @@ class Rank:
             written_bytes=None if wire is None or grown is None else grown.written_bytes,
             shared=() if wire is None or measured is None else measured.shared,
             phases_s=self.lap.seconds,
+            window_ns=None if measured is None else measured.window_ns,
             **{"planted_s": None, **more},
         )
 

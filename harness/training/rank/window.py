@@ -7,7 +7,7 @@ and the device is synchronised once at either end of the kept window.
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter, sleep  # before any file of a user's is imported
+from time import perf_counter, sleep, time_ns  # before any file of a user's is imported
 from typing import TypeAlias
 
 import numpy as np
@@ -38,7 +38,8 @@ class Measured:
     """What one rank measured over its kept window (the steps after the cut).
 
     ``grown`` is what the kernel counted in it, ``counted`` whether its sockets carry the traffic,
-    ``shared`` writable memory that was mapped since the rank was set up.
+    ``shared`` writable memory that was mapped since the rank was set up. ``window_ns`` is when it
+    began and ended, by the wall clock.
     """
 
     samples: Samples
@@ -47,6 +48,7 @@ class Measured:
     grown: Reading
     counted: bool
     shared: tuple[str, ...]
+    window_ns: tuple[int, int]
 
 
 class StepLog:
@@ -169,12 +171,15 @@ def measure(
     settle()
     log.marks_s[steps] = end = perf_counter()
     meter.stop()
+    ended_ns = time_ns()
     meet()  # everything sent is acknowledged before the sockets are read
     grown = meter.grown()
     beat(Phase.FINISH, steps)
+    window_s = float(end - log.marks_s[cut])
     return Measured(
         samples=log.samples(feed),
-        window_s=float(end - log.marks_s[cut]),
+        window_s=window_s,
+        window_ns=(ended_ns - round(1e9 * window_s), ended_ns),
         misses=log.misses,
         grown=grown,
         counted=ctx.world_size > 1 and ctx.case.backend == "gloo" and ctx.case.communicate,

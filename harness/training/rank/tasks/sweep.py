@@ -22,26 +22,30 @@ from harness.training.rank.setup import Rank
 
 #: Seconds that the timed iterations of one operation at one size may take, and how many they are.
 BUDGET_S, FEWEST, MOST = 0.1, 3, 30
+#: Runs of a device that follow each other between two marks of its clock: one alone would count
+#: the time that it takes to ask for it.
+IN_A_ROW = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """A collective on ready buffers, and whether it left what it should."""
+    """A collective on ready buffers, whether it left what it should, and what it needs to be run
+    again and again.
+    """
 
     run: Callable[[], object]
     right: Callable[[], bool]
+    ready: Callable[[], object] = lambda: None
 
 
 def all_reduce(rank: int, n: int, count: int, device: torch.device) -> Operation:
-    """The sum over ranks of rank + 1."""
-    start = torch.full((count,), float(rank + 1), device=device)
-    data = start.clone()
-
-    def run() -> None:
-        data.copy_(start)
-        dist.all_reduce(data)
-
-    return Operation(run=run, right=lambda: bool((data == n * (n + 1) / 2).all()))
+    """The sum over ranks of rank + 1; then of zeros, which stay what they are."""
+    data = torch.full((count,), float(rank + 1), device=device)
+    return Operation(
+        run=lambda: dist.all_reduce(data),
+        right=lambda: bool((data == n * (n + 1) / 2).all()),
+        ready=data.zero_,
+    )
 
 
 def all_gather(rank: int, n: int, count: int, device: torch.device) -> Operation:
@@ -156,6 +160,7 @@ def sweep(
                 break  # refused alike on all ranks, and at every size
             right = torch.tensor([float(made.right())], device=device)
             dist.all_reduce(right, dist.ReduceOp.MIN)
+            made.ready()
             first_s = _timed(made.run, 1, accelerator)[0]
             times = _timed(made.run, min(MOST, max(FEWEST, int(BUDGET_S / first_s))), accelerator)
             median_s, worst_s = statistics.median(times), max(times)
@@ -165,14 +170,27 @@ def sweep(
 
 
 def _timed(run: Callable[[], object], times: int, accelerator: Accelerator) -> list[float]:
-    """Seconds of each of ``times`` runs, of the slowest rank."""
+    """Seconds of each of ``times`` runs, of the slowest rank; a device's are means of a few."""
     seconds = []
     for _ in range(times):
         dist.barrier()
         began = time.perf_counter()
+        if accelerator.present:
+            seconds.append(_in_a_row(run, accelerator))
+            continue
         run()
-        accelerator.synchronize()
         seconds.append(time.perf_counter() - began)
     slowest = torch.tensor(seconds, dtype=torch.float64, device=accelerator.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return [float(v) for v in slowest.tolist()]
+
+
+def _in_a_row(run: Callable[[], object], accelerator: Accelerator) -> float:
+    """Seconds of one of several runs, on the device's own clock."""
+    first, last = accelerator.events(2)
+    first.record()
+    for _ in range(IN_A_ROW):
+        run()
+    last.record()
+    accelerator.synchronize()
+    return first.elapsed_time(last) / 1e3 / IN_A_ROW

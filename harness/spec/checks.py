@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from harness.base.documents import Json
 from harness.base.errors import SpecError, nearest
-from harness.spec.case import CaseSpec, Mode
+from harness.spec.case import CaseSpec, Device, Mode
 from harness.spec.heads import Supports
 
 Sizes = Mapping[str, Mapping[str, Json]]
@@ -39,7 +39,12 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
         what = f"shares {case.shares} for {case.world_size} ranks"
         yield what, "a number above 0 for each rank", "--set shares=[1,0.5]"
     try:
-        _ = case.slowed
+        if case.slowed and case.device is Device.CUDA:
+            yield (
+                "stragglers slow CPU cores, which a GPU's rank hardly needs",
+                "CPU ranks",
+                "--cpus 2",
+            )
     except ValueError as error:
         yield str(error), "RANK:SHARE, separated by commas", "--set stragglers=1:0.5"
     if case.seq_len is not None and "seq" not in sizes[case.size]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.judging.pairs import judged_of
+from harness.base.errors import SpecError
 from harness.spec import Catalogue, Device, Plan, Precision, Site, Source, Threshold
 from harness.spec.rules import load_thresholds
 from harness.spec.targets import normalise
@@ -92,3 +93,28 @@ def test_pipelines_have_enough_micro_batches_at_every_rung(recipes: Any, ranks: 
         for arm in plan.arms:
             count = arm.case.knobs.get("pipeline.microbatches", 8)
             assert arm.case.strategy == "single" or count >= 2 * arm.case.world_size
+
+
+def test_stragglers_are_of_cpu_ranks() -> None:
+    """A slowed core hardly slows a GPU: the rank would be called a straggler and keep up."""
+    case = Site(device=Device.CUDA, backend="nccl", nodes=(2,)).case(
+        "ddp/mlp-nano", stragglers="1:0.5"
+    )
+    with pytest.raises(SpecError, match="stragglers slow CPU cores"):
+        KNOWN.normalise(case)
+
+
+def test_what_the_default_suites_need_fits_an_h100(recipes: Any) -> None:
+    """`plan --on` showed a pipeline of which no rung fitted, and a ladder without its baseline."""
+    from harness.analysis.judging import obstacles
+    from harness.host import hardware
+    from harness.training.context import load
+    from harness.training.describe import describe
+
+    machine = hardware.parse("8xh100").machine
+    site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
+    for recipe in (recipes.filled(), recipes.strong("ddp", global_batch=8)):
+        (plan,) = (normalise(p, KNOWN) for p in recipe(site))
+        for arm in (plan.arms[0], plan.arms[-1]):
+            answer = describe(load(KNOWN.files(arm.case)), arm.case)
+            assert obstacles.fits(answer, arm.case, machine), arm.case.id

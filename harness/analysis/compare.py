@@ -24,16 +24,20 @@ ALPHA = 0.05
 
 
 class Reading(StrEnum):
+    """What an interval of B / A says; no change only if all of it lies within DRIFT."""
+
     FASTER = "B better"
     SLOWER = "B worse"
     SAME = "~ no change"
+    UNDECIDED = "undecided"
+    TOO_FEW = "too few launches"
     ONLY_A = "A only"
     ONLY_B = "B only"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One case in both runs. ``ratio`` is B / A with its 95 % interval."""
+    """One case in both runs. ``ratio`` is B / A, with its 95 % interval where launches are two."""
 
     case: CaseSpec
     a: float | None
@@ -118,17 +122,12 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
         reading = Reading.ONLY_A if not y else Reading.ONLY_B
         if x and y:
             difference, radius, variance = _welch(x, y)
-            ratio = math.exp(difference)
-            reading = Reading.SAME
+            ratio, reading = math.exp(difference), Reading.TOO_FEW
             if radius is not None:
                 low, high = math.exp(difference - radius), math.exp(difference + radius)
-                up = METRICS[metric].more_is_better
-                if low > 1 + DRIFT:
-                    reading = Reading.FASTER if up else Reading.SLOWER
-                elif high < 1 - DRIFT:
-                    reading = Reading.SLOWER if up else Reading.FASTER
+                reading = _reading(low, high, METRICS[metric].more_is_better)
             logs.append(difference)
-            variances.append(variance)
+            variances.append(math.nan if radius is None else variance)
         else:
             not_compared.append(f"{case.id}: only in {'A' if x else 'B'}")
         rows.append(
@@ -147,12 +146,21 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
     mean = mean_low = mean_high = None
     if logs:
         center = math.fsum(logs) / len(logs)
+        mean = math.exp(center)
         radius_mean = 1.96 * math.sqrt(math.fsum(variances)) / len(logs)
-        mean, mean_low, mean_high = (math.exp(center + d) for d in (0.0, -radius_mean, radius_mean))
+        if not math.isnan(radius_mean):  # one case without an interval: nobody knows the mean's
+            mean_low, mean_high = math.exp(center - radius_mean), math.exp(center + radius_mean)
     return Comparison(
         metric=metric, rows=tuple(rows), mean=mean, mean_low=mean_low, mean_high=mean_high,
         differs=differing(a, b), not_compared=tuple(not_compared),
     )  # fmt: skip
+
+
+def _reading(low: float, high: float, more_is_better: bool) -> Reading:
+    """What an interval of B / A says."""
+    if low > 1 + DRIFT or high < 1 - DRIFT:
+        return Reading.FASTER if (low > 1) is more_is_better else Reading.SLOWER
+    return Reading.SAME if low >= 1 - DRIFT and high <= 1 + DRIFT else Reading.UNDECIDED
 
 
 def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:

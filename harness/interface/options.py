@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,23 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
         packed=not values["one-by-one"],
         shared_gpu=site.shared_gpu,
     )
+
+
+#: Settings that a resumed run may be given anew, with what they are where nothing is said.
+_AGAIN: Mapping[str, object] = {
+    "strict": False, "timeline": True, "fabric": True, "packed": True, "budget_s": None,
+}  # fmt: skip
+
+
+def resumed(old: Settings, given: Settings) -> tuple[Settings, list[str]]:
+    """The settings of a run that goes on: its own, but for what was said anew, and a note of that."""
+    told = []
+    for name, usual in _AGAIN.items():
+        was, now = getattr(old, name), getattr(given, name)
+        if now not in (usual, was):
+            old = replace(old, **{name: now})
+            told.append(f"resumed with {name} = {now}, begun with {was}")
+    return old, told
 
 
 def thresholds(

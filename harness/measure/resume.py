@@ -60,9 +60,8 @@ def _with_chain(old: RunRecord, folder: Path) -> RunRecord:
     )
 
 
-def where(run: RunRecord) -> tuple[Site, str | None]:
-    """The site that a run was begun on, and its cluster file: what is left is measured there."""
+def where(run: RunRecord) -> Site:
+    """The site that a run was begun on: what is left is measured there."""
     case = max((a.case for p in run.plans for a in p.arms), key=lambda c: c.world_size)
     asked = run.settings
-    site = Site(device=asked.device, backend=case.backend, nodes=asked.nodes, engine=asked.engine)
-    return site, asked.cluster
+    return Site(device=asked.device, backend=case.backend, nodes=asked.nodes, engine=asked.engine)

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from editing import even, timed
 
 from harness.analysis.compare import Reading, compare, compare_hardware
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
+from harness.interface.cli.main import main
 from harness.record import RunRecord
-from harness.record.store import load
+from harness.record.store import load, save
 
 
 @pytest.fixture
@@ -26,10 +28,45 @@ def edited(run: RunRecord, edit: Any) -> RunRecord:
 
 
 def test_a_run_against_itself_shows_no_change(sample_run: RunRecord) -> None:
-    found = compare(sample_run, sample_run, "throughput")
+    quiet = edited(sample_run, lambda doc: even(doc, 0.9))
+    found = compare(quiet, quiet, "throughput")
     assert {r.reading for r in found.rows} == {Reading.SAME}
     assert found.mean == pytest.approx(1.0)
     assert found.differs == ()
+
+
+def test_what_a_wide_interval_cannot_tell_apart_is_not_the_same(sample_run: RunRecord) -> None:
+    """0.92 [0.77, 1.09] may be 23 % slower: that is no finding of no change."""
+    found = compare(sample_run, sample_run, "throughput")
+    assert {r.reading for r in found.rows} == {Reading.UNDECIDED}
+
+
+def test_one_launch_says_nothing(sample_run: RunRecord) -> None:
+    def first_only(doc: Any) -> None:
+        later = [id(x) for arm in ("plain", "@1", "@2") for x in timed(doc, arm)[1:]]
+        doc["launches"] = [x for x in doc["launches"] if id(x) not in later]
+        for x in doc["launches"]:
+            for r in x["ranks"]:
+                r["window_s"] *= 3.5
+
+    found = compare(sample_run, edited(sample_run, first_only), "throughput")
+    assert {r.reading for r in found.rows} == {Reading.TOO_FEW}
+    assert found.mean_low is None and found.mean_high is None, "no interval of zero width"
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.5, 1), (1.0, 0)])
+def test_a_pipeline_can_fail_on_what_became_worse(
+    sample: Path, sample_run: RunRecord, tmp_path: Path, factor: float, status: int
+) -> None:
+    def slower(doc: Any) -> None:
+        for x in doc["launches"]:
+            for r in x["ranks"]:
+                r["window_s"] *= factor
+
+    save(edited(sample_run, slower), tmp_path)
+    command = ["compare", str(sample), str(tmp_path), "--metric", "throughput"]
+    assert main([*command, "--fail-on", "worse"]) == status
+    assert main(command) == 0
 
 
 def test_two_runs_of_one_machine_show_no_change(sample_run: RunRecord, again: RunRecord) -> None:
@@ -37,7 +74,7 @@ def test_two_runs_of_one_machine_show_no_change(sample_run: RunRecord, again: Ru
 
 
 @pytest.mark.parametrize(
-    ("metric", "reading"), [("throughput", Reading.FASTER), ("step_s", Reading.SAME)]
+    ("metric", "reading"), [("throughput", Reading.FASTER), ("step_s", Reading.UNDECIDED)]
 )
 def test_a_faster_machine_is_read_as_better(
     sample_run: RunRecord, metric: str, reading: Reading

@@ -16,7 +16,7 @@ from harness.interface.report.live import Live
 from harness.measure.session import Session
 from harness.record import RunRecord
 from harness.record.outcome import exit_status
-from harness.spec import Ablation, Catalogue, Site
+from harness.spec import Ablation, Catalogue, Settings, Site
 
 
 def add_to(sub: argparse.ArgumentParser, *, cases: bool) -> None:
@@ -58,20 +58,25 @@ def site(asked: Asked) -> tuple[Catalogue, Site]:
     return known, options.site(values(asked), known)
 
 
-def session(asked: Asked, known: Catalogue, site: Site, cluster: str | None = None) -> Session:
-    """The session of this command; ``cluster`` is the file of a run that is resumed."""
+def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = None) -> Session:
+    """The session of this command; ``old`` are the settings of a run that is resumed."""
     given = values(asked)
-    if cluster is not None:
-        given["cluster"] = cluster
+    if old is not None:
+        given["cluster"] = old.cluster
+    settings, told = options.settings(given, site, ("scaleproof", *asked.words)), list[str]()
+    if old is not None:
+        settings, told = options.resumed(old, settings)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]
-    return Session(
+    made = Session(
         known,
-        options.settings(given, site, ("scaleproof", *asked.words)),
+        settings,
         results(asked),
         options.thresholds(given["thresholds"], beside, known, given["references"]),
         Live(sys.stderr if asked.options.json else sys.stdout),
     )
+    made.run.notes += told
+    return made
 
 
 def results(asked: Asked) -> Path:
@@ -80,7 +85,7 @@ def results(asked: Asked) -> Path:
 
 def judged(session: Session, record: RunRecord, asked: Asked, *, warn: bool = False) -> Answer:
     """The tables of a run, and what its verdicts come to; ``warn``: INCONCLUSIVE does not fail."""
-    rerun = shlex.join(["scaleproof", *asked.words])
+    rerun = shlex.join(session.run.settings.argv)  # as the run was begun, if it was resumed
     return Answer(
         document=to_doc(record),
         lines=tables.summary(record, text.shown(session.run.folder), rerun, text.columns()),

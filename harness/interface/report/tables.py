@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,6 +16,11 @@ from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 from harness.spec import Form, StandIn, metrics
+
+#: A line of the scaling table: a name, and a rung unless the name has more lines than rungs.
+Named: TypeAlias = tuple[str, LadderRow | None]
+#: The lines of a ladder's name, and its rungs.
+Ladder: TypeAlias = tuple[list[str], list[LadderRow]]
 
 
 def header(run: RunRecord) -> str:
@@ -41,7 +46,7 @@ def interval(value: float | None, low: float | None, high: float | None) -> str:
 
 def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     """Every rung against plain, worst ladder first; stand-ins apart."""
-    real, stand_in = list[Named](), list[Named]()
+    ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # by whether it is a stand-in
     worst = {p.hash: min((SEVERITY.index(v.status) for v in run.verdicts if v.plan == p.hash),
              default=9) for p in run.plans}  # fmt: skip
     for plan in sorted(run.plans, key=lambda p: worst[p.hash]):
@@ -51,18 +56,19 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
         names = text.named(plan.arms[-1].case).split("\n")
         if (against := shown_against(plan)) != "plain":
             names.append(f"  v {against}")
-        both = zip_longest(names, rungs, fillvalue=None)
-        (stand_in if plan.arms[0].case.stand_in else real).extend((n or "", r) for n, r in both)
-    if not real and not stand_in:
+        ladders[bool(plan.arms[0].case.stand_in)].append((names, rungs))
+    every = [*ladders[False], *ladders[True]]
+    if not every:
         return []
-    measured = any(r is not None and r.row.energy_j is not None for _, r in [*real, *stand_in])
+    measured = any(r.row.energy_j is not None for _, rungs in every for r in rungs)
     columns = [c for c in _COLUMNS if measured or c.header != "J/sample"]
-    lines = table(columns, [*real, *stand_in], width)
-    out = lines[: 1 + len(real)]
-    if stand_in:
+    header, lines = _laid_out(columns, every, width)
+    num_real = len(ladders[False])
+    out = [header, *(line for of_one in lines[:num_real] for line in of_one)]
+    if ladders[True]:
         kinds = sorted({s for p in run.plans for a in p.arms for s in a.case.stand_in})
         out.append(f" -- stand-ins ({', '.join(kinds)}): never compared with hardware --")
-        out += lines[1 + len(real) :]
+        out += [line for of_one in lines[num_real:] for line in of_one]
     if crowded := sorted(
         {
             a.case.world
@@ -78,8 +84,29 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     return out
 
 
-#: A line of the scaling table: a name, and a rung unless the name has more lines than rungs.
-Named: TypeAlias = tuple[str, LadderRow | None]
+def _laid_out(
+    columns: Sequence[Column[Named]], ladders: Sequence[Ladder], width: int
+) -> tuple[str, list[list[str]]]:
+    """The header, and the lines of each ladder.
+
+    A verdict is never shown without its bound: where that has no room beside the names, these have
+    lines of their own.
+    """
+    beside = [list(zip_longest(names, rungs, fillvalue=None)) for names, rungs in ladders]
+    flat = [(name or "", rung) for ladder in beside for name, rung in ladder]
+    header, *lines = table(columns, flat, width)
+    bounded = any(r.verdict and r.verdict.bound for _, rungs in ladders for r in rungs)
+    if not bounded or "bound" in header.split():
+        rest = iter(lines)
+        return header, [list(islice(rest, len(ladder))) for ladder in beside]
+    rungs_alone = [("", rung) for _, rungs in ladders for rung in rungs]
+    header, *lines = table(columns[1:], rungs_alone, width - 2)
+    rest = (f"  {line}" for line in lines)
+    return f"  {header}", [
+        [*wrap(" ".join([" " + names[0], *(n.strip() for n in names[1:])]), width, 3),
+         *islice(rest, len(rungs))]
+        for names, rungs in ladders
+    ]  # fmt: skip
 
 
 def _column(

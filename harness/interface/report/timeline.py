@@ -106,14 +106,26 @@ def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:
 
 
 def _table(trusted: Sequence[Rung], width: int) -> list[str]:
+    """The largest terms that have room, and the rest of them in one column: the sum holds."""
     shown = [t for t in TERMS if any(_ms(r, t) for r in trusted)]
-    columns = [
+    ranked = sorted(shown, key=lambda t: -max(abs(_ms(r, t)) for r in trusted))
+    for count in range(len(shown), -1, -1):
+        kept, rest = [t for t in shown if t in ranked[:count]], ranked[count:]
+        lines = table(_columns(kept, rest), trusted, width)
+        if {*map(_head, kept), *(["rest"] if rest else [])} <= set(lines[0].split()):
+            break
+    return lines
+
+
+def _columns(kept: Sequence[Term], rest: Sequence[Term]) -> list[Column[Rung]]:
+    return [
         Column[Rung]("case", 100, lambda r: text.named(r.arm.case), left=True),
         Column("ranks", 99, lambda r: r.arm.case.world),
-        Column("ideal", 90, lambda r: f"{float(r.losses.ideal_ns) / 1e6:.1f}"),
+        Column("ideal", 70, lambda r: f"{float(r.losses.ideal_ns) / 1e6:.1f}"),
         Column("step", 98, lambda r: f"{float(r.losses.step_ns) / 1e6:.1f}"),
         Column("lost", 97, lambda r: f"{float(r.losses.step_ns - r.losses.ideal_ns) / 1e6:.1f}"),
-        *(Column(_head(t), 80, partial(_cell, term=t)) for t in shown),
+        *(Column(_head(t), 80, partial(_cell, term=t)) for t in kept),
+        *([Column[Rung]("rest", 80, partial(_rest, terms=rest))] if rest else ()),
         Column(
             "of N",
             60,
@@ -121,7 +133,12 @@ def _table(trusted: Sequence[Rung], width: int) -> list[str]:
         ),
         Column("profiled", 50, lambda r: f"{r.perturbation:.2f}x"),
     ]
-    return table(columns, trusted, width)
+
+
+def _rest(r: Rung, terms: Sequence[Term]) -> str:
+    """What these terms come to."""
+    excess = sum((r.losses.excess_ns.get(t, Fraction(0)) for t in terms), Fraction(0))
+    return f"{float(excess / 10**6):.1f}"
 
 
 def _head(term: Term) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -234,7 +235,8 @@ def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> No
         "def both(site):\n"
         "    return [ladder(site.case(c), (1,), protocol=TWO) for c in CASES]\n"
     )
-    command = [sys.executable, "-m", "harness", "run", "two.py::both", "--cpus", "1"]
+    words = ["run", "two.py::both", "--cpus", "1", "--strict", "--no-timeline"]
+    command = [sys.executable, "-m", "harness", *words]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.DEVNULL, preexec_fn=interruptible
     )
@@ -242,9 +244,14 @@ def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> No
     assert process.poll() is None, "it ended before its first block"
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 2
-    scaleproof("run", "--resume", str(records[0].parent), cwd=tmp_path)
+    done = scaleproof("run", "--resume", str(records[0].parent), "--one-by-one", cwd=tmp_path)
     run = json.loads(records[0].read_text())
     assert run["complete"]
+    settings = run["settings"]
+    assert settings["strict"] and not settings["timeline"], "as it was begun"
+    assert settings["argv"] == ["scaleproof", *words] and shlex.join(words) in done.stdout
+    assert not settings["packed"]
+    assert any("resumed with packed = False, begun with True" in note for note in run["notes"])
     assert {p["name"] for p in run["plans"]} == {"ddp/mlp-nano/weak", "fsdp/mlp-nano/weak"}
     assert {v["status"] for v in run["verdicts"]} == {"RECORDED"}
     turns = [x["turn"] for x in run["launches"] if x["purpose"] == "timed" and x["arm"] == "plain"]

@@ -69,9 +69,10 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     result = run(suite, "-v")
     result.stdout.fnmatch_lines(
         [
+            "scaling: 2 plans, at least 20 launches, about 0:*",
             "*test_weak?ddp-mlp_nano-weak-1cpu-efficiency?*",
-            "*?gate? single/mlp-nano/weak@1cpu*",
-            "*?pilot? single/mlp-nano/weak@1cpu*",
+            "*?gate 1/2? single/mlp-nano/weak@1cpu*ETA *",
+            "*?pilot 1/2? single/mlp-nano/weak@1cpu*ETA *",
             "*test_weak?ddp-mlp_nano-weak-2cpu-efficiency? RECORDED*",
             "*test_weak?ddp-mlp_nano-weak-2cpu-efficiency-wrapped? RECORDED*",
             "*test_weak?ddp-mlp_nano-weak-2cpu-sent_bytes? PASSED*",

@@ -22,6 +22,9 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("b", type=Path)
     usual = "median_step_s" if verb == "compare" else "throughput"
     sub.add_argument("--metric", default=usual, choices=COMPARABLE)
+    sub.add_argument(
+        "--fail-on", choices=("worse",), help="exit 1 where B is worse than A in any case"
+    )
     if verb == "compare":
         sub.add_argument("--force", action="store_true", help="compare anyway; marks the result")
 
@@ -33,8 +36,13 @@ def act(asked: Asked) -> Answer:
     else:
         compared = compare.compare_hardware(a, b, metric)
     both = any(row.ratio is not None for row in compared.rows)
+    worse = any(row.reading is compare.Reading.SLOWER for row in compared.rows)
+    if asked.options.fail_on and worse:
+        status = Exit.FAILED
+    else:
+        status = Exit.PASSED if both else Exit.NOTHING_JUDGED
     return Answer(
         document=to_doc(compared),
         lines=comparison.lines(a, b, compared, text.columns()),
-        exit=Exit.PASSED if both else Exit.NOTHING_JUDGED,
+        exit=status,
     )

@@ -79,10 +79,13 @@ def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:
 def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
     """The session of an interrupted run, on the site that it was begun on."""
     folder = Path(asked.options.resume)
-    site, cluster = resume.where(load(folder))
+    old = load(folder)
     asked.options.results = str(folder.resolve().parents[2])
-    session = measuring.session(asked, options.catalogue(asked.options.path), site, cluster)
+    known = options.catalogue(asked.options.path)
+    session = measuring.session(asked, known, resume.where(old), old.settings)
+    told = session.run.notes
     session.resume(folder)
+    session.run.notes += told
     return session, list(session.run.plans)
 
 

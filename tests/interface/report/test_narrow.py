@@ -1,0 +1,48 @@
+"""Narrow screens, as CI logs are: what is shown is true, and what decides is shown."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.interface.report import timeline
+from harness.interface.report.tables import scaling_table
+from harness.record import RunRecord, Term
+from harness.spec import Device, Site
+
+WIDTHS = [60, 72, 80, 100, 140, 200]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_verdict_is_never_without_its_bound(sample_run: RunRecord, width: int) -> None:
+    """`pipeline 2cpu 0.460 [0.352, 0.602] PASS` hid that the bound was 0.55, on another figure."""
+    lines = scaling_table(sample_run, width)
+    assert max(map(len, lines)) <= max(width, 80)
+    judged = [line for line in lines if "PASS" in line.split()]
+    assert judged and all(">=" in line for line in judged)
+    assert any("ddp/decoder-nano/weak" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("model", ["mlp-nano", "paced-small"])
+def test_what_was_lost_is_the_sum_of_what_is_shown(width: int, model: str) -> None:
+    """At 80 columns compute and transfer, the largest terms, were left out of the sum."""
+    terms = dict(zip(Term, (5.8, 1.2, 0.5, 0.1, -0.1, 0.4, 0.3, 0.2, 0.1, 0.6), strict=False))
+    lost = sum(terms.values())
+    knobs = {"paced.mode": "schedule", "paced.plant": "2:0.85"} if model == "paced-small" else {}
+    case = Site(device=Device.CPU, backend="gloo", nodes=(2,)).case(f"ddp/{model}", knobs=knobs)
+    losses = SimpleNamespace(
+        excess_ns={t: Fraction(round(10 * ms), 10) * 10**6 for t, ms in terms.items()},
+        ideal_ns=Fraction(40 * 10**6), step_ns=Fraction(round(1e6 * (40 + lost))),
+        ranks=2, speedup=Fraction(17, 10),
+    )  # fmt: skip
+    rung: Any = SimpleNamespace(arm=SimpleNamespace(case=case), losses=losses, perturbation=1.01)
+    header, first, *_ = timeline._table([rung], width)
+    cells = dict(zip(header.split(), first.replace(" of ", "-of-").split(), strict=False))
+    of_terms = {timeline._head(t) for t in terms} | {"rest"}
+    shown = sum(float(cells[name]) for name in header.split() if name in of_terms)
+    assert shown == pytest.approx(float(cells["lost"]), abs=0.11)
+    assert timeline._head(Term.COMPUTE) in cells, "the largest goes last"

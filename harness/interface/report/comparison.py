@@ -19,6 +19,31 @@ def lines(a: RunRecord, b: RunRecord, comparison: Comparison, width: int) -> lis
         out += wrap(f" FORCED   not comparable: {text}", width, 10)
     for text in comparison.differs:
         out += wrap(f" differs: {text}", width, 10)
+    out += ["", *_table(comparison, width), ""]
+    both = sum(r.ratio is not None for r in comparison.rows)
+    if comparison.mean is not None:
+        span = "n/a: a case has fewer than 2 launches"
+        if comparison.mean_low is not None:
+            span = f"{comparison.mean_low:.3f}, {comparison.mean_high:.3f}"
+        out += wrap(
+            f" {comparison.metric}: geometric mean over the {both} cases that both ran:"
+            f" {comparison.mean:.3f} [{span}]",
+            width, 1,
+        )  # fmt: skip
+    else:
+        out.append(" the two runs have no case in common: nothing to compare")
+    out += wrap(
+        f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
+        f" no change: all of it within {DRIFT:.0%}; else undecided",
+        width, 1,
+    )  # fmt: skip
+    for text in comparison.not_compared:
+        out += wrap(f" not compared: {text}", width, 15)
+    return out
+
+
+def _table(comparison: Comparison, width: int) -> list[str]:
+    """One row per case; a ratio is never left out for the sake of a name."""
     unit = METRICS[comparison.metric].unit
     rows = sorted(comparison.rows, key=lambda r: (r.case.family, r.case.world_size))
     names = [r.case.family + r.case.extras for r in rows]
@@ -44,32 +69,12 @@ def lines(a: RunRecord, b: RunRecord, comparison: Comparison, width: int) -> lis
         Column("reading", 9, lambda r: str(r.reading), left=True),
     ]
     header, *shown = table(columns, rows, width) if rows else [" no case in either run"]
-    if rows and "B/A" not in header:  # never without the ratio: names have lines of their own
+    if rows and "B/A" not in header:  # names have lines of their own
         header, *alone = table(columns[1:], rows, width - 2)
         header, shown = f"  {header}", []
         for row, line in zip(rows, alone, strict=True):
             shown += [*(wrap(f" {name(row)}", width, 3) if name(row) else ()), f"  {line}"]
-    out += ["", header, *shown, ""]
-    both = sum(r.ratio is not None for r in comparison.rows)
-    if comparison.mean is not None:
-        span = "n/a: a case has fewer than 2 launches"
-        if comparison.mean_low is not None:
-            span = f"{comparison.mean_low:.3f}, {comparison.mean_high:.3f}"
-        out += wrap(
-            f" {comparison.metric}: geometric mean over the {both} cases that both ran:"
-            f" {comparison.mean:.3f} [{span}]",
-            width, 1,
-        )  # fmt: skip
-    else:
-        out.append(" the two runs have no case in common: nothing to compare")
-    out += wrap(
-        f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
-        f" no change: all of it within {DRIFT:.0%}; else undecided",
-        width, 1,
-    )  # fmt: skip
-    for text in comparison.not_compared:
-        out += wrap(f" not compared: {text}", width, 15)
-    return out
+    return [header, *shown]
 
 
 def _value(value: float | None, unit: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.timeline import merge
 from harness.analysis.timeline.close import Closed, close
 from harness.analysis.timeline.lanes import Lanes
@@ -36,12 +37,16 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """One profiled window: its budget, and its traces where more is asked of them."""
+    """One profiled window: its budget, and its traces where more is asked of them.
+
+    ``doubt`` says why a report attributes nothing to it.
+    """
 
     title: str
     name: str
     budget: Budget
     open: Callable[[], Opened]
+    doubt: str = ""
 
 
 def add_to(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -64,8 +69,9 @@ def act(asked: Asked) -> Answer:
     documents: list[Json] = []
     lines: list[str] = []
     for window in _windows(parsed.paths):
-        document = {"title": window.title, "budget": to_doc(window.budget)}
+        document = {"title": window.title, "budget": to_doc(window.budget), "doubt": window.doubt}
         lines += pages.window_lines(window.title, window.budget, width)
+        lines += text.wrap(f" refused  {window.doubt}", width, 10) if window.doubt else []
         if parsed.ranges:
             named_ranges = ranges(window.open().traces)
             document["ranges"] = to_doc(tuple(named_ranges))
@@ -148,9 +154,19 @@ def _of_run(path: Path) -> Iterator[Traced]:
             readings = json.loads(devices.read_text()) if devices.is_file() else ()
             return Opened(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)
 
+        changed = launch.perturbation or 0.0
         yield Traced(
             title=plans[launch.plan].arm(launch.arm).case.id,
             name=launch.launch,
             budget=launch.budget,
             open=opened,
+            doubt=_doubt(changed) if changed > PERTURBED else "",
         )
+
+
+def _doubt(changed: float) -> str:
+    """Why a report says nothing of such a window."""
+    return (
+        f"profiled steps take {changed:.2f}x as long as unprofiled ones (limit {PERTURBED}):"
+        " a report attributes nothing to these figures"
+    )

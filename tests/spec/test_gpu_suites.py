@@ -115,6 +115,6 @@ def test_what_the_default_suites_need_fits_an_h100(recipes: Any) -> None:
     site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
     for recipe in (recipes.filled(), recipes.strong("ddp", global_batch=8)):
         (plan,) = (normalise(p, KNOWN) for p in recipe(site))
-        for arm in (plan.arms[0], plan.arms[-1]):
-            answer = describe(load(KNOWN.files(arm.case)), arm.case)
-            assert obstacles.fits(answer, arm.case, machine), arm.case.id
+        arm = plan.arms[0]  # the baseline, which has least devices
+        answer = describe(load(KNOWN.files(arm.case)), arm.case)
+        assert obstacles.fits(answer, arm.case, machine), arm.case.id

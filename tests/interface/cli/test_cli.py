@@ -154,32 +154,28 @@ def test_run_measures_judges_and_writes_a_record_that_verifies(tmp_path: Path) -
     assert (folder / "report.html").is_file()
 
 
-def test_plan_says_what_would_be_launched_and_launches_nothing(tmp_path: Path) -> None:
-    done = scaleproof("plan", "fsdp/decoder-llama-8b/weak", "--cpus", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "8.03 G" in done.stdout and "does not fit" in done.stdout
-    assert "about" in done.stdout
-    assert not (tmp_path / "results").exists()
-
-
 @pytest.mark.parametrize(
-    ("suites", "name"),
+    ("target", "name"),
     [
-        ("suites/test_ddp.py", "plan-ddp-8xh100"),
+        ("fsdp/decoder-llama-8b/weak", "plan-llama-8b-8xh100"),
         pytest.param("suites", "plan-8xh100", marks=pytest.mark.full),  # half a minute
     ],
 )
-def test_plan_for_machines_that_are_not_here(
-    suites: str, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_plan_says_what_an_expert_wants_to_know_and_launches_nothing(
+    target: str, name: str, tmp_path: Path
 ) -> None:
-    """Golden: what an expert would want to know before eight H100s are booked."""
-    arguments = ["plan", suites, "--on", "8xh100", "-m", "not nightly", "--cpus", "1"]
-    seen = screen(arguments, 100, capsys, monkeypatch).partition("\n")[2]
+    """Golden: before eight H100s are booked."""
+    if (ROOT / target).exists():
+        (tmp_path / target).symlink_to(ROOT / target)
+    arguments = ["plan", target, "--on", "8xh100", "-m", "not nightly", "--cpus", "1"]
+    done = scaleproof(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    seen = done.stdout.partition("\n")[2]
     golden = GOLDEN / f"{name}.txt"
     if os.environ.get("SCALEPROOF_GOLDEN") == "write":
         golden.write_text(seen)
     assert seen == golden.read_text()
-    assert max(map(len, seen.splitlines())) <= 100
+    assert not (tmp_path / "results").exists()
 
 
 def interruptible() -> None:

@@ -1,6 +1,6 @@
 """Packed ladders: how many node-seconds a verdict takes, one world at a time and side by side.
 
-    python tests/acceptance/packed.py [--nodes 16] [--ladders 3] [--step-ms 400]
+    python tests/acceptance/packed.py [--nodes 16] [--ladders 3] [--step-ms 1200]
 
 Every ladder is measured both ways on emulated nodes, in one run each. Scheduled stand-ins end their
 steps at planned times, so the truth is known: bounds 2 points to either side of every rung's planted
@@ -121,7 +121,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--ladders", type=int, default=3)
-    parser.add_argument("--step-ms", type=float, default=400.0)
+    parser.add_argument("--step-ms", type=float, default=1200.0)
     asked = parser.parse_args()
     print("| worlds | node-s a ladder | launches | starts | PASS | open | wrong | worst, points |")
     print("|---|---|---|---|---|---|---|---|", flush=True)

@@ -8,7 +8,7 @@ from harness.analysis.timeline.close import Closed, close
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace, read
 from harness.analysis.timeline.sorting import lanes
-from harness.analysis.timeline.tallies import operators
+from harness.analysis.timeline.views.tallies import operators
 from harness.base.errors import ScaleproofError
 from harness.record import Budget, Expected, RankRecord
 from harness.spec import CaseSpec

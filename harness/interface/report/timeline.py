@@ -7,7 +7,7 @@ from functools import partial
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice
-from harness.analysis.timeline.tallies import Range
+from harness.analysis.timeline.views.tallies import Range
 from harness.interface.report import text
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import Budget, RankBudget, RunRecord, Term

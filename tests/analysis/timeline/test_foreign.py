@@ -19,7 +19,7 @@ from harness.analysis.timeline.lanes import ALONE, Lanes
 from harness.analysis.timeline.match import match
 from harness.analysis.timeline.reader import read
 from harness.analysis.timeline.sorting import lanes
-from harness.analysis.timeline.tallies import operators, ranges
+from harness.analysis.timeline.views.tallies import operators, ranges
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.main import main
 from harness.record import Term

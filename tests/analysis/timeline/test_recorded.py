@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.timeline import merge
+from harness.analysis.timeline.views import merge
 from harness.analysis.timeline.close import Closed, close
 from harness.analysis.timeline.reader import Trace, read
 from harness.analysis.timeline.sorting import lanes
-from harness.analysis.timeline.tallies import operators, ranges
+from harness.analysis.timeline.views.tallies import operators, ranges
 from harness.record import Term
 
 HERE = Path(__file__).parent / "recorded"

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis.judging.doubts import PERTURBED
-from harness.analysis.timeline import merge
+from harness.analysis.timeline.views import merge
 from harness.analysis.timeline.close import Closed, close
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.profiled import close_launch
 from harness.analysis.timeline.reader import Trace, read, split
 from harness.analysis.timeline.sorting import lanes
-from harness.analysis.timeline.tallies import operators, ranges
+from harness.analysis.timeline.views.tallies import operators, ranges
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked

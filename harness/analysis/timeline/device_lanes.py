@@ -28,9 +28,9 @@ _BEGINS_NS = 10_000
 _NONE = np.iinfo(np.int64).min
 
 
-def device_lanes(trace: Trace, rank: int) -> Lanes:
+def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
     """Kernels are compute or communication; gaps belong to whatever kept the next kernel away."""
-    host_edges, _, unsure = marks.host_steps(trace)
+    host_edges, _, unsure = marks.host_steps(trace, step_name)
     kernels = trace.of_cat("kernel")
     copies = trace.of_cat("gpu_memcpy")
     across = copies & trace.named(_ACROSS)
@@ -151,5 +151,6 @@ def _device_ops(trace: Trace, talk: NDArray[np.bool_]) -> Iterator[Op]:
             size=args.size if args else -1,
             seq=args.seq if args else -1,
             payload=args.nelems if args else -1,
+            item_bytes=marks.item_bytes(args.dtype) if args else -1,
             peer=(args.target if kind == "send" else args.source) if args else -1,
         )

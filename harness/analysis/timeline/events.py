@@ -21,7 +21,7 @@ class Args(msgspec.Struct, frozen=True, gc=False, rename={
     "correlation": "correlation", "stream": "stream",
     "collective": "Collective name", "nelems": "In msg nelems",
     "group": "Process Group Name", "ranks": "Process Group Ranks", "size": "Group size",
-    "seq": "Seq",
+    "seq": "Seq", "dtype": "dtype", "types": "Input type",
     "source": "Src Rank", "target": "Dst Rank", "dims": "Input Dims",
     "inputs": "Concrete Inputs", "allocated": "Total Allocated", "device_type": "Device Type",
 }):  # fmt: skip
@@ -39,6 +39,8 @@ class Args(msgspec.Struct, frozen=True, gc=False, rename={
     target: int = -1
     dims: msgspec.Raw = msgspec.Raw()
     inputs: msgspec.Raw = msgspec.Raw()
+    dtype: str = ""
+    types: msgspec.Raw = msgspec.Raw()
     allocated: int = -1
     device_type: int = -1
 

@@ -12,6 +12,7 @@ from harness.analysis.timeline import marks
 from harness.analysis.timeline.events import Args
 from harness.analysis.timeline.intervals import EMPTY, Intervals, merge, subtract, union
 from harness.analysis.timeline.lanes import ALONE, Lanes, Op
+from harness.analysis.timeline.nesting import levels
 from harness.analysis.timeline.reader import Trace
 from harness.record import Category
 
@@ -23,13 +24,13 @@ _ENGINE = re.compile(r"autograd::engine::evaluate_function")
 GLOO = re.compile(r"gloo:")
 
 
-def host_lanes(trace: Trace, rank: int) -> Lanes:
+def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
     """Operators are compute, gloo's ranges are communication, holes are the host's.
 
     What a thread does at an instant is what the innermost range there says: an operator computes,
     an annotation does not (a wait leaves no range of its own, only a hole in one of those).
     """
-    edges, main, unsure = marks.host_steps(trace)
+    edges, main, unsure = marks.host_steps(trace, step_name)
     gloo = trace.named(GLOO)
     issue = trace.named(_ISSUE) & trace.of_cat("cpu_op")
     ours = marks.own(trace, *Category)
@@ -72,16 +73,13 @@ def _innermost(trace: Trace, here: NDArray[np.bool_], wanted: NDArray[np.bool_])
 
     Ranges of a thread nest, so those of one depth are disjoint, and each deeper level paints over.
     """
-    rows = np.flatnonzero(here)
-    start, end = trace.start[rows], trace.end[rows]
-    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
     innermost = EMPTY
-    for level in range(int(depth.max(initial=-1)) + 1):
-        at = depth == level
-        keep = at & wanted[rows]
+    for rows in levels(trace, np.flatnonzero(here)):
+        keep = rows[wanted[rows]]
         innermost = merge(
-            subtract(innermost, union(start[at], end[at])), union(start[keep], end[keep])
-        )  # fmt: skip
+            subtract(innermost, union(trace.start[rows], trace.end[rows])),
+            union(trace.start[keep], trace.end[keep]),
+        )
     return innermost
 
 
@@ -95,13 +93,14 @@ def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) ->
         rows = np.flatnonzero(trace.named(re.compile(re.escape(operator) + "$")))
         peers[kind] = [_peer(trace.extra.get(int(r))) for r in rows]
     for row in np.flatnonzero(gloo).tolist():
-        kind = trace.names[trace.name[row]].removeprefix("gloo:")
+        kind, args = trace.names[trace.name[row]].removeprefix("gloo:"), trace.extra.get(row)
         yield Op(
             start=int(trace.start[row]),
             end=int(trace.end[row]),
             kind=kind,
             group="",
-            payload=_elements(trace.extra.get(row)),
+            payload=_elements(args),
+            item_bytes=_item_bytes(args),
             peer=peers[kind].pop(0) if peers.get(kind) else -1,
         )
     for row in np.flatnonzero(spans).tolist():
@@ -121,6 +120,12 @@ def _peer(args: Args | None) -> int:
         return -1
     numbers = [v for v in json.loads(bytes(args.inputs)) if re.fullmatch(r"-?\d+", v)]
     return int(numbers[0]) if numbers else -1
+
+
+def _item_bytes(args: Args | None) -> int:
+    """Of the first input; all of one communication are alike."""
+    types = json.loads(bytes(args.types)) if args and args.types else []
+    return marks.item_bytes(types[0]) if types and isinstance(types[0], str) else -1
 
 
 def _elements(args: Args | None) -> int:

@@ -67,16 +67,17 @@ def total(a: Intervals) -> int:
     return int((a[:, 1] - a[:, 0]).sum())
 
 
-def per_window(a: Intervals, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Nanoseconds of ``a`` in each window [edges[k], edges[k+1]), ascending; len(edges) - 1 values.
-
-    Coverage up to an instant is piecewise linear, so no interval has to be cut.
-    """
+def covered(a: Intervals, instants: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Nanoseconds of ``a`` before each instant: piecewise linear, so no interval has to be cut."""
     if not len(a):
-        return np.zeros(len(edges) - 1, dtype=np.int64)
+        return np.zeros(len(instants), dtype=np.int64)
     before = np.concatenate(([0], np.cumsum(a[:, 1] - a[:, 0])))
-    index = np.searchsorted(a[:, 0], edges, side="right")  # intervals that began by then
+    index = np.searchsorted(a[:, 0], instants, side="right")  # intervals that began by then
     last = np.maximum(index - 1, 0)
-    over = np.where(index > 0, np.minimum(edges, a[last, 1]) - a[last, 0], 0)
-    covered = np.where(index > 0, before[last] + over, 0)
-    return np.diff(covered).astype(np.int64)
+    over = np.where(index > 0, np.minimum(instants, a[last, 1]) - a[last, 0], 0)
+    return np.asarray(np.where(index > 0, before[last] + over, 0), dtype=np.int64)
+
+
+def per_window(a: Intervals, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Nanoseconds of ``a`` in each window [edges[k], edges[k+1]): len(edges) - 1 values."""
+    return np.diff(covered(a, edges))

@@ -21,7 +21,9 @@ _SETS = ("compute", "move", "data", "launch", "queued")
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One communication of one rank; ns on its own clock, ``payload`` its input in elements.
+    """One communication of one rank; ns on its own clock.
+
+    ``payload`` is its input in elements of ``item_bytes`` each.
 
     ``size`` is the group's number of ranks, ``seq`` its number within the group, ``peer`` the other
     end of a send or recv. -1 where the trace does not say. ``waited`` is when the rank had nothing
@@ -36,6 +38,7 @@ class Op:
     size: int = -1
     seq: int = -1
     payload: int = -1
+    item_bytes: int = -1
     peer: int = -1
 
     @property

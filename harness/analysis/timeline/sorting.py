@@ -9,10 +9,13 @@ from harness.analysis.timeline.reader import Trace
 from harness.base.errors import ScaleproofError
 
 
-def lanes(trace: Trace, rank: int | None = None) -> Lanes:
-    """Sort a trace. ``rank`` where the file does not say it itself."""
+def lanes(trace: Trace, rank: int | None = None, step_name: str | None = None) -> Lanes:
+    """Sort a trace. ``rank`` where the file does not say it itself.
+
+    ``step_name`` is the annotation that is a step; without, it is the profiler's own.
+    """
     known = trace.rank if trace.rank >= 0 else (rank or 0)
-    lane = (device_lanes if trace.of_cat("kernel").any() else host_lanes)(trace, known)
+    lane = (device_lanes if trace.of_cat("kernel").any() else host_lanes)(trace, known, step_name)
     if (lane.edges[1:] <= lane.edges[:-1]).any() or len(lane.edges) < 2:
         raise ScaleproofError(
             "no step in this trace has a length", where=trace.path,

@@ -1,16 +1,15 @@
 """Budgets for people: one row a rung, what was lost, whom it waited for, what to try."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice
-from harness.analysis.timeline.views.tallies import Range
 from harness.interface.report import text
 from harness.interface.report.text import Column, rule, table, wrap
-from harness.record import Budget, RankBudget, RunRecord, Term
+from harness.record import RunRecord, Term
 from harness.record.budget import EXPOSED
 
 #: The terms in the words of a column.
@@ -112,7 +111,7 @@ def _table(trusted: Sequence[Rung], width: int) -> list[str]:
     for count in range(len(shown), -1, -1):
         kept, rest = [t for t in shown if t in ranked[:count]], ranked[count:]
         lines = table(_columns(kept, rest), trusted, width)
-        if {*map(_head, kept), *(["rest"] if rest else [])} <= set(lines[0].split()):
+        if {*map(head, kept), *(["rest"] if rest else [])} <= set(lines[0].split()):
             break
     return lines
 
@@ -124,7 +123,7 @@ def _columns(kept: Sequence[Term], rest: Sequence[Term]) -> list[Column[Rung]]:
         Column("ideal", 70, lambda r: f"{float(r.losses.ideal_ns) / 1e6:.1f}"),
         Column("step", 98, lambda r: f"{float(r.losses.step_ns) / 1e6:.1f}"),
         Column("lost", 97, lambda r: f"{float(r.losses.step_ns - r.losses.ideal_ns) / 1e6:.1f}"),
-        *(Column(_head(t), 80, partial(_cell, term=t)) for t in kept),
+        *(Column(head(t), 80, partial(_cell, term=t)) for t in kept),
         *([Column[Rung]("rest", 80, partial(_rest, terms=rest))] if rest else ()),
         Column(
             "of N",
@@ -141,7 +140,8 @@ def _rest(r: Rung, terms: Sequence[Term]) -> str:
     return f"{float(excess / 10**6):.1f}"
 
 
-def _head(term: Term) -> str:
+def head(term: Term) -> str:
+    """A term's column; the star marks what compute does not hide."""
     return TERMS[term] + ("*" if term in _EXPOSED else "")
 
 
@@ -149,74 +149,5 @@ def _cell(r: Rung, term: Term) -> str:
     return f"{_ms(r, term):.1f}"
 
 
-def _mean_ns(r: RankBudget, term: Term) -> float:
-    return r.mean_ns(term)
-
-
 def _ms(r: Rung, term: Term) -> float:
     return float(round(r.losses.excess_ns.get(term, Fraction(0)) / 10**6, 1))
-
-
-def window_lines(title: str, budget: Budget, width: int) -> list[str]:
-    """One profiled window: every rank's mean step, and what can be said of it."""
-    shown = [t for t in TERMS if budget.total_ns(t)]
-    steps = f"{budget.steps} step{'s' if budget.steps > 1 else ''}"
-    clocks = "" if not budget.clock_ns else f", clocks within {budget.clock_ns / 1e6:.2f} ms"
-    num = len(budget.ranks)
-    head = f" {title}: {num} rank{'s' if num > 1 else ''}, {steps} of {budget.step_ns / 1e6:.2f} ms"
-    out = wrap(f"{head}, {budget.device}{clocks}", width, 1)
-    every = {"all comm": budget.comm_share} | {
-        _head(t): budget.mean_ns(t) / budget.step_ns for t in shown
-    }
-
-    def share(name: str, rank: Callable[[RankBudget], float]) -> Column[RankBudget | None]:
-        """Of each rank in ms a step; of all of them as a share, in the last row."""
-        return Column(
-            name, 70 if name == "all comm" else 80,
-            lambda r: f"{every[name]:.1%}" if r is None else f"{rank(r) / 1e6:.2f}",
-        )  # fmt: skip
-
-    steps_ns = budget.steps
-    columns = [
-        Column[RankBudget | None]("rank", 100, lambda r: "all" if r is None else str(r.rank)),
-        Column("ms/step", 99, lambda r: f"{sum(r.step_ns) / steps_ns / 1e6:.2f}" if r else ""),
-        *(share(_head(t), partial(_mean_ns, term=t)) for t in shown),
-        share("all comm", lambda r: sum(r.comm_ns) / steps_ns),
-    ]
-    out += table(columns, [*budget.ranks, None], width)
-    if num > 1:
-        out += wrap(
-            f" pop      load balance {budget.load_balance:.3f} x communication efficiency"
-            f" {budget.communication_efficiency:.3f} = parallel efficiency"
-            f" {budget.load_balance * budget.communication_efficiency:.3f}",
-            width, 10,
-        )  # fmt: skip
-    if (b := budget.blame) is not None:
-        more = f"{b.excess_ns / 1e6:.2f} ms longer than the others'"
-        busy = f": its {b.term} is {more}" if b.term else ""
-        out += wrap(
-            f" waited   {b.share:.0%} of all waiting, {b.waited_ns / 1e6:.2f} ms a step, is for"
-            f" rank {b.rank}{busy}",
-            width, 10,
-        )  # fmt: skip
-    if budget.operators:
-        top = ", ".join(f"{o.name} {o.self_ns / 1e6:.2f} ms" for o in budget.operators[:4])
-        out += wrap(f" longest  {top}", width, 10)
-    for why in budget.unsure:
-        out += wrap(f" unsure   {why}", width, 10)
-    return out
-
-
-def range_lines(ranges: Sequence[Range], width: int) -> list[str]:
-    """The named ranges as a table."""
-    if not ranges:
-        return [" no named ranges in these traces"]
-    columns = [
-        Column[Range]("range", 100, lambda r: r.name, left=True),
-        Column("category", 90, lambda r: r.category, left=True),
-        Column("count", 95, lambda r: str(r.count)),
-        Column("total ms", 99, lambda r: f"{r.total_ns / 1e6:.2f}"),
-        Column("mean ms", 80, lambda r: f"{r.mean_ns / 1e6:.3f}"),
-        Column("longest ms", 70, lambda r: f"{r.longest_ns / 1e6:.3f}"),
-    ]
-    return table(columns, ranges, width)

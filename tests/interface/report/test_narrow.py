@@ -42,7 +42,7 @@ def test_what_was_lost_is_the_sum_of_what_is_shown(width: int, model: str) -> No
     rung: Any = SimpleNamespace(arm=SimpleNamespace(case=case), losses=losses, perturbation=1.01)
     header, first, *_ = timeline._table([rung], width)
     cells = dict(zip(header.split(), first.replace(" of ", "-of-").split(), strict=False))
-    of_terms = {timeline._head(t) for t in terms} | {"rest"}
+    of_terms = {timeline.head(t) for t in terms} | {"rest"}
     shown = sum(float(cells[name]) for name in header.split() if name in of_terms)
     assert shown == pytest.approx(float(cells["lost"]), abs=0.11)
-    assert timeline._head(Term.COMPUTE) in cells, "the largest goes last"
+    assert timeline.head(Term.COMPUTE) in cells, "the largest goes last"

@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.analysis.timeline.close import Closed
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace
+from harness.analysis.timeline.views.window import Window
 from harness.base.documents import Json
 from harness.record import Term
 
@@ -28,17 +29,9 @@ _COLORS = {
 }
 
 
-def write(
-    path: Path,
-    traces: Sequence[Trace],
-    ranks: Sequence[Lanes],
-    closed: Closed,
-    readings: Sequence[Json] = (),
-) -> None:
-    """Write the merged trace, gzipped; ``ranks`` are the lanes of ``traces``, in their order.
-
-    ``readings`` are those of the devices while it was made (``harness.nvml.poll``).
-    """
+def write(path: Path, window: Window) -> None:
+    """Write the merged trace, gzipped."""
+    traces, ranks, closed = window.traces, window.lanes, window.closed
     starts = [
         int(t.start[0]) + closed.offsets_ns.get(r.rank, 0)
         for t, r in zip(traces, ranks, strict=True)
@@ -54,7 +47,7 @@ def write(
             for event in _events(trace, lane, closed, base):
                 out.write(("" if first else ",\n") + json.dumps(event, separators=(",", ":")))
                 first = False
-        for event in _counters(readings, base):
+        for event in _counters(window.readings, base):
             out.write(",\n" + json.dumps(event, separators=(",", ":")))
         out.write("\n]}\n")
     temporary.replace(path)

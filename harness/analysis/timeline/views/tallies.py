@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.timeline.lanes import Lanes
+from harness.analysis.timeline.nesting import self_ns
 from harness.analysis.timeline.reader import Trace
 from harness.record import Operator
 from harness.record.spans import category_of
@@ -25,7 +26,7 @@ class Range:
 
 
 def operators(
-    traces: Sequence[Trace], ranks: Sequence[Lanes], steps: int, most: int = 8
+    traces: Sequence[Trace], ranks: Sequence[Lanes], steps: int, most: int | None = 8
 ) -> tuple[Operator, ...]:
     """What took longest by itself in the steps: kernels where a device computed, operators else.
 
@@ -35,10 +36,10 @@ def operators(
     for trace, lane in zip(traces, ranks, strict=True):
         mask = trace.of_cat("kernel", "gpu_memcpy", "gpu_memset")
         if mask.any():
-            self_ns = trace.end - trace.start
+            spent = trace.end - trace.start
         else:
             mask = trace.of_cat("cpu_op")
-            self_ns = _self_ns(trace, mask)
+            spent = self_ns(trace, mask)
         mask &= (trace.start >= lane.edges[0]) & (trace.start < lane.edges[steps])
         mask &= ~np.isin(
             trace.name, [i for i, n in enumerate(trace.names) if category_of(n) is not None]
@@ -46,7 +47,7 @@ def operators(
         for name in np.unique(trace.name[mask]).tolist():
             rows = mask & (trace.name == name)
             entry = totals.setdefault(trace.names[name], [0, 0])
-            entry[0] += int(self_ns[rows].sum())
+            entry[0] += int(spent[rows].sum())
             entry[1] += int(rows.sum())
     share = len(traces) * steps
     tallied = [
@@ -54,20 +55,6 @@ def operators(
         for n, (ns, count) in totals.items()
     ]
     return tuple(sorted(tallied, key=lambda o: (-o.self_ns, o.name))[:most])
-
-
-def _self_ns(trace: Trace, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Duration less that of the direct children, for rows of nesting ranges."""
-    self_ns = trace.end - trace.start
-    for thread in np.unique(trace.thread[mask]):
-        rows = np.flatnonzero(mask & (trace.thread == thread))
-        start, end = trace.start[rows], trace.end[rows]
-        depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
-        for level in range(1, int(depth.max(initial=0)) + 1):
-            here, above = rows[depth == level], rows[depth == level - 1]
-            at = np.searchsorted(trace.start[above], trace.start[here], side="right") - 1
-            np.subtract.at(self_ns, above[np.maximum(at, 0)], trace.end[here] - trace.start[here])
-    return self_ns
 
 
 def ranges(traces: Sequence[Trace]) -> list[Range]:

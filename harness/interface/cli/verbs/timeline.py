@@ -8,31 +8,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis.judging.doubts import PERTURBED
-from harness.analysis.timeline.views import merge
-from harness.analysis.timeline.close import Closed, close
-from harness.analysis.timeline.lanes import Lanes
+from harness.analysis.timeline.close import close
 from harness.analysis.timeline.profiled import close_launch
 from harness.analysis.timeline.reader import Trace, read, split
 from harness.analysis.timeline.sorting import lanes
+from harness.analysis.timeline.views import difference, merge
+from harness.analysis.timeline.views.communications import communications
+from harness.analysis.timeline.views.idleness import idleness
+from harness.analysis.timeline.views.kernels import kernels
 from harness.analysis.timeline.views.tallies import operators, ranges
+from harness.analysis.timeline.views.window import Window
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.report import text, timeline as pages
-from harness.record import Budget, LaunchRecord, Purpose
+from harness.interface.report import text, windows as pages
+from harness.record import Budget, LaunchRecord, Operator, Purpose
 from harness.record.store import load
 
 HELP = dict(timeline="show where the time of a step went, from torch.profiler traces")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """The traces of one window, their lanes and what these come to."""
-
-    traces: Sequence[Trace]
-    lanes: Sequence[Lanes]
-    closed: Closed
-    readings: Sequence[Json] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +38,7 @@ class Traced:
     title: str
     name: str
     budget: Budget
-    open: Callable[[], Opened]
+    open: Callable[[], Window]
     doubt: str = ""
 
 
@@ -55,44 +48,111 @@ def add_to(parser: argparse.ArgumentParser, verb: str) -> None:
         help="a run's folder, or torch.profiler Chrome traces of one window, one for each rank",
     )  # fmt: skip
     parser.add_argument(
-        "--merge", type=Path, metavar="DIR",
-        help="write one trace of all ranks on one clock, with the budget as tracks, for Perfetto",
+        "--against", nargs="+", type=Path, metavar="PATH", default=(),
+        help="a second window or run: what changed in it, term by term and kernel by kernel",
+    )  # fmt: skip
+    parser.add_argument(
+        "--details", action="store_true",
+        help="also each term's kernels and the operators that launched them, what the host was at"
+        " while its device waited, and each communication: its late rank, its bandwidth",
     )  # fmt: skip
     parser.add_argument(
         "--ranges", action="store_true", help="also list the named ranges (NVTX, annotations)"
     )
+    parser.add_argument(
+        "--step-name", metavar="NAME",
+        help="the annotation that is a step, in traces without a ProfilerStep; * matches anything",
+    )  # fmt: skip
+    parser.add_argument(
+        "--merge", type=Path, metavar="DIR",
+        help="write one trace of all ranks on one clock, with the budget as tracks, for Perfetto",
+    )  # fmt: skip
 
 
 def act(asked: Asked) -> Answer:
-    """Every window: its budget, and its ranges or its merged trace where these are asked for."""
+    """Every window: its budget, and more of it where that is asked for."""
     parsed, width = asked.options, text.columns()
     documents: list[Json] = []
     lines: list[str] = []
-    for window in _windows(parsed.paths):
+    windows = list(_windows(parsed.paths, parsed.step_name))
+    if parsed.against:
+        return _difference(windows, list(_windows(parsed.against, parsed.step_name)), width)
+    for window in windows:
         document = {"title": window.title, "budget": to_doc(window.budget), "doubt": window.doubt}
         lines += pages.window_lines(window.title, window.budget, width)
         lines += text.wrap(f" refused  {window.doubt}", width, 10) if window.doubt else []
-        if parsed.ranges:
-            named_ranges = ranges(window.open().traces)
-            document["ranges"] = to_doc(tuple(named_ranges))
-            lines += ["", *pages.range_lines(named_ranges, width)]
+        for part, shown in _more(window, parsed, width):
+            document |= part
+            lines += ["", *shown] if shown else []
         if parsed.merge is not None:
-            path, w = parsed.merge / f"{window.name}.trace.json.gz", window.open()
-            merge.write(path, w.traces, w.lanes, w.closed, w.readings)
+            path = parsed.merge / f"{window.name}.trace.json.gz"
+            merge.write(path, window.open())
             lines.append(f" merged   {path}: open it in https://ui.perfetto.dev")
         documents.append(document)
         lines.append("")
     return Answer(document=documents, lines=lines[:-1])
 
 
-def _windows(paths: Sequence[Path]) -> Iterator[Traced]:
+def _more(
+    window: Traced, parsed: argparse.Namespace, width: int
+) -> Iterator[tuple[dict[str, Json], list[str]]]:
+    """What is asked for beside the budget: as a document and as lines."""
+    if parsed.details:
+        opened = window.open()
+        every, of_terms, causes = communications(opened), kernels(opened), idleness(opened)
+        yield {"communications": to_doc(every)}, pages.communication_lines(every, width)
+        yield {"kernels": to_doc(of_terms)}, pages.kernel_lines(of_terms, width)
+        yield {"idleness": to_doc(causes)}, pages.idleness_lines(causes, width)
+    if parsed.ranges:
+        named_ranges = ranges(window.open().traces)
+        yield {"ranges": to_doc(tuple(named_ranges))}, pages.range_lines(named_ranges, width)
+
+
+def _difference(before: Sequence[Traced], after: Sequence[Traced], width: int) -> Answer:
+    """Windows of one title against each other, or the only ones there are."""
+    alone = len(before) == len(after) == 1
+    pairs = [(a, b) for a in before for b in after if alone or a.title == b.title]
+    if not pairs:
+        raise ScaleproofError(
+            "the two have no window in common",
+            expected=f"one of {', '.join(w.title for w in before)}",
+            fix="scaleproof timeline B",
+        )
+    documents: list[Json] = []
+    lines: list[str] = []
+    for a, b in pairs:
+        terms = difference.terms(a.budget, b.budget)
+        (was, whole), (now, also) = _everything(a), _everything(b)
+        names = difference.names(was, now, whole and also)
+        title = a.title if a.title == b.title else f"{b.title} against {a.title}"
+        doubts = [f"{side}: {w.doubt}" for side, w in (("A", a), ("B", b)) if w.doubt]
+        documents.append({
+            "title": title, "terms": to_doc(terms), "names": to_doc(names), "doubts": doubts,
+        })  # fmt: skip
+        lines += pages.difference_lines(title, terms, names, width)
+        for doubt in doubts:
+            lines += text.wrap(f" refused  {doubt}", width, 10)
+        lines.append("")
+    return Answer(document=documents, lines=lines[:-1])
+
+
+def _everything(window: Traced) -> tuple[tuple[Operator, ...], bool]:
+    """The kernels or operators of a window, and whether these are all: its traces may be gone."""
+    try:
+        opened = window.open()
+    except ScaleproofError:
+        return window.budget.operators, False
+    return operators(opened.traces, opened.lanes, window.budget.steps, most=None), True
+
+
+def _windows(paths: Sequence[Path], step_name: str | None) -> Iterator[Traced]:
     if len(paths) == 1 and (paths[0].is_dir() or paths[0].name == "record.json"):
         yield from _of_run(paths[0])
     else:
-        yield _of_traces(paths)
+        yield _of_traces(paths, step_name)
 
 
-def _of_traces(paths: Sequence[Path]) -> Traced:
+def _of_traces(paths: Sequence[Path], step_name: str | None) -> Traced:
     """Traces of one window, in any order.
 
     Ranks that do not say their number have it from their file's name, or else by their order.
@@ -106,7 +166,7 @@ def _of_traces(paths: Sequence[Path]) -> Traced:
             expected="one trace for each rank, all from one window",
             fix=f"scaleproof timeline {paths[0]}",
         )
-    rank_lanes = [lanes(t, i) for i, t in enumerate(traces)]
+    rank_lanes = [lanes(t, i, step_name) for i, t in enumerate(traces)]
     order = sorted(range(len(rank_lanes)), key=lambda i: rank_lanes[i].rank)
     rank_lanes, traces = [rank_lanes[i] for i in order], [traces[i] for i in order]
     closed = close(rank_lanes)
@@ -115,7 +175,7 @@ def _of_traces(paths: Sequence[Path]) -> Traced:
         title=f"{paths[0].name}{more}",
         name=f"merged-{paths[0].name.split('.')[0]}",
         budget=replace(closed.budget, operators=operators(traces, rank_lanes, closed.budget.steps)),
-        open=lambda: Opened(traces=traces, lanes=rank_lanes, closed=closed),
+        open=lambda: Window(traces=traces, lanes=rank_lanes, closed=closed),
     )
 
 
@@ -148,11 +208,11 @@ def _of_run(path: Path) -> Iterator[Traced]:
     for launch in profiled:
         assert launch.budget is not None
 
-        def opened(launch: LaunchRecord = launch) -> Opened:
+        def opened(launch: LaunchRecord = launch) -> Window:
             traces, rank_lanes, closed = close_launch(folder, launch.launch, launch.ranks)
             devices = folder / "launches" / launch.launch / "gpus.json"
             readings = json.loads(devices.read_text()) if devices.is_file() else ()
-            return Opened(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)
+            return Window(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)
 
         changed = launch.perturbation or 0.0
         yield Traced(

@@ -1,0 +1,171 @@
+"""Profiled windows for people: every rank's step, and what it consisted of."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from harness.analysis.timeline.views.communications import Communication
+from harness.analysis.timeline.views.difference import Change
+from harness.analysis.timeline.views.idleness import Idleness
+from harness.analysis.timeline.views.kernels import Kernel
+from harness.analysis.timeline.views.tallies import Range
+from harness.interface.report.text import Column, rule, table, wrap
+from harness.interface.report.timeline import TERMS, head
+from harness.record import Budget, RankBudget, Term
+
+
+def window_lines(title: str, budget: Budget, width: int) -> list[str]:
+    """One profiled window: every rank's mean step, and what can be said of it."""
+    shown = [t for t in TERMS if budget.total_ns(t)]
+    steps = f"{budget.steps} step{'s' if budget.steps > 1 else ''}"
+    clocks = "" if not budget.clock_ns else f", clocks within {budget.clock_ns / 1e6:.2f} ms"
+    num = len(budget.ranks)
+    ranks = f"{num} rank{'s' if num > 1 else ''}"
+    mean = f"{steps} of {budget.step_ns / 1e6:.2f} ms"
+    out = wrap(f" {title}: {ranks}, {mean}, {budget.device}{clocks}", width, 1)
+    every = {"all comm": budget.comm_share} | {
+        head(t): budget.mean_ns(t) / budget.step_ns for t in shown
+    }
+
+    def share(name: str, rank: Callable[[RankBudget], float]) -> Column[RankBudget | None]:
+        """Of each rank in ms a step; of all of them as a share, in the last row."""
+        return Column(
+            name, 70 if name == "all comm" else 80,
+            lambda r: f"{every[name]:.1%}" if r is None else f"{rank(r) / 1e6:.2f}",
+        )  # fmt: skip
+
+    steps_ns = budget.steps
+    columns = [
+        Column[RankBudget | None]("rank", 100, lambda r: "all" if r is None else str(r.rank)),
+        Column("ms/step", 99, lambda r: f"{sum(r.step_ns) / steps_ns / 1e6:.2f}" if r else ""),
+        *(share(head(t), partial(_mean_ns, term=t)) for t in shown),
+        share("all comm", lambda r: sum(r.comm_ns) / steps_ns),
+    ]
+    out += table(columns, [*budget.ranks, None], width)
+    if num > 1:
+        out += wrap(
+            f" pop      load balance {budget.load_balance:.3f} x communication efficiency"
+            f" {budget.communication_efficiency:.3f} = parallel efficiency"
+            f" {budget.load_balance * budget.communication_efficiency:.3f}",
+            width, 10,
+        )  # fmt: skip
+    if (b := budget.blame) is not None:
+        more = f"{b.excess_ns / 1e6:.2f} ms longer than the others'"
+        busy = f": its {b.term} is {more}" if b.term else ""
+        out += wrap(
+            f" waited   {b.share:.0%} of all waiting, {b.waited_ns / 1e6:.2f} ms a step, is for"
+            f" rank {b.rank}{busy}",
+            width, 10,
+        )  # fmt: skip
+    if budget.operators:
+        top = ", ".join(f"{o.name} {o.self_ns / 1e6:.2f} ms" for o in budget.operators[:4])
+        out += wrap(f" longest  {top}", width, 10)
+    for why in budget.unsure:
+        out += wrap(f" unsure   {why}", width, 10)
+    return out
+
+
+def _mean_ns(r: RankBudget, term: Term) -> float:
+    return r.mean_ns(term)
+
+
+def kernel_lines(kernels: Sequence[Kernel], width: int) -> list[str]:
+    """What each term of a device consists of."""
+    if not kernels:
+        return [" no device in these traces: its kernels and idleness are not there"]
+    columns = [
+        Column[Kernel]("term", 100, lambda k: TERMS[k.term], left=True),
+        Column("ms/step", 99, lambda k: f"{k.ns / 1e6:.3f}"),
+        Column("count", 90, lambda k: f"{k.count:.3g}"),
+        Column("launched by", 95, lambda k: k.by or "?", left=True),
+        Column("kernel", 98, lambda k: _short(k.name, max(34, width - 64)), left=True),
+    ]
+    return [rule("kernels of each term", width), *table(columns, kernels, width)]
+
+
+def idleness_lines(causes: Sequence[Idleness], width: int) -> list[str]:
+    """What the host was at while its device waited."""
+    if not causes:
+        return []
+    columns = [
+        Column[Idleness]("term", 100, lambda i: TERMS[i.term], left=True),
+        Column("ms/step", 99, lambda i: f"{i.ns / 1e6:.3f}"),
+        Column("the host", 98, lambda i: i.cause, left=True),
+        Column("in", 97, lambda i: _short(i.where, 34), left=True),
+    ]
+    return [rule("while the device waited", width), *table(columns, causes, width)]
+
+
+def communication_lines(every: Sequence[Communication], width: int) -> list[str]:
+    """Each communication: whether it waits for a rank or for a link."""
+    if not every:
+        return [" no communication that could be matched between these traces"]
+    columns = [
+        Column[Communication]("communication", 100, lambda c: c.kind, left=True),
+        Column("ranks", 92, lambda c: str(len(c.ranks))),
+        Column("size", 95, lambda c: _bytes(c.bytes)),
+        Column("a step", 93, lambda c: f"{c.count:.3g}"),
+        Column("shortest ms", 98, lambda c: f"{c.shortest_ns / 1e6:.3f}"),
+        Column("waited ms", 99, lambda c: f"{c.waited_ns / 1e6:.3f}"),
+        Column("last to come", 97, lambda c: f"rank {c.late} {c.late_share:.0%}"),
+        Column("bus GB/s", 96, lambda c: "" if c.bus_bps is None else f"{c.bus_bps / 1e9:.3g}"),
+    ]
+    note = (
+        " shortest = its duration on the rank that waited least; waited = mean over ranks until the"
+        " last one came; bus = what the busiest link carries, while nobody waits"
+    )
+    return [rule("communications", width), *table(columns, every, width), *wrap(note, width, 1)]
+
+
+def difference_lines(
+    title: str, terms: Sequence[Change], names: Sequence[Change], width: int
+) -> list[str]:
+    """Two windows' mean steps: B less A, and what changed most in them."""
+    step = Change(
+        name="step",
+        before_ns=sum(c.before_ns for c in terms),
+        after_ns=sum(c.after_ns for c in terms),
+    )
+    numbers = [
+        Column[Change]("A ms", 98, lambda c: f"{c.before_ns / 1e6:.2f}"),
+        Column[Change]("B ms", 98, lambda c: f"{c.after_ns / 1e6:.2f}"),
+        Column[Change]("B - A", 99, lambda c: f"{c.more_ns / 1e6:+.2f}"),
+    ]
+    term = Column[Change]("term", 100, lambda c: TERMS.get(c.name, c.name), left=True)  # type: ignore[call-overload]
+    out = [rule(title, width), *table([term, *numbers], [*terms, step], width)]
+    if names:
+        name = Column[Change](
+            "kernel or operator", 100, lambda c: _short(c.name, width - 36), left=True
+        )
+        out += ["", *table([name, *numbers], names, width)]
+    return out
+
+
+def _short(name: str, most: int) -> str:
+    """A name that is cut says so."""
+    name = name.removeprefix("void ")
+    return name if len(name) <= most else name[: most - 2] + ".."
+
+
+def _bytes(size: int) -> str:
+    if size < 0:
+        return ""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000  # type: ignore[assignment]
+    return f"{size:.3g} GB"
+
+
+def range_lines(ranges: Sequence[Range], width: int) -> list[str]:
+    """The named ranges as a table."""
+    if not ranges:
+        return [" no named ranges in these traces"]
+    columns = [
+        Column[Range]("range", 100, lambda r: r.name, left=True),
+        Column("category", 90, lambda r: r.category, left=True),
+        Column("count", 95, lambda r: str(r.count)),
+        Column("total ms", 99, lambda r: f"{r.total_ns / 1e6:.2f}"),
+        Column("mean ms", 80, lambda r: f"{r.mean_ns / 1e6:.3f}"),
+        Column("longest ms", 70, lambda r: f"{r.longest_ns / 1e6:.3f}"),
+    ]
+    return table(columns, ranges, width)

@@ -1,0 +1,191 @@
+"""What a window consists of: kernels by term and launcher, causes of idleness, communications."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from writing import event, step, write
+
+from harness.analysis.timeline.close import close
+from harness.analysis.timeline.reader import read
+from harness.analysis.timeline.sorting import lanes
+from harness.analysis.timeline.views.communications import communications
+from harness.analysis.timeline.views.difference import names, terms
+from harness.analysis.timeline.views.idleness import PYTHON, idleness
+from harness.analysis.timeline.views.kernels import kernels
+from harness.analysis.timeline.views.window import Window
+from harness.interface.cli.main import main
+from harness.record import Operator, Term
+
+US, MS = 1000, 1_000_000
+
+
+def window(*paths: Path, step_name: str | None = None) -> Window:
+    traces = [read(path) for path in paths]
+    rank_lanes = [lanes(trace, i, step_name) for i, trace in enumerate(traces)]
+    return Window(traces=traces, lanes=rank_lanes, closed=close(rank_lanes))
+
+
+def launch(k: int, call: int, start: int, end: int, name: str = "gemm", **args: Any) -> list[Any]:
+    """A kernel from ``start`` to ``end`` us and the call that launched it, which takes 5 us."""
+    return [
+        event("cudaLaunchKernel", call * US, (call + 5) * US, "cuda_runtime", correlation=k),
+        event(name, start * US, end * US, "kernel", 7, 0, correlation=k, stream=7, **args),
+    ]
+
+
+def device_step(base: int, k: int, slow: int = 0) -> list[Any]:
+    """Steps of 1 ms on the device: 300 us of two kernels, 100 us waited for, the rest in Python."""
+    return [
+        step(k, base * US, (base + 1000) * US),
+        event("aten::linear", (base + 10) * US, (base + 60) * US),
+        event("aten::addmm", (base + 20) * US, (base + 40) * US),
+        *launch(10 * k + 1, base + 22, base + 30, base + 230 + slow, "void gemm<float>(int)"),
+        *launch(10 * k + 2, base + 45, base + 230 + slow, base + 330 + slow, "relu"),
+        event("aten::item", (base + 350) * US, (base + 500) * US),
+        event("cudaStreamSynchronize", (base + 380) * US, (base + 480) * US, "cuda_runtime"),
+        *launch(10 * k + 3, base + 900, base + 905, base + 1000, "adam"),
+    ]
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Window:
+    events = [e for k in range(3) for e in device_step(1000 * k, k)]
+    return window(write(tmp_path / "rank0.json", events, rank=0, world_size=1))
+
+
+def test_kernels_stand_under_their_term_with_the_operator_that_launched_them(
+    traced: Window,
+) -> None:
+    found = {k.name: (k.term, k.by, k.ns, k.count) for k in kernels(traced)}
+    assert found == {
+        "void gemm<float>(int)": (Term.COMPUTE, "aten::addmm", 200 * US, 1.0),
+        "relu": (Term.COMPUTE, "aten::linear", 100 * US, 1.0),
+        "adam": (Term.COMPUTE, "", 95 * US, 1.0),
+    }
+
+
+def test_idleness_is_what_the_host_was_at(traced: Window) -> None:
+    """The sum is the budget's term: nothing that idles is without a cause."""
+    found: Counter[tuple[Term, str]] = Counter()
+    for one in idleness(traced, most=99):
+        found[one.term, one.cause] += one.ns // US
+    idle = sum(us for (term, _), us in found.items() if term is Term.IDLE)
+    assert idle == traced.closed.budget.mean_ns(Term.IDLE) / US
+    assert found[Term.IDLE, "waits for the device"] == 100
+    assert found[Term.IDLE, "an operator works on the host"] == 50 + 12  # item; linear's head
+    assert found[Term.IDLE, PYTHON] == 20 + 400 + 10
+    (sync,) = [i for i in idleness(traced) if i.cause == "waits for the device"]
+    assert sync.where == "cudaStreamSynchronize"
+
+
+def ranks_of(folder: Path, delay: int) -> Window:
+    """Two ranks that reduce 1,000 floats a step; rank 1 comes ``delay`` us later."""
+    paths = []
+    for rank in (0, 1):
+        late = delay * rank
+        events = []
+        for k in range(3):
+            base = 1000 * k
+            events += [step(k, base * US, (base + 1000) * US)]
+            events += launch(10 * k + 1, base + 5, base + 10, base + 100 + late)
+            events += launch(
+                10 * k + 2, base + 20, base + 100 + late, base + 100 + delay + 50,
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)",
+                **{"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float",
+                   "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2},
+            )  # fmt: skip
+        paths.append(write(folder / f"rank{rank}.json", events, rank=rank, world_size=2))
+    return window(*paths)
+
+
+def test_a_communication_has_its_late_rank_and_its_rate(tmp_path: Path) -> None:
+    (found,) = communications(ranks_of(tmp_path, delay=200))
+    assert (found.kind, found.ranks, found.bytes, found.count) == ("all_reduce", (0, 1), 4000, 1.0)
+    assert (found.late, found.late_share) == (1, 1.0)
+    assert found.shortest_ns == 50 * US and found.waited_ns == 100 * US  # rank 0 alone: 200 us
+    assert found.bus_bps == pytest.approx(4000 / 50e-6)  # 2 (n - 1) / n is 1 for two ranks
+
+
+def test_bytes_that_a_trace_does_not_state_have_no_rate(tmp_path: Path) -> None:
+    paths = [
+        write(
+            tmp_path / f"rank{r}.json",
+            [e for k in range(3) for e in [
+                step(k, 1000 * k * US, 1000 * (k + 1) * US),
+                *launch(2 * k + 1, 1000 * k + 5, 1000 * k + 10, 1000 * k + 60, "ncclKernel_AllReduce"),
+            ]],
+            rank=r, world_size=2,
+        )
+        for r in (0, 1)
+    ]  # fmt: skip
+    (found,) = communications(window(*paths))
+    assert found.bytes == -1 and found.bus_bps is None
+
+
+def test_changes_of_terms_add_up_to_that_of_the_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = write(tmp_path / "a.json", [e for k in range(3) for e in device_step(1000 * k, k)])
+    b = write(tmp_path / "b.json", [e for k in range(3) for e in device_step(1000 * k, k, 70)])
+    was, now = (window(p).closed.budget for p in (a, b))
+    changes = terms(was, now)
+    assert sum(c.more_ns for c in changes) == pytest.approx(now.step_ns - was.step_ns)
+    assert {c.name: c.more_ns / US for c in changes}[Term.COMPUTE] == pytest.approx(70)
+    assert main(["timeline", str(a), "--against", str(b), "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    assert document["names"][0]["name"] == "void gemm<float>(int)"
+    assert main(["timeline", str(a), "--against", str(b)]) == 0
+    assert "+0.07" in capsys.readouterr().out
+
+
+def test_a_name_that_one_short_list_lacks_is_no_change() -> None:
+    """A record holds the longest eight of a window: the ninth is not 0."""
+    was = [Operator(name="mm", self_ns=9, count=1), Operator(name="add", self_ns=5, count=1)]
+    now = [Operator(name="mm", self_ns=7, count=1)]
+    assert [c.name for c in names(was, now, whole=False)] == ["mm"]
+    assert [c.name for c in names(was, now, whole=True)] == ["add", "mm"]
+
+
+def test_windows_without_a_common_title_are_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = Path(__file__).parents[3] / "results" / "samples" / "ddp-nano"
+    path = write(tmp_path / "a.json", device_step(0, 0))
+    assert main(["timeline", str(sample), "--against", str(path)]) == 4
+    assert "no window in common" in capsys.readouterr().err
+
+
+def test_steps_may_be_any_annotation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Inference and other loops make no ProfilerStep; what repeats is offered."""
+    events = [e for k in range(3) for e in device_step(1000 * k, k)]
+    for e in events:
+        e["name"] = e["name"].replace("ProfilerStep#", "decode_")
+    path = write(tmp_path / "a.json", [*events, event("warm", 0, 10, "user_annotation")])
+    named = window(path, step_name="decode_*").closed.budget
+    assert named.steps == 2 and named.step_ns == 1000 * US
+    assert main(["timeline", str(path), "--step-name", "step"]) == 4
+    assert "no annotation is named 'step'" in capsys.readouterr().err
+
+
+def test_what_repeats_is_offered_as_a_step(tmp_path: Path) -> None:
+    events = [
+        event("decode", 1000 * k * US, 1000 * (k + 1) * US, "user_annotation") for k in (0, 1)
+    ]
+    path = write(tmp_path / "a.json", [*events, *launch(1, 5, 10, 100)])
+    assert any("--step-name" in why and "decode (2x)" in why for why in lanes(read(path)).unsure)
+
+
+def test_details_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks_of(tmp_path, delay=200)
+    paths = [str(tmp_path / f"rank{r}.json") for r in (0, 1)]
+    assert main(["timeline", *paths, "--details"]) == 0
+    out = capsys.readouterr().out
+    assert "rank 1 100%" in out and "4 kB" in out and "launched by" in out
+    assert main(["timeline", *paths, "--details", "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    assert {"communications", "kernels", "idleness"} <= document.keys()

@@ -146,10 +146,28 @@ def gpus(devices: Sequence[nvml.Gpu]) -> list[Finding]:
     return out or [Finding(check="gpus", level=Level.OK, text=usual)]
 
 
+#: What holds a GPU for others, by parts of its name: how to make it let go.
+_SERVICES = (
+    ("cuda-mps", "an MPS server runs: echo quit | nvidia-cuda-mps-control"),
+    ("nv-hostengine", "DCGM profiles: dcgmi profile --pause"),
+)
+
+
+def _name(pid: int) -> str:
+    """What a process is called; empty where it cannot be seen (another container)."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().rpartition("/")[2]
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def _gpu(g: nvml.Gpu) -> Iterator[Finding]:
     if g.pids:
-        text = f"GPU {g.index} is used by pids {' '.join(map(str, g.pids))}"
-        yield _bad("gpus", text, "stop them, or hide the GPU")
+        names = {pid: _name(pid) for pid in g.pids}
+        told = ", ".join(f"{pid} ({name})" if name else f"{pid}" for pid, name in names.items())
+        text = f"GPU {g.index} is used by pid{'s' if len(names) > 1 else ''} {told}"
+        services = {advice for name in names.values() for n, advice in _SERVICES if n in name}
+        yield _bad("gpus", text, "; ".join(sorted(services)) or "stop them, or hide the GPU")
     elif g.used_bytes is not None and g.used_bytes > IDLE_DEVICE_BYTES:
         text = f"GPU {g.index} holds {g.used_bytes / 2**30:.1f} GiB of unknown processes"
         yield _bad("gpus", text, "nvidia-smi; a process of another container may hold it")

@@ -50,6 +50,29 @@ def test_mutant_is_caught_where_bits_cannot_be_compared(launch: Any, bug: str) -
     assert any(c.name.endswith("step1_gradient") for c in world.failed)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
+@pytest.mark.parametrize("bug", CAUGHT_BY)
+def test_mutant_is_caught_in_reduced_precision(
+    launch: Any, bug: str, precision: Precision, world: int
+) -> None:
+    """Room for rounding is no room for a wrong training: a wrong factor does not cancel."""
+    wrong = launch("mutant/mlp-nano", world, knobs={"mutant.bug": bug}, precision=precision)
+    assert wrong.cause is None
+    names = (CAUGHT_BY[bug], "step1_gradient_scale", "replicas")
+    assert any(c.name.endswith(names) for c in wrong.failed), wrong.failed
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
+def test_a_factor_of_one_percent_is_caught_in_reduced_precision(
+    launch: Any, precision: Precision
+) -> None:
+    knobs = {"mutant.bug": "times_1_01"}
+    wrong = launch("mutant/mlp-nano", 4, knobs=knobs, precision=precision)
+    assert any(c.name.endswith("step1_gradient_scale") for c in wrong.failed)
+
+
 def test_accumulation_undivided_is_caught(launch: Any) -> None:
     world = launch(
         "mutant/mlp-nano", 2, knobs={"mutant.bug": "accumulation_undivided"}, accumulate=4

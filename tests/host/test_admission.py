@@ -65,7 +65,7 @@ def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "level", "says"),
     [
         ({}, Level.OK, "1x NVIDIA H200"),
-        ({"pids": (41, 42)}, Level.BAD, "used by pids 41 42"),
+        ({"pids": (1 << 22, 1 << 23)}, Level.BAD, "used by pids 4194304, 8388608"),
         ({"used_bytes": 30 << 30}, Level.BAD, "holds 30.0 GiB"),
         ({"power_limit_w": 500}, Level.WARN, "capped at 500 of 700 W"),
     ],
@@ -73,6 +73,16 @@ def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_devices(changes: dict[str, object], level: Level, says: str) -> None:
     found = admission.gpus([dataclasses.replace(GPU, **changes)])  # type: ignore[arg-type]
     assert found[0].level is level and says in found[0].text
+
+
+@pytest.mark.usefixtures("many_cpus")
+def test_services_that_hold_a_device_are_told_by_name() -> None:
+    """To kill an MPS server's pid is no cure: there is a command for it."""
+    with subprocess.Popen(["nvidia-cuda-mps-server", "60"], executable="/bin/sleep") as server:
+        (found,) = admission.gpus([dataclasses.replace(GPU, pids=(server.pid,))])
+        server.kill()
+    assert f"used by pid {server.pid} (nvidia-cuda-mps-server)" in found.text
+    assert "quit | nvidia-cuda-mps-control" in found.advice
 
 
 def test_too_few_cpus_for_the_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,5 +82,8 @@ def test_a_trace_without_kernels_is_no_budget_of_the_host(world: object) -> None
     if world.device is Device.CPU:  # type: ignore[attr-defined]
         assert budget_of(folder, launch, ranks, 4, talks=True).device == "cpu"
         return
+    for rank in ranks:  # followed while it warms up, not while it is timed or profiled
+        left = folder / "launches" / launch / f"rank{rank.rank}.memory.pickle"
+        assert rank.window_ns and int(left.read_text()) < rank.window_ns[0]
     with pytest.raises(ScaleproofError, match="no device activity"):
         budget_of(folder, launch, ranks, 4, talks=True)

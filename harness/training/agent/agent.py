@@ -40,7 +40,7 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _prel
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
-from harness.host import environment, machine, nvml
+from harness.host import environment, leftovers, machine, nvml
 from harness.host.accelerators import Accelerators, torch_build
 from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token
@@ -347,6 +347,7 @@ def main(argv: list[str]) -> int:
     if asked.parent:
         threads.die_with_parent(asked.parent, signal.SIGTERM)
     processes.adopt()
+    leftovers.sweep()
     with contextlib.ExitStack() as stack:
         try:
             if asked.fd is not None:

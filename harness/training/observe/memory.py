@@ -9,12 +9,16 @@ from pathlib import Path
 from harness.record import Allocator
 from harness.training.accelerator import Accelerator
 
+#: Memory is looked at every so many steps: that costs more than all else that is noted, most of it
+#: where an allocator makes a table of all it knows.
+_EVERY, _EVERY_ON_DEVICE = 2, 16
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Memory:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
+        self.every = _EVERY_ON_DEVICE if accelerator.present else _EVERY
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         if accelerator.present:
             accelerator.forget_peak()

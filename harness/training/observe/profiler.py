@@ -11,12 +11,19 @@ from harness.record.store import write_text
 from harness.training.accelerator import Accelerator
 from harness.training.observe import spans
 
+#: Steps of the warm-up whose allocations are followed: the first makes what stays.
+MEMORY_STEPS = 2
+
 
 class Profiler:
-    """Profiles the last ``active`` of ``steps`` steps, after one that only warms it up."""
+    """Profiles the last ``active`` of ``steps`` steps, after one that only warms it up.
 
-    def __init__(self, steps: int, active: int, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
+    On a device the allocations of the first steps are left in ``memory``: to follow them costs too
+    much for a step that is timed.
+    """
+
+    def __init__(self, steps: int, active: int, accelerator: Accelerator, memory: Path) -> None:
+        self._accelerator, self._memory = accelerator, memory
         self._first, self._done = steps - active, 0
         self._profile = profile(
             activities=accelerator.activities,
@@ -26,21 +33,22 @@ class Profiler:
             on_trace_ready=lambda _: spans.profile(False),
         )
         self._profile.start()
+        accelerator.follow_memory()
 
     def step(self) -> None:
         self._done += 1
         self._profile.step()
+        if self._done == MEMORY_STEPS:
+            self._accelerator.leave_memory(self._memory)
         if self._done == self._first:
-            self._accelerator.follow_memory()
             spans.profile(True)
 
     def stop(self) -> None:
         self._profile.stop()
 
     def export(self, out: Path, rank: int) -> str:
-        """Leave trace, spans and on CUDA the allocator's history in ``out``; the trace's sha256."""
+        """Leave trace and spans in ``out``; the trace's sha256."""
         trace = out / f"rank{rank}.trace.json.gz"
         self._profile.export_chrome_trace(str(trace))
         write_text(out / f"rank{rank}.spans.json", json.dumps(to_doc(tuple(spans.logged()))))
-        self._accelerator.leave_memory(out / f"rank{rank}.memory.pickle")
         return hashlib.sha256(trace.read_bytes()).hexdigest()

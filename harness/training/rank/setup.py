@@ -175,17 +175,19 @@ def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         dist.set_debug_level_from_env()
     store, earlier = place.store(), threads.running()
+    together = case.communicate and place.world_size > 1  # a rank alone needs no communicator
     dist.init_process_group(
         case.backend if case.communicate else "fake",
         store=store,
         rank=place.rank,
         world_size=place.world_size,
         timeout=timedelta(seconds=spec.deadlines.collective_s),
-        device_id=device if case.backend == "nccl" and case.communicate else None,
+        device_id=device if together and case.backend == "nccl" else None,
     )
     lap("process group")
     if place.world_size > 1:
         dist.all_reduce(torch.zeros(1, device=device))
+        accelerator.synchronize()  # a device only queues it
     meet = Barrier(store, place.rank, place.world_size, case.communicate)
     lap("first collective")
     tuned = threads.tune_loop_thread(earlier) if case.backend == "gloo" else 0

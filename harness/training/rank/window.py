@@ -27,8 +27,6 @@ from harness.training.observe.meter import Meter, Reading
 from harness.training.observe.profiler import Profiler
 from harness.training.observe.spans import span
 
-#: Memory is looked at every so many steps: that costs more than all else that is noted.
-MEMORY_EVERY = 2
 #: The batch of a step, of this rank.
 Feed: TypeAlias = Callable[[int], Batch]
 
@@ -103,7 +101,7 @@ class StepLog:
                     sleep(left)
             else:
                 self.misses += 1
-        if i % MEMORY_EVERY == 0:
+        if i % self.memory.every == 0:
             self.rss_bytes[i] = self.memory.now()
         if self.events:
             self.events[i + 1].record()

@@ -249,7 +249,9 @@ def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> No
     assert not settings["packed"]
     assert any("resumed with packed = False, begun with True" in note for note in run["notes"])
     assert {p["name"] for p in run["plans"]} == {"ddp/mlp-nano/weak", "fsdp/mlp-nano/weak"}
-    assert {v["status"] for v in run["verdicts"]} <= {"RECORDED", "INCONCLUSIVE"}, "a host may be noisy"
+    assert {v["status"] for v in run["verdicts"]} <= {"RECORDED", "INCONCLUSIVE"}, (
+        "a host may be noisy"
+    )
     turns = [x["turn"] for x in run["launches"] if x["purpose"] == "timed" and x["arm"] == "plain"]
     assert sorted(turns) == [0, 0, 1, 1], "a block each, none twice"
 

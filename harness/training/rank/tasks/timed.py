@@ -35,7 +35,10 @@ def run(task: Timed, rank: Rank) -> RankRecord:
     rank.lap("data")
     profiler = clock = None
     if task.profiled:
-        profiler, clock = Profiler(task.steps, task.profiled, rank.accelerator), Clock()
+        profiler, clock = (
+            Profiler(task.steps, task.profiled, rank.accelerator, rank.file("memory.pickle")),
+            Clock(),
+        )
         clock.handshake()
     measured = measure(
         trainer,

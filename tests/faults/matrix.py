@@ -120,17 +120,23 @@ class Found:
         return self.rank == cell.rank and KINDS[cell.kind].called in ("", self.kind)
 
 
-def worlds_on(on: On, known: Catalogue) -> Fleet:
-    """Three ranks to break."""
-    where = Where(nodes=NODES[on])
+def worlds_on(on: On, known: Catalogue, shared_gpu: bool = False) -> Fleet:
+    """Three ranks to break; they may share a GPU."""
+    device = Device.CUDA if shared_gpu else Device.CPU
+    where = Where(nodes=NODES[on], device=device, shared_gpu=shared_gpu)
     return forked(where) if on is On.NODES else open_worlds(known.get("engines", on), where)
 
 
-def strike(worlds: Fleet, known: Catalogue, cell: Cell, folder: Path) -> Found:
+def strike(
+    worlds: Fleet, known: Catalogue, cell: Cell, folder: Path, shared_gpu: bool = False
+) -> Found:
     """Launch a world with the fault, and see what is said of it."""
     name = f"faulty_{cell.strategy}"
     on = KINDS[cell.kind].on
-    site = Site(device=Device.CPU, backend="gloo", nodes=NODES[on], emulated=on is On.EMULATED)
+    site = Site(
+        device=Device.CUDA if shared_gpu else Device.CPU, backend="gloo", nodes=NODES[on],
+        emulated=on is On.EMULATED, shared_gpu=shared_gpu,
+    )  # fmt: skip
     model = "decoder-nano" if cell.strategy == "pipeline" else "mlp-nano"
     struck = folder / "struck"
     knobs = {
@@ -193,7 +199,7 @@ def waited_for(folder: Path, out: Path) -> Found:
 
 @contextmanager
 def striking(
-    on: On, known: Catalogue, jobs: int
+    on: On, known: Catalogue, jobs: int, shared_gpu: bool = False
 ) -> Iterator[Callable[[Sequence[Cell]], list[tuple[Cell, Found]]]]:
     """Strikes cells, several worlds at a time: most of a strike is waiting."""
     free: SimpleQueue[Fleet] = SimpleQueue()
@@ -202,13 +208,13 @@ def striking(
         worlds = free.get()
         try:
             with tempfile.TemporaryDirectory() as folder:
-                return cell, strike(worlds, known, cell, Path(folder))
+                return cell, strike(worlds, known, cell, Path(folder), shared_gpu)
         finally:
             free.put(worlds)
 
     # Agents end with the thread that started them: the pool lives as long as they do.
     with ThreadPoolExecutor(jobs) as pool:
-        opened = [worlds_on(on, known) for _ in range(jobs)]
+        opened = [worlds_on(on, known, shared_gpu) for _ in range(jobs)]
         for worlds in opened:
             free.put(worlds)
         try:
@@ -250,6 +256,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES)
     parser.add_argument("--jobs", type=int, default=4, help="worlds at a time")
+    parser.add_argument("--shared-gpu", action="store_true", help="ranks share a GPU, over gloo")
     asked = parser.parse_args()
     known = Catalogue([FOLDER])
     bad = False
@@ -258,7 +265,7 @@ def main() -> int:
     )
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for on in On:
-        with striking(on, known, asked.jobs) as strikes:
+        with striking(on, known, asked.jobs, asked.shared_gpu) as strikes:
             for name in (k for k in asked.kinds if KINDS[k].on is on):
                 kind = KINDS[name]
                 repeats = asked.hangs if kind.waits_s else asked.repeats

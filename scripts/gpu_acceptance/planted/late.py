@@ -1,0 +1,50 @@
+"""ddp that also sleeps on the host, or runs a kernel more: what a timeline has to find."""
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+from harness import (
+    Batch,
+    Batching,
+    CaseSpec,
+    Expected,
+    Knobs,
+    ModelFacts,
+    RankContext,
+    Trainer,
+    ddp,
+)
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+KNOBS = dict(sleep_ms=0.0, products=0)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """As DDP."""
+    return ddp.expect(case, model, batching, facts, ddp.KNOBS)
+
+
+class Late:
+    """Passes everything on; before each step it sleeps, or multiplies."""
+
+    def __init__(self, trainer: Trainer, ctx: RankContext, knobs: Knobs) -> None:
+        self._trainer, self._knobs = trainer, knobs
+        size = 256 if ctx.device.type == "cpu" else 2048
+        self._matrix = torch.ones(size, size, device=ctx.device)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._trainer, name)
+
+    def step(self, batch: Batch) -> Tensor | None:
+        time.sleep(self._knobs["sleep_ms"] / 1e3)
+        for _ in range(self._knobs["products"]):
+            torch.mm(self._matrix, self._matrix)
+        return self._trainer.step(batch)
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> object:
+    return Late(ddp.build(model, ctx, ddp.KNOBS), ctx, knobs)

@@ -5,6 +5,7 @@ misspelt or newer field is never dropped in silence.
 """
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Mapping
 from enum import EnumType
@@ -79,10 +80,15 @@ def json_schema(cls: type, *, title: str) -> dict[str, Json]:
 
 
 def _closed(schema: Json) -> Json:
-    """The same in one order, whatever the process, and without room for unknown fields."""
+    """The same in one order, whatever the process, and without room for unknown fields.
+
+    Docstrings lose their indentation, as from Python 3.13 on they do by themselves.
+    """
     if isinstance(schema, list):
         return sorted(map(_closed, schema), key=str)
     if not isinstance(schema, dict):
         return schema
     closed = {k: v if k == "default" else _closed(v) for k, v in sorted(schema.items())}
+    if isinstance(told := closed.get("description"), str):
+        closed["description"] = inspect.cleandoc(told)
     return {**closed, "additionalProperties": False} if "properties" in closed else closed

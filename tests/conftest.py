@@ -101,6 +101,7 @@ def launch(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Any:
         steps: int = 12,
         cut: int = 2,
         profiled: int = 0,
+        pairs: int = 0,
         deadlines: Deadlines | None = None,
         mode: Mode = Mode.WEAK,
         tick: Any = lambda step: None,
@@ -115,7 +116,7 @@ def launch(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Any:
         spec = LaunchSpec(
             launch=out.name, case=case, out=str(out), files=files, deadlines=deadlines or Deadlines(),
             task=Gate(twin=catalogue.twin(case)) if purpose is Purpose.GATE
-            else Timed(steps=steps, cut=cut, profiled=profiled, draw=1),
+            else Timed(steps=steps, cut=cut, profiled=profiled, pairs=pairs, draw=1),
         )  # fmt: skip
         ended = agent.launch(spec, tick)
         files_ = [out / f"rank{r}.json" for r in range(world)]

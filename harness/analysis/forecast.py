@@ -115,6 +115,7 @@ def coming(
     launches: Sequence[LaunchRecord] = (),
     windows: Mapping[str, Mapping[str, Window]] | None = None,
     timeline: bool = True,
+    outline: bool = False,
 ) -> Iterator[Coming]:
     """Every launch that is still to come; plans share gates, pilots, references and profiles.
 
@@ -133,7 +134,7 @@ def coming(
             (Purpose.PILOT, plan.pilot, 1),
             (Purpose.REFERENCE, plan.window, 1),
             (Purpose.TIMED, plan.window, first),
-            (Purpose.PROFILE, plan.profile, int(timeline)),
+            (Purpose.PROFILE, plan.profile(outline), int(timeline)),
         ):
             chosen = [arm for arm in these if _wanted(arm, purpose)]
             grouped = slots(plan, chosen)

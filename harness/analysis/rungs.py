@@ -1,5 +1,6 @@
 """Profiled rungs beside their baselines: what each lost, and to which term of the budget."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import median
@@ -23,11 +24,22 @@ class Rung:
     budget: Budget
     losses: Losses
     perturbation: float
+    changed: float
 
     @property
     def refused(self) -> bool:
-        """Whether the profiler changed too much to attribute anything."""
+        """Whether the profiler certainly changed too much to attribute anything."""
+        return self.changed > PERTURBED
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it may have."""
         return self.perturbation > PERTURBED
+
+
+def _typical(factors: Sequence[float]) -> float:
+    """The larger one of two launches; of more their median."""
+    return max(factors) if len(factors) < 3 else median(factors)
 
 
 def rungs(run: RunRecord) -> list[Rung]:
@@ -46,7 +58,7 @@ def rungs(run: RunRecord) -> list[Rung]:
             expected, alone = (run.described[a.case.hash].expected for a in (arm, base))
             assert expected is not None and alone is not None
             work = Fraction(expected.global_batch, alone.global_batch) / ranks
-            changed = [x.perturbation for x in (*profiled, *other) if x.perturbation is not None]
+            seen = [*profiled, *other]
             out.append(
                 Rung(
                     plan=plan,
@@ -56,7 +68,8 @@ def rungs(run: RunRecord) -> list[Rung]:
                     launch=profiled[0],
                     budget=profiled[0].budget,
                     losses=losses(other[0].budget, profiled[0].budget, ranks=int(ranks), work=work),
-                    perturbation=max(changed, default=1.0) if len(changed) < 3 else median(changed),
+                    perturbation=_typical([x.perturbation or 1.0 for x in seen]),
+                    changed=_typical([x.changed for x in seen]),
                 )
             )
     return out

@@ -118,11 +118,15 @@ def _launch(run: RunRecord, folder: Path, launch: LaunchRecord) -> _Launch:
         if not same(to_doc(value), to_doc(recorded)):
             differences.append(f"{launch.launch}: {name} is {recorded}, recomputed {value}")
     if launch.purpose is Purpose.PROFILE and launch.budget is not None:
+        window = run.window(plan, launch)
         paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
         traceless = not all(p.is_file() for p in paths)
         if not traceless:
-            differences += _budget(launch, folder, plan.profile.profiled, talks(case, expected))
-        if not same(figures.perturbation(samples, plan.profile), launch.perturbation):
+            differences += _budget(launch, folder, window.profiled, talks(case, expected))
+        if not same(
+            tuple(figures.perturbation(samples, window)),
+            (launch.perturbation, launch.perturbation_low),
+        ):
             differences.append(f"{launch.launch}: perturbation differs")
     for rank, rank_samples in zip(launch.ranks, samples, strict=True):
         if not same(figures.window_s(rank_samples, cut), rank.window_s):

@@ -13,7 +13,7 @@ from harness.base.documents import Json
 from harness.base.errors import SpecError
 from harness.host import machine
 from harness.launch import cluster
-from harness.spec import Catalogue, Settings, Site, Threshold
+from harness.spec import Catalogue, Device, Settings, Site, Threshold
 from harness.spec.rules import load_thresholds
 from harness.spec.site import resolve
 
@@ -40,6 +40,7 @@ OPTIONS = (
     Option(name="path", help="folder with your own strategies, models, compressors or engines", kwargs={"metavar": "DIR", "action": "append", "default": []}),
     Option(name="time-budget", help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided plans during the first 330 s)", kwargs={"metavar": "TIME"}),
     Option(name="no-timeline", help="skip the profiled launches, which show where the time went", kwargs={"action": "store_true", "default": False}),
+    Option(name="operators", help="profile every operator of CPU ranks too (slower by a tenth where steps are short)", kwargs={"action": "store_true", "default": False}),
     Option(name="no-fabric", help="skip the sweep of the collectives before the first training", kwargs={"action": "store_true", "default": False}),
     Option(name="one-by-one", help="launch one world at a time (default: small ones side by side, on nodes or GPUs of their own)", kwargs={"action": "store_true", "default": False}),
     Option(name="nonce", help="a text of whoever asked for this run, sealed before its first launch", kwargs={"metavar": "TEXT"}),
@@ -124,6 +125,7 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
         nonce=values["nonce"] or "",
         packed=not values["one-by-one"],
         shared_gpu=site.shared_gpu,
+        outline=site.device is Device.CPU and not values["operators"],
     )
 
 

@@ -274,7 +274,7 @@ class Bench:
             return Gate(twin=self.catalogue.twin(case))
         if order.purpose is Purpose.REFERENCE:
             return Refer(of=case, steps=window.steps, streamed=order.streamed)
-        return Timed(steps=window.steps, cut=window.cut, profiled=window.profiled, draw=order.draw)
+        return Timed(**vars(window), draw=order.draw)
 
 
 def _of_devices(polls: Polls, spec: LaunchSpec) -> Polls:
@@ -339,7 +339,9 @@ def _figured(
     except ScaleproofError as error:
         return replace(launch, wrong=(*launch.wrong, f"timeline: {error.what}"))
     perturbed = figures.perturbation(samples, order.window)
-    return replace(launch, budget=budget, perturbation=perturbed)
+    return replace(
+        launch, budget=budget, perturbation=perturbed.ratio, perturbation_low=perturbed.low
+    )
 
 
 def alone(case: CaseSpec, described: Described, streamed: bool) -> CaseSpec:

@@ -238,6 +238,7 @@ def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[
     coming = forecast.coming(
         plans, possible, costs, run.described, functools.partial(together.groups, session),
         launches=run.launches, windows=run.windows, timeline=session.settings.timeline,
+        outline=session.settings.outline,
     )  # fmt: skip
     return sum(launch.seconds for launch in coming)
 

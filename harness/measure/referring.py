@@ -40,7 +40,7 @@ def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
             continue
         steps = run.windows[plan.hash][arm.name].steps
         if run.settings.timeline:
-            steps = max(steps, plan.profile.steps)
+            steps = max(steps, plan.profile(run.settings.outline).steps)
         streamed = too_large_for_one(run.described[arm.case.hash], arm.case, run.machine)
         if streamed:
             steps = min(steps, references.STREAMED_STEPS)

@@ -77,7 +77,7 @@ def orders(
     run = session.run
     usual, frozen = plan.pilot, dict[str, Window]()
     if purpose is Purpose.PROFILE:
-        usual = plan.profile
+        usual = plan.profile(run.settings.outline)
     elif purpose is Purpose.PROBE:
         usual = plan.window
     elif purpose is Purpose.TIMED:

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+#: How a window was captured: by every operator, or from outside of them (waits, spans, ranges).
+OPERATORS, OUTLINE = "operators", "outline"
+
 
 class Term(StrEnum):
     """Where a step's time goes.
@@ -84,6 +87,7 @@ class Budget:
 
     ``clock_ns`` bounds the error of comparing the ranks' clocks; None for one rank. ``unsure`` says
     what these traces cannot tell. ``operators`` are those that took longest, the longest first.
+    ``capture`` says what was looked at: in an outline compute includes the host's own work.
     """
 
     device: str
@@ -92,6 +96,7 @@ class Budget:
     blame: Blame | None
     unsure: tuple[str, ...] = ()
     operators: tuple[Operator, ...] = ()
+    capture: str = OPERATORS
 
     @property
     def steps(self) -> int:

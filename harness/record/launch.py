@@ -111,7 +111,8 @@ class LaunchRecord:
     ``wall_s`` is from the command to the last rank's end, ``agent``
     identifies the process that forked the ranks. ``wrong`` lists what the parent found not to be
     as asked (world, samples, bytes): such a launch is never judged. A profiled launch has a
-    ``budget``, and in ``perturbation`` the ratio of its profiled steps to its others (medians).
+    ``budget``, and in ``perturbation`` the ratio of its profiled steps to its others, which is
+    ``perturbation_low`` at least where there is an interval.
 
     ``hosts`` are the nodes that it ran on, by number (empty = the first ones). Launches of one
     ``slot`` ran at once, each on ``devices`` of its own: the first one on every host.
@@ -142,6 +143,7 @@ class LaunchRecord:
     foreign_load: float | None = None
     budget: Budget | None = None
     perturbation: float | None = None
+    perturbation_low: float | None = None
     compared: int = 0
     stalls: Stalls | None = None
     slot: str = ""
@@ -152,6 +154,11 @@ class LaunchRecord:
     def usable(self) -> bool:
         """Whether it ended well and ran what was asked for."""
         return self.status is LaunchStatus.OK and not self.wrong
+
+    @property
+    def changed(self) -> float:
+        """By which factor its profiler certainly lengthened its steps; 1 where unknown."""
+        return self.perturbation_low or self.perturbation or 1.0
 
     @property
     def throughput(self) -> float | None:

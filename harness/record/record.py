@@ -105,7 +105,7 @@ class RunRecord:
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""
         if launch.purpose is Purpose.PROFILE:
-            return plan.profile
+            return plan.profile(self.settings.outline)
         frozen = self.windows.get(plan.hash, {}).get(launch.arm)
         if launch.purpose is Purpose.PROBE:
             return plan.window

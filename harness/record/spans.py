@@ -14,6 +14,7 @@ class Category(StrEnum):
     COMPUTE = "compute"
     COMMUNICATION = "communication"
     DATA = "data"
+    WAIT = "wait"
     OPTIMIZER = "optimizer"
     CHECKPOINT = "checkpoint"
     GATE = "gate"
@@ -22,6 +23,11 @@ class Category(StrEnum):
 def label(name: str, category: Category) -> str:
     """``scaleproof.data.batch``: the name of a span's range in a trace."""
     return f"{DOMAIN}.{category}.{name}"
+
+
+def peer_label(kind: str, peer: int) -> str:
+    """``scaleproof.peer.send.3``: what tells whom the next send or recv of a trace is with."""
+    return f"{DOMAIN}.peer.{kind}.{peer}"
 
 
 def category_of(label: str) -> Category | None:

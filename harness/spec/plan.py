@@ -12,6 +12,8 @@ from harness.spec.case import CaseSpec, digest
 
 #: Steps that a profiled launch traces.
 PROFILED = 8
+#: Of an outline: how often a step with it stands between two without it, to see what it costs.
+PAIRS = 6
 #: Kinds of baseline that a ratio can refer to.
 BASELINES = (
     "plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "rung", "other",
@@ -53,11 +55,20 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Steps of a launch: the first ``cut`` warm up, the last ``profiled`` are traced."""
+    """Steps of a launch: the first ``cut`` warm up, the last ``profiled`` are traced.
+
+    Before these, ``pairs`` single steps with the profiler alternate with steps without.
+    """
 
     steps: int
     cut: int
     profiled: int = 0
+    pairs: int = 0
+
+    def outlined(self, step: int) -> bool:
+        """Whether the profiler looks at this step."""
+        first = self.steps - self.profiled
+        return step >= first or (first - 2 * self.pairs - 1 <= step and (first - step) % 2 == 0)
 
 
 #: Kept steps of a pilot, for each one that a timed launch keeps at least.
@@ -115,10 +126,12 @@ class Plan:
         cut, steps = self.protocol.cut, self.protocol.steps
         return Window(steps=cut + HORIZON * (steps - cut), cut=cut)
 
-    @property
-    def profile(self) -> Window:
-        """What a profiled launch runs: as many steps without the profiler as with it, for scale."""
+    def profile(self, outline: bool) -> Window:
+        """What a profiled launch runs: also steps without the profiler, for scale."""
         cut = self.protocol.cut
+        if outline:
+            steps = cut + 2 * PAIRS + 1 + PROFILED
+            return Window(steps=steps, cut=cut, profiled=PROFILED, pairs=PAIRS)
         return Window(steps=cut + 2 * PROFILED + 1, cut=cut, profiled=PROFILED)
 
     def only(self, wanted: Collection[Contrast]) -> Plan:

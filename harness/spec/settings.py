@@ -14,7 +14,7 @@ class Settings:
     first blocks, and what is then undecided gets more while the run is younger than
     ``more_until_s``. ``packed``: small worlds run side by side where they have nodes or devices of
     their own. ``nonce`` is a text of whoever asked for the run: it was made after that.
-    ``shared_gpu``: ranks may have to share a device.
+    ``shared_gpu``: ranks may have to share a device. ``outline``: profiles leave operators out.
     """
 
     engine: str = "local"
@@ -30,3 +30,4 @@ class Settings:
     nonce: str = ""
     packed: bool = True
     shared_gpu: bool = False
+    outline: bool = False

@@ -1,9 +1,9 @@
 """Planted causes: is each found in the budget, at its size, and called by its name?
 
-    python tests/acceptance/causes.py [--repeats 3] [--ms 60]
+    python tests/acceptance/causes.py [--repeats 3] [--ms 60] [--operators]
 
 Profiled launches of the paced stand-in, with one cause planted or two at a time, against the same
-case without. Prints the table of docs/timelines.md; exit status 1 if an aim is missed.
+case without; outlined, or with every operator. Prints the table of docs/timelines.md; exit status 1 if an aim is missed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from harness.base.documents import Json
 from harness.launch.engine import Where
 from harness.measure.bench import Bench, Order
 from harness.record import Budget, Purpose, RankBudget, Term
+from harness.record.budget import OUTLINE
 from harness.spec import Arm, CaseSpec, Catalogue, Data, Device, Plan, Protocol, Role, Site
 
 PLANTS = Path(__file__).parents[1] / "plants"
@@ -33,6 +34,8 @@ SHOWS: Mapping[str, Mapping[Term, str]] = {
     "slow": {Term.COMPUTE: "all"},
     "uneven": {Term.COMPUTE: "first"},
 }
+#: In an outline what the host does inside of forward is its own work, whatever that is.
+OUTLINED = {**SHOWS, "stall": {Term.COMPUTE: "all"}}
 KNOB = {"link": "linked.link_ms"}
 
 
@@ -74,16 +77,17 @@ def case_of(plants: Sequence[str], world: int, ms: float, known: Catalogue) -> C
 class Stand:
     """Profiles cases, one launch at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, outline: bool = True) -> None:
         self.known = Catalogue([PLANTS])
-        self.folder = folder
+        self.folder, self.outline = folder, outline
         self.launcher = Bench(self.known, self.known.get("engines", "local"), Where())
 
     def profile(self, case: CaseSpec) -> Budget:
         """One profiled launch; AssertionError where it did not run as asked."""
         arm = Arm(name="@", case=case, role=Role.SUBJECT)
         plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=Protocol(steps=4, cut=2))
-        order = Order(plan=plan, arm=arm, purpose=Purpose.PROFILE, window=plan.profile, turn=0)
+        window = plan.profile(self.outline)
+        order = Order(plan=plan, arm=arm, purpose=Purpose.PROFILE, window=window, turn=0)
         (described,) = self.launcher.describe([case])
         launch = self.launcher.launch(order, self.folder, described, lambda step: None)
         assert launch.budget is not None, launch.wrong or launch.cause
@@ -107,16 +111,21 @@ def growth_ms(found: Budget, bare: Budget, term: Term, where: str) -> float:
     return sum(grown) / len(grown)
 
 
-def shown_on(plant: str, term: Term, plants: Sequence[str]) -> str:
+def shows(found: Budget) -> Mapping[str, Mapping[Term, str]]:
+    """Where causes must show in a budget that was captured like this."""
+    return OUTLINED if found.capture == OUTLINE else SHOWS
+
+
+def shown_on(plant: str, where: str, plants: Sequence[str]) -> str:
     """Which ranks a cause shows on: of a pipeline, only the stage that holds the first block."""
-    return "first" if plant == "stall" and "uneven" in plants else SHOWS[plant][term]
+    return "first" if plant == "stall" and "uneven" in plants else where
 
 
 def misnamed(plants: Sequence[str], found: Budget, bare: Budget) -> str:
     """What was called by a wrong name; empty if all is right."""
     wrong = []
     grown = {t: growth_ms(found, bare, t, "all") for t in Term}
-    wanted = {t for p in plants for t in SHOWS[p]}
+    wanted = {t for p in plants for t in shows(found)[p]}
     largest = max(grown, key=lambda t: grown[t])
     if "uneven" in plants:
         wanted |= {Term.BUBBLE}  # the other stages wait for the slow one
@@ -141,10 +150,15 @@ def sets() -> list[tuple[str, ...]]:
 
 
 def measure(
-    worlds: Sequence[int], chosen: Sequence[tuple[str, ...]], repeats: int, ms: float, folder: Path
+    worlds: Sequence[int],
+    chosen: Sequence[tuple[str, ...]],
+    repeats: int,
+    ms: float,
+    folder: Path,
+    outline: bool = True,
 ) -> Iterator[Row]:
     """Rows of every set; each repeat has a launch of its own beside one of the bare case."""
-    bench = Stand(folder)
+    bench = Stand(folder, outline)
     try:
         for world in worlds:
             for plants in chosen:
@@ -155,8 +169,9 @@ def measure(
                     found.append(bench.profile(case_of(plants, world, ms, bench.known)))
                 names = [misnamed(plants, f, b) for f, b in zip(found, bare, strict=True)]
                 wrong = [n for n in names if n]
-                for term in dict.fromkeys(t for p in plants for t in SHOWS[p]):
-                    where = [shown_on(p, term, plants) for p in plants if term in SHOWS[p]]
+                at = shows(found[0])
+                for term in dict.fromkeys(t for p in plants for t in at[p]):
+                    where = [shown_on(p, at[p][term], plants) for p in plants if term in at[p]]
                     grown = [
                         growth_ms(f, b, term, where[0]) for f, b in zip(found, bare, strict=True)
                     ]
@@ -174,12 +189,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ms", type=float, default=60.0, help="size of every cause, per step")
+    parser.add_argument("--operators", action="store_true", help="follow every operator")
     parsed = parser.parse_args()
     print("| ranks | planted | term | planted, ms | found, ms | limit, ms | |")
     print("|---|---|---|---|---|---|---|")
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
-        for row in measure((2, 4), sets(), parsed.repeats, parsed.ms, Path(folder)):
+        chosen = (2, 4), sets(), parsed.repeats, parsed.ms, Path(folder), not parsed.operators
+        for row in measure(*chosen):
             missed += not row.ok
             verdict = row.named or ("" if row.ok else "MISSED")
             print(

@@ -29,6 +29,17 @@ def test_a_cause_is_called_by_its_name(bench: causes.Stand, plant: str) -> None:
     assert causes.misnamed((plant,), found, bare) == ""
 
 
+@pytest.mark.parametrize("plants", [("stall",), ("late", "link")])
+def test_a_cause_is_found_among_operators(tmp_path: Path, plants: tuple[str, ...]) -> None:
+    """A stall inside of forward is idleness only where operators are followed."""
+    bench = causes.Stand(tmp_path, outline=False)
+    try:
+        bare, found = (bench.profile(causes.case_of(p, 2, 60.0, bench.known)) for p in ((), plants))
+    finally:
+        bench.close()
+    assert found.capture == "operators" and causes.misnamed(plants, found, bare) == ""
+
+
 @functools.cache
 def bare_one(bench: causes.Stand, pipeline: bool) -> Budget:
     """The stand-in without a cause."""
@@ -44,6 +55,7 @@ def test_a_cause_called_by_another_name_is_caught(bench: causes.Stand) -> None:
 
 
 @pytest.mark.full
-def test_every_cause_has_its_size(tmp_path: Path) -> None:
-    rows = list(causes.measure((2, 4), causes.sets(), 3, 60.0, tmp_path))
+@pytest.mark.parametrize("outline", [True, False])
+def test_every_cause_has_its_size(tmp_path: Path, outline: bool) -> None:
+    rows = list(causes.measure((2, 4), causes.sets(), 3, 60.0, tmp_path, outline))
     assert [r for r in rows if not r.ok] == []

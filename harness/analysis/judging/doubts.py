@@ -91,7 +91,7 @@ def _unsteady(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
 def _perturbed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
     """Why the profiler changed what it looked at too much for its shares to be judged, if so."""
     profiled = timed(run, plan, None, Purpose.PROFILE)
-    factors = [x.perturbation for x in profiled if x.arm == contrast.subject and x.perturbation]
+    factors = [x.changed for x in profiled if x.arm == contrast.subject]
     if not factors or median(factors) <= PERTURBED:
         return ""
     return (

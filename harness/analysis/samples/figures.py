@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -126,15 +127,34 @@ def stalls(samples: Sequence[Samples], cut: int) -> Stalls:
     return Stalls(steps=tuple(int(i) + cut for i in odd), share=lost)
 
 
-def perturbation(samples: Sequence[Samples], window: Window) -> float | None:
-    """Median profiled step over the median of those just before it; None without a profiler.
+class Perturbation(NamedTuple):
+    """How much longer profiled steps take, as a factor: the estimate, and what it is at least."""
 
-    The step between them only warms the profiler up and counts as neither.
+    ratio: float | None = None
+    low: float | None = None
+
+
+def perturbation(samples: Sequence[Samples], window: Window) -> Perturbation:
+    """Profiled steps over steps without a profiler.
+
+    In an outline each of ``pairs`` single steps is compared with the two around it, and ``low`` is
+    the lower end of the 95 % interval of their mean (log, Student). Else it is the median of those
+    profiled over that of those just before; the step between them warms the profiler up and counts
+    as neither.
     """
     if not window.profiled:
-        return None
-    kept = slowest(samples, window.cut)
-    return median(kept[-window.profiled :]) / median(kept[: -window.profiled - 1])
+        return Perturbation()
+    if not window.pairs:
+        kept = slowest(samples, window.cut)
+        before = kept[: -window.profiled - 1]
+        return Perturbation(median(kept[-window.profiled :]) / median(before))
+    logs = np.log(slowest(samples, 0)).tolist()
+    first = window.steps - window.profiled - 2 * window.pairs
+    pairs = [
+        logs[i] - (logs[i - 1] + logs[i + 1]) / 2 for i in range(first, first + 2 * window.pairs, 2)
+    ]
+    mean = stats.t_interval(pairs, 0.05)
+    return Perturbation(math.exp(mean.mean), None if mean.low is None else math.exp(mean.low))
 
 
 def window_s(samples: Samples, cut: int) -> float:

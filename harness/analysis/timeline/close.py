@@ -70,6 +70,7 @@ def close(
             clock_ns=clock_ns,
             blame=_blame(common, closed, matched, steps),
             unsure=tuple(unsure),
+            capture=common[0].capture,
         ),
         tracks=tracks,
         offsets_ns=offsets_ns,

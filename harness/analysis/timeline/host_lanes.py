@@ -15,6 +15,7 @@ from harness.analysis.timeline.lanes import ALONE, Lanes, Op
 from harness.analysis.timeline.nesting import levels
 from harness.analysis.timeline.reader import Trace
 from harness.record import Category
+from harness.record.budget import OUTLINE
 
 _ISSUE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
 #: The engine's bookkeeping around an operator and its hooks, where a hook may wait: never compute.
@@ -22,6 +23,48 @@ _AROUND = re.compile(r"autograd::engine::evaluate_function|RegisterPostBackwardF
 #: Threads that train: the one of the steps, and the engine's.
 _ENGINE = re.compile(r"autograd::engine::evaluate_function")
 GLOO = re.compile(r"gloo:")
+#: Spans in which a trainer works; ``step`` is around all of them.
+_WORK = re.compile(r"scaleproof\.\w+\.(forward|backward|optimizer)$")
+_PEER = re.compile(r"scaleproof\.peer\.(send|recv)\.(\d+)$")
+
+
+def outlined(trace: Trace) -> bool:
+    """Whether a trace has our own spans and no operators: a profile that is an outline."""
+    return bool(marks.own(trace, Category.STEP).any() and not trace.of_cat("cpu_op").any())
+
+
+def outline_lanes(trace: Trace, rank: int) -> Lanes:
+    """Lanes of an outline: what a rank neither waits for nor loads is its own work, Python's too.
+
+    Work is what the spans of a training cover, or the whole of a step that has none.
+    """
+    edges, _, unsure = marks.host_steps(trace)
+    work = trace.named(_WORK) & marks.own(trace, Category.STEP, Category.OPTIMIZER)
+    work |= marks.own(trace, Category.COMPUTE)
+    if not work.any():
+        work = marks.own(trace, Category.STEP)
+    loading = marks.rows_of(trace, marks.data(trace))
+    waits = marks.rows_of(trace, marks.own(trace, Category.WAIT, Category.COMMUNICATION))
+    busy = subtract(marks.rows_of(trace, work), merge(loading, waits))
+    ops = host_ops(trace, trace.named(GLOO), marks.own(trace, Category.COMMUNICATION))
+    return Lanes(
+        rank=rank,
+        world_size=trace.world_size,
+        device="cpu",
+        edges=edges,
+        compute=busy,
+        move=EMPTY,
+        ops=tuple(sorted((_from_its_wait(o, busy) if o.p2p else o for o in ops), key=_begins)),
+        data=loading,
+        launch=EMPTY,
+        queued=EMPTY,
+        unsure=unsure,
+        capture=OUTLINE,
+    )
+
+
+def _begins(op: Op) -> tuple[int, int]:
+    return op.start, op.end
 
 
 def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
@@ -60,7 +103,7 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
         edges=edges,
         compute=subtract(compute, loading),
         move=EMPTY,
-        ops=tuple(sorted(ops, key=lambda o: (o.start, o.end))),
+        ops=tuple(sorted(ops, key=_begins)),
         data=loading,
         launch=issued,
         queued=EMPTY,
@@ -86,12 +129,16 @@ def _innermost(trace: Trace, here: NDArray[np.bool_], wanted: NDArray[np.bool_])
 def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -> Iterator[Op]:
     """The ranges of gloo, and our own spans around what no backend records.
 
-    A gloo range has no peer; the k-th ``c10d::send`` is the k-th ``gloo:send``.
+    A gloo range has no peer; the k-th ``c10d::send`` is the k-th ``gloo:send``, and so is the k-th
+    peer that an outline notes.
     """
     peers: dict[str, list[int]] = {}
     for kind, operator in (("send", "c10d::send"), ("recv", "c10d::recv_")):
         rows = np.flatnonzero(trace.named(re.compile(re.escape(operator) + "$")))
         peers[kind] = [_peer(trace.extra.get(int(r))) for r in rows]
+    for row in np.flatnonzero(trace.named(_PEER)).tolist():
+        _, _, kind, peer = trace.names[trace.name[row]].split(".")
+        peers[kind].append(int(peer))
     for row in np.flatnonzero(gloo).tolist():
         kind, args = trace.names[trace.name[row]].removeprefix("gloo:"), trace.extra.get(row)
         yield Op(

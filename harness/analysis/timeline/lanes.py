@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.timeline import intervals
 from harness.analysis.timeline.intervals import Intervals
+from harness.record.budget import OPERATORS
 
 _P2P = ("send", "recv")
 #: The group of a communication that says nothing of other ranks, as our own spans.
@@ -52,7 +53,7 @@ class Lanes:
     """One rank. ``edges`` bound its steps: step k is [edges[k], edges[k + 1]).
 
     ``queued`` are instants at which the device idles although its next kernel is already queued.
-    ``unsure`` says what this trace does not tell.
+    ``unsure`` says what this trace does not tell, ``capture`` what was looked at.
     """
 
     rank: int
@@ -66,6 +67,7 @@ class Lanes:
     launch: Intervals
     queued: Intervals
     unsure: tuple[str, ...] = ()
+    capture: str = OPERATORS
 
     @property
     def communication(self) -> Intervals:

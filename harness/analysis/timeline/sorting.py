@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from harness.analysis.timeline.device_lanes import device_lanes
-from harness.analysis.timeline.host_lanes import host_lanes
+from harness.analysis.timeline.host_lanes import host_lanes, outline_lanes, outlined
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace
 from harness.base.errors import ScaleproofError
@@ -15,7 +15,12 @@ def lanes(trace: Trace, rank: int | None = None, step_name: str | None = None) -
     ``step_name`` is the annotation that is a step; without, it is the profiler's own.
     """
     known = trace.rank if trace.rank >= 0 else (rank or 0)
-    lane = (device_lanes if trace.of_cat("kernel").any() else host_lanes)(trace, known, step_name)
+    if trace.of_cat("kernel").any():
+        lane = device_lanes(trace, known, step_name)
+    elif outlined(trace):
+        lane = outline_lanes(trace, known)
+    else:
+        lane = host_lanes(trace, known, step_name)
     if (lane.edges[1:] <= lane.edges[:-1]).any() or len(lane.edges) < 2:
         raise ScaleproofError(
             "no step in this trace has a length", where=trace.path,

@@ -10,7 +10,7 @@ from harness.analysis.timeline.advice import advice
 from harness.interface.report import text
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import RunRecord, Term
-from harness.record.budget import EXPOSED
+from harness.record.budget import EXPOSED, OUTLINE
 
 #: The terms in the words of a column.
 TERMS = {
@@ -43,7 +43,28 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             " term's growth against the baseline (* not hidden behind compute)"
         )
         out += wrap(note, width, 1)
+        out += _captured(trusted, width)
     return [*out, *remarks(run, width), ""]
+
+
+def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
+    """How these profiles were made, and which of them may have changed what they show."""
+    out = []
+    outlines = [r for r in trusted if r.budget.capture == OUTLINE]
+    if outlines:
+        some = "" if len(outlines) == len(trusted) else f" of {len(outlines)} rungs"
+        out += wrap(
+            f" outline  profiles{some} without operators: what a rank neither waits for nor loads"
+            " counts as compute, Python included (--operators follows each of them)",
+            width, 10,
+        )  # fmt: skip
+    if doubtful := [r for r in trusted if r.doubtful]:
+        names = ", ".join(f"{r.arm.case.id} {r.perturbation:.2f}x" for r in doubtful)
+        out += wrap(
+            f" caution  profiled steps may take over {PERTURBED}x as long as others: {names}",
+            width, 10,
+        )  # fmt: skip
+    return out
 
 
 def remarks(run: RunRecord, width: int) -> list[str]:

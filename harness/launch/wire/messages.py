@@ -101,6 +101,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="gat
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="timed"):
     """Train ``steps`` steps, the first ``cut`` of them to warm up, the last ``profiled`` traced.
 
+    With ``pairs`` they are outlined: no operators are followed, and what that costs is seen.
     ``draw`` seeds the launch's own noise (paced schedule).
     """
 
@@ -108,6 +109,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="ti
     cut: int
     draw: int
     profiled: int = 0
+    pairs: int = 0
 
 
 class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="refer"):

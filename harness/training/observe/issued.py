@@ -33,7 +33,6 @@ COUNTED, LAST = 20_000, 200
 def enable(num_entries: int) -> None:
     """Switch the recorder on; before the first process group of this process."""
     os.environ["TORCH_FR_BUFFER_SIZE"] = str(num_entries)
-    os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = str(num_entries)
 
 
 def entries(backend: str) -> list[dict[str, Any]]:

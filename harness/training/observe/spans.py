@@ -7,10 +7,13 @@ about a microsecond.
 
 import functools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import nvtx
 import torch
+from torch.autograd.profiler import record_function
 
 from harness.record import Category, SpanRow
 from harness.record.spans import DOMAIN, label
@@ -20,6 +23,7 @@ _COLORS = {
     Category.COMPUTE: "blue",
     Category.COMMUNICATION: "red",
     Category.DATA: "orange",
+    Category.WAIT: "yellow",
     Category.OPTIMIZER: "purple",
     Category.CHECKPOINT: "cyan",
     Category.GATE: "yellow",
@@ -36,14 +40,14 @@ class Span:
             message=name, color=_COLORS[category], category=str(category), payload=0
         )
         self.payload = 0
-        self._open: list[tuple[object, int, int]] = []
+        self._open: list[tuple[AbstractContextManager[Any], int, int]] = []
 
     def __enter__(self) -> None:
         if self.attributes is not None:  # None: no tool listens
             self.attributes.payload = self.payload
         _domain.push_range(self.attributes)
-        if _log.profiling:
-            traced = torch._C._profiler._RecordFunctionFast(self.label, [self.payload])
+        if _log.range is not None:
+            traced = _log.range(self.label, self.payload)
             traced.__enter__()
             self._open.append((traced, self.payload, time.time_ns()))
 
@@ -56,7 +60,7 @@ class Span:
                     start_ns=began, end_ns=time.time_ns(),
                 )
             )  # fmt: skip
-            traced.__exit__(None, None, None)  # type: ignore[attr-defined]
+            traced.__exit__(None, None, None)
         _domain.pop_range()
 
 
@@ -64,7 +68,7 @@ class _Log:
     """What the spans of this process leave behind while a profiler runs."""
 
     def __init__(self) -> None:
-        self.profiling = False
+        self.range: Callable[[str, int], AbstractContextManager[Any]] | None = None
         self.rows: list[SpanRow] = []
 
 
@@ -88,7 +92,27 @@ def span(name: str, category: Category = Category.STEP, payload: int = 0) -> Spa
 
 def profile(on: bool) -> None:
     """Whether spans are logged, and entered in the profiler's trace, from now on."""
-    _log.profiling = on
+    _log.range = _as_operator if on else None
+
+
+def outline(on: bool) -> None:
+    """The same for a profiler that leaves operators out: spans are then the user's own ranges."""
+    _log.range = _as_users if on else None
+
+
+def _as_operator(label: str, payload: int) -> AbstractContextManager[Any]:
+    return cast(
+        AbstractContextManager[Any], torch._C._profiler._RecordFunctionFast(label, [payload])
+    )
+
+
+def _as_users(label: str, _: int) -> AbstractContextManager[Any]:
+    return record_function(label)
+
+
+def forget() -> None:
+    """Forget what was logged."""
+    _log.rows.clear()
 
 
 def logged() -> Iterable[SpanRow]:

@@ -24,6 +24,7 @@ from harness.training.observe import beside
 from harness.training.observe.intake import Intake, row_hashes
 from harness.training.observe.memory import Memory
 from harness.training.observe.meter import Meter, Reading
+from harness.training.observe.outline import Outline
 from harness.training.observe.profiler import Profiler
 from harness.training.observe.spans import span
 
@@ -142,7 +143,7 @@ def measure(
     period_s: float | None,
     intake: Intake,
     known: frozenset[str],
-    profiler: Profiler | None = None,
+    profiler: Profiler | Outline | None = None,
 ) -> Measured:
     """Run the window's steps: all ranks meet before the first, and not between them.
 

@@ -58,7 +58,9 @@ from harness.training.observe.profiler import Profiler
 from harness.training.observe.spans import span
 from harness.record.spans import Category
 out = Path({str(tmp_path)!r})
-profiler = Profiler(steps=4, active=2, accelerator=Accelerator(torch.device("cpu")))
+profiler = Profiler(
+    steps=4, active=2, accelerator=Accelerator(torch.device("cpu")), memory=out / "memory.pickle"
+)
 for step in range(4):
     with span("batch", Category.DATA, step):
         torch.ones(3).sum()

@@ -62,7 +62,10 @@ def act(asked: Asked) -> Answer:
         session.describe([a.case for p in plans for a in p.arms])
         run = session.run
         machine, link = (run.machine, 0.0) if on is None else (on.machine, on.slowest)
-        look = Look(machine, run.described, run.thresholds, link, asked.options.no_timeline)
+        asks = run.settings
+        look = Look(
+            machine, run.described, run.thresholds, link, asks.timeline, asks.outline and on is None
+        )
         side_by_side = partial(together.groups, session) if on is None else partial(_seated, on)
         outlooks = look.at(plans, side_by_side)
         costs = forecast.Costs(plans, run.described, machine, link_bytes=link)
@@ -113,14 +116,15 @@ class Look:
     described: Mapping[str, Described]
     thresholds: Sequence[Threshold]
     link: float
-    no_timeline: bool
+    timeline: bool
+    outline: bool
 
     def at(self, plans: Sequence[Plan], slots: forecast.Slots) -> list[Outlook]:
         """Every plan, with what it takes after those before it."""
         costs = forecast.Costs(plans, self.described, self.machine, link_bytes=self.link)
         arms = {plan.hash: [a for a in plan.arms if self.runs(a)] for plan in plans}
         coming = forecast.coming(
-            plans, arms, costs, self.described, slots, timeline=not self.no_timeline
+            plans, arms, costs, self.described, slots, timeline=self.timeline, outline=self.outline
         )
         seconds: dict[str, float] = {}
         for launch in coming:

@@ -214,7 +214,7 @@ def _of_run(path: Path) -> Iterator[Traced]:
             readings = json.loads(devices.read_text()) if devices.is_file() else ()
             return Window(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)
 
-        changed = launch.perturbation or 0.0
+        changed = launch.changed
         yield Traced(
             title=plans[launch.plan].arm(launch.arm).case.id,
             name=launch.launch,

@@ -11,6 +11,7 @@ from harness.training.observe import issued
 from harness.training.observe.clock import Clock
 from harness.training.observe.intake import Intake, digest
 from harness.training.observe.memory import Memory
+from harness.training.observe.outline import Outline
 from harness.training.observe.profiler import Profiler
 from harness.training.rank.feed import make_feed
 from harness.training.rank.setup import Rank
@@ -33,17 +34,21 @@ def run(task: Timed, rank: Rank) -> RankRecord:
     period = getattr(loaded.model, "period_s", None)
     period_s = None if period is None else period(loaded.size(case), case, task.draw)
     rank.lap("data")
-    profiler = clock = None
+    window = Window(steps=task.steps, cut=task.cut, profiled=task.profiled, pairs=task.pairs)
+    profiler: Profiler | Outline | None = None
+    clock = None
     if task.profiled:
-        profiler, clock = (
-            Profiler(task.steps, task.profiled, rank.accelerator, rank.file("memory.pickle")),
-            Clock(),
-        )
+        clock = Clock()
+        if task.pairs:
+            profiler = Outline(window, ctx.rank, ctx.world_size)
+        else:
+            memory_file = rank.file("memory.pickle")
+            profiler = Profiler(task.steps, task.profiled, rank.accelerator, memory_file)
         clock.handshake()
     measured = measure(
         trainer,
         feed,
-        Window(steps=task.steps, cut=task.cut, profiled=task.profiled),
+        window,
         ctx=ctx,
         accelerator=rank.accelerator,
         memory=memory,

@@ -1,0 +1,151 @@
+"""The light profile of ranks on CPUs: spans, waits and the backend's ranges, but no operators.
+
+A profiler that follows operators costs microseconds for each of them, a tenth of a step of many
+small ones. What lengthens a step by communication can be seen from outside of them: the ranges of
+the backend, when the rank waits for one of these, and whom it sends to.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._profiler import (
+    ProfilerActivity,
+    ProfilerConfig,
+    ProfilerState,
+    RecordScope,
+    _ExperimentalConfig,
+)
+from torch.autograd.profiler import record_function
+
+from harness.base.documents import to_doc
+from harness.record import Category
+from harness.record.spans import label, peer_label
+from harness.record.store import write_text
+from harness.spec import Window
+from harness.training.observe import spans
+
+_CPU = {ProfilerActivity.CPU}
+
+
+class Outline:
+    """Outlines the steps of a window that are to be; ``step`` is called after each."""
+
+    def __init__(self, window: Window, rank: int, world_size: int) -> None:
+        self._window, self._done, self._on = window, 0, False
+        self._step: Any = None
+        self._quiet = os.open(os.devnull, os.O_WRONLY)
+        _follow(lambda: self._on)
+        none = (False, False, False, False)
+        config = ProfilerConfig(ProfilerState.KINETO, True, *none, _ExperimentalConfig())
+        torch.autograd._prepare_profiler(config, _CPU)
+        enable: Any = torch.autograd._enable_profiler  # its stub lacks the scopes
+        with self._silenced():
+            enable(config, _CPU, {RecordScope.USER_SCOPE})
+        world = {"backend": dist.get_backend(), "rank": rank, "world_size": world_size}
+        torch.autograd._add_metadata_json("distributedInfo", json.dumps(world))
+        self._turn(False)
+
+    def step(self) -> None:
+        self._done += 1
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+        on, first = self._window.outlined(self._done), self._window.steps - self._window.profiled
+        if on != self._on:
+            self._turn(on)
+        if self._done == first:
+            spans.forget()
+        if first <= self._done < self._window.steps:
+            self._step = record_function(f"ProfilerStep#{self._done}")
+            self._step.__enter__()
+
+    def stop(self) -> None:
+        self._turn(False)
+        with self._silenced():
+            self._result = torch.autograd._disable_profiler()
+
+    def export(self, out: Path, rank: int) -> str:
+        """Leave trace and spans in ``out``; the trace's sha256."""
+        trace = out / f"rank{rank}.trace.json.gz"
+        self._result.save(str(trace))
+        write_text(out / f"rank{rank}.spans.json", json.dumps(to_doc(tuple(spans.logged()))))
+        return hashlib.sha256(trace.read_bytes()).hexdigest()
+
+    def _turn(self, on: bool) -> None:
+        self._on = on
+        spans.outline(on)
+        with self._silenced():
+            torch._C._autograd._toggle_collection_dynamic(on, _CPU)
+
+    @contextlib.contextmanager
+    def _silenced(self) -> Iterator[None]:
+        """Kineto tells each start, and torch warns of GPUs at each switch: none takes part."""
+        kept = os.dup(2)
+        os.dup2(self._quiet, 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _follow(on: Callable[[], bool]) -> None:
+    """From now on waits and peers are ranges, while ``on`` says so; for the rest of this rank."""
+    waits = label("work", Category.WAIT)
+    wait, send, recv = dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv
+    backward: Callable[..., Any] = Tensor.backward
+
+    @functools.wraps(wait)
+    def seen_wait(*args: Any, **more: Any) -> Any:
+        if not on():
+            return wait(*args, **more)
+        with record_function(waits):
+            return wait(*args, **more)
+
+    def with_peer(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def seen(group: Any, tensors: Any, peer: int, *args: Any, **more: Any) -> Any:
+            if on():
+                with record_function(peer_label(kind, peer)):
+                    pass
+            return call(group, tensors, peer, *args, **more)
+
+        return seen
+
+    @functools.wraps(backward)
+    def seen_backward(loss: Any, *args: Any, **more: Any) -> Any:
+        """Reducers wait in a callback after the last gradient; one that is queued first sees it."""
+        if not on():
+            return backward(loss, *args, **more)
+        tail = record_function(label("reducer", Category.WAIT))
+        began: list[object] = []
+
+        def begin() -> None:
+            began.append(tail.__enter__())
+
+        engine = torch.autograd.Variable._execution_engine
+        handle = loss.register_hook(lambda _: engine.queue_callback(begin))
+        try:
+            return backward(loss, *args, **more)
+        finally:
+            handle.remove()
+            if began:
+                tail.__exit__(None, None, None)
+
+    places: tuple[tuple[Any, str, Any], ...] = (
+        (dist.Work, "wait", seen_wait),
+        (dist.ProcessGroup, "send", with_peer("send", send)),
+        (dist.ProcessGroup, "recv", with_peer("recv", recv)),
+        (Tensor, "backward", seen_backward),
+    )
+    for owner, name, call in places:
+        setattr(owner, name, call)

@@ -1,0 +1,74 @@
+"""Outlines: profiles of CPU ranks that follow no operators, and what is still seen in them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.analysis.samples.figures import perturbation
+from harness.analysis.timeline.profiled import budget_of, trace_path
+from harness.analysis.timeline.reader import read
+from harness.record import Budget, Purpose, Term
+from harness.record.budget import OUTLINE
+from harness.record.store import Samples
+from harness.spec import Window
+
+
+def outline(launch: Any, case: str) -> tuple[Budget, Any]:
+    world = launch(case, 2, Purpose.PROFILE, steps=12, cut=2, profiled=4, pairs=2)
+    assert world.cause is None, world.cause
+    folder = world.out.parent / "run"
+    (folder / "launches").mkdir(parents=True)
+    world.out.rename(folder / "launches" / "outlined")
+    budget = budget_of(folder, "outlined", world.ranks, 4, talks=True)
+    return budget, read(trace_path(folder, "outlined", 0))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "compressed:topk"])
+def test_waits_and_transfers_are_told_from_work_without_operators(
+    launch: Any, strategy: str
+) -> None:
+    budget, trace = outline(launch, f"{strategy}/mlp-small")
+    assert budget.capture == OUTLINE and budget.steps == 4
+    assert not trace.of_cat("cpu_op").any()
+    assert not any("not divided" in why for why in budget.unsure)
+    assert budget.total_ns(Term.COMPUTE) > 0
+    assert budget.total_ns(Term.TRANSFER) + budget.total_ns(Term.WAIT) > 0, "nobody waited"
+    assert budget.mean_ns(Term.COMPUTE) < budget.step_ns
+
+
+def test_a_pipelines_bubbles_have_their_peers(launch: Any) -> None:
+    """gloo's ranges do not say with whom: the outline notes that beside them."""
+    budget, _ = outline(launch, "pipeline/mlp-small")
+    assert budget.total_ns(Term.BUBBLE) > 0
+    assert Term.UNDIVIDED not in {Term(t) for r in budget.ranks for t in r.terms}
+
+
+def test_ranks_say_nothing_of_the_profiler_in_their_logs(launch: Any) -> None:
+    """Torch warns of GPUs each time it is switched: a warning of our own making in every log."""
+    world = launch("ddp/mlp-nano", 2, Purpose.PROFILE, steps=12, cut=2, profiled=4, pairs=2)
+    assert not list(world.out.glob("*.log"))
+    assert json.loads((world.out / "rank0.spans.json").read_text()), "spans are logged, too"
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.08])
+def test_what_an_outline_costs_is_seen_through_drift(factor: float) -> None:
+    """Steps that slow down all the time would make any later half look profiled."""
+    window = Window(steps=24, cut=4, profiled=8, pairs=5)
+    on = [window.outlined(i) for i in range(24)]
+    assert sum(on) == 8 + 5 and on[16:] == [True] * 8 and on[:6] == [False] * 6
+    rng = np.random.default_rng(3)
+    step_s = 0.03 * np.exp(0.02 * np.arange(24) + 0.005 * rng.standard_normal(24))
+    step_s *= np.where(on, factor, 1.0)
+    nothing = np.zeros(24)
+    samples = Samples(
+        marks_s=np.concatenate([[0.0], np.cumsum(step_s)]), loss=nothing, sample_ids=nothing,
+        rss_bytes=nothing, step_s=step_s,
+    )  # fmt: skip
+    found = perturbation([samples], window)
+    assert found.ratio == pytest.approx(factor, abs=0.01) and found.low is not None
+    assert (found.low > 1.05) == (factor > 1.05) and math.isfinite(found.low)

@@ -140,7 +140,7 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
         out.append(f"{len(run.verdicts)} verdicts recorded, {len(again)} recomputed")
     for old, new in zip(run.verdicts, again, strict=False):
         # Its words may change; reason and figures may not.
-        names = [f.name for f in dataclasses.fields(old) if f.name != "detail"]
+        names = [f.name for f in dataclasses.fields(old) if f.name not in ("detail", "doubt")]
         told = [
             f"{name} is {a}, recomputed {b}"
             for name in names

@@ -103,6 +103,12 @@ def read(path: Path, option: str) -> tuple[dict[str, Any], Problems]:
         raise ConfigError(
             f"cannot be read: {error.strerror}", where=str(path), fix=f"{option} FILE"
         ) from None
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"line {line} is not UTF-8 text", where=str(path),
+            fix=f"iconv -f latin1 -t utf-8 {path}",
+        ) from None  # fmt: skip
     problems = Problems(path, text.splitlines())
     try:
         return tomllib.loads(text), problems

@@ -4,6 +4,7 @@ A host that is not gives no PASS and no FAIL, only INCONCLUSIVE with the reasons
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,9 +72,15 @@ def load() -> Finding:
         if share <= FOREIGN_LOAD:
             break
     text = f"other processes use {share:.0%} of {len(cpus)} CPUs"
-    if left := " ".join(map(str, workers.computing())):
-        advice = f"wait for that run, or end it if nobody needs it: kill {left}"
-        return _bad("load", f"{text}; ranks of another run are computing: {left}", advice)
+    if busy := workers.computing():
+        own = set(workers.left())
+        if gone := " ".join(str(p) for p in busy if p in own):
+            advice = f"their run is gone, end them: kill {gone}"
+            return _bad("load", f"{text}; ranks that a run left behind are computing", advice)
+        runs = " ".join(map(str, workers.runs()))
+        return _bad(
+            "load", f"{text}; ranks of another run (pid {runs}) are computing", "wait for it"
+        )
     if share > FOREIGN_LOAD:
         advice = "find these processes (top -d 1), stop them or use another machine, and run again"
         return _bad("load", text, advice)
@@ -81,9 +88,10 @@ def load() -> Finding:
 
 
 class Workers:
-    """Processes of this project's ranks and agents, and which of them compute meanwhile."""
+    """Processes of this project's ranks and agents, whose they are, and which of them compute."""
 
     def __init__(self) -> None:
+        self._owners: dict[int, int] = {}
         self._before = self._ticks()
 
     def _ticks(self) -> dict[int, int]:
@@ -95,11 +103,22 @@ class Workers:
             except OSError:
                 continue
             if programs.TRAINING.encode() in command:
-                out[int(process.name)] = int(fields[11]) + int(fields[12])
+                pid = int(process.name)
+                if f"--parent={os.getpid()}".encode() in command:
+                    continue  # our own
+                out[pid] = int(fields[11]) + int(fields[12])
+                owner = re.search(rb"--parent=(\d+)", command)  # an agent's, and its ranks' too
+                self._owners[pid] = int(owner[1]) if owner else pid
         return out
 
-    def pids(self) -> list[int]:
-        return sorted(self._before)
+    def left(self) -> list[int]:
+        """Those whose run is gone: nobody will end them."""
+        return sorted(p for p in self._before if not Path(f"/proc/{self._owners[p]}").exists())
+
+    def runs(self) -> list[int]:
+        """The programs in progress that others belong to."""
+        left = set(self.left())
+        return sorted({self._owners[p] for p in self._before if p not in left})
 
     def computing(self) -> list[int]:
         """Those that used the CPU since: more than 3 ticks of 10 ms."""

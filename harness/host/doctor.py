@@ -77,9 +77,9 @@ def _gpus() -> Finding:
 
 
 def _leftovers() -> Finding:
-    """Ranks or agents of an earlier run that are still there."""
-    left = " ".join(map(str, admission.Workers().pids()))
-    advice = f"wait if another run is in progress; else: kill {left}"
+    """Ranks or agents of a run that is gone; those of one in progress are that one's."""
+    left = " ".join(map(str, admission.Workers().left()))
+    advice = f"their run is gone, nobody else will end them: kill {left}"
     return _found("leftover ranks", not left, f"pids {left}" if left else "none", advice)
 
 

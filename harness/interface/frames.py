@@ -17,7 +17,8 @@ from harness.record.store import load, load_samples
 if TYPE_CHECKING:
     import pandas as pd
 
-Runs = Sequence[Path]
+#: One run's folder, or several.
+Runs = Path | str | Sequence[Path | str]
 #: What a launch's row has of its record as it is, and of its steps.
 _READ = ("block", "turn", "attempt", "wall_s", "throughput", "sent_bytes", "peak_bytes",
          "foreign_load", "agent")  # fmt: skip
@@ -67,8 +68,8 @@ def budgets(runs: Runs) -> pd.DataFrame:
 
 
 def _load(runs: Runs) -> Iterator[tuple[RunRecord, Path]]:
-    for folder in runs:
-        yield load(folder), folder
+    for folder in [runs] if isinstance(runs, str | Path) else runs:
+        yield load(Path(folder)), Path(folder)
 
 
 def _frame(rows: Iterator[dict[str, Any]]) -> pd.DataFrame:

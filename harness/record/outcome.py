@@ -105,14 +105,17 @@ class Verdict:
     lag1: float | None = None
     again: tuple[float, ...] = ()
     waived: bool = False
+    doubt: str = ""
 
     @property
     def counts(self) -> Status:
         """The status that decides the exit.
 
         A waived FAIL does not fail the run, and a control that was caught is no evidence that
-        anything scales.
+        anything scales. Where no rule asked, nothing is undecided: there is only no figure.
         """
+        if self.rule is None and self.status is Status.INCONCLUSIVE:
+            return Status.SKIP
         waived = self.waived and self.status is Status.FAIL
         return Status.RECORDED if waived or self.reason is Reason.CAUGHT else self.status
 

@@ -69,13 +69,16 @@ def load(folder: Path) -> RunRecord:
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"cannot be read: {error}", where=str(path), fix=TAKE) from None
     digest = path.with_name("record.sha256")
-    if digest.is_file() and digest.read_text().strip() != hashlib.sha256(text.encode()).hexdigest():
+    wanted = hashlib.sha256(text.encode()).hexdigest().encode()
+    if digest.is_file() and digest.read_bytes().strip() != wanted:
         raise RecordError(
             "record.json was changed after it was written", where=str(path),
             expected=f"the digest in {digest.name}", fix=TAKE,
         )  # fmt: skip
     try:
         return from_doc(RunRecord, upgrade(json.loads(text), SCHEMA), "record")
+    except RecursionError:
+        raise RecordError("nested too deeply to be a record", where=str(path), fix=TAKE) from None
     except ValueError as error:
         raise RecordError(str(error), where=str(path), fix="measure again, or restore it") from None
 

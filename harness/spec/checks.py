@@ -60,6 +60,10 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
         yield "weak mode derives the global batch", "micro_batch alone", ""
 
 
+#: Beyond any size, count or time that a knob can state.
+LARGEST = 1e15
+
+
 def check_knobs(
     asked: Mapping[str, Json], defaults: Mapping[str, Json], where: str
 ) -> dict[str, Json]:
@@ -78,6 +82,11 @@ def check_knobs(
             raise SpecError(
                 f"knob {key} = {value!r}", where=where, expected=want.__name__,
                 fix="scaleproof list",
+            )  # fmt: skip
+        if want in (int, float) and not 0 <= value <= LARGEST:
+            raise SpecError(
+                f"knob {key} = {value!r}", where=where, expected=f"from 0 to {LARGEST:.0e}",
+                fix=f"--set {key}={defaults[key]}",
             )  # fmt: skip
         if value != defaults[key]:
             knobs[key] = value

@@ -15,6 +15,7 @@ class Settings:
     ``more_until_s``. ``packed``: small worlds run side by side where they have nodes or devices of
     their own. ``nonce`` is a text of whoever asked for the run: it was made after that.
     ``shared_gpu``: ranks may have to share a device. ``outline``: profiles leave operators out.
+    ``paths`` are the folders of a user's own files. ``lenient``: INCONCLUSIVE fails nothing.
     """
 
     engine: str = "local"
@@ -31,3 +32,5 @@ class Settings:
     packed: bool = True
     shared_gpu: bool = False
     outline: bool = False
+    paths: tuple[str, ...] = ()
+    lenient: bool = False

@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from harness.base.marks import MARK, RECOVERS
 from harness.spec.courses import Course
 from harness.spec.recipes import Recipe
 from harness.spec.site import Site
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-#: Attributes of a marked function; the pytest plugin looks for them.
-MARK, RECOVERS = "__scaleproof_recipes__", "__scaleproof_recoveries__"
 
 
 def scaling(*recipes: Recipe) -> Callable[[Function], Function]:

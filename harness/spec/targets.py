@@ -7,12 +7,12 @@ from pathlib import Path
 from harness.base import modules
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import SpecError
+from harness.base.marks import MARK
 from harness.spec.case import Ablation, CaseSpec, Mode
 from harness.spec.catalogue import Catalogue
 from harness.spec.plan import Plan, Role
 from harness.spec.recipes import PACED, REAL, Recipe, ladder, strong_worlds
 from harness.spec.site import Site
-from harness.spec.suite import MARK
 
 #: Fields of a case that ``--set`` may change; the others follow from its name and the site.
 SETTABLE = (

@@ -6,8 +6,10 @@ import dataclasses
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from waiting import until
 
 from harness.host import admission, machine, nvml
 from harness.host.admission import Level
@@ -50,8 +52,29 @@ def test_a_busy_host_is_given_time_to_calm_down(monkeypatch: pytest.MonkeyPatch)
 def test_ranks_of_another_run_that_compute_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "busy_s", lambda cpus: 0.0)
     monkeypatch.setattr(admission.Workers, "computing", lambda self: [4711])
+    monkeypatch.setattr(admission.Workers, "runs", lambda self: [4700])
     found = admission.load()
-    assert found.level is Level.BAD and "kill 4711" in found.advice
+    assert found.level is Level.BAD and "pid 4700" in found.text and "kill" not in found.advice
+
+
+def test_only_ranks_whose_run_is_gone_are_left_over() -> None:
+    """Nobody is told to kill what a neighbour is measuring."""
+    script = "import time; print(flush=True); time.sleep(60)"
+
+    def agent(owner: int) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", script, "harness.training.agent.agent", f"--parent={owner}"]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    with agent(1 << 22) as orphan, agent(1) as living, agent(os.getpid()) as own:
+        workers = admission.Workers()
+        for process in (orphan, living, own):
+            process.kill()
+    assert orphan.pid in workers.left() and living.pid not in workers.left()
+    assert 1 in workers.runs() and os.getpid() not in workers.runs()
+    assert own.pid not in workers.left()
 
 
 @pytest.fixture
@@ -79,6 +102,7 @@ def test_devices(changes: dict[str, object], level: Level, says: str) -> None:
 def test_services_that_hold_a_device_are_told_by_name() -> None:
     """To kill an MPS server's pid is no cure: there is a command for it."""
     with subprocess.Popen(["nvidia-cuda-mps-server", "60"], executable="/bin/sleep") as server:
+        until(lambda: Path(f"/proc/{server.pid}/cmdline").read_bytes())  # it has become sleep
         (found,) = admission.gpus([dataclasses.replace(GPU, pids=(server.pid,))])
         server.kill()
     assert f"used by pid {server.pid} (nvidia-cuda-mps-server)" in found.text

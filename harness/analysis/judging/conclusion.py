@@ -43,6 +43,7 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
         p95=estimate(question.p95, form).value if question.p95 else None,
         worst=worst(question.first, rule, form),
         lag1=lag1(question.first),
+        doubt=question.doubt.detail if question.doubt is not None else "",
     )  # fmt: skip
 
 

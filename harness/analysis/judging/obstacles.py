@@ -139,12 +139,17 @@ def room(memory_bytes: int, ranks: int, device: Device, machine: Machine) -> boo
 
 
 def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:
-    """Never green: a bug in a complete run, open in one that was stopped or ran out of time."""
+    """Never green: open in a run that was stopped, ran out of time, or lost another launch of the
+    plan; in a complete one that lost none, a bug.
+    """
     if plan.hash in run.out_of_time:
         return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
-    if run.complete:
-        return Conclusion(Status.ERROR, Reason.NOT_MEASURED, what)
-    return Conclusion(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
+    if not run.complete:
+        return Conclusion(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
+    ours = (_of_launch(run, plan, x) for x in run.launches if x.plan == plan.hash)
+    for why in (found for found in ours if found is not None):
+        return why._replace(detail=f"{what}, since {why.detail}")
+    return Conclusion(Status.ERROR, Reason.NOT_MEASURED, what)
 
 
 def _stopped_at(

@@ -48,7 +48,10 @@ def host_steps(
         mine = rows[trace.thread[rows] == main]
         more = len(set(trace.thread[rows].tolist())) - 1
         edges = np.unique(np.append(trace.start[mine], trace.end[mine[-1]]))
-        return edges, main, (f"{more} more threads make steps: left out",) if more else ()
+        told = [f"{more} more threads make steps: left out"] if more else []
+        if step_name is None and (gone := _missing(trace, mine)):
+            told.append(f"{gone} steps are missing between others: these are longer by that")
+        return edges, main, tuple(told)
     repeated = ", ".join(f"{name} ({times}x)" for name, times in _repeated(trace))
     if step_name is not None:
         raise ScaleproofError(
@@ -62,6 +65,12 @@ def host_steps(
     if repeated:
         why += f"; --step-name takes an annotation that is one, of {repeated}"
     return edges, busiest, (why,)
+
+
+def _missing(trace: Trace, rows: NDArray[np.int64]) -> int:
+    """How many numbers of the profiler's steps are left out between the first and the last."""
+    numbers = {int(trace.names[n].partition("#")[2]) for n in trace.name[rows].tolist()}
+    return max(numbers) - min(numbers) + 1 - len(numbers)
 
 
 def _repeated(trace: Trace) -> list[tuple[str, int]]:

@@ -36,6 +36,8 @@ _RENAMED = {
 _OTHER_DEVICES = re.compile(r"mtia|hpu|glow|collective_comm|privateuse")
 #: Coarser timestamps than this are told, in us.
 COARSE_US = 0.01
+#: Later than any clock: float64 holds whole microseconds up to here.
+LATEST_US = float(1 << 53)
 _COLUMNS = ("start", "end", "name", "cat", "thread", "correlation", "stream")
 
 
@@ -139,6 +141,7 @@ class _Growing:
     allocated: list[tuple[float, int, int]] = field(default_factory=list)
     rows: int = 0
     coarsest_us: float = 0.0
+    untimely: int = 0
 
     def add(self, events: list[Event]) -> None:
         kept = [e for e in events if e.ph == "X" and e.cat not in DROPPED]
@@ -149,6 +152,13 @@ class _Growing:
                 for e in events
                 if e.ph == "i" and e.args.allocated >= 0
             ]
+        ts = np.fromiter(map(_get["ts"], kept), np.float64, n)
+        dur = np.fromiter(map(_get["dur"], kept), np.float64, n)
+        timely = (np.abs(ts) < LATEST_US) & (dur >= 0) & (dur < LATEST_US)
+        if not timely.all():
+            kept = [e for e, good in zip(kept, timely, strict=True) if good]
+            ts, dur = ts[timely], dur[timely]
+            self.untimely, n = self.untimely + n - len(kept), len(kept)
         if not n:
             return
         args: list[Args] = list(map(_get["args"], kept))
@@ -159,14 +169,13 @@ class _Growing:
         for i in rows:
             if args[i] is not NO_ARGS:
                 self.extra[self.rows + i] = args[i]
-        ts = np.fromiter(map(_get["ts"], kept), np.float64, n)
         start = _ns(ts)
         if (ts % 1).any():
             self.coarsest_us = max(self.coarsest_us, float(np.spacing(ts.max())))
         threads = zip(map(_get["pid"], kept), map(_get["tid"], kept), strict=True)
         columns: tuple[NDArray[Any], ...] = (
             start,
-            start + _ns(np.fromiter(map(_get["dur"], kept), np.float64, n)),
+            start + _ns(dur),
             names,
             np.fromiter(map(self.cats.__getitem__, map(_get["cat"], kept)), np.int16, n),
             np.fromiter(map(self.threads.__getitem__, threads), np.int32, n),
@@ -224,6 +233,8 @@ def read(path: Path) -> Trace:
     broken = [blocks.broken] if blocks.broken else []
     if skipped:
         broken.append(f"{skipped} events could not be read")
+    if columns.untimely:
+        broken.append(f"{columns.untimely} events have times of no clock")
     notes = _unknown(path, columns)
     if columns.coarsest_us > COARSE_US:
         notes.append(f"its timestamps are {1000 * columns.coarsest_us:.0f} ns apart at least")
@@ -248,10 +259,17 @@ def _unknown(path: Path, columns: _Growing) -> list[str]:
     return out
 
 
+def _whole(told: object) -> int:
+    """A number that a header states; -1 for anything else."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        return int(told)  # type: ignore[call-overload,no-any-return]
+    return -1
+
+
 def _trace(
     path: Path, columns: _Growing, meta: dict[str, Any], partial: str, notes: tuple[str, ...]
 ) -> Trace:
-    base = int(meta.get("baseTimeNanoseconds", 0))
+    base = max(0, _whole(meta.get("baseTimeNanoseconds")))
     start, end = columns.whole("start"), columns.whole("end")
     np.negative(end, out=end)  # in place: here a large trace is at its largest
     order = np.lexsort((end, start))  # of two that start together, the one around comes first
@@ -264,7 +282,8 @@ def _trace(
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
         moved = {int(place[row]): a for row, a in columns.extra.items()}
-    info = meta.get("distributedInfo") or {}
+    told = meta.get("distributedInfo")
+    info = told if isinstance(told, dict) else {}
     on_device = any(kind > 0 for _, _, kind in columns.allocated)
     allocated = [
         (round(t * 1000) + base, size)
@@ -274,8 +293,8 @@ def _trace(
     return Trace(
         path=str(path),
         meta=meta,
-        rank=int(info.get("rank", -1)),
-        world_size=int(info.get("world_size", -1)),
+        rank=_whole(info.get("rank")),
+        world_size=_whole(info.get("world_size")),
         start=start,
         end=end,
         name=columns.whole("name")[order],

@@ -4,6 +4,7 @@ import argparse
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from harness.base.documents import Json, to_doc
 from harness.base.errors import SpecError
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.offered import OPTIONS
 from harness.interface.report import tables, text
 from harness.interface.report.live import Live
 from harness.measure.session import Session
@@ -33,9 +35,16 @@ def add_to(sub: argparse.ArgumentParser, *, cases: bool) -> None:
         )  # fmt: skip
 
 
+def positive(text: str) -> int:
+    """A number of times; for argparse."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
 def values(asked: Asked) -> dict[str, Any]:
     """The shared options by name."""
-    return {o.name: getattr(asked.options, o.name.replace("-", "_")) for o in options.OPTIONS}
+    return {o.name: getattr(asked.options, o.name.replace("-", "_")) for o in OPTIONS}
 
 
 def settings(asked: Asked) -> dict[str, Json]:
@@ -64,6 +73,7 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
     if old is not None:
         given["cluster"] = old.cluster
     settings, told = options.settings(given, site, ("scaleproof", *asked.words)), list[str]()
+    settings = replace(settings, lenient=getattr(asked.options, "inconclusive", "") == "warn")
     if old is not None:
         settings, told = options.resumed(old, settings)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
@@ -73,7 +83,7 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
         settings,
         results(asked),
         options.thresholds(given["thresholds"], beside, known, given["references"]),
-        Live(sys.stderr if asked.options.json else sys.stdout),
+        Live(sys.stderr),
     )
     made.run.notes += told
     return made
@@ -83,11 +93,13 @@ def results(asked: Asked) -> Path:
     return Path(asked.options.results or "results")
 
 
-def judged(session: Session, record: RunRecord, asked: Asked, *, warn: bool = False) -> Answer:
-    """The tables of a run, and what its verdicts come to; ``warn``: INCONCLUSIVE does not fail."""
+def judged(session: Session, record: RunRecord, asked: Asked) -> Answer:
+    """The tables of a run, and what its verdicts come to."""
     rerun = shlex.join(session.run.settings.argv)  # as the run was begun, if it was resumed
     return Answer(
         document=to_doc(record),
         lines=tables.summary(record, text.shown(session.run.folder), rerun, text.columns()),
-        exit=exit_status([v.counts for v in record.verdicts], inconclusive_fails=not warn),
+        exit=exit_status(
+            [v.counts for v in record.verdicts], inconclusive_fails=not record.settings.lenient
+        ),
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.record import LaunchRecord, Verdict
+from harness.record import LaunchRecord, Purpose, Verdict
 
 _SHOWN = pytest.StashKey[set[tuple[str, str]]]()
 _NOW = 0.0
@@ -39,7 +39,8 @@ def show(
     if not wanted(request.config):
         return
     shown = request.config.stash.setdefault(_SHOWN, set())
-    medians = [x.steps.median_s for x in launches if x.arm == arm and x.steps is not None]
+    timed = [x for x in launches if x.arm == arm and x.purpose is Purpose.TIMED and x.usable]
+    medians = [x.steps.median_s for x in timed if x.steps is not None]
     if not medians or (plan, arm) in shown:
         return
     shown.add((plan, arm))

@@ -10,6 +10,7 @@ import pytest
 from harness.analysis.judging.verdicts import of_series
 from harness.base.errors import SpecError
 from harness.interface import options
+from harness.interface.offered import OPTIONS, from_environment
 from harness.interface.report.live import Live
 from harness.measure.confirming import USUAL
 from harness.measure.measurer import Measurer
@@ -31,6 +32,10 @@ class Expectation:
     plan: Plan
     contrast: Contrast
     rule: Threshold | None
+
+    def __str__(self) -> str:
+        """As other tools' files tell it (pytest-benchmark's ``params``)."""
+        return self.id
 
     @property
     def id(self) -> str:
@@ -84,7 +89,7 @@ class Scaling:
                 quiet=self.config.option.verbose < 0,
                 column=lambda: writer.width_of_current_line,
             )
-            values = {o.name: option(self.config, o.name) for o in options.OPTIONS}
+            values = {o.name: option(self.config, o.name) for o in OPTIONS}
             argv = ("pytest", *map(str, self.config.invocation_params.args))
             results = Path(values["results"] or self.config.rootpath / "results")
             settings = options.settings(values, self.site, argv)
@@ -131,13 +136,13 @@ class Scaling:
 def option(config: pytest.Config, name: str) -> Any:
     """An option's value: short spelling, else long, else SCALEPROOF_NAME, else default."""
     dest = name.replace("-", "_")
-    known = next(o for o in options.OPTIONS if o.name == name)
+    known = next(o for o in OPTIONS if o.name == name)
     default = known.kwargs.get("default")
     for key in (f"scaleproof_short_{dest}", f"scaling_{dest}"):
         value = getattr(config.option, key, None)
         if value is not None and value != default:
             return value
     try:
-        return options.from_environment(known)
+        return from_environment(known)
     except SpecError as error:
         raise pytest.UsageError(str(error)) from None

@@ -79,7 +79,7 @@ def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int) -> list[str]
         for p in run.plans
         for c in pairs.judged_of(p, run.thresholds, hardware)
     ]
-    largest = max((c.world_size for c in cases if not c.stand_in), default=1)
+    largest = sum(run.settings.nodes)
     nodes = max(len(c.nodes) for c in cases)
     device = max((c.device for c in cases), key=str)
     others = series(run)

@@ -134,6 +134,14 @@ def _bound(one: LadderRow) -> str:
     return f"{bound} *" if bound and not one.shown else bound
 
 
+def _status(verdict: Verdict | None) -> str:
+    """The word; a figure that no rule judges is marked where nobody should rely on it."""
+    if verdict is None:
+        return ""
+    doubtful = verdict.status is Status.RECORDED and verdict.doubt
+    return f"{verdict.status} ~" if doubtful else str(verdict.status)
+
+
 _COLUMNS = (
     Column[Named]("case", 100, lambda line: line[0], left=True),
     _column("ranks", 99, lambda r: r.row.case.world),
@@ -156,7 +164,7 @@ _COLUMNS = (
     _column("MFU", 1, lambda r: _told(r.row.mfu, ".2f", none="n/a")),
     _column("J/sample", 5, lambda r: _told(r.row.energy_j, ".3g", none="n/a")),
     _column("bound", 80, _bound),
-    _column("verdict", 98, lambda r: str(r.verdict.status) if r.verdict else "", left=True),
+    _column("verdict", 98, lambda r: _status(r.verdict), left=True),
 )
 
 
@@ -196,8 +204,10 @@ def verdict_line(v: Verdict, width: int) -> list[str]:
 
 def counts(run: RunRecord) -> list[str]:
     """``9 PASS  1 FAIL ...``, and how many of them hold together."""
-    found = Counter(v.status for v in run.verdicts)
+    caught = sum(v.reason is Reason.CAUGHT for v in run.verdicts)
+    found = Counter(v.status for v in run.verdicts if v.reason is not Reason.CAUGHT)
     parts = [f"{found[s]} {s}" for s in SEVERITY if found[s]]
+    parts += [f"{caught} control{'s' if caught > 1 else ''} caught"] if caught else []
     waived = sum(v.waived for v in run.verdicts)
     out = "  ".join(parts) or "nothing was judged"
     if waived:
@@ -207,7 +217,8 @@ def counts(run: RunRecord) -> list[str]:
         passes, fails = verdicts.together(run.verdicts)
         lines += [
             " each verdict alone errs at most once in 20",
-            f" these hold together, with at most 5% of them false: {passes} PASS, {fails} FAIL",
+            f" these hold together, with at most 5% of them false: {passes} of {found[Status.PASS]}"
+            f" PASS, {fails} of {found[Status.FAIL]} FAIL",
         ]
         if len(run.settings.nodes) > 1:
             where = {x.hosts for x in run.launches if x.purpose is Purpose.TIMED}
@@ -276,11 +287,16 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
     if table_ := scaling_table(run, width):
         note = (
             " efficiency = throughput per rank against plain (one device, no wrapper) unless marked"
-            "; each end of an interval holds 19 times in 20; worst = worst pair of launches"
+            "; each end of an interval holds 19 times in 20"
         )
+        if "  worst" in table_[0]:
+            note += "; worst = worst pair of launches"
         if "  p95" in table_[0]:
             note += "; p95 = efficiency by 95th percentiles of steps"
         out += ["", *table_, *wrap(note, width, 14)]
+        if any(line.endswith(" ~") for line in table_):
+            doubts = dict.fromkeys(v.doubt for v in run.verdicts if v.doubt)
+            out += wrap(f" ~ recorded in doubt: {next(iter(doubts))}", width, 3)
         if any(" *  " in line for line in table_):
             out.append(" * the verdict is on another figure, shown below")
     out += ["", *fabric.lines(run, width), *recovery.lines(run, width), *timeline.lines(run, width)]

@@ -60,7 +60,7 @@ def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> li
 
 def named(case: CaseSpec) -> str:
     """A case's family, and a line for each thing in which it differs from the default."""
-    return "\n  +".join([case.family, *case.extras.split("+")[1:]])
+    return "\n  +".join([case.family, *re.split(r"\+(?=[a-z_])", case.extras)[1:]])
 
 
 def rule(title: str, width: int, fill: str = "-") -> str:
@@ -98,7 +98,7 @@ def wants_color(stream: TextIO) -> bool:
 def paint(line: str) -> str:
     """Colour the status words of a line; the words stay, so colour is never alone."""
     for status, code in _COLORS.items():
-        line = re.sub(rf"\b{status}\b", f"\033[{code}m{status}\033[0m", line)
+        line = re.sub(rf"(?<!\b0 )\b{status}\b", f"\033[{code}m{status}\033[0m", line)
     return line
 
 

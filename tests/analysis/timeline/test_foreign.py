@@ -348,3 +348,39 @@ def test_memory_is_that_of_the_device(tmp_path: Path) -> None:
     assert trace.allocated[:, 1].tolist() == [70_000, 80_000]
     host = [m for m in memory if m["args"]["Device Type"] == 0]  # type: ignore[index]
     assert read(write(tmp_path / "b.json", [*events, *host])).allocated[:, 1].tolist() == [500, 600]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"distributedInfo": "x"},
+        {"distributedInfo": {"rank": float("inf"), "world_size": "NaN"}},
+        {"baseTimeNanoseconds": "yesterday"},
+    ],
+)
+def test_a_header_that_says_nonsense_says_nothing(tmp_path: Path, told: dict[str, Any]) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({**told, "traceEvents": [*steps(0, 50), event("mm", 0, 10_000)]}))
+    trace = read(path)
+    assert (trace.rank, trace.world_size) == (-1, -1) and len(trace.start) == 2
+
+
+@pytest.mark.parametrize("field", ["ts", "dur"])
+@pytest.mark.parametrize("value", [2.0**63, 1e300, -5.0])
+def test_times_of_no_clock_are_counted_as_lost(tmp_path: Path, field: str, value: float) -> None:
+    wrong = {**event("mm", 0, 10_000), field: value}
+    found = read(write(tmp_path / "a.json", [*steps(0, 50, 100), event("mm", 0, 5_000), wrong]))
+    if (field, value) == ("ts", -5.0):
+        assert found.partial == "", "a trace's own clock may begin anywhere"
+    else:
+        assert found.partial == "1 events have times of no clock" and len(found.start) == 3
+
+
+def test_a_step_that_is_missing_between_others_is_told(tmp_path: Path) -> None:
+    """The step before it would seem to take twice as long."""
+    whole = [*steps(0, 50, 100, 150, 200), event("mm", 0, 5_000)]
+    gap = [e for e in whole if e["name"] != "ProfilerStep#2"]
+    assert of(tmp_path, *whole).unsure == ()
+    assert (
+        "1 steps are missing between others: these are longer by that" in of(tmp_path, *gap).unsure
+    )

@@ -15,7 +15,11 @@ HELP = dict(fabric="check, time and judge every collective between the ranks")
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     measuring.add_to(sub, cases=False)
     sub.add_argument(
-        "--sweeps", type=int, default=USUAL, metavar="N", help=f"sweeps to run (default: {USUAL})"
+        "--sweeps",
+        type=measuring.positive,
+        default=USUAL,
+        metavar="N",
+        help=f"sweeps to run (default: {USUAL})",
     )
 
 

@@ -20,7 +20,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     """What to break, and how often."""
     sub.add_argument("cases", nargs="+", metavar="CASE", help="for example ddp/decoder-nano")
     sub.add_argument(
-        "--trials", type=int, default=USUAL, metavar="N", help=f"of each fault (default: {USUAL})"
+        "--trials",
+        type=measuring.positive,
+        default=USUAL,
+        metavar="N",
+        help=f"of each fault (default: {USUAL})",
     )
     measuring.add_to(sub, cases=False)
 

@@ -46,11 +46,11 @@ def act(asked: Asked) -> Answer:
         known, site = measuring.site(asked)
         ablations = list(dict.fromkeys(asked.options.ablate))
         plans = plans_of(asked.options.target, site, known, measuring.settings(asked), ablations)
-        if asked.options.detach:
-            return detached.submit(asked, known, site)
+        session = measuring.session(asked, known, site)
         if asked.options.dry_run:
             return _dry_run(asked, known, site)
-        session = measuring.session(asked, known, site)
+        if asked.options.detach:
+            return detached.submit(asked, known, site)
     else:
         raise SpecError(
             "nothing to run", expected="a case, a recipe or --resume RUN",
@@ -69,7 +69,7 @@ def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:
     except KeyboardInterrupt:
         stopped = True
     record = session.save(complete=not stopped)
-    answer = measuring.judged(session, record, asked, warn=asked.options.inconclusive == "warn")
+    answer = measuring.judged(session, record, asked)
     if stopped:
         return replace(answer, exit=Exit.INTERRUPTED)
     errors = [error for plan in plans if (error := measurer.broken(plan)) is not None]
@@ -81,7 +81,7 @@ def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
     folder = Path(asked.options.resume)
     old = load(folder)
     asked.options.results = str(folder.resolve().parents[2])
-    known = options.catalogue(asked.options.path)
+    known = options.catalogue([*old.settings.paths, *asked.options.path])
     session = measuring.session(asked, known, resume.where(old), old.settings)
     told = session.run.notes
     session.resume(folder)

@@ -1,0 +1,54 @@
+"""The options that both programs offer: a table that imports nothing, so pytest starts at once."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.base.errors import SpecError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option: its short name, and how argparse takes it. ``--scaling-NAME`` always exists."""
+
+    name: str
+    help: str
+    kwargs: Mapping[str, Any]
+
+
+OPTIONS = (
+    Option(name="gpus", help="GPU ranks: a number or 'auto'", kwargs={"metavar": "N"}),
+    Option(name="cpus", help="CPU ranks over gloo", kwargs={"metavar": "N", "type": int}),
+    Option(name="nodes", help="number of nodes, or the ranks on each node: 4+8+16, 2x8", kwargs={"metavar": "N", "default": "1"}),
+    Option(name="engine", help="engine that starts the ranks, see `scaleproof list engines`", kwargs={"metavar": "NAME", "default": "local"}),
+    Option(name="cluster", help="cluster file, with a table of settings for each engine", kwargs={"metavar": "FILE"}),
+    Option(name="shared-gpu", help="let ranks share a GPU over gloo (labelled stand-in)", kwargs={"action": "store_true"}),
+    Option(name="results", help="where runs are written (default: results)", kwargs={"metavar": "DIR"}),
+    Option(name="thresholds", help="thresholds file (default: thresholds.toml beside the suite)", kwargs={"metavar": "FILE"}),
+    Option(name="references", help="expected values of this hardware: a file, or a folder of them", kwargs={"metavar": "PATH"}),
+    Option(name="path", help="folder with your own strategies, models, compressors or engines", kwargs={"metavar": "DIR", "action": "append", "default": []}),
+    Option(name="time-budget", help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided plans during the first 330 s)", kwargs={"metavar": "TIME"}),
+    Option(name="no-timeline", help="skip the profiled launches, which show where the time went", kwargs={"action": "store_true", "default": False}),
+    Option(name="operators", help="profile every operator of CPU ranks too (slower by a tenth where steps are short)", kwargs={"action": "store_true", "default": False}),
+    Option(name="no-fabric", help="skip the sweep of the collectives before the first training", kwargs={"action": "store_true", "default": False}),
+    Option(name="one-by-one", help="launch one world at a time (default: small ones side by side, on nodes or GPUs of their own)", kwargs={"action": "store_true", "default": False}),
+    Option(name="nonce", help="a text of whoever asked for this run, sealed before its first launch", kwargs={"metavar": "TEXT"}),
+    Option(name="strict", help="judge the worst pair of launches instead of the mean", kwargs={"action": "store_true", "default": False}),
+)  # fmt: skip
+
+
+def from_environment(option: Option) -> Any:
+    """An option's value by ``SCALEPROOF_NAME``, else its default; SpecError for what is none."""
+    name, kwargs = f"SCALEPROOF_{option.name.replace('-', '_').upper()}", option.kwargs
+    value = os.environ.get(name)
+    if value is None:
+        return kwargs.get("default")
+    if kwargs.get("action") == "append":
+        return [value]
+    if kwargs.get("action") == "store_true":
+        return value.lower() not in ("", "0", "no", "false")
+    try:
+        return kwargs.get("type", str)(value)
+    except ValueError:
+        raise SpecError(f"{name}={value}: not a number", fix=f"unset {name}") from None

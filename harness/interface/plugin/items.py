@@ -1,0 +1,311 @@
+"""One item per verdict, measured once per plan: what pytest does once a suite was seen."""
+
+import contextlib
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.judging import pairs, verdicts
+from harness.base.errors import Exit, ScaleproofError, SpecError
+from harness.base.marks import MARK, RECOVERS
+from harness.base.numbers import duration
+from harness.interface import options
+from harness.interface.offered import OPTIONS
+from harness.interface.plugin import benchmark
+from harness.interface.plugin.session import Expectation, Scaling, option
+from harness.interface.report import tables, text
+from harness.measure.measurer import left_s
+from harness.measure.session import Session
+from harness.record import Status, Verdict
+from harness.record.outcome import exit_status
+from harness.spec import Catalogue, Contrast, Course, Site, Threshold, targets
+
+_CATEGORY = {
+    Status.PASS: ("passed", ".", "PASSED"),
+    Status.FAIL: ("failed", "F", "FAILED"),
+    Status.INCONCLUSIVE: ("inconclusive", "?", ("INCONCLUSIVE", {"yellow": True})),
+    Status.RECORDED: ("recorded", "r", ("RECORDED", {"cyan": True})),
+    Status.ERROR: ("error", "E", "ERROR"),
+    Status.SKIP: ("skipped", "s", "SKIPPED"),
+}
+
+
+KEY = pytest.StashKey[Scaling]()
+VERDICT = pytest.StashKey[Verdict]()
+OWN_FAILURE = pytest.StashKey[bool]()
+USAGE = pytest.StashKey[list[str]]()
+
+
+def site_of(config: pytest.Config) -> tuple[Catalogue, Site]:
+    """What can be named, and what may be used."""
+    known = options.catalogue(option(config, "path"))
+    options.seconds(option(config, "time-budget"))
+    return known, options.site({o.name: option(config, o.name) for o in OPTIONS}, known)
+
+
+def _scaling(config: pytest.Config) -> Scaling:
+    """The session's state, made when the first ``@scaling`` function is seen."""
+    if KEY not in config.stash:
+        spread = hasattr(config, "workerinput")  # a worker of pytest-xdist
+        if spread or any(getattr(config.option, o, None) for o in ("numprocesses", "forked")):
+            raise SpecError(
+                "scaling suites cannot run in parallel: ranks need the whole machine",
+                expected="scaling suites without -n and --forked", fix="pytest suites/ -p no:xdist",
+            )  # fmt: skip
+        config.stash[KEY] = Scaling(config, *site_of(config))
+    return config.stash[KEY]
+
+
+def generate(metafunc: pytest.Metafunc) -> None:
+    """One item per verdict, or per course of a recovery."""
+    recipes = getattr(metafunc.function, MARK, None)
+    if recipes is None:
+        _generate_courses(metafunc)
+        return
+    folder = Path(metafunc.module.__file__ or ".").parent
+    expectations: list[Expectation] = []
+    with _told_as_usage(metafunc.config):
+        scaling = _scaling(metafunc.config)
+        rules = scaling.thresholds(folder)
+        hardware = scaling.start().run.machine.hardware_class
+        for recipe in recipes:
+            for raw in recipe(scaling.site):
+                plan = targets.normalise(raw, scaling.catalogue)
+                scaling.plans.setdefault(plan.hash, plan)
+                for contrast in pairs.judged_of(plan, rules, hardware):
+                    case = plan.arm(contrast.subject).case
+                    matched = verdicts.rules_for(rules, case, contrast, hardware)
+                    every: list[Threshold | None] = [*matched] or [None]
+                    expectations += [Expectation(plan, contrast, rule) for rule in every]
+    ids = [e.id for e in expectations]
+    several = {i for i in ids if ids.count(i) > 1}
+    names = [f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in expectations]
+    metafunc.parametrize("verdict", expectations, ids=names, indirect=True)
+
+
+@contextlib.contextmanager
+def _told_as_usage(config: pytest.Config) -> Generator[None, None, None]:
+    """What is wrong with a suite ends the session as a mistake in its use."""
+    try:
+        yield
+    except ScaleproofError as error:
+        config.stash.setdefault(USAGE, []).append(str(error))
+        raise pytest.Collector.CollectError(str(error)) from None
+
+
+def _generate_courses(metafunc: pytest.Metafunc) -> None:
+    courses: list[Course] = []
+    for recipe in getattr(metafunc.function, RECOVERS, ()):
+        with _told_as_usage(metafunc.config):
+            scaling = _scaling(metafunc.config)
+            scaling.thresholds(Path(metafunc.module.__file__ or ".").parent)
+            for raw in recipe(scaling.site):
+                courses.append(replace(raw, case=scaling.catalogue.normalise(raw.case)))
+    if hasattr(metafunc.function, RECOVERS):
+        ids = [c.name.replace(" ", "-").replace("/", "-") for c in courses]
+        metafunc.parametrize("verdict", courses, ids=ids, indirect=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what was asked for and the baselines it needs; nothing else is launched."""
+    if KEY not in config.stash:
+        return
+    scaling = config.stash[KEY]
+    wanted: dict[str, set[Contrast]] = {}
+    ours = [(item, e) for item in items if (e := _expectation(item)) is not None]
+    for item, e in ours:
+        if isinstance(e, Expectation):
+            wanted.setdefault(e.plan.hash, set()).add(e.contrast)
+        if config.pluginmanager.hasplugin("timeout"):
+            item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
+    scaling.selected = {h: scaling.plans[h].only(contrasts) for h, contrasts in wanted.items()}
+    if ours and not config.option.collectonly:
+        scaling.start().run.judge_by(scaling.all_rules())
+        scaling.start().run.announce(list(scaling.selected.values()))
+        scaling.start().warm()
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """What will be measured, before it is."""
+    if KEY not in config.stash or not config.stash[KEY].selected:
+        return []
+    scaling = config.stash[KEY]
+    site = scaling.site
+    launches = sum(2 * p.protocol.min_blocks * len(p.arms) for p in scaling.selected.values())
+    unit = "GPU" if site.device == "cuda" else "CPU"
+    lines = [
+        f"scaling: {len(scaling.selected)} plans, at least {launches} launches{_takes(scaling)},"
+        f" up to {site.world_size} {unit} ranks over {site.backend}, engine {site.engine}"
+    ]
+    if config.pluginmanager.hasplugin("timeout") and getattr(config.option, "timeout", None):
+        lines.append(
+            "scaling: --timeout does not apply to scaling items; launches have their own deadlines"
+        )
+    return lines
+
+
+def _takes(scaling: Scaling) -> str:
+    """How long the run will take, where an agent can say what its cases are."""
+    if scaling.config.option.collectonly:
+        return ""
+    session, plans = scaling.start(), list(scaling.selected.values())
+    if session.engine.engine.queues:  # nobody waits in a queue for a forecast
+        return ""
+    try:
+        session.describe([arm.case for plan in plans for arm in plan.arms])
+    except ScaleproofError:  # the first item says why
+        return ""
+    return f", about {duration(left_s(session, plans, {}))}"
+
+
+def _expectation(item: pytest.Item) -> Expectation | Course | None:
+    callspec = getattr(item, "callspec", None)
+    param = callspec.params.get("verdict") if callspec is not None else None
+    return param if isinstance(param, Expectation | Course) else None
+
+
+def answer(request: pytest.FixtureRequest) -> Verdict:
+    """The verdict of this item; measures its plan (or course) if nobody has yet."""
+    expected = getattr(request, "param", None)
+    if not isinstance(expected, Expectation | Course):
+        pytest.fail(
+            "only functions marked with @scaling or @recovering can use the fixture 'verdict'",
+            pytrace=False,
+        )
+    scaling = request.config.stash[KEY]
+    session = scaling.start()
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    try:
+        with capture.global_and_fixture_disabled():
+            try:
+                if isinstance(expected, Course):
+                    found = scaling.recovered(expected)
+                else:
+                    found = scaling.judged(expected)
+            finally:
+                session.progress.clear()
+    except ScaleproofError as error:
+        pytest.fail(str(error), pytrace=False)
+    except KeyboardInterrupt:
+        scaling.interrupted = True
+        raise
+    request.node.stash[VERDICT] = found
+    request.node.user_properties += _properties(found, session)
+    if isinstance(expected, Expectation):
+        launches = [
+            x for x in session.run.launches if x.plan == scaling.selected[expected.plan.hash].hash
+        ]
+        benchmark.show(request, expected.plan.name, expected.contrast.subject, found, launches)
+    return found
+
+
+def _properties(verdict: Verdict, session: Session) -> Iterator[tuple[str, str]]:
+    """What JUnit's file keeps of a verdict, as ``scaling_NAME``; what there is not is left out."""
+    folder = str(text.shown(session.run.folder))
+    told = {
+        "status": verdict.status, "reason": verdict.reason, "metric": verdict.metric,
+        "value": verdict.value, "low": verdict.low, "high": verdict.high, "n": verdict.n,
+        "bound": verdict.bound, "rule": verdict.rule, "against": verdict.against, "run": folder,
+        "report": f"scaleproof report {folder}",
+    }  # fmt: skip
+    yield from ((f"scaling_{k}", str(v)) for k, v in told.items() if v not in (None, ""))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """The verdict decides, whatever the body does; without a value the body is not run."""
+    verdict = pyfuncitem.stash.get(VERDICT, None)
+    if verdict is not None and verdict.value is None:
+        _enforce(pyfuncitem, verdict)
+    try:
+        result = yield
+    except Exception:
+        pyfuncitem.stash[OWN_FAILURE] = True
+        raise
+    if verdict is not None:
+        _enforce(pyfuncitem, verdict)
+    return result
+
+
+def _enforce(item: pytest.Item, verdict: Verdict) -> None:
+    """Fail or skip the item as its verdict says."""
+    if verdict.counts is Status.SKIP:
+        pytest.skip(verdict.detail)
+    warn = item.config.option.scaling_inconclusive == "warn"
+    soft = verdict.status is Status.INCONCLUSIVE and warn
+    if verdict.counts in (Status.FAIL, Status.ERROR, Status.INCONCLUSIVE) and not soft:
+        lines = text.wrap(f"{verdict.case} {verdict.metric}: {verdict.detail}", 96, 2)
+        pytest.fail("\n".join([f"{verdict.status} ({verdict.reason})", *lines]), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Carry the verdict's status to the report, for its letter and for JUnit."""
+    report = yield
+    verdict = item.stash.get(VERDICT, None)
+    if KEY not in item.config.stash:
+        return report
+    scaling = item.config.stash[KEY]
+    own_failure = item.stash.get(OWN_FAILURE, False) or _expectation(item) is None
+    if own_failure:
+        scaling.foreign_failures += report.failed
+    elif verdict is not None and report.when == "call":
+        report.scaling = verdict.counts  # type: ignore[attr-defined]
+    elif report.failed:
+        scaling.statuses[item.nodeid] = Status.ERROR
+    return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
+    """``?`` for INCONCLUSIVE, ``r`` for RECORDED, ``E`` for ERROR."""
+    status = getattr(report, "scaling", None)
+    return _CATEGORY[status] if status is not None and report.when == "call" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the record down and fold the verdicts into the exit status."""
+    if session.config.stash.get(USAGE, None):
+        session.exitstatus = Exit.USAGE
+    if KEY not in session.config.stash:
+        return
+    scaling = session.config.stash[KEY]
+    measurer, ours = scaling.measurer, scaling.session
+    if session.config.option.collectonly or measurer is None or ours is None:
+        return
+    stopped = exitstatus == pytest.ExitCode.INTERRUPTED or scaling.interrupted
+    try:
+        if ours.run.plans or ours.run.recoveries:
+            whole = not (stopped or measurer.waiting)
+            scaling.record = ours.save(complete=whole)
+    finally:
+        ours.close()
+    if session.exitstatus not in (0, 1, 5):
+        return
+    statuses = list(scaling.statuses.values())
+    statuses += [v.counts for v in measurer.judged]
+    if scaling.foreign_failures:
+        statuses.append(Status.FAIL)
+    fails = session.config.option.scaling_inconclusive == "fail"
+    session.exitstatus = exit_status(statuses, inconclusive_fails=fails)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if KEY not in config.stash:
+        return
+    scaling = config.stash[KEY]
+    if scaling.record is None or scaling.session is None:
+        return
+    width = min(140, max(80, terminalreporter._tw.fullwidth))
+    folder = text.shown(scaling.session.run.folder)
+    lines = tables.summary(scaling.record, folder, scaling.rerun, width)
+    color = terminalreporter._tw.hasmarkup
+    terminalreporter.write_line("")
+    for line in lines:
+        terminalreporter.write_line(text.paint(line) if color else line)

@@ -91,6 +91,8 @@ def test_reduced_precision_is_right_with_every_seed(
     launch: Any, strategy: str, precision: Precision, world: int
 ) -> None:
     """Rounding to 8 bits differs with the data: a tolerance that is too tight is a false ERROR."""
+    if strategy == "pipeline" and precision is Precision.AUTOCAST:
+        pytest.skip("a pipeline does not support autocast")
     for seed in range(20):
         right(launch(f"{strategy}/mlp-nano", world, precision=precision, seed=seed))
 

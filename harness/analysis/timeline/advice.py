@@ -2,24 +2,17 @@
 
 from collections.abc import Iterator
 
+from harness.analysis.again import command
 from harness.analysis.timeline.losses import WORDS, Losses
 from harness.record import Budget, Expected, Term
-from harness.spec import CaseSpec, Device
+from harness.spec import CaseSpec, Data, Mode, Settings
 
 #: Terms below this share of the step are not worth a sentence.
 LARGE = 0.03
 
-_TRY = {
-    Term.COMPUTE: "--ablate communication",
-    Term.MOVE: "--set data=resident",
-    Term.TRANSFER: "--set micro_batch={more}",
-    Term.UNDIVIDED: "--set micro_batch={more}",
-    Term.WAIT: "--ablate communication",
-    Term.DATA: "--set data=resident",
-    Term.LAUNCH: "--set micro_batch={more}",
-    Term.IDLE: "--set micro_batch={more}",
-    Term.OTHER: "--set micro_batch={more}",
-}
+#: What to try for a term: a setting of the case, more work for each rank, or another command.
+_MORE = (Term.TRANSFER, Term.UNDIVIDED, Term.LAUNCH, Term.IDLE, Term.OTHER)
+_RESIDENT = (Term.MOVE, Term.DATA)
 _WHAT = {
     Term.COMPUTE: "the same compute takes longer with more ranks: shared cores, memory or clocks",
     Term.MOVE: "copies to and from the device, with no kernel running meanwhile",
@@ -33,25 +26,45 @@ _WHAT = {
 }
 
 
-def advice(case: CaseSpec, expected: Expected, losses: Losses, budget: Budget) -> Iterator[str]:
-    """One line for each large term, the largest first."""
-    more = 2 * (expected.global_batch // case.world_size)
-    remedies = {t: text.format(more=more) for t, text in _TRY.items()}
-    if expected.stages > 1:  # no stage can go without its neighbours
-        remedies = {t: text for t, text in remedies.items() if "ablate" not in text}
-    remedies |= {Term(t): f"--set {setting}" for t, setting in expected.remedies.items()}
-    terms = sorted(losses.excess_ns, key=lambda t: losses.excess_ns[t], reverse=True)
-    for term in terms:
+def advice(
+    case: CaseSpec, expected: Expected, losses: Losses, budget: Budget, settings: Settings
+) -> Iterator[str]:
+    """One line for each large term, the largest first; none where nothing was lost.
+
+    A stand-in computes as long as it was told to, so its compute is nothing to improve.
+    """
+    if losses.step_ns <= losses.ideal_ns:
+        return
+    for term in sorted(losses.excess_ns, key=lambda t: losses.excess_ns[t], reverse=True):
         share = losses.excess_ns[term] / losses.step_ns
         if share < LARGE:
             break
+        if term is Term.COMPUTE and case.stand_in:
+            continue
         what = _waited_for(budget) if term is Term.WAIT else _WHAT[term]
-        remedy = remedies.get(term) or remedies.get(Term.BUBBLE)
+        remedy = _remedy(term, case, expected, settings)
         yield (
             f"{WORDS[term]} {float(share):.1%} of the step: {what};"
-            f" without it at most +{losses.gain(term):.3f} efficiency"
-            + (f"; try {_command(case)} {remedy}" if remedy else "")
+            f" without it at most +{losses.gain(term):.3f} efficiency; try {remedy}"
         )
+
+
+def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) -> str:
+    """A command that fits the term, and runs as it stands."""
+    own = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
+    if term in own or (term is Term.WAIT and Term.BUBBLE in own):
+        name, _, value = own.get(term) or own[Term.BUBBLE]
+        return command(case, settings, {name: value})
+    if term in _RESIDENT and case.data is not Data.RESIDENT:
+        return command(case, settings, {"data": "resident"})
+    if term in _MORE:
+        strong = case.mode is Mode.STRONG
+        batch = expected.global_batch if strong else expected.global_batch // case.world_size
+        name = "global_batch" if strong else "micro_batch"
+        return command(case, settings, {name: str(2 * batch)})
+    if term is Term.WAIT and expected.stages == 1:
+        return f"{command(case, settings)} --ablate communication"
+    return "scaleproof doctor"
 
 
 def _waited_for(budget: Budget) -> str:
@@ -63,8 +76,3 @@ def _waited_for(budget: Budget) -> str:
     if b.term is None:
         return f"{who}, which is no slower than the others in total"
     return f"{who}, whose {b.term} is {b.excess_ns / 1e6:.2f} ms over the others'"
-
-
-def _command(case: CaseSpec) -> str:
-    unit = "--gpus" if case.device is Device.CUDA else "--cpus"
-    return f"scaleproof run {case.family} {unit} {case.world_size}"

@@ -10,25 +10,29 @@ from harness.spec import CaseSpec, Reach
 from harness.spec.rules import reach
 
 
-def coverage(run: RunRecord, width: int = 100) -> list[str]:
-    """Lines for the end of a run; nothing that was not measured is passed over."""
-    every = {a.case.hash: a.case for p in run.plans for a in p.arms}
-    if not every:
+def coverage(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
+    """Lines for the end of a run; nothing that was not measured is passed over.
+
+    Unless ``every``, only what was left out is told, and rules without a case in numbers.
+    """
+    asked = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    if not asked:
         return []
     timed = {x.case for x in run.launches if x.purpose is Purpose.TIMED and x.usable}
-    cases = [c for h, c in every.items() if h in timed]
+    cases = [c for h, c in asked.items() if h in timed]
     profiled = {x.case for x in run.launches if x.purpose is Purpose.PROFILE and x.budget}
-    out = [f" covered    {len(cases)} of {len(every)} cases timed, {len(profiled)} profiled"]
-    out += wrap(f" worlds     {_worlds(run, cases)}", width, 12)
-    for kind, text in _names(run, cases):
-        out += wrap(f" {kind:<10} {text}", width, 12)
+    out = [f" covered    {len(cases)} of {len(asked)} cases timed, {len(profiled)} profiled"]
+    if every:
+        out += wrap(f" worlds     {_worlds(run, cases)}", width, 12)
+        for kind, text in _names(run, cases):
+            out += wrap(f" {kind:<10} {text}", width, 12)
     out += wrap(f" losses     {notices.reproducible(run)}", width, 12)
     for why in dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP):
         out += wrap(f" skipped    {why}", width, 12)
     cut = [p.name for p in run.plans if p.hash in run.out_of_time]
     if cut:
         out += wrap(f" cut        by the time budget: {', '.join(cut)}", width, 12)
-    return [*out, *_rules(run, list(every.values()), width)]
+    return [*out, *_rules(run, list(asked.values()), width, every)]
 
 
 def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
@@ -71,7 +75,7 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int) -> list[str]:
+def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int, every: bool) -> list[str]:
     """Rules that met nothing: because they could not here, or because they match no case."""
     hardware = run.machine.hardware_class
     judged = [
@@ -93,14 +97,17 @@ def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int) -> list[str]
             beyond.setdefault(why, []).append(t.name)
         elif state is Reach.UNMATCHED:
             unused.append(t.name)
-    out = []
+    out: list[str] = []
+    number = sum(map(len, beyond.values()))
+    if not every and (unused or beyond):
+        told = f"{len(unused)} match no case of this run, {number} cannot be tested here"
+        return wrap(f" rules      {told} (scaleproof report RUN --every)", width, 12)
     if unused:
         names = ", ".join(unused)
         out += wrap(
             f" unused     {len(unused)} rules match no case of this run: {names}", width, 12
         )
     if beyond:
-        number = sum(map(len, beyond.values()))
         why = "; ".join(f"{reason} ({len(names)})" for reason, names in beyond.items())
         out += wrap(f" untested   {number} rules are not tested here: {why}", width, 12)
     return out

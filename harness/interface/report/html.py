@@ -1,6 +1,8 @@
 """One self-contained HTML page per run: verdicts, charts, cases. No network, prints well."""
 
 import json
+import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +13,15 @@ from markupsafe import Markup  # jinja2's own dependency
 
 from harness.analysis.judging import notices, obstacles, pairs, verdicts
 from harness.analysis.judging.points import points
+from harness.analysis.judging.standard import FIRST_LOOK
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.analysis.rungs import rungs
 from harness.base.documents import fields_of, to_doc
 from harness.base.numbers import rate, si
 from harness.host.machine import peaks
-from harness.interface.report import svg, timeline
+from harness.interface.report import fabric, recovery, svg, tables, timeline
 from harness.interface.report.coverage import coverage
+from harness.interface.report.headline import decide, headline
 from harness.interface.report.svg import Curve
 from harness.record import Expected, LaunchRecord, Reason, RunRecord, ScalingPoint, Term, Verdict
 from harness.record.outcome import SEVERITY
@@ -31,16 +35,24 @@ def render(run: RunRecord) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
     )
-    counts = Counter(v.status for v in run.verdicts)
+    counts, scales = Counter(v.status for v in run.verdicts), _scales(run)
     data = json.dumps({"run": run.run, "verdicts": to_doc(run.verdicts)}).replace("<", "\\u003c")
     return environment.get_template("page.html.jinja").render(
         run=run,
+        headline=headline(run),
+        decide=decide(run),
+        fabric="\n".join(fabric.lines(run, 110)),
+        recovery="\n".join(recovery.lines(run, 110)),
+        cost=[line.strip().split(maxsplit=1)[1] for line in tables.cost(run, WIDE) if line],
+        rerun=shlex.join(run.settings.argv),
+        pairs=FIRST_LOOK,
         counts=[(s, counts[s]) for s in SEVERITY if counts[s]],
         notes=[*notices.findings(run), *run.notes],
         charts=_charts(run),
         stand_ins=any(run.stand_ins(a.case) for p in run.plans for a in p.arms),
         verdicts=[
-            _verdict(run, v) for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
+            _verdict(run, v, scales.get(v.metric, (0.0, 1.0)))
+            for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
         ],
         together=verdicts.together(run.verdicts),
         timelines=_timelines(run),
@@ -64,30 +76,46 @@ def _charts(run: RunRecord) -> list[dict[str, Any]]:
         speedups, efficiencies, worlds = [], [], set()
         for plan in plans:
             rungs_ = points(run, plan)
-            xs = [float(p.world_size) for p in rungs_]
-            worlds |= set(xs)
-            speedups.append(_series(plan.name, xs, rungs_, "speedup"))
-            efficiencies.append(_series(plan.name, xs, rungs_, "efficiency"))
+            worlds |= {float(p.world_size) for p in rungs_}
+            speedups.append(_series(run, plan, rungs_, "speedup"))
+            efficiencies.append(_series(run, plan, rungs_, "efficiency"))
         grid = sorted(worlds)
         none: list[float | None] = [None] * len(grid)
         label = f"{mode} scaling" + (" · stand-in" if stand_in else "")
-        for field, curves, ideal, most in (
-            ("speedup", speedups, grid, None),
-            ("efficiency", efficiencies, [1.0] * len(grid), 1.15),
+        for field, curves, ideal in (
+            ("speedup", speedups, grid),
+            ("efficiency", efficiencies, [1.0] * len(grid)),
         ):
             best = Curve(name="ideal", x=grid, y=ideal, low=none, high=none)
-            drawn = svg.chart(curves, y_label=field, x_label="ranks", ideal=best, y_max=most)
+            drawn = svg.chart(
+                curves, y_label=field, x_label="ranks", ideal=best, log=field == "speedup"
+            )
             out.append({"title": f"{field.capitalize()}, {label}", "svg": Markup(drawn)})
     return out
 
 
-def _series(name: str, xs: list[float], points: list[ScalingPoint], field: str) -> Curve:
-    """One field of the points with its interval."""
+def _series(run: RunRecord, plan: Plan, points: list[ScalingPoint], field: str) -> Curve:
+    """One field of the points with its interval, the bounds of its rules and their verdicts."""
 
     def column(suffix: str) -> list[Any]:
         return [getattr(p, field + suffix) for p in points]
 
-    return Curve(name=name, x=xs, y=column(""), low=column("_low"), high=column("_high"))
+    rules = {t.name: t for t in run.thresholds}
+    bounds, told = [], []
+    for p in points:
+        judged = [
+            v
+            for v in run.verdicts
+            if v.plan == plan.hash and v.case == p.case and v.metric == field and v.rule in rules
+            and v.against == p.against
+        ]  # fmt: skip
+        ends = [(rules[v.rule].at_least, rules[v.rule].at_most) for v in judged if v.rule]
+        bounds += [(float(p.world_size), b) for pair in ends for b in pair if b is not None]
+        told.append(", ".join(f"{v.status} {v.bound}" for v in judged))
+    return Curve(
+        name=plan.name, x=[float(p.world_size) for p in points], y=column(""), low=column("_low"),
+        high=column("_high"), bounds=bounds, told=told,
+    )  # fmt: skip
 
 
 #: Okabe and Ito again, and grey for what nobody does.
@@ -121,6 +149,7 @@ def _timelines(run: RunRecord) -> list[dict[str, Any]]:
         out.append(
             {
                 "title": rung.arm.case.id,
+                "capture": rung.budget.capture,
                 "against": rung.against,
                 "svg": Markup(svg.stacked(bars, colors, unit="ms", mark=ideal)),
                 "perturbation": f"{rung.perturbation:.2f}",
@@ -134,11 +163,29 @@ def _timelines(run: RunRecord) -> list[dict[str, Any]]:
     return out
 
 
-def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
+def anchor(case: str) -> str:
+    """What links of the page call a case."""
+    return re.sub(r"[^\w-]+", "-", case)
+
+
+def _scales(run: RunRecord) -> dict[str, tuple[float, float]]:
+    """One scale for all strips of a metric: the same place means the same value."""
+    rules = {t.name: t for t in run.thresholds}
+    seen: dict[str, list[float]] = {}
+    for v in run.verdicts:
+        rule = rules.get(v.rule or "")
+        ends = (v.low, v.high, *((rule.at_least, rule.at_most) if rule else ()))
+        seen.setdefault(v.metric, []).extend(
+            [*v.pairs, *v.again, *(e for e in ends if e is not None)]
+        )
+    return {metric: (min(values), max(values)) for metric, values in seen.items() if values}
+
+
+def _verdict(run: RunRecord, v: Verdict, scale: tuple[float, float]) -> dict[str, Any]:
     metric = metrics.metric(v.metric)
     rules = {t.name: t for t in run.thresholds}
     rule = rules.get(v.rule or "")
-    bound = None if rule is None else rule.at_most if rule.at_least is None else rule.at_least
+    bounds = [b for b in (rule.at_least, rule.at_most) if b is not None] if rule else []
     absolute = metric.form is Form.ABSOLUTE
 
     def show(x: float | None) -> str:
@@ -155,8 +202,10 @@ def _verdict(run: RunRecord, v: Verdict) -> dict[str, Any]:
         "value": show(v.value),
         "interval": "" if v.low is None else f"[{show(v.low)}, {show(v.high)}]",
         "bound": v.bound,
-        "strip": Markup(svg.strip(v.pairs, v.low, v.high, bound)),
-        "again": Markup(svg.strip(v.again, None, None, bound)) if v.again else "",
+        "id": anchor(v.case),
+        "strip": Markup(svg.strip(v.pairs, v.low, v.high, bounds, scale)),
+        "again": Markup(svg.strip(v.again, None, None, bounds, scale)) if v.again else "",
+        "order": "" if v.value is None else f"{v.value:.6g}",
         "p95": show(v.p95),
         "worst": show(v.worst),
         "lag1": "" if v.lag1 is None else f"{v.lag1:+.2f}",
@@ -186,6 +235,7 @@ def _case(row: ArmRow, gate: LaunchRecord | None) -> dict[str, Any]:
 
     return {
         "id": row.case.id,
+        "anchor": anchor(row.case.id),
         "launches": len(row.launches),
         "rate": rate(row.throughput),
         "step": ms(row.step_s),
@@ -251,4 +301,6 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
 def _told(setting: object) -> str:
     if isinstance(setting, tuple):
         return " ".join(map(str, setting))
-    return "not set" if setting is None else str(setting)
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    return "not set" if setting in (None, "") else str(setting)

@@ -14,28 +14,43 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 16, 16, 44
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One line with its interval band; ``low``/``high`` hold None where there is no interval."""
+    """One line with its interval band; ``low``/``high`` hold None where there is no interval.
+
+    ``bounds`` are required values at an x; ``told`` says of each point what came of them.
+    """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float | None]
     high: Sequence[float | None]
+    bounds: Sequence[tuple[float, float]] = ()
+    told: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Plane:
-    """Where values lie on a chart: world sizes on a log2 axis, values from zero."""
+    """Where values lie on a chart: world sizes on a log2 axis, values from zero.
+
+    With ``log`` values are on a log2 axis too, from ``bottom``: then ideal speedup is straight.
+    """
 
     xs: Sequence[float]
     top: float
+    bottom: float = 0.0
+    log: bool = False
 
     def x(self, x: float) -> float:
         first, last = math.log2(self.xs[0]), math.log2(self.xs[-1])
         return LEFT + (math.log2(x) - first) / max(last - first, 1.0) * (WIDTH - LEFT - RIGHT)
 
     def y(self, y: float) -> float:
-        return HEIGHT - BOTTOM - min(y, self.top) / self.top * (HEIGHT - TOP - BOTTOM)
+        if self.log:
+            y, top = max(y, self.bottom), math.log2(self.top / self.bottom)
+            share = math.log2(y / self.bottom) / top
+        else:
+            share = y / self.top
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def points(self, points: Iterable[tuple[float, float]]) -> str:
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
@@ -47,13 +62,17 @@ def chart(
     y_label: str,
     x_label: str,
     ideal: Curve | None = None,
-    y_max: float | None = None,
+    log: bool = False,
 ) -> str:
-    """A line chart over world sizes on a log2 axis from zero."""
+    """A line chart over world sizes on a log2 axis, up to the highest end of an interval."""
     per_row = 2 if max(len(s.name) for s in series) <= 34 else 1  # of the legend
     tops = [v for s in series for v in (*s.y, *(h for h in s.high if h is not None))]
-    top = y_max or max([*tops, *(ideal.y if ideal else [])], default=1.0) * 1.08
-    plane = _Plane(xs=sorted({x for s in series for x in s.x}), top=top)
+    tops += [b for s in series for _, b in s.bounds]
+    top = max([*tops, *(ideal.y if ideal else [])], default=1.0) * 1.08
+    ends = [v for s in series for v in (*s.y, *(e for e in s.low if e is not None)) if v > 0]
+    bottom = 2.0 ** math.floor(math.log2(min(ends, default=1.0)))
+    xs = sorted({x for s in series for x in s.x})
+    plane = _Plane(xs=xs, top=top, bottom=bottom, log=log and top > 4 * bottom)
     out = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * -(-len(series) // per_row)}" role="img"'
         f' aria-label="{escape(y_label)} over {escape(x_label)}">',
@@ -73,7 +92,8 @@ def chart(
 
 def _axes(plane: _Plane, x_label: str, y_label: str) -> Iterator[str]:
     """Grid, ticks and labels."""
-    for tick in _ticks(plane.top):
+    powers = range(int(math.log2(plane.bottom or 1.0)), int(math.log2(plane.top)) + 1)
+    for tick in [2.0**p for p in powers] if plane.log else _ticks(plane.top):
         y = plane.y(tick)
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
@@ -95,9 +115,17 @@ def _line(plane: _Plane, s: Curve, color: str, mark: str) -> Iterator[str]:
         yield f'<line x1="{at}" x2="{at}" y1="{plane.y(lo):.1f}" y2="{plane.y(hi):.1f}" stroke="{color}"/>'
     points = list(zip(s.x, s.y, strict=True))
     yield f'<polyline points="{plane.points(points)}" fill="none" stroke="{color}" stroke-width="2"/>'
-    for x, y in points:
-        title = f"<title>{escape(s.name)} @{x:g}: {y:.4g}</title>"
+    for i, (x, y) in enumerate(points):
+        told = s.told[i] if s.told else ""
+        title = f"<title>{escape(s.name)} @{x:g}: {y:.4g} {escape(told)}</title>"
         yield _mark(mark, plane.x(x), plane.y(y), color, title)
+    for x, bound in s.bounds:
+        middle, y = plane.x(x), plane.y(bound)
+        title = f"<title>{escape(s.name)} @{x:g}: bound {bound:g}</title>"
+        yield (
+            f'<line x1="{middle - 9:.1f}" x2="{middle + 9:.1f}" y1="{y:.1f}" y2="{y:.1f}" class="asked"'
+            f' stroke="{color}">{title}</line>'
+        )
 
 
 def _mark(kind: str, x: float, y: float, color: str, title: str) -> str:
@@ -118,14 +146,17 @@ def _ticks(top: float) -> list[float]:
 
 
 def strip(
-    values: Sequence[float], low: float | None, high: float | None, bound: float | None
+    values: Sequence[float],
+    low: float | None,
+    high: float | None,
+    bounds: Sequence[float],
+    scale: tuple[float, float],
 ) -> str:
-    """Every pair's value as a dot, the interval as a bar, the bound as a line."""
-    marks = [*values, *(v for v in (low, high, bound) if v is not None)]
-    if not marks:
+    """Every pair's value as a dot, the interval as a bar, bounds as lines, from scale to scale."""
+    if not [*values, *(v for v in (low, high, *bounds) if v is not None)]:
         return ""
-    lo, hi = min(marks), max(marks)
-    margin = (hi - lo) * 0.08 or abs(hi) * 0.01 or 1.0
+    lo, hi = scale
+    margin = (hi - lo) * 0.04 or abs(hi) * 0.01 or 1.0
     lo, hi = lo - margin, hi + margin
 
     def px(v: float) -> float:
@@ -136,7 +167,7 @@ def strip(
         out.append(
             f'<rect class="bar" x="{px(low):.1f}" y="8" width="{max(1, px(high) - px(low)):.1f}" height="6"/>'
         )
-    if bound is not None:
+    for bound in bounds:
         out.append(
             f'<line class="bound" x1="{px(bound):.1f}" x2="{px(bound):.1f}" y1="1" y2="21"><title>bound {bound:g}</title></line>'
         )

@@ -12,6 +12,7 @@ from harness.analysis.ladder import LadderRow, in_table, ladder_rows
 from harness.base.numbers import duration, rate, si
 from harness.interface.report import fabric, recovery, text, timeline
 from harness.interface.report.coverage import coverage
+from harness.interface.report.headline import decide, headline
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
@@ -281,8 +282,16 @@ def _stepping_s(launches: Sequence[LaunchRecord]) -> float:
     return sum(max((r.stepping_s for r in x.ranks), default=0.0) for x in launches)
 
 
-def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[str]:
-    """Everything printed at the end of a run."""
+def summary(
+    run: RunRecord,
+    folder: Path,
+    rerun: str,
+    width: int = 100,
+    *,
+    every: bool = False,
+    page: Path | None = None,
+) -> list[str]:
+    """Everything printed at the end of a run; with ``every`` nothing of its coverage is folded."""
     out = [rule("scaling", width, "="), " " + header(run)]
     if table_ := scaling_table(run, width):
         note = (
@@ -304,9 +313,11 @@ def summary(run: RunRecord, folder: Path, rerun: str, width: int = 100) -> list[
     out += [*counts(run), ""]
     for finding in [*notices.findings(run), *run.notes]:
         out += wrap(f" noticed    {finding}", width, 12)
-    out += [*coverage(run, width), *cost(run, width)]
+    out += [*coverage(run, width, every=every), *cost(run, width)]
     out += [f" rerun      {rerun}"]
-    out += [f" report     scaleproof report {folder}"]
+    out += [f" report     scaleproof report {folder}"] if page is None else [f" page       {page}"]
     if not run.complete:
         out += [f" resume     this run is incomplete: scaleproof run --resume {folder}"]
-    return out
+    for line in decide(run):
+        out += wrap(f" decide     {line}", width, 12)
+    return [*out, "", *wrap(f" {headline(run)}", width, 1)]

@@ -89,7 +89,7 @@ def remarks(run: RunRecord, width: int) -> list[str]:
                 f" = {product:.3f}",
                 width, 10,
             )  # fmt: skip
-        for line in advice(r.arm.case, r.expected, r.losses, r.budget):
+        for line in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings):
             out += wrap(f" try      {r.arm.case.id}: {line}", width, 10)
     for r in trusted:
         out += _both(run, r, width)

@@ -1,11 +1,13 @@
 """Bytes on the wire: TCP_INFO summed over the rank's own sockets.
 
-No privileges, any engine, about 0.3 ms. ``bytes_acked`` counts what the peer confirmed, so
-retransmissions are not in it; they are reported apart.
+No privileges, any engine, about 0.3 ms. What the peer confirmed (``bytes_acked``) and what waits
+for that (``SIOCOUTQ``) is what was written: the same at once and later, however late a busy host
+acknowledges. Retransmissions are not in it; they are reported apart.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
@@ -13,6 +15,9 @@ from dataclasses import dataclass
 
 # Offsets in struct tcp_info (Linux >= 4.19); the returned length is checked before use.
 _ACKED, _RETRANSMITTED, _NEEDED = 120, 208, 216
+_SIOCOUTQ = 0x5411
+#: How often a socket is read again that is acknowledged while it is read.
+_TRIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +52,24 @@ def read() -> Wire | None:
             ):
                 continue
             try:
-                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                of_one = _written(sock)
             except OSError:
                 return None
-            if len(info) < _NEEDED:
+            if of_one is None:
                 return None
-            sent += struct.unpack_from("Q", info, _ACKED)[0]
-            resent += struct.unpack_from("Q", info, _RETRANSMITTED)[0]
+            sent, resent = sent + of_one[0], resent + of_one[1]
     return Wire(sent_bytes=sent, resent_bytes=resent)
+
+
+def _written(sock: socket.socket) -> tuple[int, int] | None:
+    """Bytes written to a socket, and bytes sent again; None where the kernel does not say."""
+    acked = -1
+    for _ in range(_TRIES):
+        queued = struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0]
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        if len(info) < _NEEDED:
+            return None
+        before, acked = acked, struct.unpack_from("Q", info, _ACKED)[0]
+        if not queued or acked == before:
+            break
+    return acked + queued, struct.unpack_from("Q", info, _RETRANSMITTED)[0]

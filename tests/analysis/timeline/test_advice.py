@@ -1,0 +1,88 @@
+"""Advice: a remedy that fits its term, and a command that runs as it is printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.analysis.again import command
+from harness.analysis.timeline.advice import advice
+from harness.analysis.timeline.losses import Losses
+from harness.interface.cli import measuring
+from harness.interface.cli.main import main
+from harness.record import Term
+from harness.spec import Catalogue, Data, Device, Mode, Precision, Settings, Site
+from harness.spec.targets import plans_of
+
+KNOWN, SITE = Catalogue(), Site(device=Device.CPU, backend="gloo", nodes=(2,))
+SETTINGS = Settings(nodes=(2,))
+CASES = {
+    "weak": SITE.case("ddp/mlp-nano"),
+    "knobs": SITE.case("ddp/mlp-nano", knobs={"ddp.bucket_cap_mb": 5.0}, precision=Precision.BF16),
+    "strong": SITE.case("ddp/mlp-nano", Mode.STRONG, global_batch=32),
+    "codec": SITE.case("compressed:topk/mlp-nano", data=Data.LOADED),
+    "pipeline": SITE.case("pipeline/mlp-small"),
+}
+
+
+def told(name: str, *terms: Term, lost: bool = True, **fields: Any) -> list[str]:
+    case = dataclasses.replace(KNOWN.normalise(CASES[name]), **fields)
+    stages = 2 if name == "pipeline" else 1
+    remedies = {"bubble": "pipeline.microbatches=16"} if stages > 1 else {}
+    expected: Any = SimpleNamespace(global_batch=32, stages=stages, remedies=remedies)
+    losses = Losses(
+        ranks=2, step_ns=Fraction(100), ideal_ns=Fraction(50 if lost else 101),
+        excess_ns={t: Fraction(10) for t in terms},
+    )  # fmt: skip
+    budget: Any = SimpleNamespace(blame=None)
+    return list(advice(case, expected, losses, budget, SETTINGS))
+
+
+@pytest.mark.parametrize("term", list(Term))
+@pytest.mark.parametrize("name", CASES)
+def test_every_command_runs_as_it_is_printed(
+    name: str, term: Term, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if term is Term.BUBBLE and name != "pipeline":
+        return
+    (line,) = told(name, term)
+    words = shlex.split(line.partition("; try scaleproof ")[2])
+    if words[0] == "doctor":
+        assert term in (Term.COMPUTE, Term.WAIT, Term.MOVE, Term.DATA)
+        return
+    assert main([*words, "--dry-run"]) == 0
+    asked: Any = SimpleNamespace(set=[w for w in words if re.match(r"[\w.]+=", w)])
+    settings = measuring.settings(SimpleNamespace(options=asked))  # type: ignore[arg-type]
+    (plan, *_) = plans_of(words[1], SITE, KNOWN, settings, [])
+    case, mine = plan.arms[-1].case, KNOWN.normalise(CASES[name])
+    assert (case.family, case.precision) == (mine.family, mine.precision)
+    assert mine.knobs.items() <= {**mine.knobs, **case.knobs}.items()
+    assert case.hash != mine.hash or "--ablate" in words, "nothing would be different"
+
+
+def test_nothing_is_advised_where_nothing_was_lost() -> None:
+    assert told("weak", Term.TRANSFER, lost=False) == []
+
+
+def test_a_stand_in_computes_as_long_as_it_was_told_to() -> None:
+    case = KNOWN.normalise(SITE.case("ddp/paced-small"))
+    stand_in = {"stand_in": case.stand_in, "model": "paced", "size": "small"}
+    assert case.stand_in and told("weak", Term.COMPUTE, **stand_in) == []
+    assert told("weak", Term.TRANSFER, **stand_in) != []
+
+
+def test_engine_and_nodes_are_kept() -> None:
+    case = dataclasses.replace(CASES["weak"], nodes=(2, 2), world_size=4)
+    found = command(case, Settings(engine="emulated", nodes=(2, 2), cluster="my cluster.toml"))
+    assert found == (
+        "scaleproof run ddp/mlp-nano/weak --cpus 4 --engine emulated --nodes 2+2"
+        " --cluster 'my cluster.toml'"
+    )

@@ -1,0 +1,26 @@
+"""Bytes are counted when they are written, however late they are acknowledged."""
+
+from __future__ import annotations
+
+import socket
+
+from harness.training.observe import sockets
+
+
+def test_what_nobody_has_acknowledged_yet_is_counted_once() -> None:
+    """On a busy host acknowledgements come late: those of an earlier step were in the next one's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with socket.create_connection(server.getsockname()) as ours:
+            theirs, _ = server.accept()
+            with theirs:
+                before = sockets.read()
+                ours.setblocking(False)
+                written = ours.send(b"x" * (8 << 20))  # more than the peer takes without reading
+                first = sockets.read()
+                assert before and first and first.since(before).sent_bytes == written
+                left = written
+                while left:
+                    left -= len(theirs.recv(1 << 16))
+                after = sockets.read()
+                assert after and after.since(first).sent_bytes == 0, "acknowledged, not sent again"

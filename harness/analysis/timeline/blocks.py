@@ -81,15 +81,13 @@ class Blocks:
         for more in chunks:
             rest += more
             # The last border in sight; the event after it may not be whole yet.
-            cut, last = None, max(0, len(rest) - HELD_BYTES)
-            for border in BORDER.finditer(rest, max(0, last - HELD_BYTES), last):
-                cut = border
-            if cut is None:
-                for border in BORDER.finditer(rest, 0, last):
-                    cut = border
-            if cut is not None:
-                yield b"[" + rest[: cut.start() + 1] + b"]"
-                rest = rest[cut.end() :]
+            last = max(0, len(rest) - HELD_BYTES)
+            for sight in (HELD_BYTES // 16, HELD_BYTES, last):
+                borders = list(BORDER.finditer(rest, max(0, last - sight), last))
+                if borders:
+                    yield b"".join((b"[", memoryview(rest)[: borders[-1].start() + 1], b"]"))
+                    rest = rest[borders[-1].end() :]
+                    break
         yield from self._last(rest)
 
     def _last(self, rest: bytes) -> Iterator[bytes]:

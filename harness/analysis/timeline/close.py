@@ -45,7 +45,8 @@ def close(
     if offsets_ns is None:
         offsets_ns, clock_ns = _offsets(ranks, matched, unsure)
     common = [r.shifted(offsets_ns.get(r.rank, 0)) for r in ranks]
-    matched = match(common)
+    if any(offsets_ns.values()):
+        matched = match(common)
     if matched.refused:
         unsure.append(f"communication is not divided into wait and transfer: {matched.refused}")
     if matched.lone:

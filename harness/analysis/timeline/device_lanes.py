@@ -98,11 +98,13 @@ def _device_steps(
         return host_edges, ("its device steps cannot be located, so the host's windows are used",)
     step = np.searchsorted(host_edges, launched[rows], side="right") - 1
     count = len(host_edges) - 1
-    ends = [trace.end[rows[known & (step <= k)]].max(initial=_NONE) for k in range(count)]
+    ends = np.full(count, _NONE, dtype=np.int64)
+    inside = known & (step < count)
+    np.maximum.at(ends, np.maximum(step[inside], 0), trace.end[rows[inside]])
     if count == 1:
         edges = np.array([host_edges[0], max(ends[0], host_edges[1])], dtype=np.int64)
         return edges, ("a single step, from where the host's begins to where its device work ends",)
-    reached = np.maximum.accumulate(np.array(ends, dtype=np.int64))
+    reached = np.maximum.accumulate(ends)
     edges = np.unique(reached[reached != _NONE])
     empty = count - len(edges)
     return edges, (f"{empty} steps launched nothing on the device: left out",) if empty else ()

@@ -1,5 +1,7 @@
 """Events of a trace: decoded by msgspec into the few fields that are used.
 
+An event's arguments stay text until someone wants them: of most events nobody does.
+
 What msgspec refuses (ids of odd types, broken text) goes through the standard library, event by
 event; what even that cannot read is counted, never passed over in silence.
 """
@@ -7,28 +9,49 @@ event; what even that cannot read is counted, never passed over in silence.
 import contextlib
 import json
 import re
-from typing import Any
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from harness.analysis.timeline.blocks import BORDER
 
 INT64 = (1 << 63) - 1
+#: Kinds of events that are understood, or are known to take no time of a device.
+Kind = Literal[
+    "cpu_op", "user_annotation", "gpu_user_annotation", "kernel", "gpu_memcpy", "gpu_memset",
+    "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver", "cuda_sync",
+    "cuda_event", "overhead", "cpu_instant_event", "external_correlation", "cuda_profiler_range",
+    "gpu_pm_counter", "privateuse1_runtime", "privateuse1_driver", "",
+    "python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g",
+]  # fmt: skip
+#: Python frames and graph nodes: up to nine tenths of a trace with stacks, none of it timed here.
+DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g"})
 _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:)', re.S)
 
 
+class Ties(msgspec.Struct, frozen=True, gc=False, rename={"collective": "Collective name"}):
+    """What ties an event to others: read of every event on a device or that launches one."""
+
+    correlation: int = -1
+    stream: int = -1
+    collective: str = ""
+
+
 class Args(msgspec.Struct, frozen=True, gc=False, rename={
-    "correlation": "correlation", "stream": "stream",
     "collective": "Collective name", "nelems": "In msg nelems",
     "group": "Process Group Name", "ranks": "Process Group Ranks", "size": "Group size",
     "seq": "Seq", "dtype": "dtype", "types": "Input type",
     "source": "Src Rank", "target": "Dst Rank", "dims": "Input Dims",
-    "inputs": "Concrete Inputs", "allocated": "Total Allocated", "device_type": "Device Type",
+    "inputs": "Concrete Inputs",
 }):  # fmt: skip
-    """What an event may carry beside its times; everything optional."""
+    """What an event may carry beside its times; everything optional.
 
-    correlation: int = -1
-    stream: int = -1
+    Nothing here is a view of the text: a trace keeps some of these, and would keep its blocks.
+    """
+
     collective: str = ""
     nelems: int = -1
     group: str = ""
@@ -37,71 +60,121 @@ class Args(msgspec.Struct, frozen=True, gc=False, rename={
     seq: int = -1
     source: int = -1
     target: int = -1
-    dims: msgspec.Raw = msgspec.Raw()
-    inputs: msgspec.Raw = msgspec.Raw()
+    dims: Any = None
+    inputs: Any = None
     dtype: str = ""
-    types: msgspec.Raw = msgspec.Raw()
+    types: Any = None
+
+
+class Memory(msgspec.Struct, frozen=True, gc=False, rename={
+    "allocated": "Total Allocated", "kind": "Device Type",
+}):  # fmt: skip
+    """What is allocated after an allocation, on a kind of device."""
+
     allocated: int = -1
-    device_type: int = -1
+    kind: int = -1
 
 
-NO_ARGS = Args()
+NO_ARGS = msgspec.Raw(b"{}")
+_T = TypeVar("_T", Ties, Args, Memory)
 
 
-class Event(msgspec.Struct, gc=False):
-    """One event as written; ``ts`` and ``dur`` in us."""
+class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """One timed event as written; ``ts`` and ``dur`` in us, ``args`` as text."""
 
-    ph: str = ""
     cat: str = ""
     name: str = ""
     pid: int | str | None = None
     tid: int | str | None = None
     ts: float = 0.0
     dur: float = 0.0
-    args: Args = NO_ARGS
+    args: msgspec.Raw = NO_ARGS
 
 
-_decode = msgspec.json.Decoder(list[Event]).decode
+class _Usual(Event, gc=False, tag_field="ph", tag="X"):
+    """One of a known kind: it needs no string of its own."""
+
+    cat: Kind = ""
 
 
-def decode(block: bytes) -> tuple[list[Event], int]:
-    """The events of a block, and how many of them could not be read."""
+class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """An allocation, mostly."""
+
+    ts: float = 0.0
+    args: msgspec.Raw = NO_ARGS
+
+
+#: Flows, metadata and whatever else the format knows: nothing of it is kept, not even for a moment.
+_OTHERS = tuple(
+    msgspec.defstruct(f"_Other{ord(ph)}", (), gc=False, tag_field="ph", tag=ph)
+    for ph in "sftMBEIbneCPNODVvRc()"
+)
+
+
+def _decoder(*kinds: Any) -> Any:
+    either = reduce(or_, kinds)
+    return msgspec.json.Decoder(list[either]).decode  # type: ignore[valid-type]
+
+
+_usual, _any = _decoder(_Usual, Instant, *_OTHERS), _decoder(Event, Instant, *_OTHERS)
+_of = {of: _decoder(of) for of in (Ties, Args, Memory)}
+
+
+class Found(NamedTuple):
+    """A block's timed events, its instants, and how many events could not be read."""
+
+    timed: list[Event]
+    instants: list[Instant]
+    lost: int = 0
+
+
+def decode(block: bytes) -> Found:
+    for attempt, kind in ((_usual, _Usual), (_any, Event)):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            return _found(attempt(block), kind)
+    events = _salvage(block)
+    return _found(events, Event, events.count(None))
+
+
+def _found(events: list[Any], kind: type[Event], lost: int = 0) -> Found:
+    timed = [e for e in events if type(e) is kind and e.cat not in DROPPED]
+    instants = [] if len(timed) == len(events) else [e for e in events if type(e) is Instant]
+    return Found(timed, instants, lost)
+
+
+def arguments(texts: Sequence[msgspec.Raw], of: type[_T]) -> list[_T]:
+    """The arguments of some events, decoded at once."""
     try:
-        return _decode(block), 0
+        found: list[_T] = _of[of](b"[" + b",".join(texts) + b"]")
+        return found
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return _salvage(block)
+        return [_lenient(bytes(text), of) for text in texts]
 
 
-def _salvage(block: bytes) -> tuple[list[Event], int]:
-    out: list[Event] = []
-    lost = 0
+def _salvage(block: bytes) -> list[Any]:
+    """The events of a block, one by one; None for those that could not be read."""
+    out: list[Any] = []
     begin = 1
     borders = [m.start() + 1 for m in BORDER.finditer(block)]
     for end in [*borders, len(block) - 1]:
         text = block[begin:end].decode("utf-8", "replace").strip().lstrip(",").strip()
         begin = end
-        if not text:
-            continue
-        event = _event(text)
-        if event is None:
-            lost += 1
-        else:
-            out.append(event)
-    return out, lost
+        if text:
+            out.append(_event(text))
+    return out
 
 
-def _event(text: str) -> Event | None:
+def _event(text: str) -> Any:
     """One event, its name's unescaped quotes put right; None if that does not help."""
     for attempt in (text, _NAME.sub(_quoted, text)):
         with contextlib.suppress(ValueError):
             doc = json.loads(attempt, strict=False)
-            args = doc.get("args")
-            clean = {k: doc.get(k) for k in ("ph", "cat", "name", "pid", "tid", "ts", "dur")}
-            event = msgspec.convert(
-                {k: v for k, v in clean.items() if v is not None}, Event, strict=False
-            )
-            if isinstance(args, dict):
-                event.args = _args(args)
+            of = {"X": Event, "i": Instant}.get(doc.get("ph"))
+            if of is None:
+                return _OTHERS[0]()
+            fields = {k: v for k, v in doc.items() if k != "args" and v is not None}
+            event: Event | Instant = msgspec.convert(fields, of, strict=False)
+            event.args = msgspec.Raw(json.dumps(doc.get("args", {})).encode())
             return event
     return None
 
@@ -110,16 +183,19 @@ def _quoted(match: re.Match[str]) -> str:
     return match[1] + re.sub(r'(?<!\\)"', r"\"", match[2]) + match[3]
 
 
-def _args(doc: dict[str, Any]) -> Args:
+def _lenient(text: bytes, of: type[_T]) -> _T:
     """Whatever of the arguments has a type that can be used."""
+    doc = json.loads(text.decode("utf-8", "replace"), strict=False)
     usable: dict[str, Any] = {}
-    for info in msgspec.structs.fields(Args):
+    if not isinstance(doc, dict):
+        return of()
+    for info in msgspec.structs.fields(of):
         value = doc.get(info.encode_name)
-        if info.type is msgspec.Raw and value is not None:
-            usable[info.name] = msgspec.Raw(json.dumps(value).encode())
+        if info.type is Any:
+            usable[info.name] = value
         elif info.type is int:
             with contextlib.suppress(TypeError, ValueError):
                 usable[info.name] = min(int(value), INT64)  # type: ignore[arg-type]
         elif info.type is str and isinstance(value, str):
             usable[info.name] = value
-    return Args(**usable)
+    return of(**usable)

@@ -1,6 +1,6 @@
 """Lanes of a rank that computes on the host."""
 
-import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -90,8 +90,8 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
             beside += thread not in loops  # gloo's own threads are known
             continue
         here = (trace.thread == thread) & ~gloo & ~trace.named(marks.STEP)
-        compute = merge(compute, _innermost(trace, here, operators))
-        issued = merge(issued, _innermost(trace, here, issue))
+        mine, calls = _innermost(trace, here, operators, issue)
+        compute, issued = merge(compute, mine), merge(issued, calls)
     loading = marks.rows_of(trace, data)
     ops = list(host_ops(trace, gloo, spans))
     busy = merge(compute, issued, loading)
@@ -111,19 +111,22 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
     )
 
 
-def _innermost(trace: Trace, here: NDArray[np.bool_], wanted: NDArray[np.bool_]) -> Intervals:
-    """When the innermost range of one thread (rows ``here``) is a wanted one.
+def _innermost(
+    trace: Trace, here: NDArray[np.bool_], *wanted: NDArray[np.bool_]
+) -> list[Intervals]:
+    """When the innermost range of one thread (rows ``here``) is a wanted one, for each of these.
 
-    Ranges of a thread nest, so those of one depth are disjoint, and each deeper level paints over.
+    Ranges of a thread nest, so those of one depth are disjoint, and deeper ones paint over them.
     """
-    innermost = EMPTY
-    for rows in levels(trace, np.flatnonzero(here)):
-        keep = rows[wanted[rows]]
-        innermost = merge(
-            subtract(innermost, union(trace.start[rows], trace.end[rows])),
-            union(trace.start[keep], trace.end[keep]),
-        )
-    return innermost
+    found = [EMPTY] * len(wanted)
+    deeper = EMPTY
+    for rows in reversed(list(levels(trace, np.flatnonzero(here)))):
+        for i, kind in enumerate(wanted):
+            keep = rows[kind[rows]]
+            here_only = subtract(union(trace.start[keep], trace.end[keep]), deeper)
+            found[i] = merge(found[i], here_only)
+        deeper = merge(deeper, union(trace.start[rows], trace.end[rows]))
+    return found
 
 
 def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -> Iterator[Op]:
@@ -165,13 +168,13 @@ def _peer(args: Args | None) -> int:
     """The destination or source in the operands of a send or recv."""
     if args is None or not args.inputs:
         return -1
-    numbers = [v for v in json.loads(bytes(args.inputs)) if re.fullmatch(r"-?\d+", v)]
+    numbers = [v for v in args.inputs if re.fullmatch(r"-?\d+", v)]
     return int(numbers[0]) if numbers else -1
 
 
 def _item_bytes(args: Args | None) -> int:
     """Of the first input; all of one communication are alike."""
-    types = json.loads(bytes(args.types)) if args and args.types else []
+    types = args.types if args and args.types else []
     return marks.item_bytes(types[0]) if types and isinstance(types[0], str) else -1
 
 
@@ -184,7 +187,7 @@ def _elements(args: Args | None) -> int:
         if not isinstance(shape, list):
             return 0
         if all(isinstance(n, int) for n in shape):
-            return int(np.prod(shape)) if shape else 0
+            return math.prod(shape) if shape else 0
         return sum(count(inner) for inner in shape)
 
-    return count(json.loads(bytes(args.dims)))
+    return count(args.dims)

@@ -6,27 +6,32 @@ file -> blocks of whole events -> events -> columns, ascending by start
 import contextlib
 import gc
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.timeline.blocks import Blocks
-from harness.analysis.timeline.events import INT64, NO_ARGS, Args, Event, decode
+from harness.analysis.timeline.events import (
+    INT64,
+    NO_ARGS,
+    Args,
+    Event,
+    Found,
+    Kind,
+    Memory,
+    Ties,
+    arguments,
+    decode,
+)
 from harness.base.errors import ScaleproofError
 
-#: Python frames and graph nodes: up to nine tenths of a trace with stacks, none of it timed here.
-DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g"})
-#: Kinds of events that are understood, or are known to take no time of a device.
-KNOWN = frozenset({
-    "cpu_op", "user_annotation", "gpu_user_annotation", "kernel", "gpu_memcpy", "gpu_memset",
-    "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver", "cuda_sync",
-    "cuda_event", "overhead", "cpu_instant_event", "external_correlation", "cuda_profiler_range",
-    "gpu_pm_counter", "privateuse1_runtime", "privateuse1_driver", "", *DROPPED,
-})  # fmt: skip
+#: Kinds that are understood, or are known to take no time of a device.
+KNOWN = frozenset(get_args(Kind))
 #: What kinds were called before 2022.
 _RENAMED = {
     "Kernel": "kernel", "Operator": "cpu_op", "Runtime": "cuda_runtime", "Memcpy": "gpu_memcpy",
@@ -38,7 +43,15 @@ _OTHER_DEVICES = re.compile(r"mtia|hpu|glow|collective_comm|privateuse")
 COARSE_US = 0.01
 #: Later than any clock: float64 holds whole microseconds up to here.
 LATEST_US = float(1 << 53)
+#: Kinds of events that nothing on a device is tied to.
+_BARE = frozenset({"cpu_op", "Operator", "user_annotation"})
 _COLUMNS = ("start", "end", "name", "cat", "thread", "correlation", "stream")
+_GROWN = {
+    "start": np.int64, "end": np.int64, "name": np.int32, "place": np.int32,
+    "correlation": np.int64, "stream": np.int64,
+}  # fmt: skip
+#: Names of what communicates: its arguments matter.
+_TALKS = ("c10d::", "gloo:")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +87,11 @@ class Trace:
 
     def of_cat(self, *cats: str) -> NDArray[np.bool_]:
         """Which rows are of one of these kinds."""
-        wanted = [i for i, c in enumerate(self.cats) if c in cats]
-        return np.isin(self.cat, wanted)
+        return np.array([c in cats for c in self.cats], dtype=bool)[self.cat]
 
     def named(self, matches: re.Pattern[str]) -> NDArray[np.bool_]:
         """Which rows have a name that matches from its beginning."""
-        wanted = [i for i, n in enumerate(self.names) if matches.match(n)]
-        return np.isin(self.name, wanted)
+        return np.array([bool(matches.match(n)) for n in self.names], dtype=bool)[self.name]
 
 
 def split(trace: Trace) -> list[Trace]:
@@ -121,77 +132,89 @@ class _Ids(dict[Any, int]):
         return number
 
 
-_OF_EVENT = ("ts", "dur", "name", "cat", "pid", "tid", "args")
-_OF_ARGS = ("collective", "stream", "correlation")
-_get = {n: attrgetter(n) for n in (*_OF_EVENT, *_OF_ARGS)}
+class _Names(_Ids):
+    """Names, and which of them talk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.talking: list[int] = []
+
+    def __missing__(self, key: str) -> int:
+        number = super().__missing__(key)
+        if key.startswith(_TALKS):
+            self.talking.append(number)
+        return number
 
 
 @dataclass
 class _Growing:
-    """Grows block by block: one list of pieces for each column, in the order of ``_COLUMNS``.
+    """Grows block by block, each column of ``_GROWN`` in place: pieces would leave holes behind.
 
-    Times are ns since the trace's own base; a thread is a pair, its process's name and its own.
+    Times are ns since the trace's own base. A place is what many events have in common: their kind,
+    their process and its thread.
     """
 
-    names: _Ids = field(default_factory=_Ids)
-    cats: _Ids = field(default_factory=_Ids)
-    threads: _Ids = field(default_factory=_Ids)
-    pieces: list[list[NDArray[Any]]] = field(default_factory=lambda: [[] for _ in _COLUMNS])
+    names: _Names = field(default_factory=_Names)
+    places: _Ids = field(default_factory=_Ids)
+    grown: dict[str, bytearray] = field(default_factory=lambda: {n: bytearray() for n in _GROWN})
     extra: dict[int, Args] = field(default_factory=dict)
-    allocated: list[tuple[float, int, int]] = field(default_factory=list)
+    allocated: list[NDArray[np.int64]] = field(default_factory=list)
     rows: int = 0
     coarsest_us: float = 0.0
     untimely: int = 0
 
-    def add(self, events: list[Event]) -> None:
-        kept = [e for e in events if e.ph == "X" and e.cat not in DROPPED]
-        n = len(kept)
-        if n < len(events):
-            self.allocated += [
-                (e.ts, e.args.allocated, e.args.device_type)
-                for e in events
-                if e.ph == "i" and e.args.allocated >= 0
-            ]
-        ts = np.fromiter(map(_get["ts"], kept), np.float64, n)
-        dur = np.fromiter(map(_get["dur"], kept), np.float64, n)
+    def add(self, found: Found) -> None:
+        if instants := [e for e in found.instants if abs(e.ts) < LATEST_US]:
+            memory = arguments([e.args for e in instants], Memory)
+            at = _ns(np.array([e.ts for e in instants]))
+            sizes = _integers([m.allocated for m in memory])
+            kinds = _integers([m.kind for m in memory])
+            self.allocated.append(np.stack([at, sizes, kinds], axis=1)[sizes >= 0])
+        events, n = found.timed, len(found.timed)
+        ts = np.fromiter([e.ts for e in events], np.float64, n)
+        dur = np.fromiter([e.dur for e in events], np.float64, n)
         timely = (np.abs(ts) < LATEST_US) & (dur >= 0) & (dur < LATEST_US)
         if not timely.all():
-            kept = [e for e, good in zip(kept, timely, strict=True) if good]
+            events = list(compress(events, timely))
             ts, dur = ts[timely], dur[timely]
-            self.untimely, n = self.untimely + n - len(kept), len(kept)
+            self.untimely, n = self.untimely + n - len(events), len(events)
         if not n:
             return
-        args: list[Args] = list(map(_get["args"], kept))
-        names = np.fromiter(map(self.names.__getitem__, map(_get["name"], kept)), np.int32, n)
-        talking = [i for i, name in enumerate(self.names) if name.startswith(("c10d::", "gloo:"))]
-        rows = np.flatnonzero(np.isin(names, talking)).tolist() if talking else []
-        rows += [i for i, c in enumerate(map(_get["collective"], args)) if c]
-        for i in rows:
-            if args[i] is not NO_ARGS:
-                self.extra[self.rows + i] = args[i]
+        names, places = self.names, self.places
+        name = np.fromiter([names[e.name] for e in events], np.int32, n)
+        place = np.fromiter([places[e.cat, e.pid, e.tid] for e in events], np.int32, n)
         start = _ns(ts)
-        if (ts % 1).any():
+        if (ts != np.floor(ts)).any():
             self.coarsest_us = max(self.coarsest_us, float(np.spacing(ts.max())))
-        threads = zip(map(_get["pid"], kept), map(_get["tid"], kept), strict=True)
-        columns: tuple[NDArray[Any], ...] = (
-            start,
-            start + _ns(dur),
-            names,
-            np.fromiter(map(self.cats.__getitem__, map(_get["cat"], kept)), np.int16, n),
-            np.fromiter(map(self.threads.__getitem__, threads), np.int32, n),
-            _integers(list(map(_get["correlation"], args))),
-            _integers(list(map(_get["stream"], args))),
-        )
-        for pieces, column in zip(self.pieces, columns, strict=True):
-            pieces.append(column)
+        end = start + _ns(dur)
+        columns = (start, end, name, place, *self._ties(events, name, place))
+        for grown, column in zip(self.grown.values(), columns, strict=True):
+            grown.extend(column.data)
         self.rows += n
 
+    def _ties(
+        self, events: list[Event], name: NDArray[np.int32], place: NDArray[np.int32]
+    ) -> Iterator[NDArray[Any]]:
+        """Correlations and streams; the arguments of what communicates go to ``extra``.
+
+        Only of events that may have some of these the arguments are read.
+        """
+        bare = np.array([cat in _BARE for cat, _, _ in self.places])
+        rows = np.flatnonzero(~bare[place])
+        ties = arguments([events[i].args for i in rows.tolist()], Ties)
+        for values in ([t.correlation for t in ties], [t.stream for t in ties]):
+            column = np.full(len(events), -1, dtype=np.int64)
+            column[rows] = _integers(values)
+            yield column
+        telling = np.flatnonzero(np.isin(name, self.names.talking)).tolist()
+        telling = [i for i in telling if events[i].args is not NO_ARGS]
+        telling += [i for i, t in zip(rows.tolist(), ties, strict=True) if t.collective]
+        args = arguments([events[i].args for i in telling], Args)
+        self.extra.update(zip((self.rows + i for i in telling), args, strict=True))
+
     def whole(self, column: str) -> NDArray[Any]:
-        """A column, its pieces freed: a large trace is never held twice."""
-        pieces = self.pieces[_COLUMNS.index(column)]
-        joined = np.concatenate(pieces)
-        pieces.clear()
-        return joined
+        """A column, given away: a large trace is never held twice."""
+        return np.frombuffer(self.grown.pop(column), dtype=_GROWN[column])
 
 
 def _ns(us: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -200,13 +223,16 @@ def _ns(us: NDArray[np.float64]) -> NDArray[np.int64]:
     return whole.astype(np.int64) * 1000 + np.round((us - whole) * 1000).astype(np.int64)
 
 
-def _integers(values: list[int]) -> NDArray[np.int32] | NDArray[np.int64]:
+def _integers(values: list[int]) -> NDArray[np.int64]:
     """What ties a kernel to its launch, or its stream; -1 for none. Some have unsigned 64 bits."""
-    with contextlib.suppress(OverflowError):
-        return np.array(values, dtype=np.int32)
     with contextlib.suppress(OverflowError):
         return np.array(values, dtype=np.int64)
     return np.array([min(c, INT64) for c in values], dtype=np.int64)
+
+
+def _narrow(values: NDArray[np.int64]) -> NDArray[np.int32] | NDArray[np.int64]:
+    """In half of the space where that is enough."""
+    return values.astype(np.int32) if values.max() < 1 << 31 and values.min() >= -1 else values
 
 
 def read(path: Path) -> Trace:
@@ -216,10 +242,10 @@ def read(path: Path) -> Trace:
     gc.disable()  # else half of the time goes into looking for cycles that cannot be there
     try:
         for block in blocks:
-            events, lost = decode(block)
-            columns.add(events)
-            skipped += lost
-            del events
+            found = decode(block)
+            columns.add(found)
+            skipped += found.lost
+            del found
     finally:
         if enabled:
             gc.enable()
@@ -243,13 +269,14 @@ def read(path: Path) -> Trace:
 
 def _unknown(path: Path, columns: _Growing) -> list[str]:
     """What is said of kinds that nobody knows; ScaleproofError where they are a device's."""
-    cats, streams = np.concatenate(columns.pieces[3]), np.concatenate(columns.pieces[6])
+    unknown = {c: _RENAMED.get(c, c) for c, _, _ in columns.places}
+    unknown = {c: kind for c, kind in unknown.items() if kind not in KNOWN}
     out = []
-    for name, number in columns.cats.items():
-        kind = _RENAMED.get(name, name)
-        if kind in KNOWN:
-            continue
-        if _OTHER_DEVICES.search(kind) or (streams[cats == number] >= 0).any():
+    for name, kind in unknown.items():
+        here = [number for (cat, _, _), number in columns.places.items() if cat == name]
+        rows = np.isin(np.frombuffer(columns.grown["place"], dtype=np.int32), here)
+        streams = np.frombuffer(columns.grown["stream"], dtype=np.int64)[rows]
+        if _OTHER_DEVICES.search(kind) or (streams >= 0).any():
             raise ScaleproofError(
                 f"device events of kind {kind!r} are not understood", where=str(path),
                 expected="a trace of CPU, CUDA, ROCm or XPU",
@@ -279,17 +306,19 @@ def _trace(
     np.subtract(base, end, out=end)
     moved = {}
     if columns.extra:
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
-        moved = {int(place[row]): a for row, a in columns.extra.items()}
+        rank_of = np.empty(len(order), dtype=np.int64)
+        rank_of[order] = np.arange(len(order))
+        moved = {int(rank_of[row]): a for row, a in columns.extra.items()}
+    cats, threads = _Ids(), _Ids()
+    cat_of = np.array([cats[_RENAMED.get(c, c)] for c, _, _ in columns.places], dtype=np.int16)
+    thread_of = np.array([threads[f"{p}/{t}"] for _, p, t in columns.places], dtype=np.int32)
+    place = columns.whole("place")[order]
     told = meta.get("distributedInfo")
     info = told if isinstance(told, dict) else {}
-    on_device = any(kind > 0 for _, _, kind in columns.allocated)
-    allocated = [
-        (round(t * 1000) + base, size)
-        for t, size, kind in columns.allocated
-        if kind > 0 or not on_device
-    ]
+    allocated = np.concatenate([np.empty((0, 3), dtype=np.int64), *columns.allocated])
+    if (allocated[:, 2] > 0).any():
+        allocated = allocated[allocated[:, 2] > 0]
+    allocated = allocated[np.lexsort((allocated[:, 1], allocated[:, 0]))]
     return Trace(
         path=str(path),
         meta=meta,
@@ -298,15 +327,15 @@ def _trace(
         start=start,
         end=end,
         name=columns.whole("name")[order],
-        cat=columns.whole("cat")[order],
-        thread=columns.whole("thread")[order],
-        correlation=columns.whole("correlation")[order],
-        stream=columns.whole("stream")[order],
+        cat=cat_of[place],
+        thread=thread_of[place],
+        correlation=_narrow(columns.whole("correlation")[order]),
+        stream=_narrow(columns.whole("stream")[order]),
         names=tuple(columns.names),
-        cats=tuple(_RENAMED.get(c, c) for c in columns.cats),
-        threads=tuple(f"{process}/{thread}" for process, thread in columns.threads),
+        cats=tuple(cats),
+        threads=tuple(threads),
         extra=moved,
-        allocated=np.array(sorted(allocated), dtype=np.int64).reshape(-1, 2),
+        allocated=allocated[:, :2] + [base, 0],
         partial=partial,
         notes=notes,
     )

@@ -61,11 +61,19 @@ def read() -> Wire | None:
     return Wire(sent_bytes=sent, resent_bytes=resent)
 
 
+def _queued(sock: socket.socket) -> int:
+    """Bytes that wait to be sent or acknowledged; one that only listens has none."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0])
+    except OSError:
+        return 0
+
+
 def _written(sock: socket.socket) -> tuple[int, int] | None:
     """Bytes written to a socket, and bytes sent again; None where the kernel does not say."""
     acked = -1
     for _ in range(_TRIES):
-        queued = struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0]
+        queued = _queued(sock)
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         if len(info) < _NEEDED:
             return None

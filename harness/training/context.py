@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +164,9 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
     """The plain model with its initial weights, on the current default device."""
     torch.manual_seed(seed)
     model = loaded.model.build(loaded.size(case))
+    if not isinstance(model, nn.Module):
+        where = f"{loaded.model.__file__}: build(size)"
+        raise TypeError(f"{where} returned {type(model).__name__}, not an nn.Module")
     if case.precision is Precision.BF16:
         model = model.to(torch.bfloat16)
     if case.checkpoint:
@@ -171,7 +174,12 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
 
         for name, child in list(model.named_children()):
             setattr(model, name, checkpoint_wrapper(child))
-    return model  # type: ignore[no-any-return]
+    return cast(nn.Sequential, model)  # or another module, where nothing needs its parts
+
+
+def parts(model: nn.Module) -> tuple[nn.Module, ...]:
+    """What a model runs one after the other: the blocks of a sequence, or else all of it."""
+    return tuple(model.children()) if isinstance(model, nn.Sequential) else (model,)
 
 
 def make_batch(loaded: Loaded, case: CaseSpec, ids: Tensor, device: torch.device) -> Batch:

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness.record import Described, Expected, ModelFacts, Reference
 from harness.spec import Batching, CaseSpec, Device, Precision, batching, digest
-from harness.training.context import Loaded, build_model, make_batch
+from harness.training.context import Loaded, build_model, make_batch, parts
 from harness.training.kept import kept
 from harness.training.trainer import element_bytes, training_bytes
 
@@ -137,7 +137,7 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         model = build_model(loaded, case, seed=case.seed)
     one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     x, activations = one.inputs, 0
-    for block in model.children():
+    for block in parts(model):
         x = block(x)
         activations += x.numel() * x.element_size()
     tokens = getattr(loaded.model, "tokens", None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.spec import CaseSpec, Precision
-from harness.training.context import Loaded, build_model, make_batch
+from harness.training.context import Loaded, build_model, make_batch, parts
 
 #: One for all counts: what a model caches in one is used in the next.
 _FAKE = FakeTensorMode()
@@ -89,7 +89,7 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
             stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t))
         x = inputs
-        for block in model.children():
+        for block in parts(model):
             before = held()
             x = block(x)
             output = x.numel() * x.element_size()

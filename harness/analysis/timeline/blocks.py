@@ -79,15 +79,14 @@ class Blocks:
         else:
             return
         for more in chunks:
-            rest += more
-            # The last border in sight; the event after it may not be whole yet.
-            last = max(0, len(rest) - HELD_BYTES)
-            for sight in (HELD_BYTES // 16, HELD_BYTES, last):
-                borders = list(BORDER.finditer(rest, max(0, last - sight), last))
-                if borders:
-                    yield b"".join((b"[", memoryview(rest)[: borders[-1].start() + 1], b"]"))
-                    rest = rest[borders[-1].end() :]
-                    break
+            border = _last_border(more)
+            if border is None:  # a small chunk, or a large event
+                rest, more = b"", rest + more
+                border = _last_border(more)
+            if border is not None:  # joined once: each copy costs as much as reading does
+                yield b"".join((b"[", rest, memoryview(more)[: border.start() + 1], b"]"))
+                more = more[border.end() :]
+            rest = more
         yield from self._last(rest)
 
     def _last(self, rest: bytes) -> Iterator[bytes]:
@@ -119,6 +118,16 @@ class Blocks:
         with contextlib.suppress(ValueError):
             body = text.rstrip().removesuffix(b",") + b"}"
             self.meta.update(json.loads(body.decode("utf-8", "replace"), strict=False))
+
+
+def _last_border(chunk: bytes) -> re.Match[bytes] | None:
+    """The last border in sight; the event after it may not be whole yet."""
+    last = max(0, len(chunk) - HELD_BYTES)
+    for sight in (HELD_BYTES // 16, HELD_BYTES, last):
+        borders = list(BORDER.finditer(chunk, max(0, last - sight), last))
+        if borders:
+            return borders[-1]
+    return None
 
 
 def _is_whole(events: bytes) -> bool:

@@ -39,10 +39,11 @@ def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes
     stated = np.zeros(len(trace.start), dtype=bool)
     stated[list(named)] = True
     talk = kernels & (stated | trace.named(_DEVICE_COMM))
-    launched, returned = _launches(trace, device)
-    edges, more = _device_steps(trace, device, launched, host_edges)
+    rows = np.flatnonzero(device)
+    launched, returned = _launches(trace, rows)
+    edges, more = _device_steps(trace, rows, launched, host_edges)
     busy = marks.rows_of(trace, device)
-    queued, launch = _gaps(trace, device, launched, returned, busy, edges)
+    queued, launch = _gaps(trace, rows, launched, returned, busy, edges)
     ops = list(_device_ops(trace, talk))
     if nameless := sum(op.group == ALONE for op in ops):
         more += (f"{nameless} kernels send or receive and name no peer: they are not divided",)
@@ -62,28 +63,25 @@ def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes
     )
 
 
-def _launches(
-    trace: Trace, device: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For every row when the host's call that launched it began and returned."""
+def _launches(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each of the device's rows when the host's call that launched it began and returned."""
     calls = trace.of_cat("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime")
-    rows = np.flatnonzero(calls & (trace.correlation >= 0))
-    rows = rows[np.argsort(trace.correlation[rows], kind="stable")]
-    ids = trace.correlation[rows]
-    began = np.full(len(trace.start), _NONE, dtype=np.int64)
+    made = np.flatnonzero(calls & (trace.correlation >= 0))
+    made = made[np.argsort(trace.correlation[made], kind="stable")]
+    ids, wanted = trace.correlation[made], trace.correlation[rows]
+    began = np.full(len(rows), _NONE, dtype=np.int64)
     returned = began.copy()
-    wanted = np.flatnonzero(device & (trace.correlation >= 0))
-    if len(rows) and len(wanted):
-        at = np.minimum(np.searchsorted(ids, trace.correlation[wanted]), len(ids) - 1)
-        hit = ids[at] == trace.correlation[wanted]
-        began[wanted[hit]] = trace.start[rows[at[hit]]]
-        returned[wanted[hit]] = trace.end[rows[at[hit]]]
+    if len(ids):
+        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        hit = ids[at] == wanted
+        began[hit] = trace.start[made[at[hit]]]
+        returned[hit] = trace.end[made[at[hit]]]
     return began, returned
 
 
 def _device_steps(
     trace: Trace,
-    device: NDArray[np.bool_],
+    rows: NDArray[np.int64],
     launched: NDArray[np.int64],
     host_edges: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -92,11 +90,10 @@ def _device_steps(
     The first step of a trace has no predecessor in it and is the anchor that the next starts from;
     one that is alone begins where the host's does. Steps that launch nothing are left out.
     """
-    rows = np.flatnonzero(device)
-    known = launched[rows] != _NONE
+    known = launched != _NONE
     if not known.any():
         return host_edges, ("its device steps cannot be located, so the host's windows are used",)
-    step = np.searchsorted(host_edges, launched[rows], side="right") - 1
+    step = np.searchsorted(host_edges, launched, side="right") - 1
     count = len(host_edges) - 1
     ends = np.full(count, _NONE, dtype=np.int64)
     inside = known & (step < count)
@@ -112,7 +109,7 @@ def _device_steps(
 
 def _gaps(
     trace: Trace,
-    device: NDArray[np.bool_],
+    rows: NDArray[np.int64],
     launched: NDArray[np.int64],
     returned: NDArray[np.int64],
     busy: Intervals,
@@ -125,11 +122,9 @@ def _gaps(
     """
     span = np.array([[edges[0], edges[-1]]], dtype=np.int64)
     idle = subtract(span, busy)
-    rows = np.flatnonzero(device)
-    order = rows[np.argsort(trace.start[rows], kind="stable")]
-    following = np.searchsorted(trace.start[order], idle[:, 1], side="left")
-    has = following < len(order)
-    idle, following = idle[has], order[following[has]]
+    following = np.searchsorted(trace.start[rows], idle[:, 1], side="left")
+    has = following < len(rows)
+    idle, following = idle[has], following[has]
     idle, following = idle[launched[following] != _NONE], following[launched[following] != _NONE]
     first, last = idle[:, 0], idle[:, 1]
     begins = np.clip(launched[following], first, last)

@@ -11,12 +11,13 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from harness.base.documents import to_doc
-from harness.base.errors import Exit, ScaleproofError, nearest
+from harness.base.errors import Exit, ScaleproofError, SpecError, nearest
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.spec.heads import read_head
@@ -26,7 +27,11 @@ VERBS = Path(__file__).parent / "verbs"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with this program's exit status and a suggestion for a mistyped verb."""
+    """argparse with this program's exit status and suggestions for what was mistyped."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.verbs: dict[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
         if "argument VERB: invalid choice" in message:
@@ -34,8 +39,21 @@ class Parser(argparse.ArgumentParser):
             known = re.findall(r"[\w-]+", message.partition("choose from")[2])
             if near := nearest(wrong, known):
                 message = f"no verb {wrong!r}{near}"
-        sys.stderr.write(f"ERROR: {message}\n  try       {self.prog} --help\n")
-        raise SystemExit(int(Exit.USAGE))
+        elif "unrecognized arguments:" in message:
+            wrong = message.partition(": ")[2].split()[0]
+            message = f"no option {wrong!r}{nearest(wrong, self.known())}"
+        raise SpecError(message, fix=f"{self.prog} --help")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse, but a word that a verb does not know is told by the verb."""
+        found, left = self.parse_known_args(args, namespace)
+        if left:
+            (self.verbs.get(found.verb) or self).error(f"unrecognized arguments: {' '.join(left)}")
+        return found
+
+    def known(self) -> list[str]:
+        """Its options."""
+        return [o for action in self._actions for o in action.option_strings]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,8 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         answer = run(words)
     except ScaleproofError as error:
-        told = f"ERROR: {error}\n"
-        sys.stderr.write(text.paint(told) if text.wants_color(sys.stderr) else told)
+        if "--json" in words:
+            told = {"error": error.what, "where": error.where, "expected": error.expected}
+            sys.stdout.write(json.dumps({**told, "try": error.fix}, indent=1) + "\n")
+        line = f"ERROR: {error}\n"
+        sys.stderr.write(text.paint(line) if text.wants_color(sys.stderr) else line)
         return int(error.exit)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -92,11 +113,13 @@ def _help(path: Path) -> Mapping[str, str]:
 def parser(module: ModuleType | None) -> Parser:
     """All verbs with their help; the options only of those that ``module`` has."""
     out = Parser(prog="scaleproof", description=SAYS, allow_abbrev=False)
+    out.add_argument("--version", action="version", version=f"scaleproof {version('scaleproof')}")
     subparsers = out.add_subparsers(dest="verb", required=True, metavar="VERB")
     for path in sorted(VERBS.glob("*.py")):
         for verb, told in _help(path).items():
             sub = subparsers.add_parser(verb, help=told, description=told, allow_abbrev=False)
             sub.add_argument("--json", action="store_true", help="print one JSON document")
+            out.verbs[verb] = sub
             if module is not None and verb in module.HELP:
                 module.add_to(sub, verb)
     return out

@@ -22,7 +22,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ from harness.training.accelerator import driver_started, survey
 from harness.training.agent.address import choose_interface
 from harness.training.agent.world import World
 from harness.training.context import Loaded, load
+from harness.training.contract import placed, problems
 from harness.training.describe import describe
 from harness.training.observe import threads
 
@@ -126,15 +127,23 @@ def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
 def _describe(requests: list[dict[str, Json]]) -> Json:
     """Cases of the same files."""
     cases = [from_doc(CaseSpec, request["case"]) for request in requests]
-    loaded = load(requests[0]["files"])
-    return [_described(loaded, case) for case in cases]
+    files = requests[0]["files"]
+    try:
+        loaded = load(files)
+    except Exception as error:
+        return [to_doc(Described(error=placed(error, files)))] * len(cases)
+    return [_described(loaded, case, files) for case in cases]
 
 
-def _described(loaded: Loaded, case: CaseSpec) -> Json:
+def _described(loaded: Loaded, case: CaseSpec, files: Mapping[str, str]) -> Json:
+    modules = {"strategy": loaded.strategy, "model": loaded.model, "compressor": loaded.codec}
+    wrong = [text for kind, m in modules.items() if m is not None for text in problems(kind, m)]
+    if wrong:
+        return to_doc(Described(error="; ".join(wrong)))
     try:
         return to_doc(describe(loaded, case))
     except Exception as error:
-        return to_doc(Described(error=f"{type(error).__name__}: {error}"))
+        return to_doc(Described(error=placed(error, files)))
 
 
 def usable() -> Accelerators:

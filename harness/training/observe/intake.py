@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from harness.training.context import parts
 from harness.training.data import hashed
 
 #: Elements that are hashed at a time: their 64-bit copies are in memory.
@@ -44,7 +45,7 @@ class Intake:
             stays = x.untyped_storage().data_ptr() in pool
             append((x if stays else row_hashes(x), stays))
 
-        next(iter(model.children())).register_forward_pre_hook(note)
+        parts(model)[0].register_forward_pre_hook(note)
 
     def end_step(self) -> None:
         self._ends.append(len(self._noted))

@@ -131,8 +131,8 @@ def relative_error(
     return float(difference**0.5 / size**0.5) if size else float(difference > 0)
 
 
-def scale_error(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor]) -> float:
-    """|<seen, wanted> / <wanted, wanted> - 1| over all tensors: how far ``seen`` is too long.
+def scale(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor]) -> float:
+    """<seen, wanted> / <wanted, wanted> over all tensors: how many times too long ``seen`` is.
 
     Rounding goes either way and cancels, a wrong factor does not: in bf16 it tells 1 % apart where
     the norm of the difference cannot.
@@ -142,7 +142,7 @@ def scale_error(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor]) -
         reference = wanted[name].double()
         product += float((tensor.double() * reference).sum())
         size += float(reference.square().sum())
-    return abs(product / size - 1) if size else math.inf
+    return product / size if size else math.inf
 
 
 def _ulp(values: Tensor, dtype: torch.dtype) -> Tensor:

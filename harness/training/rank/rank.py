@@ -24,6 +24,7 @@ from harness.launch.wire.messages import (
     Train,
 )
 from harness.record.store import write_text
+from harness.training.contract import placed
 from harness.training.observe import flight, threads
 from harness.training.rank.setup import Place, set_up
 from harness.training.rank.tasks import gate, refer, sweep, timed, train
@@ -76,7 +77,7 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
             _work(spec, place, beats)
         except BaseException as error:
             text = traceback.format_exc()
-            message = str(error) or type(error).__name__
+            message = placed(error, spec.files).removeprefix(f"{type(error).__name__}: ")
             peer = any(t.lower() in message.lower() for t in PEER_ERRORS)
             failure = RankError(
                 type=type(error).__name__, message=message, traceback=text, peer=peer

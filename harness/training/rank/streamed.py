@@ -14,8 +14,13 @@ from harness.training.rank.oracle import Oracle
 
 
 class Streamed(Oracle):
+    """Takes the blocks of an nn.Sequential in turn."""
+
     def descend(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
         """The scaled loss of a part, its gradients added to the parameters', which stay here."""
+        if not isinstance(self.model, nn.Sequential):
+            made = type(self.model).__name__
+            raise TypeError(f"{made} is too large for its device, and no nn.Sequential to stream")
         given, out = [], x
         for block in self.model.children():
             given.append(out.cpu())

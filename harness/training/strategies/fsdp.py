@@ -39,7 +39,7 @@ def expect(
             "all_reduce" if case.backend == "gloo" else "reduce_scatter": (padded,) * n,
         },
         largest_message=max(blocks),
-        module="FSDPSequential",
+        module=f"FSDP{type(model).__name__}",
         placements=("Shard(dim=0)",),
         ideal_efficiency=1.0,
         # Every rank builds the whole model before it is sharded.

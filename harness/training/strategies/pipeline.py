@@ -69,6 +69,9 @@ def expect(
     The bubble leaves M / (M + N - 1) of the ideal (Huang et al., GPipe, 2019), the same for 1F1B.
     """
     n, micro, schedule = case.world_size, int(knobs["microbatches"]), knobs["schedule"]
+    if not isinstance(model, nn.Sequential):
+        made = type(model).__name__
+        raise ValueError(f"a pipeline cuts an nn.Sequential into stages, and build() made a {made}")
     if schedule not in SCHEDULES:
         raise ValueError(f"pipeline.schedule {schedule!r} is not one of {', '.join(SCHEDULES)}")
     if case.precision is Precision.AUTOCAST:

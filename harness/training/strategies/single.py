@@ -18,7 +18,7 @@ def expect(
         sent_bytes=(0.0,),
         payload_bytes={},
         largest_message=0,
-        module="Sequential",
+        module=type(model).__name__,
         ideal_efficiency=1.0,
         memory_bytes=memory,
         formula="0",

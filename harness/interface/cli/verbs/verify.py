@@ -102,6 +102,7 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
         f" {verified.num_verdicts} verdicts recomputed",
         f" recorded with {run.software.get('scaleproof', 'n/a')}, read with schema {run.schema}",
     ]
+    out.append(" taken as recorded: figures of gates (held to their limits), facts of the host")
     if verified.num_traceless:
         out.append(
             f" {verified.num_traceless} budgets are taken from the record: their traces are missing"

@@ -29,7 +29,7 @@ from harness.training.describe import expect, model_facts
 from harness.training.observe import issued, sockets
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
-from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale_error, snapshot
+from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale, snapshot
 from harness.training.rank.setup import Rank
 
 STEPS = 4
@@ -155,11 +155,12 @@ def _train(
         if step == 0:
             checks.append(_whole(f"{name}.all_gradients", trainer.gradients(), origin, ctx))
             error = relative_error(trainer.gradients(), dict(reference.gradients()))
-            checks.append(_limit(f"{name}.step1_gradient", error, gradient_limit))
+            length = scale(trainer.gradients(), dict(reference.gradients()))
+            told = _scaled(length, ctx.world_size)
+            checks.append(_limit(f"{name}.step1_gradient", error, gradient_limit, told))
             if not compressed:
-                scale = SCALE * max(1.0, shards / SCALE_SHARDS) ** 0.5  # roundings add up
-                length = scale_error(trainer.gradients(), dict(reference.gradients()))
-                checks.append(_limit(f"{name}.step1_gradient_scale", length, scale))
+                most = SCALE * max(1.0, shards / SCALE_SHARDS) ** 0.5  # roundings add up
+                checks.append(_limit(f"{name}.step1_gradient_scale", abs(length - 1), most, told))
             checks.append(_loss(name, loss, wanted, ctx, case))
     if not compressed or gradient_limit == 0.0:
         ulps = STEPS // 2 if case.precision is Precision.BF16 else 0  # one flip in two steps
@@ -236,6 +237,18 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
     share = (seen[0] - seen[-1]) / (dense[0] - dense[-1])
     told = f"of the dense progress in {PROGRESS_STEPS} steps on one batch"
     return Check(name="progress", ok=share >= PROGRESS, value=share, limit=PROGRESS, detail=told)
+
+
+def _scaled(factor: float, world_size: int) -> str:
+    """What a factor between gradient and reference says, in words; empty for none to speak of."""
+    if not math.isfinite(factor) or abs(factor - 1) < SCALE:
+        return ""
+    told = f"gradients are {factor:.3g} times the reference"
+    if world_size > 1 and abs(factor / world_size - 1) < 0.01:
+        return f"{told}: summed over ranks, not averaged?"
+    if world_size > 1 and abs(factor * world_size - 1) < 0.01:
+        return f"{told}: averaged twice?"
+    return told
 
 
 def _limit(name: str, value: float, limit: float, detail: str = "") -> Check:

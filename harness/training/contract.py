@@ -1,0 +1,46 @@
+"""What a user's files have to offer, checked before anything is run: all that is wrong, at once."""
+
+import inspect
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+
+#: Functions of each kind of file, with the arguments that they are called with.
+_FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "model": {
+        "build": ("size",), "batch": ("ids", "size"), "loss": ("output", "targets"),
+        "flops": ("size",),
+    },
+    "strategy": {
+        "expect": ("case", "model", "batching", "facts", "knobs"),
+        "build": ("model", "ctx", "knobs"),
+    },
+    "compressor": {"promise": ("shapes", "world_size", "knobs"), "build": ("ctx", "knobs")},
+}  # fmt: skip
+
+
+def problems(kind: str, module: ModuleType) -> Iterator[str]:
+    """What a model's, a strategy's or a compressor's file lacks, or takes other arguments for."""
+    for name, arguments in _FUNCTIONS[kind].items():
+        asked = f"{name}({', '.join(arguments)})"
+        function = getattr(module, name, None)
+        if not callable(function):
+            yield f"{module.__file__} has no {asked}"
+            continue
+        try:
+            inspect.signature(function).bind(*arguments)
+        except TypeError:
+            code = getattr(function, "__code__", None)
+            line = f":{code.co_firstlineno}" if code else ""
+            found = f"{name}{inspect.signature(function)}"
+            yield f"{module.__file__}{line}: {found} is called as {asked}"
+
+
+def placed(error: BaseException, files: Mapping[str, str]) -> str:
+    """An error in one line, with the innermost line of a user's file that it went through."""
+    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    folders = {str(Path(file).parent) for file in files.values() if file.endswith(".py")}
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if str(Path(f.filename).parent) in folders]
+    return f"{told} ({own[-1].filename}:{own[-1].lineno})" if own else told

@@ -20,9 +20,14 @@ _FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def problems(kind: str, module: ModuleType) -> Iterator[str]:
-    """What a model's, a strategy's or a compressor's file lacks, or takes other arguments for."""
+def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iterator[str]:
+    """What a model's, a strategy's or a compressor's file lacks, or takes other arguments for.
+
+    The strategy of a ``compressed`` case is asked what to expect with the compressor, too.
+    """
     for name, arguments in _FUNCTIONS[kind].items():
+        if compressed and (kind, name) == ("strategy", "expect"):
+            arguments = (*arguments, "compressor")
         asked = f"{name}({', '.join(arguments)})"
         function = getattr(module, name, None)
         if not callable(function):

@@ -101,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
             config.addinivalue_line("markers", tier)
     given = (
         getattr(config.option, f"{kind}_{o.name.replace('-', '_')}", None)
-        not in (None, o.kwargs.get("default"))
+        not in (None, False, o.kwargs.get("default"))
         for o in OPTIONS
         for kind in ("scaleproof_short", "scaling")
     )

@@ -79,7 +79,7 @@ def _decides(v: Verdict, rule: Threshold) -> str:
     more = v.n * ((v.high - v.low) / 2 / gap) ** 2 - v.n if gap else math.inf
     if more > MOST_PAIRS:
         return f"over {MOST_PAIRS} more pairs, since it lies at the bound"
-    return f"about {max(2, math.ceil(more))} more pairs"
+    return f"about {max(2, math.ceil(more - 1e-6))} more pairs"
 
 
 def _largest(run: RunRecord) -> str:

@@ -137,7 +137,13 @@ def _describe(requests: list[dict[str, Json]]) -> Json:
 
 def _described(loaded: Loaded, case: CaseSpec, files: Mapping[str, str]) -> Json:
     modules = {"strategy": loaded.strategy, "model": loaded.model, "compressor": loaded.codec}
-    wrong = [text for kind, m in modules.items() if m is not None for text in problems(kind, m)]
+    coded = loaded.codec is not None
+    wrong = [
+        text
+        for kind, module in modules.items()
+        if module is not None
+        for text in problems(kind, module, compressed=coded)
+    ]
     if wrong:
         return to_doc(Described(error="; ".join(wrong)))
     try:

@@ -66,7 +66,7 @@ def record(pytester: pytest.Pytester) -> dict[str, object]:
 
 def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     rules(suite, "at_least = 1.0")
-    result = run(suite, "-v")
+    result = run(suite, "-v", "--junitxml=j.xml")
     result.stdout.fnmatch_lines(
         [
             "scaling: 2 plans, at least 20 launches, about 0:*",
@@ -84,6 +84,13 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     assert result.ret == 0
     launches = [x for x in record(suite)["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
     assert len(launches) == 4 * 3 + 4 * 2, "each plan once, whatever the number of items"
+    cases = ET.parse(suite.path / "j.xml").getroot().iter("testcase")
+    found = [{p.attrib["name"]: p.attrib["value"] for p in c.iter("property")} for c in cases]
+    (judged,) = [f for f in found if f.get("scaling_rule") == "two"]
+    assert judged["scaling_status"] == "PASS" and judged["scaling_bound"] == ">=1 B"
+    assert float(judged["scaling_low"]) <= float(judged["scaling_value"])
+    assert judged["scaling_n"] == "4" and judged["scaling_report"].startswith("scaleproof report ")
+    assert len([f for f in found if "scaling_status" in f]) == len(found)
 
 
 @pytest.mark.parametrize(
@@ -230,11 +237,22 @@ def test_another_projects_gpus_option_is_left_alone(pytester: pytest.Pytester) -
     assert pytester.runpytest_subprocess("--gpus", "3").ret == 0
 
 
-def test_a_project_without_suites_is_left_alone(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_theirs(): pass")
-    result = pytester.runpytest_subprocess()
+def test_a_project_without_suites_is_left_alone(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its environment, its markers nor its imports are touched."""
+    monkeypatch.setenv("SCALEPROOF_GPUS", "8")
+    pytester.makepyfile(
+        "import sys\n"
+        "def test_theirs(): assert 'harness.spec' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    result = pytester.runpytest_subprocess("-p", "no:hypothesispytest")
     assert result.ret == 0
     assert "scaling" not in result.stdout.str().replace("scaleproof", "")
+    pytester.makepyfile("import pytest\n@pytest.mark.smoke\ndef test_theirs(): pass\n")
+    assert pytester.runpytest_subprocess("--strict-markers").ret == 2, (
+        "smoke is no marker of theirs"
+    )
 
 
 @pytest.mark.full
@@ -285,7 +303,7 @@ def test_suites_in_two_folders_keep_their_own_rules(pytester: pytest.Pytester) -
 def test_a_strategy_that_breaks_when_described_is_an_error(pytester: pytest.Pytester) -> None:
     (pytester.mkdir("mine") / "brok.py").write_text(
         '"""Broken."""\nprint("noise")\nSUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="own")\n'
-        "def expect(*_):\n    return undefined_name\n"
+        "def expect(*_):\n    return undefined_name\ndef build(*_): ...\n"
     )
     pytester.makepyfile(test_suite=SUITE.replace("ddp/mlp-nano", "brok/mlp-nano"))
     result = run(pytester, "--path", "mine", "-k", "test_weak")

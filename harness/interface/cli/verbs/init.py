@@ -1,0 +1,51 @@
+"""``init``: a folder of suites to start from, for this machine."""
+
+import argparse
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from harness.base.errors import SpecError
+from harness.host import machine, nvml
+from harness.interface.cli.answer import Answer, Asked
+from harness.record.store import write_text
+
+HELP = dict(init="write a folder of suites and rules to start from")
+START = Path(__file__).parents[2] / "start"
+#: Family, baseline and bound: on cores only the mechanics are asked for.
+_ON_CPU = (("ddp", "plain", 0.55), ("fsdp", "wrapped", 0.55))
+_ON_GPU = (("ddp", "plain", 0.93), ("fsdp", "wrapped", 0.88))
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    sub.add_argument("folder", nargs="?", type=Path, default=Path("scaling"), metavar="DIR")
+
+
+def act(asked: Asked) -> Answer:
+    """Two files that run as they are; what is there already is never written over."""
+    folder, gpus = asked.options.folder, len(nvml.gpus())
+    facts = {
+        "folder": folder, "gpus": gpus, "device": "cuda" if gpus else "cpu",
+        "ranks": gpus or min(2, machine.detect().num_cores),
+        "rules": _ON_GPU if gpus else _ON_CPU,
+        "source": "provisional" if gpus else "requirement",
+        "note": "provisional: scaleproof baseline set RUN has what this hardware reaches"
+        if gpus else "mechanics only: cores share a cache, a memory bus and their neighbours",
+    }  # fmt: skip
+    environment = Environment(
+        loader=FileSystemLoader(START), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    names = [path.name.removesuffix(".jinja") for path in sorted(START.glob("*.jinja"))]
+    if there := [name for name in names if (folder / name).exists()]:
+        raise SpecError(
+            f"{folder / there[0]} is there already", expected="a new folder",
+            fix="scaleproof init another_folder",
+        )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        write_text(folder / name, environment.get_template(f"{name}.jinja").render(facts))
+    lines = [f" wrote    {folder / name}" for name in names]
+    unit = f"--gpus {gpus}" if gpus else f"--cpus {facts['ranks']}"
+    lines += [f" next     scaleproof plan {folder} {unit}", f" then     pytest {folder} {unit}"]
+    return Answer(document={"files": [str(folder / name) for name in names]}, lines=lines)

@@ -1,0 +1,83 @@
+"""The headline and the short forms of a run: what a manager quotes and a CI system keeps."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.interface.cli.main import main
+from harness.interface.report.digest import document, markdown, table
+from harness.interface.report.headline import decide, headline
+from harness.interface.report.html import render
+from harness.interface.report.text import paint
+from harness.record import Reason, RunRecord, Status
+
+
+def changed(run: RunRecord, **fields: Any) -> RunRecord:
+    """The run with another verdict on its only rule."""
+    verdicts = [replace(v, **fields) if v.rule else v for v in run.verdicts]
+    return replace(run, verdicts=tuple(verdicts))
+
+
+def test_a_run_that_passes_says_what_holds_and_how_far(sample_run: RunRecord) -> None:
+    assert headline(sample_run) == (
+        "PASS: 1 of 1 requirements hold."
+        " ddp/decoder-nano/weak keeps 88% of a rank's speed on 2 CPU ranks"
+    )
+    assert decide(sample_run) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (dict(reason=Reason.SPANS_BOUND, value=0.6, low=0.5, high=0.7), "about 12 more pairs"),
+        (dict(reason=Reason.SPANS_BOUND, value=0.551, low=0.5, high=0.7), "over 100 more pairs"),
+        (dict(reason=Reason.NOISY_HOST), "a quieter host"),
+        (dict(reason=Reason.OUT_OF_TIME, value=None, low=None, high=None), "more time"),
+    ],
+)
+def test_what_is_undecided_says_what_would_decide_it(
+    sample_run: RunRecord, fields: dict[str, Any], says: str
+) -> None:
+    run = changed(sample_run, status=Status.INCONCLUSIVE, n=4, **fields)
+    (line,) = decide(run)
+    assert says in line and line.endswith(": scaleproof run ddp/decoder-nano/weak --cpus 2")
+    assert headline(run).startswith("INCONCLUSIVE: 0 of 1 requirements hold")
+
+
+def test_the_worst_requirement_is_named(sample_run: RunRecord) -> None:
+    run = changed(sample_run, status=Status.FAIL, value=0.4, low=0.35, high=0.45)
+    assert "ddp/decoder-nano/weak@2cpu has 0.4 [0.35, 0.45] where >=0.55 is asked" in headline(run)
+
+
+def test_short_forms_hold_every_verdict(sample_run: RunRecord) -> None:
+    rows = list(csv.DictReader(table(sample_run)))
+    assert [r["status"] for r in rows] == ["PASS", "RECORDED", "RECORDED"]
+    assert float(rows[0]["value"]) == document(sample_run)["verdicts"][0]["value"]
+    assert document(sample_run)["exit"] == 0
+    lines = markdown(sample_run)
+    assert lines[0].startswith("### PASS") and sum(line.startswith("| ") for line in lines) == 4
+
+
+def test_an_error_is_a_document_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else ``jq`` fails where a program should read what went wrong."""
+    assert main(["verify", str(tmp_path), "--json"]) == 4
+    told = json.loads(capsys.readouterr().out)
+    assert told["error"] == "no record.json here" and told["try"] == "ls results/runs/*/*"
+
+
+def test_nothing_red_stands_for_none() -> None:
+    assert "\033" not in paint("1 of 1 PASS, 0 FAIL").partition(", ")[2]
+    assert "\033[31;1mFAIL" in paint("10 FAIL")
+
+
+def test_the_page_leads_with_the_headline_and_links_its_cases(sample_run: RunRecord) -> None:
+    page = render(changed(sample_run, value=1.5, low=1.2, high=1.9))
+    assert page.index("requirements hold") < page.index('<h2 id="scaling">')
+    assert 'href="#case-ddp-decoder-nano-weak-2cpu"' in page
+    assert 'id="case-ddp-decoder-nano-weak-2cpu"' in page and "bound 0.55" in page

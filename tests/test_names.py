@@ -26,6 +26,7 @@ ALLOWED = {
     ("spec/settings.py", "local"): "the engine where none is named",
     ("spec/site.py", "local"): "the engine where none is named",
     ("interface/options.py", "local"): "the engine where none is named",
+    ("interface/offered.py", "local"): "the engine where none is named",
     ("spec/case.py", "bf16"): "a precision",
     ("spec/heads.py", "compressed"): "an oracle",
     ("training/rank/tasks/gate.py", "compressed"): "an oracle",

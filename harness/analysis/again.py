@@ -19,7 +19,7 @@ def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None
     """
     unit = "--gpus" if case.device is Device.CUDA else "--cpus"
     words = ["scaleproof", "run", case.family, unit, str(case.world_size)]
-    if settings.engine != "local":
+    if settings.engine != Settings().engine:
         words += ["--engine", settings.engine]
     if len(case.nodes) > 1:
         words += ["--nodes", "+".join(map(str, case.nodes))]

@@ -46,8 +46,8 @@ def test_page_renders_and_its_filter_works(sample_run: RunRecord, tmp_path: Path
         "f.dispatchEvent(new Event('input'));"
         "document.body.dataset.shown=[...document.querySelectorAll('#verdicts tbody tr')]"
         ".filter(r=>!r.hidden).length;"
-        "document.querySelectorAll('#verdicts th')[3].click();"
-        "document.body.dataset.first=document.querySelector('#verdicts tbody tr td:nth-child(4)').textContent;"
+        "document.querySelectorAll('#verdicts th button')[1].click();"
+        "document.body.dataset.first=document.querySelector('#verdicts tbody tr td:nth-child(2)').textContent;"
         "document.body.dataset.wide=document.documentElement.scrollWidth<=window.innerWidth;</script>"
     )
     page.write_text(render(sample_run).replace("</body>", f"{script}</body>"))

@@ -12,9 +12,6 @@ from harness.record.store import write_text
 
 HELP = dict(init="write a folder of suites and rules to start from")
 START = Path(__file__).parents[2] / "start"
-#: Family, baseline and bound: on cores only the mechanics are asked for.
-_ON_CPU = (("ddp", "plain", 0.55), ("fsdp", "wrapped", 0.55))
-_ON_GPU = (("ddp", "plain", 0.93), ("fsdp", "wrapped", 0.88))
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
@@ -27,7 +24,6 @@ def act(asked: Asked) -> Answer:
     facts = {
         "folder": folder, "gpus": gpus, "device": "cuda" if gpus else "cpu",
         "ranks": gpus or min(2, machine.detect().num_cores),
-        "rules": _ON_GPU if gpus else _ON_CPU,
         "source": "provisional" if gpus else "requirement",
         "note": "provisional: scaleproof baseline set RUN has what this hardware reaches"
         if gpus else "mechanics only: cores share a cache, a memory bus and their neighbours",

@@ -154,13 +154,7 @@ def _train(
         finite &= loss is None or math.isfinite(float(loss))
         if step == 0:
             checks.append(_whole(f"{name}.all_gradients", trainer.gradients(), origin, ctx))
-            error = relative_error(trainer.gradients(), dict(reference.gradients()))
-            length = scale(trainer.gradients(), dict(reference.gradients()))
-            told = _scaled(length, ctx.world_size)
-            checks.append(_limit(f"{name}.step1_gradient", error, gradient_limit, told))
-            if not compressed:
-                most = SCALE * max(1.0, shards / SCALE_SHARDS) ** 0.5  # roundings add up
-                checks.append(_limit(f"{name}.step1_gradient_scale", abs(length - 1), most, told))
+            checks += _gradient(name, trainer, reference, gradient_limit, ctx)
             checks.append(_loss(name, loss, wanted, ctx, case))
     if not compressed or gradient_limit == 0.0:
         ulps = STEPS // 2 if case.precision is Precision.BF16 else 0  # one flip in two steps
@@ -174,6 +168,20 @@ def _train(
         checks += sampling(drawn, ctx)
         checks += _dtype(trainer, case)
     return checks, Traffic(counted, wire), trainer
+
+
+def _gradient(
+    name: str, trainer: Trainer, reference: Oracle, limit: float, ctx: RankContext
+) -> Iterator[Check]:
+    """The step-1 gradient against the reference's: how far it is off, and how much too long."""
+    wanted = dict(reference.gradients())
+    factor = scale(trainer.gradients(), wanted)
+    told = _scaled(factor, ctx.world_size)
+    error = relative_error(trainer.gradients(), wanted)
+    yield _limit(f"{name}.step1_gradient", error, limit, told)
+    if ctx.compressor is None:
+        most = SCALE * max(1.0, ctx.batching.shards / SCALE_SHARDS) ** 0.5  # roundings add up
+        yield _limit(f"{name}.step1_gradient_scale", abs(factor - 1), most, told)
 
 
 def _start(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[Trainer, Oracle, Sampler]:

@@ -202,10 +202,12 @@ class Agent:
             while self.turn():
                 pass
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes with the end of the channel
-            for world in self.worlds:
-                world.kill()
-            processes.end()
+            try:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes with the channel's end,
+            finally:  # maybe just now: ``_stop`` raises here then, once
+                for world in self.worlds:
+                    world.kill()
+                processes.end()
 
     def turn(self) -> bool:
         """Take what has come, then look after every world; whether the other end is still there."""

@@ -27,7 +27,7 @@ from harness.spec import Threshold
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9
-#: Bytes beside the closed form that a gate lets pass, for the protocol of small messages.
+#: Bytes a rank beside the closed form that a gate lets pass: the protocol of small messages.
 SENT_SLACK = 20_000
 
 
@@ -97,7 +97,7 @@ def _gate(launch: LaunchRecord) -> Iterator[str]:
             if c.name == "progress":
                 least, most = c.limit, math.inf
             elif c.name.startswith("bytes."):
-                least, most = 0.99 * c.limit - 64, 1.05 * c.limit + SENT_SLACK
+                least, most = 0.99 * c.limit - 64, 1.05 * c.limit + SENT_SLACK * len(launch.ranks)
             if not least <= c.value <= most:
                 yield (
                     f"{launch.launch}: {c.name} of rank {rank.rank} is {c.value:.4g} against"

@@ -128,8 +128,6 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
                 reading = _reading(low, high, METRICS[metric].more_is_better)
             logs.append(difference)
             variances.append(math.nan if radius is None else variance)
-        else:
-            not_compared.append(f"{case.id}: only in {'A' if x else 'B'}")
         rows.append(
             Compared(
                 case=case,

@@ -1,7 +1,7 @@
 """The rows of reports, made once and printed by table and page: arms, and rungs of a ladder."""
 
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from harness.analysis.judging.pairs import timed, values_of
 from harness.analysis.judging.points import flops, mfu, points, throughput
@@ -80,7 +80,7 @@ def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
         launches=tuple(launches),
         described=run.described.get(arm.case.hash),
         throughput=throughput(run, plan, arm.name),
-        step_s=fmean(s.mean_s for s in steps) if steps else None,
+        step_s=geometric_mean(s.mean_s for s in steps) if steps else None,
         p95_s=max((s.p95_s for s in steps), default=None),
         worst_s=max((s.worst_s for s in steps), default=None),
         sent_bytes=max(sent, default=None),

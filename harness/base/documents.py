@@ -53,8 +53,9 @@ def from_doc(cls: type[T], doc: Json, where: str = "") -> T:
         text, _, path = str(error).partition(" - at `$")
         path = path.removesuffix("`")
         kind = get_type_hints(cls).get(path.removeprefix("."), cls)
-        choices = f", none of {', '.join(kind)}" if isinstance(kind, EnumType) else ""
-        raise ValueError(f"{where}{path}: {text}{choices}") from None
+        if isinstance(kind, EnumType) and (wrong := text.partition("enum value ")[2]):
+            text = f"{wrong} is none of {', '.join(kind)}"
+        raise ValueError(f"{where}{path}: {text}") from None
     _refuse_unknown(doc, to_doc(value), where)
     return value
 

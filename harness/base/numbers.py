@@ -5,7 +5,7 @@ def si(value: float | None, unit: str = "") -> str:
     """``1.23 MB``; n/a for None."""
     if value is None:
         return "n/a"
-    if unit == "s" and 0 < abs(value) < 0.1:
+    if unit == "s" and 0 < abs(value) < 1:
         return f"{value * 1e3:.3g} ms"
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:

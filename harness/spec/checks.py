@@ -21,7 +21,8 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
     strategy, model = f"strategy {case.strategy!r}", f"model {case.model!r}"
     strong = case.mode is Mode.STRONG
     if case.size not in sizes:
-        yield f"{model} has no size {case.size!r}", ", ".join(sizes), "scaleproof list models"
+        what = f"{model} has no size {case.size!r}{nearest(case.size, sizes)}"
+        yield what, ", ".join(sizes), "scaleproof list models"
     if case.device not in supports.devices:
         yield f"{strategy} does not run on {case.device}", ", ".join(supports.devices), ""
     if case.mode not in supports.modes:

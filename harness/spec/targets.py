@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.base import modules
 from harness.base.documents import Json, from_doc, to_doc
-from harness.base.errors import SpecError
+from harness.base.errors import SpecError, nearest
 from harness.base.marks import MARK
 from harness.spec.case import Ablation, CaseSpec, Mode
 from harness.spec.catalogue import Catalogue
@@ -59,10 +59,15 @@ def case_plan(
     ablations: Sequence[Ablation] = (),
 ) -> Plan:
     """A ladder of one case, ``ddp/decoder-tiny/weak``, over the site's worlds."""
-    head, _, tail = name.rpartition("/")
     mode = Mode.WEAK
-    if tail in set(Mode):
-        name, mode = head, Mode(tail)
+    if name.count("/") == 2:
+        name, _, tail = name.rpartition("/")
+        if tail not in set(Mode):
+            raise SpecError(
+                f"no mode {tail!r}{nearest(tail, Mode)}", where=f"{name}/{tail}",
+                expected=" or ".join(Mode), fix=f"{name}/{Mode.WEAK}",
+            )  # fmt: skip
+        mode = Mode(tail)
     fields, knobs = {}, {}
     for key, value in settings.items():
         if "." in key:
@@ -71,8 +76,8 @@ def case_plan(
             fields[key] = value
         else:
             raise SpecError(
-                f"--set {key}: no such field", expected=f"{', '.join(SETTABLE)}, or file.knob",
-                fix="scaleproof list",
+                f"--set {key}: no such field{nearest(key, SETTABLE)}",
+                expected=f"{', '.join(SETTABLE)}, or file.knob", fix="scaleproof list",
             )  # fmt: skip
     doc = to_doc(site.case(name, mode, knobs=knobs))
     try:

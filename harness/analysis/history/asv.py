@@ -12,15 +12,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
+from statistics import geometric_mean
+from typing import Any
 
 from harness.analysis.history import ledger
 from harness.analysis.judging.pairs import timed, values_of
 from harness.analysis.judging.points import points
 from harness.base.documents import Json
-from harness.record import RunRecord
+from harness.record import RunRecord, ScalingPoint
 
 #: Benchmarks of ``benchmarks/records.py``: name -> unit. asv prettifies seconds and bytes only.
 BENCHMARKS: Mapping[str, str] = {
@@ -29,7 +30,13 @@ BENCHMARKS: Mapping[str, str] = {
     "records.track_peak_memory": "bytes",
     "records.track_wire_bytes": "bytes",
 }
-VERSION = "1"
+#: Which metric of a launch is tracked; the loss is derived from efficiencies.
+_READ = {
+    "records.track_step_time": "step_s",
+    "records.track_peak_memory": "peak_bytes",
+    "records.track_wire_bytes": "sent_bytes",
+}
+VERSION = "2"
 ENVIRONMENT = "scaleproof"
 
 
@@ -43,29 +50,45 @@ class Ingested:
     machine: str
 
 
-def figures(run: RunRecord) -> dict[str, dict[str, list[float]]]:
-    """Benchmark -> case id -> its launches' values; stand-ins have a machine of their own."""
-    out: dict[str, dict[str, list[float]]] = {name: {} for name in BENCHMARKS}
+@dataclass(kw_only=True)
+class Figure:
+    """One value of a series: a launch's values, or a derived one with its own interval."""
+
+    launches: list[float] = field(default_factory=list)
+    derived: float = math.nan
+    interval: tuple[float, float] | None = None
+
+    @property
+    def value(self) -> float:
+        """To 6 digits: no figure here has more."""
+        exact = geometric_mean(self.launches) if self.launches else self.derived
+        return float(f"{exact:.6g}")
+
+
+def figures(run: RunRecord) -> dict[str, dict[str, Figure]]:
+    """Benchmark -> case id -> its figure; stand-ins have a machine of their own."""
+    out: dict[str, dict[str, Figure]] = {name: {} for name in BENCHMARKS}
     for plan in run.plans:
-        efficiency = {p.case: p.efficiency for p in points(run, plan)}
+        ladder = {p.case: p for p in points(run, plan)}
         for arm in plan.arms:
             launches = [x for x in timed(run, plan) if x.arm == arm.name and x.usable]
             if not launches:
                 continue
             case = arm.case.id
-            out["records.track_step_time"].setdefault(case, []).extend(
-                x.steps.median_s for x in launches if x.steps
-            )
-            for name, metric in (
-                ("records.track_peak_memory", "peak_bytes"),
-                ("records.track_wire_bytes", "sent_bytes"),
-            ):
-                values = values_of(launches, metric)
-                if values:
-                    out[name].setdefault(case, []).extend(values)
-            if case in efficiency and arm.case.world_size > 1:
-                out["records.track_scaling_loss"][case] = [max(0.0, 1 - efficiency[case])]
+            for name, metric in _READ.items():
+                if values := [v for v in values_of(launches, metric) if v > 0]:
+                    out[name].setdefault(case, Figure()).launches.extend(values)
+            if case in ladder and arm.case.world_size > 1:
+                out["records.track_scaling_loss"][case] = _loss(ladder[case])
     return out
+
+
+def _loss(point: ScalingPoint) -> Figure:
+    """1 - efficiency, with the ends of its interval; asv knows no loss below zero."""
+    ends = None
+    if point.efficiency_low is not None and point.efficiency_high is not None:
+        ends = (max(0.0, 1 - point.efficiency_high), max(0.0, 1 - point.efficiency_low))
+    return Figure(derived=max(0.0, 1 - point.efficiency), interval=ends)
 
 
 def ingest(run: RunRecord, results: Path) -> list[Ingested]:
@@ -108,7 +131,7 @@ def _write(
     machine: str,
     commit: str,
     when: datetime.datetime,
-    chosen: Mapping[str, Mapping[str, Sequence[float]]],
+    chosen: Mapping[str, Mapping[str, Figure]],
 ) -> None:
     from asv import results as asv_results, runner, util
 
@@ -129,14 +152,31 @@ def _write(
         known[name] = _entry(name, unit, cases)
         values = [chosen[name].get(c) for c in cases]
         result = runner.BenchmarkResult(
-            result=[fmean(v) if v else math.nan for v in values],
-            samples=[list(v) if v else None for v in values],
+            result=[v.value if v else math.nan for v in values],
+            samples=[(v.launches or [v.value]) if v else None for v in values],
             number=[1 if v else None for v in values],
             errcode=0, stderr="", profile=None,
         )  # fmt: skip
         stored.add_result(known[name], result, record_samples=True)
+        _ours(stored, name, values)
     stored.save(str(folder))
     util.write_json(str(known_path), {**known, "version": 2})
+
+
+def _ours(stored: Any, name: str, figures: Sequence[Figure | None]) -> None:
+    """Our values in place of those that asv makes of samples: medians, intervals of one sample.
+
+    asv's name for the interval is ci_99; that of an efficiency holds 19 times in 20 at each end.
+    """
+    for i, figure in enumerate(figures):
+        if figure is None:
+            continue
+        stored._results[name][i] = figure.value
+        if figure.interval is not None:
+            (low, high), at = figure.interval, figure.value
+            quarter = 0.41 * (high - low) / 2  # of a normal one: asv's +- is between quartiles
+            ends = {"ci_99_a": low, "ci_99_b": high, "q_25": at - quarter, "q_75": at + quarter}
+            stored._stats[name][i] |= {**ends, "repeat": 2}  # of 1, asv looks at no interval
 
 
 def _entry(name: str, unit: str, cases: Sequence[str]) -> dict[str, Json]:
@@ -150,8 +190,8 @@ def _entry(name: str, unit: str, cases: Sequence[str]) -> dict[str, Json]:
 
 def value_of(run: RunRecord, benchmark: str, case: str) -> float:
     """One benchmark's value in a record; NaN where it does not apply."""
-    values = figures(run)[benchmark].get(case)
-    return fmean(values) if values else math.nan
+    figure = figures(run)[benchmark].get(case)
+    return math.nan if figure is None else figure.value
 
 
 def summary(added: Ingested) -> str:

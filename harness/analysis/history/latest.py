@@ -1,17 +1,17 @@
-"""Which run was ingested last: what ``asv run`` reads."""
+"""Which run a commit of the ledger stands for: what ``asv run`` reads."""
 
 import json
 import subprocess
 from pathlib import Path
 
 
-def latest_run(results: Path) -> Path | None:
-    """The folder of the run at the ledger's tip; None without a ledger or when it is gone."""
+def run_of(results: Path, commit: str = "main") -> Path | None:
+    """The folder of that commit's run; None without a ledger or when the run is gone."""
     ledger = results / "axis.git"
     if not (ledger / "HEAD").is_file():
         return None
     shown = subprocess.run(
-        ["git", "--git-dir", str(ledger), "show", "main:subject.json"],
+        ["git", "--git-dir", str(ledger), "show", f"{commit}:subject.json"],
         capture_output=True,
         text=True,
         check=False,

@@ -34,11 +34,12 @@ class Parser(argparse.ArgumentParser):
         self.verbs: dict[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
-        if "argument VERB: invalid choice" in message:
-            wrong = message.split("'")[1]
-            known = re.findall(r"[\w-]+", message.partition("choose from")[2])
-            if near := nearest(wrong, known):
-                message = f"no verb {wrong!r}{near}"
+        if "invalid choice: " in message:
+            what, _, rest = message.removeprefix("argument ").partition(": invalid choice: ")
+            wrong, _, listed = rest.partition(" (choose from ")
+            known = re.findall(r"[\w-]+", listed)
+            message = f"no {what.lower()} {wrong}{nearest(wrong.strip(chr(39)), known)}"
+            raise SpecError(message, expected=", ".join(known), fix=f"{self.prog} --help")
         elif "unrecognized arguments:" in message:
             wrong = message.partition(": ")[2].split()[0]
             message = f"no option {wrong!r}{nearest(wrong, self.known())}"

@@ -15,6 +15,8 @@ def lines(a: RunRecord, b: RunRecord, comparison: Comparison, width: int) -> lis
         out.append(
             f" {ab}  {run.machine.key}  {run.machine.title}  torch {torch}  {run.started_at[:10]}"
         )
+    if a.run == b.run:
+        out.append(" A and B are one and the same run")
     for text in comparison.forced:
         out += wrap(f" FORCED   not comparable: {text}", width, 10)
     for text in comparison.differs:
@@ -26,8 +28,8 @@ def lines(a: RunRecord, b: RunRecord, comparison: Comparison, width: int) -> lis
         if comparison.mean_low is not None:
             span = f"{comparison.mean_low:.3f}, {comparison.mean_high:.3f}"
         out += wrap(
-            f" {comparison.metric}: geometric mean over the {both} cases that both ran:"
-            f" {comparison.mean:.3f} [{span}]",
+            f" {comparison.metric} ({METRICS[comparison.metric].unit}): geometric mean over the"
+            f" {both} cases that both ran: {comparison.mean:.3f} [{span}]",
             width, 1,
         )  # fmt: skip
     else:

@@ -20,7 +20,7 @@ HELP = {
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("a", type=Path)
     sub.add_argument("b", type=Path)
-    usual = "median_step_s" if verb == "compare" else "throughput"
+    usual = "step_s" if verb == "compare" else "throughput"
     sub.add_argument("--metric", default=usual, choices=COMPARABLE)
     sub.add_argument(
         "--fail-on", choices=("worse",), help="exit 1 where B is worse than A in any case"

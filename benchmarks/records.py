@@ -1,8 +1,8 @@
 """Figures of an ingested run as asv tracks: lower is better, one parameter per case.
 
 ``scaleproof ingest`` writes the same values, with their spread, without starting asv's runner;
-these exist so that ``asv check`` and ``asv run`` work for people who expect them. SCALEPROOF_RECORD names the run;
-without it, asv says which commit of the ledger is meant.
+these exist so that ``asv check`` and ``asv run`` work for people who expect them.
+SCALEPROOF_RECORD names the run; without it, asv says which commit of the ledger is meant.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def cases(benchmark: str) -> list[str]:
 
 
 def setup(case: str) -> None:
-    """asv says n/a for commits without a record: the first one, and those whose run is gone."""
+    """Commits without a record are n/a: the first one, and those whose run is gone."""
     if record() is None:
         raise NotImplementedError
 

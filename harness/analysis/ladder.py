@@ -1,7 +1,8 @@
 """The rows of reports, made once and printed by table and page: arms, and rungs of a ladder."""
 
+from collections import Counter
 from dataclasses import dataclass
-from statistics import fmean, geometric_mean
+from statistics import fmean, geometric_mean, median
 
 from harness.analysis.judging.pairs import timed, values_of
 from harness.analysis.judging.points import flops, mfu, points, throughput
@@ -15,7 +16,8 @@ class ArmRow:
     """What the timed launches of one arm came to; None where it was not measured.
 
     Times in s, of a mean step, of the worst launch's 95th percentile and of the worst step;
-    ``sent_bytes`` per step of the busiest rank; ``flops`` per s and rank; ``energy_j`` per sample.
+    ``sent_bytes`` per step of the busiest rank; ``flops`` per s and rank; ``energy_j`` per sample;
+    ``growth`` of memory in B per step.
     """
 
     arm: Arm
@@ -30,6 +32,7 @@ class ArmRow:
     flops: float | None
     mfu: float | None
     energy_j: float | None
+    growth: float | None
 
     @property
     def case(self) -> CaseSpec:
@@ -42,6 +45,12 @@ class ArmRow:
         if facts is None or facts.tokens_per_sample == 1 or self.throughput is None:
             return None
         return self.throughput * facts.tokens_per_sample
+
+    @property
+    def alike(self) -> int:
+        """How many launches have the losses that most of them have, to the bit."""
+        found = Counter(x.losses for x in self.launches)
+        return max(found.values(), default=0)
 
     @property
     def sent_of_form(self) -> float | None:
@@ -74,7 +83,7 @@ def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
     launches = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
     steps: list[Steps] = [x.steps for x in launches if x.steps]
     sent, peaks = values_of(launches, "sent_bytes"), values_of(launches, "peak_bytes")
-    energy = values_of(launches, "energy_per_sample")
+    energy, growth = (values_of(launches, m) for m in ("energy_per_sample", "memory_growth"))
     return ArmRow(
         arm=arm,
         launches=tuple(launches),
@@ -88,6 +97,7 @@ def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
         flops=flops(run, plan, arm.name),
         mfu=mfu(run, plan, arm.name),
         energy_j=fmean(energy) if energy else None,
+        growth=median(growth) if growth else None,
     )
 
 

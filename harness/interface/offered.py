@@ -10,11 +10,15 @@ from harness.base.errors import SpecError
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option: its short name, and how argparse takes it. ``--scaling-NAME`` always exists."""
+    """One option: its short name, and how argparse takes it. ``--scaling-NAME`` always exists.
+
+    ``cases``: only what measures cases has a use for it; sweeps and trials have none.
+    """
 
     name: str
     help: str
     kwargs: Mapping[str, Any]
+    cases: bool = False
 
 
 OPTIONS = (
@@ -28,13 +32,13 @@ OPTIONS = (
     Option(name="thresholds", help="thresholds file (default: thresholds.toml beside the suite)", kwargs={"metavar": "FILE"}),
     Option(name="references", help="expected values of this hardware: a file, or a folder of them", kwargs={"metavar": "PATH"}),
     Option(name="path", help="folder with your own strategies, models, compressors or engines", kwargs={"metavar": "DIR", "action": "append", "default": []}),
-    Option(name="time-budget", help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided plans during the first 330 s)", kwargs={"metavar": "TIME"}),
-    Option(name="no-timeline", help="skip the profiled launches, which show where the time went", kwargs={"action": "store_true", "default": False}),
-    Option(name="operators", help="profile every operator of CPU ranks too (slower by a tenth where steps are short)", kwargs={"action": "store_true", "default": False}),
-    Option(name="no-fabric", help="skip the sweep of the collectives before the first training", kwargs={"action": "store_true", "default": False}),
-    Option(name="one-by-one", help="launch one world at a time (default: small ones side by side, on nodes or GPUs of their own)", kwargs={"action": "store_true", "default": False}),
+    Option(name="time-budget", cases=True, help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided plans during the first 330 s)", kwargs={"metavar": "TIME"}),
+    Option(name="no-timeline", cases=True, help="skip the profiled launches, which show where the time went", kwargs={"action": "store_true", "default": False}),
+    Option(name="operators", cases=True, help="profile every operator of CPU ranks too (slower by a tenth where steps are short)", kwargs={"action": "store_true", "default": False}),
+    Option(name="no-fabric", cases=True, help="skip the sweep of the collectives before the first training", kwargs={"action": "store_true", "default": False}),
+    Option(name="one-by-one", cases=True, help="launch one world at a time (default: small ones side by side, on nodes or GPUs of their own)", kwargs={"action": "store_true", "default": False}),
     Option(name="nonce", help="a text of whoever asked for this run, sealed before its first launch", kwargs={"metavar": "TEXT"}),
-    Option(name="strict", help="judge the worst pair of launches instead of the mean", kwargs={"action": "store_true", "default": False}),
+    Option(name="strict", cases=True, help="judge the worst pair of launches instead of the mean", kwargs={"action": "store_true", "default": False}),
 )  # fmt: skip
 
 

@@ -18,11 +18,14 @@ from harness.spec.rules import load_thresholds
 from harness.spec.site import resolve
 
 
-def add_to(parser: argparse.ArgumentParser) -> None:
+def add_to(parser: argparse.ArgumentParser, *, cases: bool) -> None:
     """The options under their short names; what is not given is taken from the environment."""
     group = parser.add_argument_group("where and how to measure")
     for o in OPTIONS:
         usual = from_environment(o)
+        if o.cases and not cases:
+            parser.set_defaults(**{o.name.replace("-", "_"): o.kwargs.get("default")})
+            continue
         group.add_argument(f"--{o.name}", help=o.help, **{**o.kwargs, "default": usual})
 
 

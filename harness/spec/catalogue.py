@@ -125,6 +125,12 @@ class Catalogue:
         """The entry of that name, or a SpecError with the nearest names."""
         known = self.entries[kind]
         if name not in known:
+            if meant := [f for p in self.paths if (f := p / f"{name}.py").is_file()]:
+                raise SpecError(
+                    f"a {_word(kind)} needs {_KINDS[kind].mark} at its top level, as a literal",
+                    where=str(meant[0]), expected=f"{_KINDS[kind].mark} = ...",
+                    fix=f"grep -n {_KINDS[kind].mark} {meant[0]}",
+                )  # fmt: skip
             raise SpecError(
                 f"no {_word(kind)} named {name!r}{nearest(name, known)}", expected=", ".join(known),
                 fix=f"scaleproof list {kind}",

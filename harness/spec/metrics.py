@@ -30,7 +30,8 @@ class Metric:
     same on 95th percentiles of steps. ``of_time`` metrics are spoilt by a noisy host.
     ``scaling`` ones belong to ladders and need a mode; ``per_rank`` ones are divided by linear
     scaling, ``of_schedule`` ones also by what the strategy's schedule allows. ``between_ranks``:
-    one rank alone has none. ``measured_by`` is the command that measures what plans do not.
+    one rank alone has none. ``signed`` ones may lie below zero, so that no two of them have a
+    ratio. ``measured_by`` is the command that measures what plans do not.
     """
 
     form: Form
@@ -43,6 +44,7 @@ class Metric:
     per_rank: bool = False
     of_schedule: bool = False
     between_ranks: bool = False
+    signed: bool = False
     measured_by: str = ""
 
     @property
@@ -58,6 +60,8 @@ class Metric:
         """
         if self.form is Form.SAVED:
             return -math.inf, 1.0
+        if self.signed:
+            return -math.inf, math.inf
         if self.per_rank:
             return 0.0, IMPLAUSIBLE
         return 0.0, 1.0 if self.profiled and self.unit == "1" else math.inf
@@ -101,6 +105,7 @@ METRICS: Mapping[str, Metric] = {
     "median_step_s": replace(_STEP, read="steps.median_s", tail=""),
     "peak_bytes": _PEAK,
     "sent_bytes": _SENT,
+    "memory_growth": replace(_PEAK, unit="B/step", read="growth.slope", signed=True),
     "energy_per_sample": Metric(
         form=Form.ABSOLUTE, unit="J", read="energy_per_sample", more_is_better=False
     ),
@@ -123,7 +128,9 @@ METRICS: Mapping[str, Metric] = {
 
 #: What two runs can be compared on: a launch's own figures.
 COMPARABLE = tuple(
-    name for name, m in METRICS.items() if m.form is Form.ABSOLUTE and m.read and not m.profiled
+    name
+    for name, m in METRICS.items()
+    if m.form is Form.ABSOLUTE and m.read and not (m.profiled or m.signed)
 )
 
 
@@ -136,7 +143,7 @@ def metric(name: str) -> Metric:
     if not slash:
         return METRICS[name]
     top, bottom = METRICS[above], METRICS[below]
-    if top.form is not Form.ABSOLUTE or bottom.form is not Form.ABSOLUTE:
+    if top.signed or bottom.signed or {top.form, bottom.form} != {Form.ABSOLUTE}:
         raise KeyError(name)
     return replace(
         top,

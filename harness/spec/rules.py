@@ -181,6 +181,10 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
         problems.add(table.line, "a rule needs a bound", "add at_least or at_most")
     elif v.get("at_least", -1e300) > v.get("at_most", 1e300):
         problems.add(line("at_least"), "at_least is above at_most: no value can pass")
+    for key in ("world", "nodes"):
+        sizes = v.get(key, ())
+        if any(n < 1 for n in (sizes if isinstance(sizes, list) else [sizes])):
+            problems.add(line(key), f"{key} = {sizes} is of no run", "numbers from 1 on")
     for key, what, right in vacuous.bounds(v):
         problems.add(line(key), what, right)
     if metric.form is Form.RATIO and "baseline" not in v:

@@ -23,7 +23,7 @@ from harness.spec import Ablation, Catalogue, Settings, Site
 
 def add_to(sub: argparse.ArgumentParser, *, cases: bool) -> None:
     """Where and how to measure; ``cases`` also take ablations."""
-    options.add_to(sub)
+    options.add_to(sub, cases=cases)
     sub.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE",
         help="a field or knob of the case" if cases else "a knob of the engine",

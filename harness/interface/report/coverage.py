@@ -32,7 +32,7 @@ def coverage(run: RunRecord, width: int = 100, *, every: bool = True) -> list[st
     cut = [p.name for p in run.plans if p.hash in run.out_of_time]
     if cut:
         out += wrap(f" cut        by the time budget: {', '.join(cut)}", width, 12)
-    return [*out, *_rules(run, list(asked.values()), width, every)]
+    return [*out, *unmet(run, width, every=every)]
 
 
 def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
@@ -75,8 +75,11 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _rules(run: RunRecord, cases: Collection[CaseSpec], width: int, every: bool) -> list[str]:
+def unmet(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
     """Rules that met nothing: because they could not here, or because they match no case."""
+    cases = [a.case for p in run.plans for a in p.arms]
+    if not cases:
+        return []
     hardware = run.machine.hardware_class
     judged = [
         (p.arm(c.subject).case, c)

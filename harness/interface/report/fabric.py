@@ -33,6 +33,8 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
         f" over {transports}; every result checked; medians of {sweeps_} "
         f"sweep{'s' if sweeps_ > 1 else ''}; bus = what the busiest link carries"
     )
+    if sweeps_ == 1:
+        note += "; one sweep has no spread: --sweeps 4 shows whether a low figure stays low"
     return [rule("fabric", width), *table(columns, operations, width), *wrap(note, width, 1), ""]
 
 

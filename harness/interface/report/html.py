@@ -217,8 +217,18 @@ def _verdict(run: RunRecord, v: Verdict, scale: tuple[float, float]) -> dict[str
 
 def _cases(run: RunRecord) -> list[dict[str, Any]]:
     gates = pairs.gates(run)
-    rows = [arm_row(run, plan, arm) for plan in run.plans for arm in plan.arms]
-    return [_case(row, gates.get(row.case.hash)) for row in rows]
+    rows = [(plan, arm_row(run, plan, arm)) for plan in run.plans for arm in plan.arms]
+    return [
+        {
+            **_case(row, gates.get(row.case.hash)),
+            "folders": [
+                (x.purpose, x.launch)
+                for x in run.launches
+                if x.case == row.case.hash and x.plan in ("", plan.hash)
+            ],
+        }
+        for plan, row in rows
+    ]
 
 
 def _case(row: ArmRow, gate: LaunchRecord | None) -> dict[str, Any]:
@@ -244,11 +254,25 @@ def _case(row: ArmRow, gate: LaunchRecord | None) -> dict[str, Any]:
         "sent": si(row.sent_bytes, "B") if row.sent_bytes is not None or several else "",
         "formula": _formula(expected) if expected and several else "",
         "peak": si(row.peak_bytes, "B"),
+        "growth": "n/a" if row.growth is None else f"{row.growth / 1e3:+.1f}",
+        "work": _work(row),
+        "losses": f"{row.alike} of {len(row.launches)}" if row.launches else "",
         "busy": _busy(row.launches),
         "ran": " ".join(filter(None, what)),
         "gate": f"{checks} checks hold" if failure is None else failure,
         "gate_ok": failure is None,
     }
+
+
+def _work(row: ArmRow) -> str:
+    """``12,300 tokens/s, 41.2 TFLOP/s (MFU 0.42), 0.31 J a sample``, as far as it is known."""
+    known = (
+        ("{} tokens/s", None if row.tokens_per_s is None else rate(row.tokens_per_s)),
+        ("{}FLOP/s a rank", None if row.flops is None else si(row.flops)),
+        ("MFU {:.2f}", row.mfu),
+        ("{:.3g} J a sample", row.energy_j),
+    )
+    return ", ".join(form.format(value) for form, value in known if value is not None) or "n/a"
 
 
 def _busy(launches: Sequence[LaunchRecord]) -> str:
@@ -260,6 +284,10 @@ def _busy(launches: Sequence[LaunchRecord]) -> str:
     used = [u for x in launches for g in x.gpus if g.utilization_pct for u in g.utilization_pct]
     if used:
         out.append(f"device {min(used)} to {max(used)}%")
+    clocks = [c for x in launches for g in x.gpus for c in g.sm_clock_mhz or ()]
+    watts = [w for x in launches for g in x.gpus for w in g.power_w or ()]
+    out += [f"{min(clocks)} to {max(clocks)} MHz"] if clocks else []
+    out += [f"{min(watts):.0f} to {max(watts):.0f} W"] if watts else []
     if kept := [r.allocator for r in ranks if r.allocator]:
         held = max(a.reserved_bytes - a.allocated_bytes for a in kept)
         retries = sum(a.num_retries for a in kept)

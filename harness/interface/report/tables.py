@@ -161,6 +161,7 @@ _COLUMNS = (
     _column("MB sent", 9, _sent),
     _column("of form", 7, lambda r: _told(r.row.sent_of_form, ".3f")),
     _column("peak MB", 3, lambda r: _told(r.row.peak_bytes, ".0f", 1e-6, "n/a")),
+    _column("kB/step", 0, lambda r: _told(r.row.growth, "+.1f", 1e-3)),
     _column("TFLOP/s", 2, lambda r: _told(r.row.flops, ".3g", 1e-12)),
     _column("MFU", 1, lambda r: _told(r.row.mfu, ".2f", none="n/a")),
     _column("J/sample", 5, lambda r: _told(r.row.energy_j, ".3g", none="n/a")),
@@ -236,7 +237,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     """Launches, seconds per launch, and the share of the run spent outside steps."""
     timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
     if not timed:
-        return [" cost       nothing was timed"]
+        return [] if run.fabric or run.recoveries else [" cost       nothing was timed"]
     pilots = [x for x in run.launches if x.purpose is Purpose.PILOT]
     profiles = [x for x in run.launches if x.purpose is Purpose.PROFILE]
     gates = [x for x in run.launches if x.purpose is Purpose.GATE]

@@ -42,6 +42,8 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             " lost = step - ideal = the sum of the columns to its right; each of these columns is a"
             " term's growth against the baseline (* not hidden behind compute)"
         )
+        if "of N" in out[1]:
+            note += "; of N = the speedup by these profiled steps, of the ranks there are"
         out += wrap(note, width, 1)
         out += _captured(trusted, width)
     return [*out, *remarks(run, width), ""]
@@ -86,7 +88,7 @@ def remarks(run: RunRecord, width: int) -> list[str]:
             out += wrap(
                 f" pop      {r.arm.case.id}: load balance {b.load_balance:.3f} x communication"
                 f" efficiency {b.communication_efficiency:.3f} x computation scaling {scaling:.3f}"
-                f" = {product:.3f}",
+                f" = {product:.3f} of the ranks' time computes what the baseline's compute takes",
                 width, 10,
             )  # fmt: skip
         for line in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings):

@@ -41,7 +41,7 @@ class Hosts:
             raise SpecError(
                 f"--nodes asks for {len(deployment.nodes)} nodes, {len(hosts)} are listed",
                 where="[hosts] nodes", expected="an entry for each node",
-                fix=f"--nodes {len(hosts)}",
+                fix=f"--nodes {len(hosts)}" if hosts else 'nodes = ["a", "b"] in --cluster FILE',
             )  # fmt: skip
         out = []
         for i, (host, devices) in enumerate(hosts[: len(deployment.nodes)]):

@@ -11,6 +11,7 @@ from harness.base.errors import Exit, RecordError
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import tables, text
+from harness.interface.report.coverage import unmet
 from harness.record import RunRecord, signature
 from harness.record.outcome import exit_status
 from harness.record.store import load
@@ -58,7 +59,9 @@ def act(asked: Asked) -> Answer:
         return answer
     known = options.catalogue(asked.options.path)
     anew = rejudge(run, load_thresholds(rules, known))
-    judged = [*tables.verdict_lines(anew, text.columns(), every=True), *tables.counts(anew)]
+    width = text.columns()
+    judged = [*tables.verdict_lines(anew, width, every=True), *tables.counts(anew)]
+    judged += unmet(anew, width)
     return replace(
         answer,
         document={**answer.document, "judged_anew": to_doc(anew.verdicts)},

@@ -60,7 +60,7 @@ class LaunchError(ScaleproofError):
 
 def meant(name: str, known: Iterable[str]) -> str:
     """``did you mean 'ddp'?``, or nothing where no known name is near."""
-    near = difflib.get_close_matches(name, list(known), 1)
+    near = difflib.get_close_matches(name, list(map(str, known)), 1)
     return f"did you mean {near[0]!r}?" if near else ""
 
 

@@ -183,7 +183,7 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
         problems.add(line("at_least"), "at_least is above at_most: no value can pass")
     for key in ("world", "nodes"):
         sizes = v.get(key, ())
-        if any(n < 1 for n in (sizes if isinstance(sizes, list) else [sizes])):
+        if any(n < 1 for n in ([sizes] if isinstance(sizes, int) else sizes)):
             problems.add(line(key), f"{key} = {sizes} is of no run", "numbers from 1 on")
     for key, what, right in vacuous.bounds(v):
         problems.add(line(key), what, right)

@@ -291,6 +291,17 @@ def test_a_planted_leak_is_noticed(sample_run: RunRecord) -> None:
     (finding,) = [f for f in findings(from_doc(RunRecord, doc)) if "memory grows" in f]
     assert "200 kB a step" in finding
 
+    def bounded(doc: Any) -> None:
+        for x in timed(doc, "@2"):
+            x["growth"] = {"rank": 1, "steady": 0.9, "slope": 2e5, "low": 1.5e5, "high": 2.5e5}
+        doc["thresholds"].append(
+            {"name": "leak", "case": "ddp/*", "metric": "memory_growth", "unit": "B/step",
+             "source": "requirement", "world": [2], "at_most": 65536}
+        )  # fmt: skip
+
+    leaks = judged(sample_run, bounded)["memory_growth@2"]
+    assert leaks.status in (Status.FAIL, Status.INCONCLUSIVE) and leaks.value == 2e5
+
 
 def test_different_losses_are_noticed(sample_run: RunRecord) -> None:
     doc = to_doc(sample_run)

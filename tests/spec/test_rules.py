@@ -65,6 +65,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         ("at_least = 0.85", "at_least = 0.85\nat_most = 0.5", "at_least is above at_most"),
         ('source = "requirement"', 'source = "rumour"', "'rumour' is not allowed here"),
         ("world = 2", 'world = "2"', "expected a int, found the str '2'"),
+        ("world = 2", "world = 0", "world = 0 is of no run"),
         ("world = 2", 'waiver = "known"', "a waiver needs a reason and waiver_expires"),
         ('name = "a"\n', "", "missing required key 'name'"),
         ("[[rule]]", "[[rule]", "not valid TOML"),

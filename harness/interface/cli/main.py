@@ -7,6 +7,7 @@ that was asked for is imported.
 import argparse
 import importlib
 import json
+import os
 import re
 import sys
 import traceback
@@ -59,6 +60,8 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; its exit status."""
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(os.environ["COMP_LINE"].split())
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         answer = run(words)
@@ -85,10 +88,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(answer.exit)
 
 
-def run(words: Sequence[str]) -> Answer:
+def _complete(words: Sequence[str]) -> NoReturn:
+    """What a shell asks for at TAB, after ``eval "$(register-python-argcomplete scaleproof)"``."""
+    import argcomplete
+
+    argcomplete.autocomplete(parser(_module(words)))
+    raise SystemExit(Exit.INTERNAL)  # autocomplete has left already
+
+
+def _module(words: Sequence[str]) -> ModuleType | None:
+    """The file of the verb that is asked for."""
     known = verbs()
     file = next((known[word] for word in words if word in known), None)
-    module = None if file is None else importlib.import_module(f"{__package__}.verbs.{file.stem}")
+    return None if file is None else importlib.import_module(f"{__package__}.verbs.{file.stem}")
+
+
+def run(words: Sequence[str]) -> Answer:
+    module = _module(words)
     parsed = parser(module).parse_args(words)
     assert module is not None
     answer: Answer = module.act(Asked(verb=parsed.verb, options=parsed, words=words))

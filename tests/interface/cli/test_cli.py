@@ -102,9 +102,12 @@ def test_json_is_one_document(
     [
         (["lst"], 4, "did you mean 'list'"),
         (["report", "nowhere"], 4, "no record.json here"),
-        (["run", "ddp/decoder-tny"], 4, "has no size 'tny'"),
+        (["run", "ddp/decoder-tny"], 4, "has no size 'tny': did you mean 'tiny'?"),
+        (["run", "ddp/decoder-tiny/weka"], 4, "no mode 'weka': did you mean 'weak'?"),
+        (["list", "model"], 4, "no kind 'model': did you mean 'models'?"),
+        (["fabric", "--strict"], 4, "no option '--strict'"),
         (["run", "ddp/decoder-tiny/strong", "--cpus", "2"], 4, "needs a global batch"),
-        (["run", "ddp/mlp-nano", "--set", "precsion=bf16"], 4, "no such field"),
+        (["run", "ddp/mlp-nano", "--set", "precsion=bf16"], 4, "did you mean 'precision'?"),
         (["run", "ddp/mlp-nano", "--set", "precision=fp8"], 4, "'fp8' is none of fp32"),
         (["run", "ddp/mlp-nano", "--set", "optimizer=lion"], 4, "'lion' is none of sgd"),
         (["run", "ddp/mlp-nano", "--set", "backend=mpi"], 4, "no such field"),
@@ -129,6 +132,28 @@ def test_errors_say_what_and_end_with_a_command(
     said = capsys.readouterr().err
     assert seen == code
     assert says in said and "try " in said and "Traceback" not in said
+
+
+def test_a_file_that_lacks_its_mark_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tinynet.py").write_text('"""A model."""\ndef build(size, seed): ...\n')
+    assert main(["run", "ddp/tinynet-a", "--cpus", "2", "--path", str(tmp_path)]) == 4
+    assert "tinynet.py: a model needs SIZES" in capsys.readouterr().err
+
+
+def test_the_shell_completes_verbs_and_their_options(tmp_path: Path) -> None:
+    def completed(line: str) -> list[str]:
+        out = tmp_path / "out"
+        env = {
+            **os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)),
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(out),
+        }  # fmt: skip
+        subprocess.run([sys.executable, "-m", "harness"], env=env, check=True)
+        return out.read_text().split("\v")
+
+    assert {w.strip() for w in completed("scaleproof compa")} == {"compare", "compare-hardware"}
+    assert [w.strip() for w in completed("scaleproof run --time")] == ["--time-budget"]
 
 
 def scaleproof(*arguments: str, cwd: Path, **kw: Any) -> subprocess.CompletedProcess[str]:

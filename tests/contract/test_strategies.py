@@ -45,12 +45,15 @@ def test_strategy_trains_as_one_device_would(
 
 
 @pytest.mark.full
-def test_what_is_recorded_of_collectives_does_not_grow(launch: Any) -> None:
-    """Else people would look for a leak in their model: 36 kB a step, where everything is kept."""
-    world = launch("fsdp/mlp-nano", 2, Purpose.TIMED, steps=80)
+def test_what_is_noted_of_steps_does_not_grow(launch: Any) -> None:
+    """Else people would look for a leak in their model: a loss kept as a tensor of its own takes
+    45 kB a step, since FSDP frees its heap around it. ``benchmarks/cost/growth.py`` has the bare
+    loop beside it.
+    """
+    world = launch("fsdp/decoder-nano", 2, Purpose.TIMED, steps=200)
     assert world.cause is None
     with np.load(world.out / "rank0.npz") as samples:
-        assert stats.slope(samples["rss_bytes"][40::2].astype(float).tolist()).mean < 2 * 20_000
+        assert stats.slope(samples["rss_bytes"][100::2].astype(float).tolist()).mean < 2 * 15_000
 
 
 def test_compressor_keeps_its_promise_on_four_ranks(launch: Any) -> None:

@@ -1,7 +1,7 @@
 """Memory growth of FSDP2 over gloo: a bare loop beside the harness, in one run.
 
-Only growth beyond that of the bare loop is the harness's own. Prints bytes a step (least squares over the kept steps) of the
-rank that grows fastest.
+Only growth beyond that of the bare loop is the harness's own. Prints bytes a step (least squares
+over the kept steps) of the rank that grows fastest.
 
     python benchmarks/cost/growth.py [--steps 200] [--json]
 """

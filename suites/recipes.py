@@ -104,7 +104,7 @@ def strong(strategy: str, *, global_batch: int) -> Recipe:
         more: dict[str, Any] = dict(checkpoint=True) if on_gpus else {}
         batch = global_batch * (4 if on_gpus else 1)
         case = trained(strategy, site, Mode.STRONG, global_batch=batch, micro_batch=None, **more)
-        worlds = strong_worlds(case, site.worlds)
+        worlds = [n for n in strong_worlds(case, site.worlds) if n > 1] or [1]
         return [
             ladder(
                 case,
@@ -120,14 +120,18 @@ def strong(strategy: str, *, global_batch: int) -> Recipe:
 
 
 def paced(strategy: str, largest: int = 4, **fields: Any) -> Recipe:
-    """A weak ladder of the paced stand-in on CPU ranks: real communication, waits for compute."""
+    """A weak ladder of the paced stand-in, from 2 ranks on: what is sent is sent, compute waits."""
 
     def recipe(site: Site) -> list[Plan]:
         here = site.cpu(largest)
         case = here.case(f"{strategy}/paced-small", Mode.WEAK, **fields)
         return [
             ladder(
-                case, here.worlds, protocol=PACED, metrics=METRICS.get(strategy, ("efficiency",))
+                case,
+                [n for n in here.worlds if n > 1],
+                baselines=("plain",),
+                protocol=PACED,
+                metrics=METRICS.get(strategy, ("efficiency",)),
             )
         ]
 

@@ -1,4 +1,4 @@
-"""DDP: weak and strong ladders in real compute, and a paced one up to 8 ranks."""
+"""DDP: weak and strong ladders in real compute, paced ones up to 4 and 8 ranks."""
 
 import pytest
 from recipes import paced, strong, weak
@@ -19,6 +19,12 @@ def test_strong(verdict):
 
 
 @pytest.mark.smoke
-@scaling(paced("ddp", largest=8))
+@scaling(paced("ddp"))
 def test_paced(verdict):
     """The real all-reduce with paced compute."""
+
+
+@pytest.mark.nightly
+@scaling(paced("ddp", largest=8))
+def test_paced_wide(verdict):
+    """The same on 8 ranks."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from harness.analysis import rungs
 from harness.host import machine
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, Purpose
@@ -137,6 +138,8 @@ def coming(
             (Purpose.PROFILE, plan.profile(outline), int(timeline)),
         ):
             chosen = [arm for arm in these if _wanted(arm, purpose)]
+            if purpose is Purpose.PROFILE:
+                chosen = [arm for arm in chosen if arm in rungs.profiled(plan, len(plans))]
             grouped = slots(plan, chosen)
             for slot in grouped:
                 twice = slot is grouped[0] and len(slot) == 1 and purpose is Purpose.PILOT

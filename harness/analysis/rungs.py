@@ -9,7 +9,7 @@ from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.judging.points import budgets, shown_against, tabled
 from harness.analysis.timeline.losses import Losses, losses
 from harness.record import Budget, Expected, LaunchRecord, RunRecord
-from harness.spec import Arm, Plan
+from harness.spec import Arm, Contrast, Plan, Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,32 +42,46 @@ def _typical(factors: Sequence[float]) -> float:
     return max(factors) if len(factors) < 3 else median(factors)
 
 
+def shown(plan: Plan) -> Contrast | None:
+    """The largest rung of a ladder, against what its table is shown against."""
+    against = shown_against(plan)
+    contrasts = [c for c in tabled(plan) if c.against == against and len(c.baseline) == 1]
+    return max(contrasts, key=lambda c: plan.arm(c.subject).case.world_size, default=None)
+
+
+def profiled(plan: Plan, num_plans: int) -> list[Arm]:
+    """The arms that a run of so many plans profiles: of several ladders those that it shows."""
+    arms = [arm for arm in plan.arms if arm.role not in (Role.ABLATION, Role.CONTROL)]
+    c = shown(plan)
+    if num_plans == 1 or c is None:
+        return arms
+    return [arm for arm in arms if arm.name in {c.subject, *c.baseline}]
+
+
 def rungs(run: RunRecord) -> list[Rung]:
-    """The largest profiled rung of every ladder, against what its table is shown against."""
+    """The largest profiled rung of every ladder."""
     out = []
     for plan in run.plans:
-        against = shown_against(plan)
-        contrasts = [c for c in tabled(plan) if c.against == against and len(c.baseline) == 1]
-        for c in sorted(contrasts, key=lambda c: -plan.arm(c.subject).case.world_size)[:1]:
+        if (c := shown(plan)) is not None:
             arm, base = plan.arm(c.subject), plan.arm(c.baseline[0])
-            profiled, other = budgets(run, arm.case), budgets(run, base.case)
-            if not profiled or not other or arm.case.hash == base.case.hash:
+            own, other = budgets(run, arm.case), budgets(run, base.case)
+            if not own or not other or arm.case.hash == base.case.hash:
                 continue
-            assert profiled[0].budget is not None and other[0].budget is not None
+            assert own[0].budget is not None and other[0].budget is not None
             ranks = Fraction(arm.case.world_size, base.case.world_size)
             expected, alone = (run.described[a.case.hash].expected for a in (arm, base))
             assert expected is not None and alone is not None
             work = Fraction(expected.global_batch, alone.global_batch) / ranks
-            seen = [*profiled, *other]
+            seen = [*own, *other]
             out.append(
                 Rung(
                     plan=plan,
                     arm=arm,
                     expected=expected,
                     against=base.case.id,
-                    launch=profiled[0],
-                    budget=profiled[0].budget,
-                    losses=losses(other[0].budget, profiled[0].budget, ranks=int(ranks), work=work),
+                    launch=own[0],
+                    budget=own[0].budget,
+                    losses=losses(other[0].budget, own[0].budget, ranks=int(ranks), work=work),
                     perturbation=_typical([x.perturbation or 1.0 for x in seen]),
                     changed=_typical([x.changed for x in seen]),
                 )

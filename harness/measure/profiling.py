@@ -1,13 +1,16 @@
-"""Which profiled launches a plan wants: one for each rung, more where a rule bounds a share."""
+"""Which profiled launches a plan wants: one for each that is shown, more where a rule bounds a
+share.
+"""
 
 from collections.abc import Iterator
 
+from harness.analysis import rungs
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.measure import together
 from harness.measure.session import Session
 from harness.record import LaunchStatus, Purpose, RunRecord
-from harness.spec import Arm, Plan, Role, metrics
+from harness.spec import Arm, Plan, metrics
 
 
 def missing(session: Session, plan: Plan, attempt: int = 0) -> Iterator[tuple[int, list[Arm]]]:
@@ -30,9 +33,8 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
     shares = (c for c in contrasts if metrics.metric(c.metric).profiled)
     subjects = {c.subject for c in shares if c.name in looked_at}
     out = []
-    for arm in plan.arms:
-        if arm.role in (Role.ABLATION, Role.CONTROL):
-            continue
+    shown = rungs.profiled(plan, len(run.plans))
+    for arm in (a for a in plan.arms if a in shown or a.name in subjects):
         profiled = [
             x for x in run.launches if x.purpose is Purpose.PROFILE and x.case == arm.case.hash
         ]

@@ -234,7 +234,7 @@ def counts(run: RunRecord) -> list[str]:
 
 
 def cost(run: RunRecord, width: int = 100) -> list[str]:
-    """Launches, seconds per launch, and the share of the run spent outside steps."""
+    """Launches, seconds per launch, and the share of the run that neither steps nor checks."""
     timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
     if not timed:
         return [] if run.fabric or run.recoveries else [" cost       nothing was timed"]
@@ -247,7 +247,8 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     busy = {x.slot or x.launch: 0.0 for x in run.launches}
     for x in run.launches:  # those of a slot ran at once
         at = x.slot or x.launch
-        busy[at] = max(busy[at], x.wall_s if x.purpose is Purpose.GATE else _stepping_s([x]))
+        checks = x.purpose in (Purpose.GATE, Purpose.REFERENCE)
+        busy[at] = max(busy[at], x.wall_s if checks else _stepping_s([x]))
     told = (
         f" cost       {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
         f" to start and end), {len(pilots)} pilots, {len(gates)} gates,"
@@ -309,7 +310,8 @@ def summary(
             out += wrap(f" ~ recorded in doubt: {next(iter(doubts))}", width, 3)
         if any(" *  " in line for line in table_):
             out.append(" * the verdict is on another figure, shown below")
-    out += ["", *fabric.lines(run, width), *recovery.lines(run, width), *timeline.lines(run, width)]
+    out += ["", *fabric.lines(run, width), *recovery.lines(run, width)]
+    out += timeline.lines(run, width, every=every)
     out += [rule("verdicts", width), *verdict_lines(run, width)]
     out += [*counts(run), ""]
     for finding in [*notices.findings(run), *run.notes]:

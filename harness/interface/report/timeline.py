@@ -25,12 +25,17 @@ TERMS = {
     Term.IDLE: "idle",
     Term.OTHER: "queued",
 }
+#: As many rungs are told in full; more of them on request.
+FEW = 2
 #: Columns of what compute does not hide.
 _EXPOSED = (*EXPOSED, Term.MOVE)
 
 
-def lines(run: RunRecord, width: int = 100) -> list[str]:
-    """The table of what was lost, and a line for each thing worth saying; nothing if nothing is."""
+def lines(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
+    """The table of what was lost, and a line for each thing worth saying; nothing if nothing is.
+
+    Unless ``every``, of many rungs only the first remedy of each is told.
+    """
     all_rungs = rungs(run)
     if not all_rungs:
         return []
@@ -42,11 +47,11 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             " lost = step - ideal = the sum of the columns to its right; each of these columns is a"
             " term's growth against the baseline (* not hidden behind compute)"
         )
-        if "of N" in out[1]:
-            note += "; of N = the speedup by these profiled steps, of the ranks there are"
+        if "ranks lost" in out[1]:
+            note += "; ranks lost = ranks less the speedup of these profiled steps"
         out += wrap(note, width, 1)
         out += _captured(trusted, width)
-    return [*out, *remarks(run, width), ""]
+    return [*out, *remarks(run, width, every=every or len(trusted) <= FEW), ""]
 
 
 def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
@@ -69,7 +74,7 @@ def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
     return out
 
 
-def remarks(run: RunRecord, width: int) -> list[str]:
+def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
     """What is worth a sentence: bubbles, both estimates of communication, advice, refusals."""
     all_rungs, out = rungs(run), list[str]()
     trusted = [r for r in all_rungs if not r.refused]
@@ -83,7 +88,7 @@ def remarks(run: RunRecord, width: int) -> list[str]:
                 width, 10,
             )  # fmt: skip
         scaling, b = r.losses.compute_scaling, r.budget
-        if scaling is not None and len(b.ranks) > 1:
+        if every and scaling is not None and len(b.ranks) > 1:
             product = b.load_balance * b.communication_efficiency * scaling
             out += wrap(
                 f" pop      {r.arm.case.id}: load balance {b.load_balance:.3f} x communication"
@@ -91,8 +96,13 @@ def remarks(run: RunRecord, width: int) -> list[str]:
                 f" = {product:.3f} of the ranks' time computes what the baseline's compute takes",
                 width, 10,
             )  # fmt: skip
-        for line in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings):
+        told = list(advice(r.arm.case, r.expected, r.losses, r.budget, run.settings))
+        for line in told if every else told[:1]:
             out += wrap(f" try      {r.arm.case.id}: {line}", width, 10)
+    if not every:
+        out += wrap(
+            " more     every remedy and POP factor: scaleproof report RUN --every", width, 10
+        )
     for r in trusted:
         out += _both(run, r, width)
     refused = [r for r in all_rungs if r.refused]
@@ -128,15 +138,31 @@ def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:
 
 
 def _table(trusted: Sequence[Rung], width: int) -> list[str]:
-    """The largest terms that have room, and the rest of them in one column: the sum holds."""
+    """The largest terms that have room, and the rest of them in one column: the sum holds.
+
+    Where names leave no room for all terms, they have lines of their own.
+    """
     shown = [t for t in TERMS if any(_ms(r, t) for r in trusted)]
+    lines, rest = _fitting(trusted, shown, width, first=0)
+    if not rest:
+        return lines
+    (header, *rows), _ = _fitting(trusted, shown, width - 2, first=1)
+    names = [wrap(f" {text.named(r.arm.case)}".replace("\n", ""), width, 3) for r in trusted]
+    under = [[*name, f"  {row}"] for name, row in zip(names, rows, strict=True)]
+    return [f"  {header}", *(line for pair in under for line in pair)]
+
+
+def _fitting(
+    trusted: Sequence[Rung], shown: Sequence[Term], width: int, first: int
+) -> tuple[list[str], list[Term]]:
+    """The table from its ``first`` column on, and the terms that have no column of their own."""
     ranked = sorted(shown, key=lambda t: -max(abs(_ms(r, t)) for r in trusted))
     for count in range(len(shown), -1, -1):
         kept, rest = [t for t in shown if t in ranked[:count]], ranked[count:]
-        lines = table(_columns(kept, rest), trusted, width)
+        lines = table(_columns(kept, rest)[first:], trusted, width)
         if {*map(head, kept), *(["rest"] if rest else [])} <= set(lines[0].split()):
             break
-    return lines
+    return lines, rest
 
 
 def _columns(kept: Sequence[Term], rest: Sequence[Term]) -> list[Column[Rung]]:
@@ -149,7 +175,7 @@ def _columns(kept: Sequence[Term], rest: Sequence[Term]) -> list[Column[Rung]]:
         *(Column(head(t), 80, partial(_cell, term=t)) for t in kept),
         *([Column[Rung]("rest", 80, partial(_rest, terms=rest))] if rest else ()),
         Column(
-            "of N",
+            "ranks lost",
             60,
             lambda r: f"{float(r.losses.ranks - r.losses.speedup):.2f} of {r.losses.ranks}",
         ),

@@ -1,4 +1,4 @@
-"""FSDP2: a weak ladder in real compute, and a paced one up to 4 ranks."""
+"""FSDP2: a weak ladder in real compute, and paced ones on 2 and up to 4 ranks."""
 
 import pytest
 from recipes import paced, weak
@@ -13,6 +13,12 @@ def test_weak(verdict):
 
 
 @pytest.mark.smoke
-@scaling(paced("fsdp"))
+@scaling(paced("fsdp", largest=2))
 def test_paced(verdict):
     """The real collectives with paced compute."""
+
+
+@pytest.mark.nightly
+@scaling(paced("fsdp"))
+def test_paced_wide(verdict):
+    """The same on 4 ranks."""

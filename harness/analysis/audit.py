@@ -61,9 +61,13 @@ def _launches(run: RunRecord, folder: Path) -> Iterator[str]:
 
 
 def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
-    """No two ranks leave the same samples: they hold the times of every step."""
-    count = Counter(r.samples_sha256 for x in launches for r in x.ranks if r.samples_sha256)
-    for launch in launches:
+    """No two ranks leave the same samples: they hold the times of every step.
+
+    References have no times: two that train alike, at another pace, are equal.
+    """
+    timed = [x for x in launches if x.purpose is not Purpose.REFERENCE]
+    count = Counter(r.samples_sha256 for x in timed for r in x.ranks if r.samples_sha256)
+    for launch in timed:
         for rank in launch.ranks:
             if count[rank.samples_sha256] > 1:
                 yield f"{launch.launch}: rank {rank.rank} has the samples of another one"

@@ -15,6 +15,7 @@ from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
 from harness.record import (
     JUDGED_SINCE,
+    SETTLED_SINCE,
     LaunchRecord,
     LaunchStatus,
     Purpose,
@@ -212,7 +213,8 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
             out.append(f"launch_sd is {run.launch_sd}, the pilots give {sd}")
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
-        if frozen and frozen != pilots.windows(plan, pilots.read(run, folder, plan)):
+        settled = run.schema >= SETTLED_SINCE
+        if settled and frozen and frozen != pilots.windows(plan, pilots.read(run, folder, plan)):
             out.append(f"{plan.name}: windows are {frozen}, the pilots give others")
         for launch in pairs.timed(run, plan, None):
             kept = run.window(plan, launch)

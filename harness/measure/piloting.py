@@ -26,7 +26,7 @@ def missing(
 def _pilots(
     run: Run, plan: Plan, slots: Sequence[Sequence[Arm]]
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """Each arm once.
+    """Each arm once, and again where its warm-up is in doubt.
 
     The first one twice (A/A), unless worlds run side by side: then the probes are the A/A. Plans
     share the pilots of a case that they measure alike.
@@ -38,6 +38,9 @@ def _pilots(
         have = min(_count(run, plan, arm, Purpose.PILOT) for arm in slot)
         if have < (2 if single and slot is slots[0] else 1):
             yield have, slot
+    for (arm,) in slots if single else ():
+        if pilots.unsettled(plan, arm, pilots.read(run.bare(complete=False), run.folder, plan)):
+            yield 1, [arm]
 
 
 def _probes(

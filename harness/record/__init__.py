@@ -18,6 +18,6 @@ from harness.record.launch import (
 )
 from harness.record.outcome import Reason, ScalingPoint, Status, Verdict
 from harness.record.rank import Allocator, Check, Issued, RankRecord, SpanRow, WhatRan
-from harness.record.record import JUDGED_SINCE, SCHEMA, Block, RunRecord
+from harness.record.record import JUDGED_SINCE, SCHEMA, SETTLED_SINCE, Block, RunRecord
 from harness.record.recovery import RankRestart, Trial
 from harness.record.spans import Category

@@ -20,9 +20,9 @@ from harness.record.outcome import Verdict
 from harness.record.recovery import Trial
 from harness.spec import CaseSpec, Device, Plan, Settings, StandIn, Threshold, Window
 
-SCHEMA = 6
-#: The first layout whose verdicts were judged by today's rules.
-JUDGED_SINCE = 6
+SCHEMA = 7
+#: The first layouts whose verdicts were judged, and whose windows were settled, by today's rules.
+JUDGED_SINCE, SETTLED_SINCE = 6, 7
 
 
 @dataclass(frozen=True, kw_only=True)

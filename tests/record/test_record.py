@@ -29,7 +29,7 @@ from harness.host.nvml import GpuWindow
 from harness.interface import frames
 from harness.measure.blocks import missing
 from harness.measure.resume import unfinished
-from harness.record import SCHEMA, Purpose, Reason, RunRecord, Status
+from harness.record import SCHEMA, SETTLED_SINCE, Purpose, Reason, RunRecord, Status
 from harness.record.schema import RECORD, record_schema
 from harness.record.store import Samples, load, save
 from harness.record.upgrade import upgrade
@@ -139,6 +139,13 @@ def test_verdicts_of_sweeps_and_trials_of_schema_4_are_judged_alike() -> None:
     assert [v.status for v in verdicts(run)] == [Status.PASS, Status.FAIL, Status.PASS]
 
 
+def test_a_record_of_schema_6_keeps_its_windows(sample: Path) -> None:
+    """Pilots were read otherwise then: what they settled is taken as recorded."""
+    run = load(sample)
+    assert run.schema == 6 and any(w.cut > 30 for ws in run.windows.values() for w in ws.values())
+    assert verify(run, sample).differences == ()
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -175,6 +182,7 @@ def test_a_forged_window_is_found(copy: Path) -> None:
     def longer(doc: Any) -> None:
         (windows,) = doc["windows"].values()
         windows["plain"]["steps"] = 99
+        doc["schema"] = SETTLED_SINCE
 
     change(copy, longer)
     assert any("the pilots give others" in d for d in verify(load(copy), copy).differences)
@@ -501,6 +509,7 @@ def test_resume_keeps_everything_and_takes_up_what_only_the_chain_knows(copy: Pa
 
     def early(doc: Any) -> None:
         doc.update(complete=False, launches=doc["launches"][:5], blocks=[], windows={})
+        doc["schema"] = SCHEMA
 
     change(copy, early)
     run = unfinished(copy, load(copy).machine)

@@ -62,12 +62,29 @@ def windows(plan: Plan, pilots: Sequence[Pilot]) -> dict[str, Window]:
     return {arm.name: _window(plan, arm, pilots, sd) for arm in plan.arms}
 
 
+def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
+    """Whether an arm's only pilot asks for so long a warm-up that another pilot costs less.
+
+    A warm-up is there in every launch; in one pilot it may have been a busy moment of the host.
+    """
+    matching = _matching(plan, arm, pilots)
+    kept = plan.window.steps - plan.window.cut
+    return len(matching) == 1 and 2 * steadiness.warm_up(matching[0].steps) > kept
+
+
+def _matching(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> list[Pilot]:
+    return [p for p in pilots if p.case == arm.case.hash and p.window == plan.pilot]
+
+
 def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> Window:
-    matching = [p for p in pilots if p.case == arm.case.hash and p.window == plan.pilot]
+    matching = _matching(plan, arm, pilots)
     if not matching:
         return plan.window
-    pilot, least = matching[0], plan.window.steps - plan.window.cut
-    cut = plan.pilot.cut + steadiness.warm_up(pilot.steps)
+    least = plan.window.steps - plan.window.cut
+    warm_up, pilot = min(
+        ((steadiness.warm_up(p.steps), p) for p in matching), key=lambda two: two[0]
+    )
+    cut = plan.pilot.cut + warm_up
     kept = pilot.steps[cut - plan.pilot.cut :]
     worth = steadiness.best_steps(kept, pilot.launch_s, sd or 0.0, least)
     step_s, asked = median(kept), plan.protocol

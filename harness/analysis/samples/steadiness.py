@@ -54,14 +54,22 @@ def mser5(steps: Sequence[float]) -> int:
 
 
 def warm_up(steps: Sequence[float]) -> int:
-    """What MSER-5 cuts off a pilot, if that part really was slower: on noise alone it cuts too."""
+    """What MSER-5 cuts off a pilot, as far as it really was slower than what comes after it.
+
+    On noise alone MSER cuts too, and half of a pilot for the sake of its first steps: the shortest
+    cut will do of which no slower part is left. Every launch pays for it.
+    """
     cut = mser5(steps)
-    if not cut:
+    settled = stats.t_interval(batch_means(steps[cut:]), 0.5) if cut else None
+    if settled is None:
         return 0
-    early, rest = steps[:cut], batch_means(steps[cut:])
-    settled = stats.t_interval(rest, 0.5)
-    slower = math.fsum(early) / len(early) - settled.mean
-    return cut if slower > max(DRIFT * settled.mean, 2 * (settled.sd or 0.0)) else 0
+    limit = max(DRIFT * settled.mean, 2 * (settled.sd or 0.0))
+    boundaries: list[int] = [0, *range(len(steps) % BATCH, cut, BATCH)]
+    for shorter in boundaries:
+        left = steps[shorter:cut]
+        if math.fsum(left) / len(left) - settled.mean <= limit:
+            return shorter
+    return cut
 
 
 def steadiness(steps: Sequence[float]) -> Steadiness:

@@ -40,8 +40,11 @@ def test_what_was_lost_is_the_sum_of_what_is_shown(width: int, model: str) -> No
         ranks=2, speedup=Fraction(17, 10),
     )  # fmt: skip
     rung: Any = SimpleNamespace(arm=SimpleNamespace(case=case), losses=losses, perturbation=1.01)
-    header, first, *_ = timeline._table([rung], width)
-    cells = dict(zip(header.split(), first.replace(" of ", "-of-").split(), strict=False))
+    header, *rows = timeline._table([rung], width)
+    header = header.replace("ranks lost", "ranks-lost")
+    first = next(row for row in rows if "2cpu" in row.split()).replace(" of ", "-of-")
+    assert any(f"ddp/{model}" in row for row in rows)
+    cells = dict(zip(header.split(), first.split(), strict=False))
     of_terms = {timeline.head(t) for t in terms} | {"rest"}
     shown = sum(float(cells[name]) for name in header.split() if name in of_terms)
     assert shown == pytest.approx(float(cells["lost"]), abs=0.11)

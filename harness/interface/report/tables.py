@@ -234,7 +234,7 @@ def counts(run: RunRecord) -> list[str]:
 
 
 def cost(run: RunRecord, width: int = 100) -> list[str]:
-    """Launches, seconds per launch, and the share of the run that neither steps nor checks."""
+    """Launches, seconds per launch, and the overhead of the run."""
     timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
     if not timed:
         return [] if run.fabric or run.recoveries else [" cost       nothing was timed"]
@@ -244,16 +244,11 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     wall = sum(x.wall_s for x in timed)
     slots = [x.slot for x in run.launches if x.slot]
     launch = (wall - _stepping_s(timed)) / len(timed)
-    busy = {x.slot or x.launch: 0.0 for x in run.launches}
-    for x in run.launches:  # those of a slot ran at once
-        at = x.slot or x.launch
-        checks = x.purpose in (Purpose.GATE, Purpose.REFERENCE)
-        busy[at] = max(busy[at], x.wall_s if checks else _stepping_s([x]))
     told = (
         f" cost       {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
         f" to start and end), {len(pilots)} pilots, {len(gates)} gates,"
         f" {len(profiles)} profiles;"
-        f" {1 - sum(busy.values()) / run.elapsed_s:.0%} of {duration(run.elapsed_s)} is overhead"
+        f" {overhead(run):.0%} of {duration(run.elapsed_s)} is overhead"
     )
     if slots:
         each = len(slots) / len(set(slots))
@@ -269,6 +264,16 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
         told += f"; {_hours(run.device_s / decided)} a decided verdict" if decided else ""
         out += wrap(told, width, 12)
     return out
+
+
+def overhead(run: RunRecord) -> float:
+    """The share of a run's time in which it neither steps nor checks."""
+    busy = {x.slot or x.launch: 0.0 for x in run.launches}
+    for x in run.launches:  # those of a slot ran at once
+        at = x.slot or x.launch
+        checks = x.purpose in (Purpose.GATE, Purpose.REFERENCE)
+        busy[at] = max(busy[at], x.wall_s if checks else _stepping_s([x]))
+    return 1 - sum(busy.values()) / run.elapsed_s
 
 
 def _hours(device_s: float) -> str:

@@ -16,6 +16,10 @@ from harness.spec.metrics import Form
 from harness.spec.plan import BASELINES, Contrast
 
 
+#: More ranks or nodes than any run will have: a slip of the pen.
+LARGEST = 1_000_000
+
+
 class Statistic(StrEnum):
     """Mean over the kept window; 95th percentile of steps; or the worst launch."""
 
@@ -182,8 +186,9 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
     elif v.get("at_least", -1e300) > v.get("at_most", 1e300):
         problems.add(line("at_least"), "at_least is above at_most: no value can pass")
     for key in ("world", "nodes"):
-        sizes = v.get(key, ())
-        if any(n < 1 for n in ([sizes] if isinstance(sizes, int) else sizes)):
+        sizes = v.get(key)
+        listed = [sizes] if isinstance(sizes, int) else sizes
+        if listed is not None and not (listed and all(0 < n <= LARGEST for n in listed)):
             problems.add(line(key), f"{key} = {sizes} is of no run", "numbers from 1 on")
     for key, what, right in vacuous.bounds(v):
         problems.add(line(key), what, right)

@@ -169,7 +169,9 @@ def _event(text: str) -> Any:
     for attempt in (text, _NAME.sub(_quoted, text)):
         with contextlib.suppress(ValueError):
             doc = json.loads(attempt, strict=False)
-            of = {"X": Event, "i": Instant}.get(doc.get("ph"))
+            if not isinstance(doc, dict):
+                return None
+            of = {"X": Event, "i": Instant}.get(str(doc.get("ph")))
             if of is None:
                 return _OTHERS[0]()
             fields = {k: v for k, v in doc.items() if k != "args" and v is not None}

@@ -41,7 +41,8 @@ def host_steps(
     a length are left out.
     """
     pattern = STEP if step_name is None else re.compile(fnmatch.translate(step_name))
-    rows = np.flatnonzero(trace.of_cat("user_annotation", "cpu_op") & trace.named(pattern))
+    marked = trace.of_cat("user_annotation", "cpu_op") & trace.named(pattern)
+    rows = np.flatnonzero(marked & (trace.end > trace.start))
     if len(rows):
         spent = np.bincount(trace.thread[rows], weights=trace.end[rows] - trace.start[rows])
         main = int(spent.argmax())

@@ -41,8 +41,9 @@ _RENAMED = {
 _OTHER_DEVICES = re.compile(r"mtia|hpu|glow|collective_comm|privateuse")
 #: Coarser timestamps than this are told, in us.
 COARSE_US = 0.01
-#: Later than any clock: float64 holds whole microseconds up to here.
-LATEST_US = float(1 << 53)
+#: Later than any clock: float64 holds whole microseconds, and a sum of both fits into int64 ns.
+LATEST_US = float(1 << 52)
+LATEST_BASE_NS = 1 << 62
 #: Kinds of events that nothing on a device is tied to.
 _BARE = frozenset({"cpu_op", "Operator", "user_annotation"})
 _COLUMNS = ("start", "end", "name", "cat", "thread", "correlation", "stream")
@@ -297,6 +298,11 @@ def _trace(
     path: Path, columns: _Growing, meta: dict[str, Any], partial: str, notes: tuple[str, ...]
 ) -> Trace:
     base = max(0, _whole(meta.get("baseTimeNanoseconds")))
+    if base > LATEST_BASE_NS:
+        raise ScaleproofError(
+            f"baseTimeNanoseconds is {base}, which is no time", where=str(path),
+            expected="nanoseconds since 1970", fix="correct the header, or remove the field",
+        )  # fmt: skip
     start, end = columns.whole("start"), columns.whole("end")
     np.negative(end, out=end)  # in place: here a large trace is at its largest
     order = np.lexsort((end, start))  # of two that start together, the one around comes first

@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
             message = f"no {what.lower()} {wrong}{nearest(wrong.strip(chr(39)), known)}"
             raise SpecError(message, expected=", ".join(known), fix=f"{self.prog} --help")
         elif "unrecognized arguments:" in message:
-            wrong = message.partition(": ")[2].split()[0]
+            wrong = message.partition(": ")[2].partition(" ")[0]
             message = f"no option {wrong!r}{nearest(wrong, self.known())}"
         raise SpecError(message, fix=f"{self.prog} --help")
 

@@ -218,16 +218,20 @@ def _verdict(run: RunRecord, v: Verdict, scale: tuple[float, float]) -> dict[str
 def _cases(run: RunRecord) -> list[dict[str, Any]]:
     gates = pairs.gates(run)
     rows = [(plan, arm_row(run, plan, arm)) for plan in run.plans for arm in plan.arms]
+    first: dict[str, int] = {}
+    for i, (_, row) in enumerate(rows):
+        first.setdefault(row.case.id, i)
     return [
         {
             **_case(row, gates.get(row.case.hash)),
+            "anchor": anchor(row.case.id) if first[row.case.id] == i else "",
             "folders": [
                 (x.purpose, x.launch)
                 for x in run.launches
                 if x.case == row.case.hash and x.plan in ("", plan.hash)
             ],
         }
-        for plan, row in rows
+        for i, (plan, row) in enumerate(rows)
     ]
 
 
@@ -245,7 +249,6 @@ def _case(row: ArmRow, gate: LaunchRecord | None) -> dict[str, Any]:
 
     return {
         "id": row.case.id,
-        "anchor": anchor(row.case.id),
         "launches": len(row.launches),
         "rate": rate(row.throughput),
         "step": ms(row.step_s),

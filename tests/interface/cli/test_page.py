@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import importlib.util
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -37,6 +41,36 @@ def browse(page: Path, *arguments: str) -> str:
         timeout=120,
     )
     return done.stdout
+
+
+def axe(page: Path, document: str, *arguments: str) -> list[str]:
+    """What axe-core finds in a page: its rules of serious and critical impact."""
+    spec = importlib.util.find_spec("axe_core_python")
+    assert spec is not None and spec.origin is not None
+    code = Path(spec.origin).with_name("axe.min.js").read_text()
+    told = "JSON.stringify(r.violations.map(v=>[v.id,v.impact]))"
+    run = f"axe.run().then(r=>{{document.body.dataset.axe={told}}})"
+    page.write_text(
+        document.replace("</body>", f"<script>{code}</script><script>{run}</script></body>")
+    )
+    dom = browse(page, "--virtual-time-budget=20000", "--dump-dom", *arguments)
+    found = re.search(r'data-axe="([^"]*)"', dom)
+    assert found, "axe did not run"
+    return [rule for rule, impact in json.loads(html.unescape(found[1])) if impact != "minor"]
+
+
+def test_axe_finds_nothing_serious_but_what_is_planted(
+    sample_run: RunRecord, tmp_path: Path
+) -> None:
+    document, page = render(sample_run), tmp_path / "report.html"
+    assert axe(page, document) == []
+    assert axe(page, document.replace("<h2", '<img src="data:,"><h2', 1)) == ["image-alt"]
+
+
+@pytest.mark.full
+def test_axe_finds_nothing_serious_in_the_dark(sample_run: RunRecord, tmp_path: Path) -> None:
+    dark = "--blink-settings=preferredColorScheme=0"
+    assert axe(tmp_path / "report.html", render(sample_run), dark) == []
 
 
 def test_page_renders_and_its_filter_works(sample_run: RunRecord, tmp_path: Path) -> None:

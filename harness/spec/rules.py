@@ -15,7 +15,6 @@ from harness.spec.catalogue import Catalogue
 from harness.spec.metrics import Form
 from harness.spec.plan import BASELINES, Contrast
 
-
 #: More ranks or nodes than any run will have: a slip of the pen.
 LARGEST = 1_000_000
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from harness.analysis.judging.pairs import like_launches_sd, rests_on, timed
+from harness.analysis.judging.pairs import rests_on, timed
 from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import steadiness
 from harness.host import admission
@@ -49,12 +49,6 @@ def _slowed_on_purpose(plan: Plan, contrast: Contrast) -> bool:
 
 def _noise(launches: Sequence[LaunchRecord], quotas: bool) -> str:
     """What the launches themselves say of a noisy host; empty for a quiet one."""
-    spread = like_launches_sd(launches)
-    if spread is not None and spread > admission.LAUNCH_SD:
-        return (
-            f"launches of one arm in one block differ by {spread:.0%} (A/A);"
-            " use quiet cores, fixed clocks or another machine"
-        )
     for arm in dict.fromkeys(x.arm for x in launches):
         mine = [x for x in launches if x.arm == arm]
         loads = [x.foreign_load for x in mine if x.foreign_load is not None]

@@ -90,13 +90,19 @@ def shaped(run: RunRecord) -> list[str]:
     return out
 
 
-def reproducible(run: RunRecord) -> str:
-    """In how many arms all launches gave the same losses to the bit."""
+def alike(run: RunRecord) -> dict[tuple[str, str], bool]:
+    """Of each plan and arm: whether all of its launches gave the same losses to the bit."""
     arms: dict[tuple[str, str], set[str]] = {}
     for launch in run.launches:
         if launch.purpose is Purpose.TIMED and launch.steps is not None:
             arms.setdefault((launch.plan, launch.arm), set()).add(launch.losses)
-    same = sum(len(digests) == 1 for digests in arms.values())
+    return {arm: len(digests) == 1 for arm, digests in arms.items()}
+
+
+def reproducible(run: RunRecord) -> str:
+    """In how many arms the losses are reproducible, and of how many they were compared."""
+    arms = alike(run)
+    same = sum(arms.values())
     told = f"equal bit for bit in all launches of {same} of {len(arms)} arms"
     checked = {
         (x.plan, x.arm)

@@ -2,7 +2,8 @@
 
 Load, a quota or a lower clock that hit one arm more than the other has moved their ratio, and a
 stall that comes every so many steps may lie beyond the windows of one of them. How far that can
-have moved the ratio is known; a verdict stands only if it would stand without it, too.
+have moved the ratio is known; a verdict stands only if it would stand without it, too. The same is
+asked where like launches differ by more than the declared noise: by as much, either way.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analysis.judging import neighbours
-from harness.analysis.judging.pairs import timed
+from harness.analysis.judging.pairs import like_launches_sd, rests_on, timed
+from harness.host import admission
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord
 from harness.spec import Contrast, Plan, metrics
 
@@ -59,6 +61,13 @@ def tilts(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Tilt, ...]:
             sides += f" and {theirs:.0%} of the baseline's"
         more = metric.more_is_better
         out.append(Tilt(factor=factor if more else 1 / factor, why=f"{what} {sides}"))
+    spread = like_launches_sd(rests_on(run, plan, contrast))
+    if spread is not None and spread > admission.LAUNCH_SD:
+        why = (
+            f"launches of one arm in one block differ by {spread:.0%} (A/A); use quiet cores,"
+            " fixed clocks or another machine"
+        )
+        out += [Tilt(factor=factor, why=why) for factor in (1 / (1 + spread), 1 + spread)]
     if share := neighbours.lost(run, plan, contrast):
         factor = 1 - share if metric.more_is_better else 1 / (1 - share)
         why = f"worlds beside it may have taken {share:.1%} of the baseline's speed"

@@ -3,6 +3,7 @@
 import csv
 import io
 
+from harness.analysis.judging import notices
 from harness.base.documents import Json
 from harness.interface.report.headline import decide, headline
 from harness.record import RunRecord
@@ -20,13 +21,21 @@ COLUMNS = (
     "rule",
     "n",
     "reason",
+    "reproducible",
 )
 
 
 def rows(run: RunRecord) -> list[dict[str, Json]]:
-    """Every verdict, worst first."""
+    """Every verdict, worst first; ``reproducible``: all launches of its case lost alike."""
     ranked = sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
-    return [{name: getattr(v, name) for name in COLUMNS} for v in ranked]
+    arms = {(p.hash, a.case.hash): (p.hash, a.name) for p in run.plans for a in p.arms}
+    alike = notices.alike(run)
+    of_cases = {case: alike.get(arm) for case, arm in arms.items()}
+    return [
+        {name: getattr(v, name) for name in COLUMNS[:-1]}
+        | {"reproducible": of_cases.get((v.plan, v.case_hash))}
+        for v in ranked
+    ]
 
 
 def document(run: RunRecord) -> dict[str, Json]:

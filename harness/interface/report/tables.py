@@ -143,6 +143,8 @@ def _status(verdict: Verdict | None) -> str:
     return f"{verdict.status} ~" if doubtful else str(verdict.status)
 
 
+#: Phases of a rank that any training has.
+_TRAINING = ("model", "data")
 _COLUMNS = (
     Column[Named]("case", 100, lambda line: line[0], left=True),
     _column("ranks", 99, lambda r: r.row.case.world),
@@ -267,12 +269,15 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
 
 
 def overhead(run: RunRecord) -> float:
-    """The share of a run's time in which it neither steps nor checks."""
+    """The share of a run's time in which nothing is built, trained or checked."""
     busy = {x.slot or x.launch: 0.0 for x in run.launches}
     for x in run.launches:  # those of a slot ran at once
         at = x.slot or x.launch
         checks = x.purpose in (Purpose.GATE, Purpose.REFERENCE)
-        busy[at] = max(busy[at], x.wall_s if checks else _stepping_s([x]))
+        making_s = max(
+            (sum(r.phases_s.get(name, 0.0) for name in _TRAINING) for r in x.ranks), default=0.0
+        )
+        busy[at] = max(busy[at], x.wall_s if checks else making_s + _stepping_s([x]))
     return 1 - sum(busy.values()) / run.elapsed_s
 
 

@@ -107,12 +107,14 @@ def in_child(function: Callable[[], Json]) -> Json:
 def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
     """The answers in order; a file that cannot be imported makes its cases unsupported.
 
-    Cases of the same files are asked in one process: they share what is known of a model.
+    Cases of the same files of users', and those of none, are asked in one process: they share what
+    is known of a model, and what torch imports for it.
     """
     answers: dict[int, Json] = {}
     groups: dict[str, list[int]] = {}
     for i, request in enumerate(requests):
-        groups.setdefault(json.dumps(request["files"], sort_keys=True), []).append(i)
+        theirs = {k: name for k, name in request["files"].items() if name.endswith(".py")}
+        groups.setdefault(json.dumps(theirs, sort_keys=True), []).append(i)
     for group in groups.values():
         for part in (group, *([i] for i in group)):  # one that crashes does not take the others
             left = [i for i in part if i not in answers]
@@ -125,14 +127,16 @@ def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
 
 
 def _describe(requests: list[dict[str, Json]]) -> Json:
-    """Cases of the same files."""
-    cases = [from_doc(CaseSpec, request["case"]) for request in requests]
-    files = requests[0]["files"]
+    """The answers to these, in order."""
+    return [_loaded(from_doc(CaseSpec, r["case"]), r["files"]) for r in requests]
+
+
+def _loaded(case: CaseSpec, files: Mapping[str, str]) -> Json:
     try:
         loaded = load(files)
     except Exception as error:
-        return [to_doc(Described(error=placed(error, files)))] * len(cases)
-    return [_described(loaded, case, files) for case in cases]
+        return to_doc(Described(error=placed(error, files)))
+    return _described(loaded, case, files)
 
 
 def _described(loaded: Loaded, case: CaseSpec, files: Mapping[str, str]) -> Json:

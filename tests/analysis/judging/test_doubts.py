@@ -75,6 +75,19 @@ def test_like_launches_that_differ_condemn_the_host(sample_run: RunRecord) -> No
     assert decided(sample_run, scatter).reason is Reason.NOISY_HOST
 
 
+def test_like_launches_that_differ_leave_what_has_room_for_them(sample_run: RunRecord) -> None:
+    """Where the interval is far from the bound, no quieter host would decide otherwise."""
+
+    def scatter(doc: Any, least: float) -> None:
+        even(doc, 0.9, 0.2)
+        bound(doc, at_least=least)
+
+    assert decided(sample_run, lambda doc: scatter(doc, 0.3)).status is Status.PASS
+    near = decided(sample_run, lambda doc: scatter(doc, 0.7))
+    assert (near.status, near.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    assert "launches of one arm in one block differ by" in near.detail
+
+
 def test_devices_that_were_slowed_are_a_doubt(sample_run: RunRecord) -> None:
     hot = {"index": 0, "name": "GPU", "sm_clock_mhz": None, "power_w": None, "temp_c": None,
            "throttle": ["hw_thermal"], "lost": False}  # fmt: skip

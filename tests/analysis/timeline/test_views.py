@@ -137,7 +137,7 @@ def test_changes_of_terms_add_up_to_that_of_the_step(
     assert sum(c.more_ns for c in changes) == pytest.approx(now.step_ns - was.step_ns)
     assert {c.name: c.more_ns / US for c in changes}[Term.COMPUTE] == pytest.approx(70)
     assert main(["timeline", str(a), "--against", str(b), "--json"]) == 0
-    (document,) = json.loads(capsys.readouterr().out)
+    (document,) = json.loads(capsys.readouterr().out)["windows"]
     assert document["names"][0]["name"] == "void gemm<float>(int)"
     assert main(["timeline", str(a), "--against", str(b)]) == 0
     assert "+0.07" in capsys.readouterr().out
@@ -187,5 +187,5 @@ def test_details_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "rank 1 100%" in out and "4 kB" in out and "launched by" in out
     assert main(["timeline", *paths, "--details", "--json"]) == 0
-    (document,) = json.loads(capsys.readouterr().out)
+    (document,) = json.loads(capsys.readouterr().out)["windows"]
     assert {"communications", "kernels", "idleness"} <= document.keys()

@@ -37,7 +37,7 @@ def test_traces_of_others_merge_and_list_their_ranges(
     assert "FSDP::all_gather" in out and "https://ui.perfetto.dev" in out
     (merged,) = tmp_path.iterdir()
     assert main(["timeline", *paths, "--json"]) == 0
-    (document,) = json.loads(capsys.readouterr().out)
+    (document,) = json.loads(capsys.readouterr().out)["windows"]
     assert [r["rank"] for r in document["budget"]["ranks"]] == [0, 1]
     assert main(["timeline", str(merged)]) == 0, "its own output is a trace, too"
     assert "2 ranks" in capsys.readouterr().out
@@ -85,3 +85,10 @@ def test_nsys_wraps_the_command_and_its_absence_is_one_clear_error(
     (call,) = calls
     assert call[0] == shutil.which("nsys") and "--trace-fork-before-exec=true" in call
     assert call[-6:] == ["run", "ddp/decoder-nano/weak", "--cpus", "2", "--results", str(results)]
+
+
+def test_a_record_without_its_traces_says_where_they_are(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["timeline", str(sample), "--merge", str(tmp_path)]) == 4
+    assert f"try       scaleproof timeline {sample}" in capsys.readouterr().err

@@ -60,6 +60,7 @@ def test_short_forms_hold_every_verdict(sample_run: RunRecord) -> None:
     assert [r["status"] for r in rows] == ["PASS", "RECORDED", "RECORDED"]
     assert float(rows[0]["value"]) == document(sample_run)["verdicts"][0]["value"]
     assert document(sample_run)["exit"] == 0
+    assert [row["reproducible"] for row in document(sample_run)["verdicts"]] == [True] * 3
     lines = markdown(sample_run)
     assert lines[0].startswith("### PASS") and sum(line.startswith("| ") for line in lines) == 4
 

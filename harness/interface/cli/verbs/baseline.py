@@ -79,7 +79,7 @@ def act(asked: Asked) -> Answer:
     lines.append(f" {path}: {len(known)} references, {len(changed)} written")
     if parsed.action == "set" and len(changed) < len(new):
         lines.append(' to replace a known value: scaleproof baseline accept RUN --reason "..."')
-    return Answer(document=to_doc(tuple(changed)), lines=lines)
+    return Answer(document={"references": to_doc(tuple(changed))}, lines=lines)
 
 
 def _name(r: Reference) -> str:
@@ -111,6 +111,6 @@ def _show(place: Path) -> Answer:
         column("source", 1, lambda r: r.source, left=True),
     ]
     return Answer(
-        document=to_doc(references),
+        document={"references": to_doc(references)},
         lines=[*text.table(columns, references, text.columns()), "", f" {path}"],
     )

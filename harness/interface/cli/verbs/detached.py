@@ -131,7 +131,9 @@ def status(results: Path, job: str | None) -> Answer:
         reason = f" ({why})" if why not in ("", "None") else ""
         lines.append(f" {d.job:>6}  {state}{reason}  {shlex.join(d.argv)}")
         lines += [f"         {line.strip()}" for line in said[-1:]]
-    return Answer(document=document, lines=lines or [" no detached run was submitted from here"])
+    return Answer(
+        document={"jobs": document}, lines=lines or [" no detached run was submitted from here"]
+    )
 
 
 def cancel(results: Path, job: str) -> Answer:

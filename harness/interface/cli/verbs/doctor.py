@@ -34,7 +34,7 @@ def act(asked: Asked) -> Answer:
     if unfit:
         lines.append(" a run now would end INCONCLUSIVE: noisy host")
     exit_ = Exit.FAILED if broken else Exit.INCONCLUSIVE if unfit else Exit.PASSED
-    return Answer(document=to_doc(tuple(checks)), lines=lines, exit=exit_)
+    return Answer(document={"checks": to_doc(tuple(checks))}, lines=lines, exit=exit_)
 
 
 def engines(known: Mapping[str, Entry]) -> list[Finding]:

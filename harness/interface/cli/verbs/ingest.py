@@ -27,4 +27,4 @@ def act(asked: Asked) -> Answer:
     machines = sorted({x.machine for x in added})
     lines += [f" compare  asv compare main~1 main --machine {m}" for m in machines]
     exit_ = Exit.PASSED if added else Exit.NOTHING_JUDGED
-    return Answer(document=to_doc(tuple(added)), lines=lines, exit=exit_)
+    return Answer(document={"series": to_doc(tuple(added))}, lines=lines, exit=exit_)

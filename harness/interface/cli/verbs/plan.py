@@ -71,7 +71,7 @@ def act(asked: Asked) -> Answer:
         costs = forecast.Costs(plans, run.described, machine, link_bytes=link)
         place = plans_report.Place(machine, on, costs)
         shown = plans_report.lines(outlooks, run.thresholds, place, text.columns())
-    return Answer(document=[to_doc(f) for f in outlooks], lines=shown)
+    return Answer(document={"plans": [to_doc(f) for f in outlooks]}, lines=shown)
 
 
 def _hardware(text: str | None) -> Hardware | None:

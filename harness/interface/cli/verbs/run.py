@@ -99,4 +99,4 @@ def _dry_run(asked: Asked, known: Catalogue, site: Site) -> Answer:
         for name, content in command.files.items():
             lines += [f"# {name}", *content.splitlines(), ""]
         lines.append(shlex.join(command.argv))
-    return Answer(document=[to_doc(c) for c in commands], lines=lines)
+    return Answer(document={"commands": [to_doc(c) for c in commands]}, lines=lines)

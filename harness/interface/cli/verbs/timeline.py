@@ -90,7 +90,7 @@ def act(asked: Asked) -> Answer:
             lines.append(f" merged   {path}: open it in https://ui.perfetto.dev")
         documents.append(document)
         lines.append("")
-    return Answer(document=documents, lines=lines[:-1])
+    return Answer(document={"windows": documents}, lines=lines[:-1])
 
 
 def _more(
@@ -133,7 +133,7 @@ def _difference(before: Sequence[Traced], after: Sequence[Traced], width: int) -
         for doubt in doubts:
             lines += text.wrap(f" refused  {doubt}", width, 10)
         lines.append("")
-    return Answer(document=documents, lines=lines[:-1])
+    return Answer(document={"windows": documents}, lines=lines[:-1])
 
 
 def _everything(window: Traced) -> tuple[tuple[Operator, ...], bool]:
@@ -209,6 +209,7 @@ def _of_run(path: Path) -> Iterator[Traced]:
         assert launch.budget is not None
 
         def opened(launch: LaunchRecord = launch) -> Window:
+            _there(folder, launch)
             traces, rank_lanes, closed = close_launch(folder, launch.launch, launch.ranks)
             devices = folder / "launches" / launch.launch / "gpus.json"
             readings = json.loads(devices.read_text()) if devices.is_file() else ()
@@ -222,6 +223,17 @@ def _of_run(path: Path) -> Iterator[Traced]:
             open=opened,
             doubt=_doubt(changed) if changed > PERTURBED else "",
         )
+
+
+def _there(folder: Path, launch: LaunchRecord) -> None:
+    """ScaleproofError where the launch's traces are gone, as they are of a copied record."""
+    missing = folder / "launches" / launch.launch
+    if not any(missing.glob("*.trace.json*")):
+        raise ScaleproofError(
+            "the traces of this launch are not here", where=str(missing),
+            expected="the folder that the run was measured in; its record alone holds the budgets",
+            fix=f"scaleproof timeline {folder}",
+        )  # fmt: skip
 
 
 def _doubt(changed: float) -> str:

@@ -64,15 +64,21 @@ def protocol_for(site: Site) -> Protocol:
     return ON_GPUS if site.device == "cuda" else REAL
 
 
-def weak(strategy: str, **fields: Any) -> Recipe:
-    """A weak ladder over the site's world sizes, with real compute."""
+def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
+    """A weak ladder over the site's world sizes, with real compute.
+
+    Without ``wrapped`` it leaves out what the strategy costs on one rank.
+    """
 
     def recipe(site: Site) -> list[Plan]:
-        case = trained(strategy, site, Mode.WEAK, **fields)
-        metrics = METRICS.get(strategy, ("efficiency",))
         return [
             ladder(
-                case, site.worlds, shape=site.shape, metrics=metrics, protocol=protocol_for(site)
+                trained(strategy, site, Mode.WEAK, **fields),
+                site.worlds if wrapped else [n for n in site.worlds if n > 1] or [1],
+                shape=site.shape,
+                baselines=("plain", "wrapped") if wrapped else ("plain",),
+                metrics=METRICS.get(strategy, ("efficiency",)),
+                protocol=protocol_for(site),
             )
         ]
 
@@ -119,8 +125,8 @@ def strong(strategy: str, *, global_batch: int) -> Recipe:
     return recipe
 
 
-def paced(strategy: str, largest: int = 4, **fields: Any) -> Recipe:
-    """A weak ladder of the paced stand-in, from 2 ranks on: what is sent is sent, compute waits."""
+def paced(strategy: str, largest: int = 4, smallest: int = 2, **fields: Any) -> Recipe:
+    """A weak ladder of the paced stand-in: what is sent is sent, compute waits."""
 
     def recipe(site: Site) -> list[Plan]:
         here = site.cpu(largest)
@@ -128,7 +134,7 @@ def paced(strategy: str, largest: int = 4, **fields: Any) -> Recipe:
         return [
             ladder(
                 case,
-                [n for n in here.worlds if n > 1],
+                [n for n in here.worlds if n >= smallest],
                 baselines=("plain",),
                 protocol=PACED,
                 metrics=METRICS.get(strategy, ("efficiency",)),

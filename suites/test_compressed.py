@@ -7,13 +7,13 @@ from harness import scaling
 
 
 @pytest.mark.smoke
-@scaling(weak("compressed:topk"))
+@scaling(weak("compressed:topk", wrapped=False))
 def test_weak(verdict):
     """Throughput per rank holds as ranks are added."""
 
 
 @pytest.mark.smoke
-@scaling(paced("compressed:topk"))
+@scaling(paced("compressed:topk", smallest=4))
 def test_paced(verdict):
     """The real communication hook with paced compute."""
 

@@ -13,6 +13,6 @@ def test_weak(verdict):
 
 
 @pytest.mark.smoke
-@scaling(paced("pipeline"))
+@scaling(paced("pipeline", smallest=4))
 def test_paced(verdict):
     """The real sends and receives with paced compute."""

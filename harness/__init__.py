@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # for type checkers, as below
         strong_worlds,
         versus,
     )
+    from harness.spec.script import script
     from harness.spec.site import rungs
     from harness.spec.suite import recovering, scaling
     from harness.training.context import Knobs, RankContext, Trainer
@@ -52,6 +53,7 @@ _NAMES = {
     "spec.recipes": (
         "ON_GPUS PACED REAL Recipe control ladder like plain shapes strong_worlds versus"
     ),
+    "spec.script": "script",
     "spec.site": "rungs",
     "spec.suite": "recovering scaling",
     "training.context": "Knobs RankContext Trainer",

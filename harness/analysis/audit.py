@@ -14,6 +14,7 @@ from harness.analysis import packing
 from harness.base.documents import Json, to_doc
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
+from harness.record.launch import STALLS
 
 #: Clocks of one machine may step by this much, s; a launch's wall time holds its stepping.
 CLOCK_S = 0.05
@@ -26,6 +27,7 @@ def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
         *_copies(run.launches),
         *_times(run),
         *_turns(run),
+        *_stalled(run),
         *_seats(run),
         *(_chained(run, links) if links or run.head else ()),
     ]
@@ -122,6 +124,19 @@ def _turns(run: RunRecord) -> Iterator[str]:
             if x.purpose is Purpose.TIMED and place not in known:
                 yield f"{x.launch} belongs to no block"
                 return
+
+
+def _stalled(run: RunRecord) -> Iterator[str]:
+    """What was timed again was a scheduled stand-in that nothing but the host kept from it."""
+    again = [x for x in run.launches if x.purpose is Purpose.STALLED]
+    for x in again:
+        if not x.stood_still or any(r.planted_s is None for r in x.ranks):
+            yield f"{x.launch} was timed again, but the host did not stand still"
+            return
+    for plan, times in Counter(x.plan for x in again).items():
+        if times > STALLS:
+            yield f"{times} launches of plan {plan} were timed again, {STALLS} may be"
+            return
 
 
 def _seats(run: RunRecord) -> Iterator[str]:

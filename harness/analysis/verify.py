@@ -127,7 +127,6 @@ def _launch(run: RunRecord, folder: Path, launch: LaunchRecord) -> _Launch:
     except RecordError as error:
         return _Launch(differences=(str(error),))
     expected, traceless = run.described[launch.case].expected, False
-    assert expected is not None
     differences = []
     slot = [x for x in run.launches if launch.slot and x.slot == launch.slot and x is not launch]
     beside = [rank for other in slot for rank in other.ranks]

@@ -26,6 +26,7 @@ from harness.launch.wire.messages import (
     Gate,
     LaunchSpec,
     Refer,
+    Script,
     Sweep,
     Task,
     Timed,
@@ -42,6 +43,8 @@ POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1
 #: FLOP/s of a slow CPU core, for deadlines only.
 SLOW_FLOPS = 5e9
 _USUAL = Deadlines()
+#: What a script imports, loads and compiles may take long, and so may an evaluation between steps.
+SCRIPTS = Deadlines(start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0)
 #: Readings of the devices, all of them at each time.
 Polls: TypeAlias = list[list[dict[str, Json]]]
 
@@ -109,7 +112,10 @@ class Bench:
 
     def describe(self, cases: Sequence[CaseSpec]) -> list[Described]:
         """Ask an agent what each case will do."""
-        return self.worlds.describe([(c, self.catalogue.files(c)) for c in cases])
+        asked = [c for c in cases if not c.script]
+        told = self.worlds.describe([(c, self.catalogue.files(c)) for c in asked]) if asked else []
+        known = dict(zip((c.hash for c in asked), told, strict=True))
+        return [known.get(c.hash, Described()) for c in cases]
 
     def launch(
         self, order: Order, folder: Path, described: Described, on_step: Callable[[int], None]
@@ -270,6 +276,8 @@ class Bench:
     def _task(self, order: Order) -> Task:
         """What the ranks are to do for this order."""
         case, window = order.arm.case, order.window
+        if case.script:
+            return Script(folder=str(Path.cwd()), steps=window.steps, cut=window.cut)
         if order.purpose is Purpose.GATE:
             return Gate(twin=self.catalogue.twin(case))
         if order.purpose is Purpose.REFERENCE:
@@ -323,7 +331,6 @@ def _figured(
 ) -> LaunchRecord:
     """The launch with what follows from its ranks' samples, and from their traces."""
     case, expected, ranks = order.arm.case, described.expected, launch.ranks
-    assert expected is not None
     samples = [load_samples(folder, launch.launch, r) for r in ranks]
     cut, curve = order.window.cut, order.reference
     derived = figures.figures(case, expected, ranks, samples, cut, curve, beside)
@@ -360,6 +367,8 @@ def _left_by(ended: Ended, out: Path) -> tuple[RankRecord, ...]:
 
 def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
     """Silence that no healthy step of this case lasts, by its FLOPs at a slow core's rate."""
+    if case.script:
+        return SCRIPTS
     if described.facts is None or described.expected is None:
         return _USUAL
     flops = described.facts.flops_per_sample * described.expected.global_batch

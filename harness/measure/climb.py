@@ -23,8 +23,8 @@ def climb(
     gated = dict(gates(run.bare(complete=False)))
     arms = sorted(plan.arms, key=lambda a: a.case.world_size)
     possible = [a for a in arms if _possible(session, a)]
-    right, ended = {a.name for a in possible if a.role is Role.ABLATION}, set[str]()
-    checked = [a for a in possible if a.role is not Role.ABLATION]
+    checked = [a for a in possible if a.role is not Role.ABLATION and not a.case.script]
+    right, ended = {a.name for a in possible} - {a.name for a in checked}, set[str]()
     for slot in together.groups(session, plan, checked):
         new = {a.case.hash: a for a in slot if a.case.strategy not in ended}
         missing = [a for case, a in new.items() if case not in gated]

@@ -202,7 +202,8 @@ class Measurer:
                 self._launch_missing(plan, block)
 
     def _launch_missing(self, plan: Plan, block: Block) -> None:
-        for turn, arms in blocks.missing(self.run, plan, block):
+        while todo := next(blocks.missing(self.run, plan, block), None):
+            turn, arms = todo
             done = self._launch(plan, arms, Purpose.TIMED, turn=turn, attempt=block.attempt)
             if not self._usable(plan, done):
                 return
@@ -210,7 +211,7 @@ class Measurer:
 
     def _usable(self, plan: Plan, launches: Sequence[LaunchRecord]) -> bool:
         """Whether the plan goes on: a failed launch ends it, a profile or an ablation itself."""
-        for launch in (x for x in launches if not x.usable):
+        for launch in (x for x in launches if not (x.usable or x.discarded)):
             arm, wrong = plan.arm(launch.arm), [*launch.wrong, obstacles.blame(launch)]
             self._progress.note(f"{arm.case.id}: {wrong[0]}")
             if launch.purpose is Purpose.PROFILE:

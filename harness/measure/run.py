@@ -15,6 +15,7 @@ from harness.measure.bench import mean_wall_s
 from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
 from harness.record.chain import Chain, Kind, bodies
+from harness.record.launch import STALLS
 from harness.record.store import save
 from harness.spec import (
     Arm,
@@ -119,10 +120,18 @@ class Run:
         assert self._chain is not None
         self._chain.add(kind, *told)
 
-    def enter(self, launches: Sequence[LaunchRecord]) -> None:
-        """Launches that ran at once and have ended."""
-        self.launches += launches
-        self._link(Kind.LAUNCH, *launches)
+    def enter(self, launches: Sequence[LaunchRecord]) -> list[LaunchRecord]:
+        """Launches that ran at once and have ended, as they stand in the record."""
+        entered = []
+        for launch in launches:
+            before = [x.purpose for x in self.launches if x.plan == launch.plan]
+            stalled = launch.purpose is Purpose.TIMED and launch.stood_still
+            if stalled and before.count(Purpose.STALLED) < STALLS:
+                launch = dataclasses.replace(launch, purpose=Purpose.STALLED)
+            self.launches.append(launch)
+            entered.append(launch)
+        self._link(Kind.LAUNCH, *entered)
+        return entered
 
     def begin(self, block: Block) -> None:
         """A block, before its first launch."""

@@ -132,8 +132,7 @@ class Session:
 
         run.seal()
         launches = self.bench.launch_together(orders, run.folder, described, on_step)
-        run.enter(launches)
-        return launches
+        return run.enter(launches)
 
     def save(self, *, complete: bool) -> RunRecord:
         return self.run.save(complete=complete)

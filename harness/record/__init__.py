@@ -17,7 +17,15 @@ from harness.record.launch import (
     Steps,
 )
 from harness.record.outcome import Reason, ScalingPoint, Status, Verdict
-from harness.record.rank import Allocator, Check, Issued, RankRecord, SpanRow, WhatRan
+from harness.record.rank import (
+    Allocator,
+    Check,
+    Issued,
+    RankRecord,
+    SpanRow,
+    Watched,
+    WhatRan,
+)
 from harness.record.record import JUDGED_SINCE, SCHEMA, SETTLED_SINCE, Block, RunRecord
 from harness.record.recovery import RankRestart, Trial
 from harness.record.spans import Category

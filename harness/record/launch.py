@@ -9,6 +9,11 @@ from harness.record.budget import Budget
 from harness.record.rank import RankRecord
 from harness.spec import Metric
 
+#: How what is wrong with a launch begins where a scheduled stand-in missed its deadlines.
+STOOD_STILL = "slot too short"
+#: So many launches of a plan are timed again because of that.
+STALLS = 2
+
 
 class LaunchStatus(StrEnum):
     OK = "ok"
@@ -18,13 +23,15 @@ class LaunchStatus(StrEnum):
 class Purpose(StrEnum):
     """What a launch was for: only ``timed`` ones are compared, budgets come from ``profile``.
 
-    ``probe`` ones run a baseline alone and beside others.
+    ``probe`` ones run a baseline alone and beside others. ``stalled`` ones were timed, but the host
+    stood still while a scheduled stand-in waited: that says nothing of it, and it is timed again.
     """
 
     GATE = "gate"
     PILOT = "pilot"
     PROBE = "probe"
     TIMED = "timed"
+    STALLED = "stalled"
     PROFILE = "profile"
     REFERENCE = "reference"
     FABRIC = "fabric"
@@ -149,6 +156,16 @@ class LaunchRecord:
     slot: str = ""
     hosts: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
+
+    @property
+    def stood_still(self) -> bool:
+        """Whether nothing is wrong with it but that the host let it miss its schedule."""
+        return bool(self.wrong) and all(w.startswith(STOOD_STILL) for w in self.wrong)
+
+    @property
+    def discarded(self) -> bool:
+        """Whether it counts for nothing, and keeps nobody from going on."""
+        return self.stood_still and self.purpose in (Purpose.PILOT, Purpose.STALLED)
 
     @property
     def usable(self) -> bool:

@@ -65,6 +65,36 @@ class SpanRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What hooks saw of a user's own training in one rank; counts are of one step.
+
+    ``world_size`` and ``backend`` are those of the process group that it made (1 and empty without
+    one). ``optimizers`` are the classes that step together, in their order within a step, and
+    ``backwards`` its backward passes. ``regular``: every kept step had the same passes and
+    optimizers; ``even``: as many collectives. ``roots`` are the modules that the training calls,
+    and how many rows reached each in the last step. ``start`` is a digest of the parameters before
+    the first step, of this rank's part of them where they are ``sharded``; ``first`` the sum of the
+    hashes of the samples that came before the first update. ``collectives`` are those of the last
+    step. ``source`` is a digest of the script's file, ``way`` how its process was started.
+    """
+
+    world_size: int
+    backend: str
+    optimizers: tuple[str, ...]
+    backwards: int
+    regular: bool
+    even: bool
+    roots: Mapping[str, int]
+    start: str
+    first: str
+    sharded: bool
+    parameter_bytes: int
+    collectives: Mapping[str, Issued]
+    source: str = ""
+    way: str = "forked"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """What one rank measured. Times in s on its own monotonic clock, sizes in bytes.
 
@@ -80,7 +110,8 @@ class RankRecord:
     digest of the parameters after the last step, where all ranks must hold the same.
 
     Of profiled launches: ``clock_offset_ns`` is this rank's clock less rank 0's, known to
-    ``clock_half_ns``; ``trace_sha256`` is the digest of ``rank<r>.trace.json.gz``.
+    ``clock_half_ns``; ``trace_sha256`` is the digest of ``rank<r>.trace.json.gz``. Of a user's own
+    script: ``watched``.
     """
 
     rank: int
@@ -121,3 +152,4 @@ class RankRecord:
     clock_half_ns: int | None = None
     trace_sha256: str = ""
     window_ns: tuple[int, int] | None = None
+    watched: Watched | None = None

@@ -109,7 +109,7 @@ class RunRecord:
         frozen = self.windows.get(plan.hash, {}).get(launch.arm)
         if launch.purpose is Purpose.PROBE:
             return plan.window
-        if launch.purpose is not Purpose.TIMED:
+        if launch.purpose not in (Purpose.TIMED, Purpose.STALLED):
             return plan.pilot
         return frozen or plan.window
 

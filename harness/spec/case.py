@@ -18,6 +18,8 @@ from harness.base.documents import Json, to_doc
 
 #: The strategy that wraps nothing: every ``plain`` baseline is it on one device.
 PLAIN = "single"
+#: The strategy of a user's own script: whatever it does.
+SCRIPT = "script"
 
 
 class Mode(StrEnum):
@@ -81,6 +83,8 @@ class CaseSpec:
     ``shares`` is how fast each rank's device is beside the others: the batch is cut accordingly,
     and gradients are weighted so that every sample counts alike; empty = all alike.
     ``stragglers`` is ``1:0.5`` for half of rank 1's core, several with commas: slow on purpose.
+    ``script`` is a user's own training as it is typed, then strategy, model and size only name it;
+    ``samples_per_step`` is what the user says of one rank of it.
     ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
     ``knobs`` maps "file.knob" to a value that differs from the file's default; ``environment``
     holds the variables of its backend that can change speed (not time-outs, not logs).
@@ -110,6 +114,8 @@ class CaseSpec:
     data: Data = Data.RESIDENT
     communicate: bool = True
     seed: int = 0
+    script: str = ""
+    samples_per_step: int | None = None
     knobs: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, str] | None = None
 

@@ -141,6 +141,8 @@ class Catalogue:
         """Kind -> the files that a case names: modules of this package (a node may have it
         elsewhere), paths of a user's (every node needs them at the same place).
         """
+        if case.script:
+            return {}
         names = {"strategies": case.strategy, "models": case.model}
         if case.compressor:
             names["compressors"] = case.compressor
@@ -148,6 +150,8 @@ class Catalogue:
 
     def normalise(self, case: CaseSpec) -> CaseSpec:
         """The case checked and in its one spelling: no default knobs, stand-ins labelled."""
+        if case.script:
+            return case  # nothing is known of it but its command
         strategy, model = self.get("strategies", case.strategy), self.get("models", case.model)
         entries = [strategy, model]
         if case.compressor is not None:

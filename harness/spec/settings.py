@@ -23,7 +23,7 @@ class Settings:
     device: Device = Device.CPU
     cluster: str | None = None
     budget_s: float | None = None
-    more_until_s: float = 240.0
+    more_until_s: float = 260.0
     strict: bool = False
     timeline: bool = True
     fabric: bool = True

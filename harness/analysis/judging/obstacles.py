@@ -8,13 +8,11 @@ from collections.abc import Mapping
 
 from harness.analysis.judging.pairs import gates, rests_on
 from harness.analysis.judging.question import Conclusion
-from harness.analysis.samples import references
+from harness.analysis.samples import references, same_training
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRecord, Status
 from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 
-#: How ``figures`` begins what it says of a launch whose host stood still.
-STOOD_STILL = "slot too short"
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5, Precision.AUTOCAST: 2e-2, Precision.BF16: 2e-2}
 
@@ -45,8 +43,8 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
         gate = checked.get(arm.case.hash)
         if arm.role is Role.CONTROL:
             return _control(gate)
-        if arm.role is Role.ABLATION:
-            continue  # wrong on purpose
+        if arm.role is Role.ABLATION or arm.case.script:
+            continue  # wrong on purpose; a script is checked in each of its launches
         if gate is None and (lower := _stopped_at(run, plan, arm.case, checked)) is not None:
             why = f"{arm.case.id} was not launched: the climb ended at {lower}, which is wrong"
             return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, why)
@@ -60,7 +58,7 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
                 reason = Reason.WRONG_BYTES
             whose = "" if arm.name == contrast.subject else f"{arm.case.id}: "
             return Conclusion(Status.ERROR, reason, f"{whose}{failure}")
-    if (mismatch := _norms(plan, contrast, checked)) is not None:
+    if (mismatch := _unlike(run, plan, contrast) or _norms(plan, contrast, checked)) is not None:
         return Conclusion(Status.ERROR, Reason.INCORRECT, mismatch)
     for arm in arms:
         compared = references.launch_of(run.launches, run.described, arm.case.hash)
@@ -72,13 +70,22 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
     return next((why for why in found if why is not None), None)
 
 
+def _unlike(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
+    """How launches of a user's own script differ in what they train, if they do."""
+    case = plan.arm(contrast.subject).case
+    launches = [x for x in rests_on(run, plan, contrast) if x.usable and x.ranks]
+    mine = [x for x in launches if x.arm == contrast.subject]
+    base = [x for x in launches if x.arm in contrast.baseline]
+    return same_training.unlike(case, mine, base) if case.script else None
+
+
 def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion | None:
     """Why a launch that counts is no evidence, if it is none."""
     case = next((a.case for a in plan.arms if a.case.hash == launch.case), None)
     if launch.status is LaunchStatus.FAILED:
         large = _too_large(case, launch) if case is not None else None
         return large or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
-    if launch.wrong and all(w.startswith(STOOD_STILL) for w in launch.wrong):
+    if launch.stood_still:
         why = f"noisy host: {launch.launch}: {launch.wrong[0]}"
         return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
     if launch.wrong:
@@ -114,6 +121,8 @@ def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
     """Whether a case's ranks find their devices, and its closed-form memory is within theirs (or
     within the host's).
     """
+    if case.script:
+        return True
     if described.expected is None:
         return False
     if case.device is Device.CUDA and case.devices_per_rank > 1:
@@ -231,7 +240,7 @@ def _norms(plan: Plan, contrast: Contrast, checked: Mapping[str, LaunchRecord]) 
     """Strong ladder: the first step's gradient norm must not depend on the world size."""
     subject = plan.arm(contrast.subject).case
     ablation = plan.arm(contrast.subject).role is Role.ABLATION
-    if subject.mode is not Mode.STRONG or subject.compressor or ablation:
+    if subject.mode is not Mode.STRONG or subject.compressor or subject.script or ablation:
         return None
     norm = checked[subject.hash].ranks[0].grad_norm
     for name in contrast.baseline:

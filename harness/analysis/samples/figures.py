@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.analysis.samples import script
 from harness.analysis.samples.references import Curve, astray
 from harness.analysis.samples.steadiness import steadiness
 from harness.base import stats
 from harness.record import Expected, Growth, RankRecord, Stalls, Steadiness, Steps
+from harness.record.launch import STOOD_STILL
 from harness.record.store import Samples
 from harness.spec import CaseSpec, Window
 
@@ -49,18 +51,30 @@ class Figures:
 
 def figures(
     case: CaseSpec,
-    expected: Expected,
+    expected: Expected | None,
     ranks: Sequence[RankRecord],
     samples: Sequence[Samples],
     cut: int,
     reference: Curve | None = None,
     beside: Sequence[RankRecord] = (),
 ) -> Figures:
-    """Everything that a launch's record says of its samples; ``beside``: ranks of its slot."""
+    """Everything that a launch's record says of its samples; ``beside``: ranks of its slot.
+
+    ``expected`` is None of a user's own script, of which nothing is known beforehand.
+    """
+    seen = 0
+    if samples:
+        seen = (
+            script.consumed(case, ranks, samples, cut)
+            if expected is None
+            else consumed(samples, cut)
+        )
     return Figures(
-        wrong=wrong(case, expected, ranks, samples, cut, reference),
+        wrong=script.wrong(case, ranks, samples)
+        if expected is None
+        else wrong(case, expected, ranks, samples, cut, reference),
         steps=steps(samples, cut) if samples else None,
-        consumed=consumed(samples, cut) if samples else 0,
+        consumed=seen,
         growth=growth(samples, cut) if samples else None,
         losses=losses(samples),
         steadiness=steadiness(slowest(samples, cut)) if samples else None,
@@ -281,7 +295,7 @@ def wrong(
     planned_s = kept * (ranks[0].planted_s or math.inf)
     late = max(r.window_s for r in ranks) / planned_s - 1
     if misses > max(1, MISSED_SHARE * len(samples[0].sample_ids)) and late > MISSED_SHARE / 2:
-        out.append(f"slot too short: {misses} deadlines of the schedule missed, {late:.1%} late")
+        out.append(f"{STOOD_STILL}: {misses} deadlines of the schedule missed, {late:.1%} late")
     if not case.communicate:
         return tuple(out)  # it trains on what nobody sent
     if any(not np.isfinite(s.loss[~np.isnan(s.loss)]).all() for s in samples):

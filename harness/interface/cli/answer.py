@@ -20,8 +20,9 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What was asked: the verb, its options, and the words as they were typed."""
+    """What was asked: the verb, its options, the words as typed, and those after ``--``."""
 
     verb: str
     options: argparse.Namespace
     words: Sequence[str]
+    own: Sequence[str] = ()

@@ -104,10 +104,14 @@ def _module(words: Sequence[str]) -> ModuleType | None:
 
 
 def run(words: Sequence[str]) -> Answer:
-    module = _module(words)
-    parsed = parser(module).parse_args(words)
+    cut = words.index("--") if "--" in words else len(words)
+    mine, own = words[:cut], words[cut + 1 :]  # what comes after is a script's
+    module = _module(mine)
+    parsed = parser(module).parse_args(mine)
     assert module is not None
-    answer: Answer = module.act(Asked(verb=parsed.verb, options=parsed, words=words))
+    if own and not getattr(parsed, "script", False):
+        parser(module).verbs[parsed.verb].error(f"unrecognized arguments: {' '.join(own)}")
+    answer: Answer = module.act(Asked(verb=parsed.verb, options=parsed, words=words, own=own))
     if parsed.json:
         sys.stdout.write(json.dumps(to_doc(answer.document), indent=1) + "\n")
     else:

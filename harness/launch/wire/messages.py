@@ -146,8 +146,19 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="tr
     fault_step: int = 0
 
 
+class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="script"):
+    """Run a user's own training, unchanged, and watch ``steps`` of its steps; ``cut`` warm up.
+
+    It starts in a copy of ``folder``.
+    """
+
+    folder: str
+    steps: int
+    cut: int
+
+
 #: What a rank does in a launch; each has its file in ``training/rank/tasks``.
-Task: TypeAlias = Gate | Timed | Refer | Sweep | Train
+Task: TypeAlias = Gate | Timed | Refer | Sweep | Train | Script
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,8 +55,17 @@ def mark(backend: str) -> int:
 
 def since(position: int, backend: str) -> Mapping[str, Issued]:
     """Collectives issued after ``mark``: operation -> count and input bytes of this rank."""
+    return _totals(entries(backend)[position:])
+
+
+def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, Issued]:
+    """As ``since``, of a time by the wall clock; of the entries that are kept."""
+    return _totals([e for e in entries(backend) if begin_ns <= e["time_created_ns"] < end_ns])
+
+
+def _totals(found: list[dict[str, Any]]) -> Mapping[str, Issued]:
     totals: dict[str, tuple[int, int]] = {}
-    for entry in entries(backend)[position:]:
+    for entry in found:
         name = name_of(entry)
         if name == "recv":
             continue  # the other end's send

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from harness.base.documents import to_doc
 from harness.launch.wire.beats import Beats, Phase
@@ -18,6 +19,7 @@ from harness.launch.wire.messages import (
     LaunchSpec,
     RankError,
     Refer,
+    Script,
     Sweep,
     Task,
     Timed,
@@ -27,7 +29,7 @@ from harness.record.store import write_text
 from harness.training.contract import placed
 from harness.training.observe import flight, threads
 from harness.training.rank.setup import Place, set_up
-from harness.training.rank.tasks import gate, refer, sweep, timed, train
+from harness.training.rank.tasks import gate, refer, script, sweep, timed, train
 
 #: What each task does, in a file of its own: ``prepare`` before there is a process group, ``run``.
 TASKS: Mapping[type[Task], ModuleType] = {
@@ -68,13 +70,16 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable()
-    stack_file, log_file = out / f"rank{place.rank}.stack", out / f"rank{place.rank}.log"
+    stack_file = out / f"rank{place.rank}.stack"
     flight_file, backend = out / f"rank{place.rank}.flight.json", spec.case.backend
     with stack_file.open("w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         flight.dump_when_asked(flight_file, backend)
         try:
-            _work(spec, place, beats)
+            if isinstance(spec.task, Script):
+                script.work(spec, place, beats, lambda: leave(_tidy(out, place.rank)))
+            else:
+                _work(spec, place, beats)
         except BaseException as error:
             text = traceback.format_exc()
             message = placed(error, spec.files).removeprefix(f"{type(error).__name__}: ")
@@ -89,9 +94,15 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-    stack_file.unlink()
-    if log_file.stat().st_size == 0:
-        log_file.unlink()
+    return _tidy(out, place.rank)
+
+
+def _tidy(out: Path, rank: int) -> int:
+    """Remove what is only there for the case of an error; the exit code of a rank that is well."""
+    (out / f"rank{rank}.stack").unlink(missing_ok=True)
+    log = out / f"rank{rank}.log"
+    if log.is_file() and log.stat().st_size == 0:
+        log.unlink()
     return 0
 
 
@@ -106,7 +117,7 @@ def _work(spec: LaunchSpec, place: Place, beats: Beats) -> None:
     rank.beat(Phase.DONE)
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End this rank at once: torch's teardown costs a third of a second and measures nothing."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()

@@ -118,13 +118,13 @@ class Rank:
         loaded = {m for m in sys.modules if m.startswith("torch")} - self.known_modules
         digest = "" if samples is None else _write(self.file("npz"), samples)  # part of the set-up
         return RankRecord(
-            rank=dist.get_rank(),
+            rank=self.place.rank,
             local_rank=self.place.local_rank,
             node=self.place.node,
             host=platform.node(),
             pid=os.getpid(),
             device=self.accelerator.name,
-            backend=dist.get_backend(),
+            backend=dist.get_backend() if dist.is_initialized() else "",
             window_s=0.0 if measured is None else measured.window_s,
             cpu_s=0.0 if grown is None else grown.cpu_s,
             setup_s=self.lap.total_s - stepping_s,

@@ -17,7 +17,8 @@ from harness.measure import resume
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record.store import load
-from harness.spec import Catalogue, Plan, Site
+from harness.spec import Catalogue, Mode, Plan, Site
+from harness.spec.script import script_plan
 from harness.spec.targets import plans_of
 
 HELP = dict(run="measure and judge a case or a recipe")
@@ -28,6 +29,18 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument(
         "target", nargs="?", help="a case (ddp/decoder-tiny/weak), file.py or file.py::recipe"
     )
+    sub.add_argument(
+        "--script", action="store_true",
+        help="measure a script of yours, unchanged: --script -- train.py ARGS",
+    )  # fmt: skip
+    sub.add_argument(
+        "--mode", choices=tuple(Mode), default=Mode.WEAK,
+        help="of a script: whether its batch grows with the ranks (weak) or is shared (strong)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--samples-per-step", type=measuring.positive, metavar="N",
+        help="of a script, on one rank: compared with what is counted, used where nothing can be",
+    )  # fmt: skip
     sub.add_argument("--resume", metavar="RUN", help="continue an interrupted run")
     sub.add_argument("--inconclusive", choices=("fail", "warn"), default="fail")
     sub.add_argument("--detach", action="store_true", help="submit the run to the engine's queue")
@@ -42,10 +55,9 @@ def act(asked: Asked) -> Answer:
         nsys.become(asked.words, measuring.results(asked))
     if asked.options.resume:
         session, plans = _resumed(asked)
-    elif asked.options.target:
+    elif asked.options.target or asked.options.script:
         known, site = measuring.site(asked)
-        ablations = list(dict.fromkeys(asked.options.ablate))
-        plans = plans_of(asked.options.target, site, known, measuring.settings(asked), ablations)
+        plans = _plans(asked, known, site)
         session = measuring.session(asked, known, site)
         if asked.options.dry_run:
             return _dry_run(asked, known, site)
@@ -57,6 +69,21 @@ def act(asked: Asked) -> Answer:
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )  # fmt: skip
     return _measured(asked, session, plans)
+
+
+def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
+    """What the command line names: a target, or a script of the user's."""
+    said, settings = asked.options, measuring.settings(asked)
+    ablations = list(dict.fromkeys(said.ablate))
+    if not said.script:
+        return plans_of(said.target, site, known, settings, ablations)
+    if said.target or settings or ablations:
+        option = said.target or ("--set" if settings else "--ablate")
+        raise SpecError(
+            f"{option} does not go with --script", expected="the script's own arguments, after --",
+            fix="scaleproof run --script --cpus 2 -- train.py ARGS",
+        )  # fmt: skip
+    return [script_plan(asked.own, site, Mode(said.mode), said.samples_per_step or 0)]
 
 
 def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:

@@ -1,0 +1,18 @@
+"""The smallest repeating period of what a training does between two updates of its weights."""
+
+from collections.abc import Hashable, Sequence
+
+#: A period must be seen so often, over so much of what was seen; what comes first may differ.
+REPEATS, SHARE = 3, 0.75
+
+
+def period(words: Sequence[Hashable]) -> int | None:
+    """The smallest p of which ``words`` end in repetitions; None where there is none."""
+    for p in range(1, len(words) // REPEATS + 1):
+        begun = len(words)  # the repetitions begin here
+        while begun > p and words[begun - 1] == words[begun - 1 - p]:
+            begun -= 1
+        alike = len(words) - max(0, begun - p)
+        if alike >= REPEATS * p and alike >= SHARE * len(words):
+            return p
+    return None

@@ -1,0 +1,96 @@
+"""Whether launches of a user's own script are launches of one and the same training."""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from harness.record import LaunchRecord, Watched
+from harness.spec import CaseSpec, Mode
+
+#: Relative differences that rounding explains: of gradient norms, by what forward passes return.
+NORMS, COARSE_NORMS = 1e-4, 2e-2
+#: Batches may be ragged: so much may the samples of a step differ from what the mode says.
+RAGGED = 0.02
+
+
+def unlike(
+    case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
+) -> str | None:
+    """The first way in which usable launches of a case and of its baseline are not; else None."""
+    return next(_differences(case, mine, base), None)
+
+
+def _differences(
+    case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
+) -> Iterator[str]:
+    every = [*mine, *base]
+    if len({_seen(x).source for x in every}) > 1:
+        yield "the script's file was changed between launches"
+    for launches in (mine, base, () if any(_seen(x).sharded for x in every) else every):
+        starts = {_seen(x).start: x.launch for x in launches}
+        if len(starts) > 1:
+            few = " and ".join(list(starts.values())[:2])
+            yield (
+                f"{few} start from different parameters: was one resumed, or is no seed set?"
+                " A script that goes on from its last checkpoint needs a folder without one"
+            )
+    if not mine or not base:
+        return
+    a, b = mine[0], base[0]
+    if _seen(a).optimizers != _seen(b).optimizers:
+        yield f"optimizers: {_seen(a).optimizers} step here, {_seen(b).optimizers} on one rank"
+    if (here := a.ranks[0].ran.compute_dtype) != (there := b.ranks[0].ran.compute_dtype):
+        yield f"precision: the forward pass returns {here} here, {there} on one rank"
+    yield from _amounts(case, mine, base)
+    yield from _gradients(a, b)
+
+
+def _amounts(
+    case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
+) -> Iterator[str]:
+    """Weak: as many samples a step on each rank; strong: as many in all."""
+    here, there = (
+        median([x.consumed / x.steps.count for x in side if x.steps is not None])
+        for side in (mine, base)
+    )
+    wanted = there * (case.world_size if case.mode is Mode.WEAK else 1)
+    if wanted and abs(here / wanted - 1) > RAGGED:
+        other = Mode.STRONG if case.mode is Mode.WEAK else Mode.WEAK
+        yield (
+            f"samples: a step has {here:g}, {there:g} on one rank: {case.mode} scaling would have"
+            f" {wanted:g} (--mode {other}?)"
+        )
+
+
+def _gradients(a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
+    """Equal samples in the first step must give the same gradient."""
+    if not same_samples(a, b):
+        return
+    here, there = norm(a), norm(b)
+    coarse = a.ranks[0].ran.compute_dtype in ("bfloat16", "float16")
+    if there and abs(here / there - 1) > (COARSE_NORMS if coarse else NORMS):
+        yield (
+            f"gradients: their norm in the first step is {here / there:.4g} times that on one rank,"
+            " with the same samples: is the loss or the gradient summed, not averaged?"
+        )
+
+
+def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:
+    """Whether both trained on the same samples in the first step, by the sum of their hashes."""
+    first, second = (
+        sum(int(r.watched.first, 16) for r in x.ranks if r.watched is not None) % 2**64
+        for x in (a, b)
+    )
+    return first == second != 0
+
+
+def norm(launch: LaunchRecord) -> float:
+    """The gradient's norm before the first step: a replica's, or that of all shards."""
+    norms = [r.grad_norm or 0.0 for r in launch.ranks]
+    return math.hypot(*norms) if _seen(launch).sharded else norms[0]
+
+
+def _seen(launch: LaunchRecord) -> Watched:
+    watched = launch.ranks[0].watched
+    assert watched is not None, "a usable launch of a script was watched"
+    return watched

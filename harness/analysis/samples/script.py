@@ -1,0 +1,169 @@
+"""What a launch of a user's own script came to: was it one training, and of how many samples?
+
+Nothing is known of a script beforehand. What its ranks saw must agree: with each other, from step
+to step, and between witnesses that do not know of each other.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from harness.record import RankRecord, Watched
+from harness.record.store import Samples
+from harness.spec import CaseSpec, Mode
+
+#: All-reduced bytes over the parameters' outside this are no single exchange of gradients.
+ONCE = (0.45, 1.25)
+#: Fewer bytes than this are no gradients: a loss, a flag, a norm.
+SMALL = 1024
+
+
+def rows(samples: Sequence[Samples], step: int) -> int:
+    """Samples of one step over all ranks.
+
+    A row counts as often as the rank has seen it that saw it most: what several ranks have seen is
+    one sample, rows that are alike within a rank are several.
+    """
+    most: dict[int, int] = {}
+    for s in samples:
+        assert s.seen is not None
+        hashes, counts = np.unique(s.seen[step][s.seen[step] != 0], return_counts=True)
+        for value, count in zip(hashes.tolist(), counts.tolist(), strict=True):
+            most[value] = max(count, most.get(value, 0))
+    return sum(most.values())
+
+
+def declared(case: CaseSpec) -> int | None:
+    """Samples of a step of this world by what the user says."""
+    if case.samples_per_step is None:
+        return None
+    return case.samples_per_step * (case.world_size if case.mode is Mode.WEAK else 1)
+
+
+def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
+    """Why samples cannot be counted by their content; empty where they can."""
+    watched = [r.watched for r in ranks if r.watched is not None]
+    if all(not w.roots for w in watched):
+        return "no module with parameters is called with samples"
+    several = next((w.roots for w in watched if len(w.roots) > 1), None)
+    if several is not None:
+        told = ", ".join(f"{name.partition(':')[2]} {n}" for name, n in several.items())
+        return f"several modules are called with rows of their own ({told} a step)"
+    last = len(samples[0].marks_s) - 2
+    for s in samples:
+        assert s.seen is not None
+        here = s.seen[last][s.seen[last] != 0]
+        if len(here) > 1 and len(np.unique(here)) == 1:
+            return "all rows are alike"
+    return ""
+
+
+def consumed(
+    case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples], cut: int
+) -> int:
+    """Samples of the kept window; as declared where they cannot be counted."""
+    steps = range(cut, len(samples[0].marks_s) - 1)
+    if counted(ranks, samples):
+        return (declared(case) or 0) * len(steps)
+    return sum(rows(samples, step) for step in steps)
+
+
+def wrong(
+    case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
+) -> tuple[str, ...]:
+    """What keeps a launch from being evidence; each with what to add or to change."""
+    watched = [r.watched for r in ranks if r.watched is not None]
+    if [r.rank for r in ranks] != list(range(case.world_size)) or len(watched) != len(ranks):
+        have = [r.rank for r in ranks]
+        return (f"world: ranks {have} were watched, expected {case.world_size} ranks",)
+    return (*_world(case, watched), *_steps(watched), *_samples(case, ranks, samples),
+            *_training(case, ranks, watched), *_losses(samples))  # fmt: skip
+
+
+def _world(case: CaseSpec, watched: Sequence[Watched]) -> Iterator[str]:
+    for rank, w in enumerate(watched):
+        if w.world_size != case.world_size:
+            yield (
+                f"world: rank {rank} trains in a group of {w.world_size}, not {case.world_size}:"
+                " does the script call init_process_group, and read RANK and WORLD_SIZE?"
+            )
+            return
+
+
+def _steps(watched: Sequence[Watched]) -> Iterator[str]:
+    if len({(w.optimizers, w.backwards) for w in watched}) > 1:
+        told = "; ".join(
+            f"rank {r}: {' '.join(w.optimizers)} after {w.backwards} backward passes"
+            for r, w in enumerate(watched)
+        )
+        yield f"steps: ranks do not step alike ({told})"
+    for rank, w in enumerate(watched):
+        if not w.regular:
+            yield (
+                f"steps: rank {rank} left its period of {len(w.optimizers)} updates within the"
+                " window (a skipped step, or one more backward pass): what a step is, is not clear"
+            )
+            return
+
+
+def _samples(
+    case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
+) -> Iterator[str]:
+    said, why = declared(case), counted(ranks, samples)
+    if why:
+        if said is None:
+            yield f"samples: {why}: say how many a step has on one rank, --samples-per-step N"
+        return
+    last = len(samples[0].marks_s) - 2
+    seen = rows(samples, last)
+    each = [int((s.seen[last] != 0).sum()) for s in samples if s.seen is not None]
+    if said is not None and seen != said:
+        yield f"samples: {seen} reached the model in a step, {said} were declared"
+    if 0 in each and max(each):
+        yield f"idle: rank {each.index(0)} got no samples while others got {max(each)}"
+    sharded = any(r.watched.sharded for r in ranks if r.watched is not None)
+    if case.world_size > 1 and seen == max(each) and min(each) == seen and not sharded:
+        yield (
+            f"samples: all {case.world_size} ranks train on the same {seen} samples:"
+            " is a DistributedSampler missing?"
+        )
+
+
+def _training(
+    case: CaseSpec, ranks: Sequence[RankRecord], watched: Sequence[Watched]
+) -> Iterator[str]:
+    """Whether replicas stay replicas, and gradients are exchanged once a step."""
+    if case.world_size < 2 or any(w.sharded for w in watched):
+        return
+    if len({w.start for w in watched}) > 1:
+        yield (
+            "replicas: ranks start from different parameters: set one seed on all of them, or let"
+            " DistributedDataParallel copy rank 0's"
+        )
+    elif len({r.replica for r in ranks}) > 1:
+        yield (
+            "replicas: ranks ended with different parameters: are gradients all-reduced before"
+            " every optimizer step?"
+        )
+    reduced = watched[0].collectives.get("all_reduce")
+    bytes_ = watched[0].parameter_bytes
+    if reduced is None or reduced.payload_bytes < SMALL or not bytes_:
+        return
+    times = reduced.payload_bytes / bytes_
+    if times > ONCE[1]:
+        passes = watched[0].backwards
+        why = (
+            f"in each of {passes} backward passes: is no_sync() missing while gradients accumulate?"
+            if passes > 1 and abs(times - passes) < 0.25 * passes
+            else "is there a second all-reduce beside DistributedDataParallel's?"
+        )
+        yield f"gradients: {times:.2f} times the parameters are all-reduced in a step, {why}"
+
+
+def _losses(samples: Sequence[Samples]) -> Iterator[str]:
+    """NaN is a loss that was not seen in no step, or one that is lost in some."""
+    for rank, s in enumerate(samples):
+        lost = ~np.isfinite(s.loss)
+        if lost.any() and not np.isnan(s.loss).all():
+            yield f"loss: not finite on rank {rank} in {int(lost.sum())} of {len(lost)} steps"
+            return

@@ -1,0 +1,143 @@
+"""Hooks: how a training is seen without a change of its code.
+
+Optimizers call global hooks of torch's around every step. Backward passes go through
+``torch.autograd.backward``. The modules that a training calls itself, its *roots*, are found by a
+global hook in the first sentences and then have hooks of their own, so that no inner module pays.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from harness.training.script import samples
+
+
+class Observer(Protocol):
+    """Who is told. ``number`` counts roots and optimizers in the order in which they came."""
+
+    def passing(self) -> None:
+        """A forward pass of the training begins, or a backward pass that had none."""
+
+    def called(self, number: int, root: nn.Module, inputs: Tensor) -> None:
+        """A root got samples of its own."""
+
+    def returned(self, output: object) -> None:
+        """A root has returned."""
+
+    def enter_backward(self, losses: object) -> None: ...
+
+    def leave_backward(self) -> None: ...
+
+    def stepping(self, number: int, optimizer: Optimizer) -> None:
+        """Before an optimizer step."""
+
+    def stepped(self, number: int) -> None:
+        """After it."""
+
+
+class Hooks:
+    """Watches this process's training for one observer, until the process ends."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.roots: dict[int, nn.Module] = {}
+        self.optimizers: dict[int, Optimizer] = {}
+        self._open: nn.Module | None = None
+        self._in_backward = 0
+
+    def install(self) -> None:
+        self._everywhere = nn.modules.module.register_module_forward_pre_hook(self._first_call)
+        register_optimizer_step_pre_hook(self._stepping)
+        register_optimizer_step_post_hook(self._stepped)
+        self._wrap_backward()
+        self._wrap_optimizers()
+
+    def settle(self) -> None:
+        """The roots are known: other modules are not looked at any more."""
+        self._everywhere.remove()
+
+    def _wrap_backward(self) -> None:
+        backward: Callable[..., Any] = torch.autograd.backward
+
+        @functools.wraps(backward)
+        def watched(tensors: Any, *args: Any, **more: Any) -> Any:
+            if not self._in_backward:
+                self._observer.passing()
+            self._in_backward += 1
+            self._observer.enter_backward(tensors)
+            try:
+                return backward(tensors, *args, **more)
+            finally:
+                self._in_backward -= 1
+                self._observer.leave_backward()
+
+        torch.autograd.backward = watched
+
+    def _wrap_optimizers(self) -> None:
+        """A period is not over before every optimizer that was made has stepped."""
+        make: Callable[..., Any] = Optimizer.__init__
+
+        @functools.wraps(make)
+        def made(optimizer: Optimizer, *args: Any, **more: Any) -> None:
+            make(optimizer, *args, **more)
+            self._number(optimizer)
+
+        cast(Any, Optimizer).__init__ = made
+
+    def _number(self, optimizer: Optimizer) -> int:
+        number = id(optimizer)
+        self.optimizers[number] = optimizer  # kept: its number stays its own
+        return list(self.optimizers).index(number)
+
+    def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
+        self._observer.stepping(self._number(optimizer), optimizer)
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        self._observer.stepped(self._number(optimizer))
+
+    def _first_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Of every module, until the roots are known."""
+        if torch.compiler.is_compiling() or self._open is not None or not _trains(module):
+            return
+        if id(module) not in self.roots:
+            self.roots[id(module)] = module
+            frame = inspect.currentframe()
+            caller = frame.f_back if frame is not None else None
+            kwargs = caller.f_locals.get("kwargs", {}) if caller is not None else {}
+            module.register_forward_pre_hook(self._call, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._return, always_call=True)
+            self._call(module, args, kwargs)
+
+    def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or self._open is not None or self._in_backward:
+            return
+        if not (torch.is_grad_enabled() and module.training):
+            return  # an evaluation
+        self._open = module
+        inputs = samples.first_tensor(args, kwargs)
+        if inputs is not None and inputs.requires_grad:
+            inputs = None  # what another root made
+        self._observer.passing()
+        if inputs is not None:
+            self._observer.called(list(self.roots).index(id(module)), module, inputs)
+
+    def _return(self, module: nn.Module, _: Any, output: object) -> None:
+        if self._open is module:
+            self._open = None
+            self._observer.returned(output)
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether a call of it belongs to a training."""
+    if not (torch.is_grad_enabled() and module.training):
+        return False
+    return any(p.requires_grad for p in module.parameters())

@@ -1,0 +1,65 @@
+"""A rank's process as a launcher gives it to a script: variables, arguments, folder."""
+
+import gc
+import hashlib
+import os
+import random
+import runpy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from harness.launch.wire.messages import LaunchSpec
+from harness.spec.script import Command
+from harness.training.rank.setup import Place
+
+
+def variables(spec: LaunchSpec, place: Place, host: str, port: int) -> Mapping[str, str]:
+    """What torchrun sets. Ranks meet at the store that the agent opened: no port is raced for."""
+    local = spec.case.nodes[place.node]
+    return {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(place.node),
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": spec.launch,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": str(len(place.cpus)),
+    }
+
+
+def source(command: Command, folder: Path) -> str:
+    """16 hex digits of the sha256 of the script's file; empty for a module."""
+    file = folder / command.target
+    if command.module or not file.is_file():
+        return ""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def run(command: Command, folder: Path) -> None:
+    """Run it as ``python`` would in ``folder``; raises whatever it raises.
+
+    What a fresh interpreter draws anew, a forked one would share with all others.
+    """
+    os.chdir(folder)
+    random.seed()
+    np.random.seed()
+    gc.enable()
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    sys.argv = [command.target, *command.args]
+    if command.module:
+        sys.path.insert(0, str(folder))
+        runpy.run_module(command.target, run_name="__main__", alter_sys=True)
+        return
+    sys.path.insert(0, str((folder / command.target).parent))
+    runpy.run_path(command.target, run_name="__main__")

@@ -1,0 +1,57 @@
+"""Sentences: what a training does from one update of its weights to the next. No torch.
+
+Forward and backward passes come, then one or several optimizers step; the sentence ends as the next
+pass begins. Steps inside of a backward pass, and several without a pass between them, are of one
+sentence. A step of the training is one or more sentences: their smallest repeating period.
+"""
+
+from dataclasses import dataclass
+
+from harness.analysis.samples.period import period
+
+
+@dataclass(frozen=True)
+class Word:
+    """One sentence: how many backward passes it had, and which optimizers stepped."""
+
+    backwards: int
+    optimizers: frozenset[int]
+
+
+class Sentences:
+    """Told of every pass and every optimizer step, in their order."""
+
+    def __init__(self) -> None:
+        self.words: list[Word] = []
+        self.begun = False
+        self._backwards = self._depth = 0
+        self._stepped: set[int] = set()
+
+    def passing(self) -> bool:
+        """A pass begins: whether a new sentence begins with it."""
+        if self._depth:
+            return False  # forward passes are repeated inside of a backward pass to save memory
+        if self.begun and not self._stepped:
+            return False
+        if self.begun:
+            self.words.append(Word(self._backwards, frozenset(self._stepped)))
+        self.begun, self._backwards, self._stepped = True, 0, set()
+        return True
+
+    def enter_backward(self) -> None:
+        self._backwards += self._depth == 0
+        self._depth += 1
+
+    def leave_backward(self) -> None:
+        self._depth -= 1
+
+    def stepped(self, optimizer: int) -> None:
+        self._stepped.add(optimizer)
+
+    def period(self, known: int) -> int | None:
+        """Sentences of one step of the training.
+
+        None while there is no period yet, or one of the ``known`` optimizers has not stepped.
+        """
+        seen = {number for word in self.words for number in word.optimizers}
+        return period(self.words) if len(seen) == known else None

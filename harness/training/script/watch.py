@@ -1,0 +1,250 @@
+"""One rank's watch over a user's training: its steps, its window, and what it leaves as evidence.
+
+sentences -> period known and warm-up over -> kept window -> all ranks meet -> record -> the end
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from time import perf_counter, time_ns
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from harness.analysis.samples.period import period
+from harness.launch.wire.beats import Phase
+from harness.launch.wire.messages import Script
+from harness.record import Watched, WhatRan
+from harness.record.store import Samples
+from harness.training.observe import issued
+from harness.training.observe.intake import digest, padded
+from harness.training.observe.memory import Memory
+from harness.training.observe.meter import Meter
+from harness.training.rank.setup import Rank
+from harness.training.rank.window import Measured
+from harness.training.script.hooks import Hooks
+from harness.training.script.samples import Rows, first_tensor
+from harness.training.script.sentences import Sentences
+
+#: So many sentences may pass before an optimizer that was made has stepped.
+PATIENCE = 64
+_LOSSES = 1024
+
+
+class Watch:
+    """Told by hooks what the training does; calls ``over`` when the window has been measured."""
+
+    def __init__(self, task: Script, rank: Rank, over: Callable[["Watch"], None]) -> None:
+        self.task, self.rank, self._over = task, rank, over
+        self.hooks, self.sentences = Hooks(self), Sentences()
+        self.memory, self.meter = Memory(rank.accelerator), Meter(perf_counter)
+        self.marks_s: list[float] = []
+        self.walls_ns: list[int] = []
+        self.rss_bytes: list[int] = []
+        self.numbers: list[int] = []  # of the last collective, at each mark
+        self.events: list[torch.Event] = []
+        self.rows: dict[int, Rows] = {}
+        self.first = self.period = 0
+        self.start, self.sharded, self.norm2 = "", False, 0.0
+        self.dtype = ""
+        self._losses: Tensor | None = None
+
+    def install(self) -> None:
+        self.hooks.install()
+
+    # What hooks tell
+
+    def passing(self) -> None:
+        if self.sentences.passing():
+            self._mark()
+
+    def called(self, number: int, root: nn.Module, inputs: Tensor) -> None:
+        self.rows.setdefault(number, Rows()).note(len(self.sentences.words), inputs)
+
+    def returned(self, output: object) -> None:
+        if not self.dtype and (found := first_tensor(output)) is not None:
+            self.dtype = str(found.dtype).removeprefix("torch.")
+
+    def enter_backward(self, losses: object) -> None:
+        self.sentences.enter_backward()
+        if isinstance(losses, Tensor) and losses.numel() == 1:
+            self._note(losses.detach())
+
+    def leave_backward(self) -> None:
+        self.sentences.leave_backward()
+
+    def stepping(self, number: int, optimizer: Optimizer) -> None:
+        if not self.sentences.words:
+            self._look_at_gradients(optimizer)
+
+    def stepped(self, number: int) -> None:
+        self.sentences.stepped(number)
+
+    # The window
+
+    def _mark(self) -> None:
+        """A sentence begins, and the one before is over."""
+        done = len(self.sentences.words)
+        if not done:
+            self.start = digest(iter(self.parameters()))
+            self.sharded = any(hasattr(p, "placements") for p in self.parameters())
+        self.numbers.append(collectives())
+        self.rss_bytes.append(self.memory.now() if done % self.memory.every == 0 else 0)
+        self.walls_ns.append(time_ns())
+        for event in self.rank.accelerator.events(1):
+            event.record()
+            self.events.append(event)
+        self.marks_s.append(perf_counter())
+        kept = done - self.first if self.first else 0
+        self.rank.beat(Phase.STEADY if self.first else Phase.WARMUP, done)
+        if not self.first:
+            self._settle(done)
+        elif kept == (self.task.steps - self.task.cut) * self.period:
+            self._over(self)
+
+    def _settle(self, done: int) -> None:
+        """Begin the kept window once the period is known and the warm-up is over."""
+        known = len(self.hooks.optimizers) if done < PATIENCE else len(self._stepping_ones())
+        found = self.sentences.period(known)
+        if found is None or done < self.task.cut * found or done % found:
+            return
+        self.first, self.period = done, found
+        self.hooks.settle()
+        self.rank.accelerator.synchronize()
+        self.memory.settle()
+        self.meter.start()
+        self.marks_s[-1] = perf_counter()
+
+    def _stepping_ones(self) -> set[int]:
+        return {number for word in self.sentences.words for number in word.optimizers}
+
+    # Evidence
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of all roots, each once."""
+        found = {id(p): p for root in self.hooks.roots.values() for p in root.parameters()}
+        return list(found.values())
+
+    def _look_at_gradients(self, optimizer: Optimizer) -> None:
+        """Their norm before the first step, squared; a shard's part where they are sharded."""
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    grad = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
+                    self.norm2 += float(grad.detach().double().square().sum())
+
+    def _note(self, loss: Tensor) -> None:
+        """A sentence's losses, added up; in one tensor (see ``window.StepLog``)."""
+        at = len(self.sentences.words)
+        if self._losses is None:
+            self._losses = torch.zeros(_LOSSES, dtype=torch.float64, device=loss.device)
+        while at >= len(self._losses):
+            self._losses = torch.cat([self._losses, torch.zeros_like(self._losses)])
+        self._losses[at] += loss.reshape(())
+
+    def measured(self) -> Measured:
+        """The kept window; to be called once, when it is over and before ranks meet."""
+        self.rank.accelerator.synchronize()
+        end, ended_ns = perf_counter(), time_ns()
+        self.meter.stop()
+        self.marks_s[-1] = end
+        self.rank.meet()
+        window_s = end - self.marks_s[self.first]
+        gloo = dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() == "gloo"
+        return Measured(
+            samples=self._samples(),
+            window_s=window_s,
+            window_ns=(ended_ns - round(1e9 * window_s), ended_ns),
+            misses=0,
+            grown=self.meter.grown(),
+            counted=gloo,
+            shared=(),
+        )
+
+    def _edges(self) -> range:
+        """Numbers of the sentences with which steps begin, and of the one after the last."""
+        begin = self.first - self.task.cut * self.period
+        return range(begin, begin + self.task.steps * self.period + 1, self.period)
+
+    def _samples(self) -> Samples:
+        edges = self._edges()
+        marks = np.array([self.marks_s[i] for i in edges])
+        step_s = np.diff(marks)
+        if self.events:
+            at = [self.events[i] for i in edges]
+            step_s = np.array([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(at)])
+        loss = np.full(self.task.steps, math.nan)
+        if self._losses is not None:
+            sums = self._losses.cpu().numpy()
+            loss = np.array([sums[i : i + self.period].sum() for i in edges[:-1]])
+        main = next(iter(self.rows.values()), Rows())
+        return Samples(
+            marks_s=marks - marks[0],
+            loss=loss,
+            sample_ids=np.zeros((self.task.steps, 0), np.int64),
+            rss_bytes=np.array([self.rss_bytes[i] for i in edges[:-1]], np.int64),
+            step_s=step_s,
+            seen=padded([main.of(i, i + self.period) for i in edges[:-1]]),
+        )
+
+    def ran(self) -> WhatRan:
+        roots = tuple(self.hooks.roots.values())
+        return WhatRan(module=_name(roots[0]) if roots else "", compute_dtype=self.dtype)
+
+    def watched(self) -> Watched:
+        """What the hooks saw; the collectives are those of the last step."""
+        edges = self._edges()
+        last = edges[-2], edges[-1]
+        words = self.sentences.words
+        kept = words[self.first : edges[-1]]
+        numbers = np.array([self.numbers[i] for i in edges[self.task.cut :]])
+        classes = [type(o).__name__ for o in self.hooks.optimizers.values()]
+        roots = list(self.hooks.roots.values())
+        issued_in_last = (
+            issued.between(dist.get_backend(), *(self.walls_ns[i] for i in last))
+            if dist.is_initialized()
+            else {}
+        )
+        return Watched(
+            world_size=dist.get_world_size() if dist.is_initialized() else 1,
+            backend=dist.get_backend() if dist.is_initialized() else "",
+            optimizers=tuple(
+                "+".join(sorted(classes[i] for i in word.optimizers))
+                for word in words[self.first : self.first + self.period]
+            ),
+            backwards=sum(w.backwards for w in kept[: self.period]),
+            regular=period(kept) == self.period,
+            even=len(set(np.diff(numbers).tolist())) <= 1,
+            roots={f"{i}:{_name(roots[i])}": len(rows.of(*last)) for i, rows in self.rows.items()},
+            start=self.start,
+            first=self._first_samples(),
+            sharded=self.sharded,
+            parameter_bytes=sum(p.numel() * p.element_size() for p in self.parameters()),
+            collectives=issued_in_last,
+        )
+
+    def _first_samples(self) -> str:
+        sums = sum(int(v) for rows in self.rows.values() for v in rows.of(0, 1).tolist())
+        return f"{sums % 2**64:016x}"
+
+    @property
+    def grad_norm(self) -> float:
+        """Of this rank's part of the gradients, before the first optimizer step."""
+        return math.sqrt(self.norm2)
+
+
+def collectives() -> int:
+    """How many collectives this rank has issued to the default group so far."""
+    group: Any = dist.group.WORLD if dist.is_initialized() else None
+    return 0 if group is None else int(group._get_sequence_number_for_group())
+
+
+def _name(module: nn.Module) -> str:
+    """A module's class, with what it wraps."""
+    inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+    name = type(module).__name__
+    return f"{name}({type(inner).__name__})" if isinstance(inner, nn.Module) else name

@@ -1,0 +1,32 @@
+"""The period of a training: the smallest, seen often enough, over most of what was seen."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from harness.analysis.samples.period import REPEATS, period
+
+words = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [("AAAA", 1), ("ABABAB", 2), ("AABAABAAB", 3), ("DDDDDGDDDDDGDDDDDG", 6),
+     ("ABABABA", 2), ("XAAAAAAAAA", 1), ("AA", None), ("ABCABC", None), ("AAAAAB", None),
+     ("ABAAAA", None), ("", None)],
+)  # fmt: skip
+def test_known_words(said: str, found: int | None) -> None:
+    assert period(said) == found
+
+
+@given(word=words, times=st.integers(REPEATS, 6))
+def test_what_is_repeated_has_a_period_that_divides_it(word: list[int], times: int) -> None:
+    found = period(word * times)
+    assert found is not None and len(word) % found == 0
+    assert word * times == (word * times)[:found] * (len(word) * times // found)
+
+
+@given(word=words, times=st.integers(REPEATS, 6))
+def test_a_new_word_at_the_end_has_none(word: list[int], times: int) -> None:
+    assert period([*word * times, 9]) is None

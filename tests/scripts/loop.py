@@ -1,0 +1,75 @@
+"""A plain DDP loop as people write it, with one mistake where one is asked for."""
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--mistake", default="")
+parser.add_argument("--accumulate", type=int, default=1)
+parser.add_argument("--global-batch", type=int, default=0)
+parser.add_argument("--epochs", type=int, default=100)
+parser.add_argument("--width", type=int, default=128)
+parser.add_argument("--compile", action="store_true")
+asked = parser.parse_args()
+
+
+def main() -> None:
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if asked.mistake != "wrong world":
+        dist.init_process_group("gloo")
+    torch.manual_seed(0 if asked.mistake != "seeds" else rank)
+    data = TensorDataset(torch.randn(4096, 64), torch.randint(0, 10, (4096,)))
+    batch = asked.global_batch // world if asked.global_batch else 32
+    sampler = DistributedSampler(
+        data, num_replicas=world, rank=rank, shuffle=not asked.global_batch
+    )
+    if asked.mistake == "same data" or asked.mistake == "wrong world":
+        sampler = None
+    loader = DataLoader(data, batch_size=batch // asked.accumulate, sampler=sampler, drop_last=True)
+    model: nn.Module = nn.Sequential(
+        nn.Linear(64, asked.width), nn.ReLU(), nn.Linear(asked.width, 10)
+    )
+    inner = model
+    if asked.compile:
+        model = torch.compile(model)
+    if asked.mistake not in ("no all-reduce", "wrong world", "seeds"):
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loss_of, done, counted, began = nn.CrossEntropyLoss(), 0, 0, time.perf_counter()
+    for epoch in range(asked.epochs):
+        if sampler is not None and asked.mistake != "no set_epoch":
+            sampler.set_epoch(epoch)
+        for number, (x, y) in enumerate(loader):
+            if asked.mistake == "idle" and rank:
+                x = x[:0]
+            last = number % asked.accumulate == asked.accumulate - 1
+            skip = not last and asked.mistake != "no no_sync" and world > 1
+            with model.no_sync() if skip else torch.enable_grad():
+                loss = loss_of(model(x), y[: len(x)]) / asked.accumulate
+                if asked.mistake == "sum":
+                    loss = loss * world
+                loss.backward()
+            counted += len(x)
+            if not last:
+                continue
+            if asked.mistake == "second all-reduce":
+                for p in inner.parameters():
+                    dist.all_reduce(p.grad, op=dist.ReduceOp.AVG if False else dist.ReduceOp.SUM)
+                    p.grad /= world
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+            if done % 20 == 0 and rank == 0:
+                rate = counted / (time.perf_counter() - began)
+                print(f"step {done} samples {counted} rate {rate:.0f}/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

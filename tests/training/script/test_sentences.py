@@ -1,0 +1,59 @@
+"""Sentences: where one update ends and the next begins, whatever the training's style."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.training.script.sentences import Sentences
+
+
+def told(text: str) -> Sentences:
+    """F forward, B backward and its end, (..) what happens inside of one, digits optimizers."""
+    out = Sentences()
+    for sign in text:
+        if sign == "F":
+            out.passing()
+        elif sign in "B(":
+            out.passing()
+            out.enter_backward()
+            if sign == "B":
+                out.leave_backward()
+        elif sign == ")":
+            out.leave_backward()
+        else:
+            out.stepped(int(sign))
+    out.passing()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("style", "once", "optimizers", "sentences"),
+    [
+        ("plain", "FB0", 1, 1),
+        ("accumulation", "FBFBFB0", 1, 1),
+        ("two optimizers at once", "FB01", 2, 1),
+        ("a GAN", "FB0FB1", 2, 2),
+        ("a critic that steps thrice", "FB0FB0FB0FB1", 2, 4),
+        ("one call for each group of parameters", "FB000", 1, 1),
+        ("inside of backward", "F(012)", 3, 1),
+        ("forward again inside of backward", "F(F)0", 1, 1),
+        ("no module: backward alone", "B0", 1, 1),
+    ],
+)
+def test_a_step_of_every_style(style: str, once: str, optimizers: int, sentences: int) -> None:
+    seen = told(once * 8)
+    assert seen.period(optimizers) == sentences
+    assert len(seen.words) == 8 * sentences
+
+
+def test_an_optimizer_that_has_not_stepped_leaves_the_period_open() -> None:
+    assert told("FB0" * 6).period(2) is None
+
+
+def test_a_skipped_step_is_another_word() -> None:
+    assert told("FB0" * 5 + "FBFB0").period(1) is None
+
+
+def test_evaluation_between_steps_changes_nothing() -> None:
+    """Its forward passes are not told: gradients are off."""
+    assert told("FB0" * 4).words == told("FB0FB0" + "FB0FB0").words

@@ -9,16 +9,16 @@ from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.judging.points import budgets, shown_against, tabled
 from harness.analysis.timeline.losses import Losses, losses
 from harness.record import Budget, Expected, LaunchRecord, RunRecord
-from harness.spec import Arm, Contrast, Plan, Role
+from harness.spec import Arm, Contrast, Mode, Plan, Role
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One profiled rung of a ladder and its baseline."""
+    """One profiled rung of a ladder and its baseline; nothing is ``expected`` of a script."""
 
     plan: Plan
     arm: Arm
-    expected: Expected
+    expected: Expected | None
     against: str
     launch: LaunchRecord
     budget: Budget
@@ -70,8 +70,10 @@ def rungs(run: RunRecord) -> list[Rung]:
             assert own[0].budget is not None and other[0].budget is not None
             ranks = Fraction(arm.case.world_size, base.case.world_size)
             expected, alone = (run.described[a.case.hash].expected for a in (arm, base))
-            assert expected is not None and alone is not None
-            work = Fraction(expected.global_batch, alone.global_batch) / ranks
+            if expected is None or alone is None:  # a script: a rank's work follows from the mode
+                work = Fraction(1) if arm.case.mode is Mode.WEAK else 1 / ranks
+            else:
+                work = Fraction(expected.global_batch, alone.global_batch) / ranks
             seen = [*own, *other]
             out.append(
                 Rung(

@@ -54,7 +54,7 @@ class Order:
     """Which launch is wanted: of what, what for, and where in the protocol it stands.
 
     ``reference`` is what its losses are compared with. ``seat`` is where it runs; None = on the
-    first nodes. ``streamed``: a reference whose model is too large for one device.
+    first nodes. ``streamed``: a reference too large for one device. ``script``: a user's own.
     """
 
     plan: Plan
@@ -66,6 +66,7 @@ class Order:
     reference: Curve | None = None
     seat: Seat | None = None
     streamed: bool = False
+    script: Script | None = None
 
     @property
     def block(self) -> int:
@@ -276,8 +277,8 @@ class Bench:
     def _task(self, order: Order) -> Task:
         """What the ranks are to do for this order."""
         case, window = order.arm.case, order.window
-        if case.script:
-            return Script(folder=str(Path.cwd()), steps=window.steps, cut=window.cut)
+        if order.script is not None:
+            return order.script
         if order.purpose is Purpose.GATE:
             return Gate(twin=self.catalogue.twin(case))
         if order.purpose is Purpose.REFERENCE:

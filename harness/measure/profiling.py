@@ -35,8 +35,6 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
     out = []
     shown = rungs.profiled(plan, len(run.plans))
     for arm in (a for a in plan.arms if a in shown or a.name in subjects):
-        if arm.case.script:
-            continue  # no trace of it is read yet
         profiled = [
             x for x in run.launches if x.purpose is Purpose.PROFILE and x.case == arm.case.hash
         ]

@@ -2,16 +2,20 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from harness.analysis import packing
 from harness.analysis.judging import neighbours
 from harness.analysis.samples import references
 from harness.base.documents import Json
+from harness.base.errors import SpecError
+from harness.launch.wire.messages import Script
 from harness.measure.bench import Order, alone
 from harness.measure.run import Run
 from harness.measure.session import Session
 from harness.record import Purpose
 from harness.spec import Arm, CaseSpec, Device, Plan, StandIn, Window
+from harness.spec.script import LAUNCHED
 
 
 def groups(
@@ -83,15 +87,31 @@ def orders(
     elif purpose is Purpose.TIMED:
         usual, frozen = plan.window, dict(run.windows.get(plan.hash, {}))
     compared = purpose in references.COMPARED
+    windows = {arm.name: window or frozen.get(arm.name, usual) for arm in arms}
     wanted = [
         Order(
             plan=plan, arm=arm, purpose=purpose, turn=turn, attempt=attempt, streamed=streamed,
-            window=window or frozen.get(arm.name, usual),
-            reference=run.curve(arm.case) if compared else None,
+            window=windows[arm.name], reference=run.curve(arm.case) if compared else None,
+            script=_script(session, windows[arm.name]) if arm.case.script else None,
         )
         for arm in arms
     ]  # fmt: skip
     return _seated(session, plan, wanted)
+
+
+def _script(session: Session, window: Window) -> Script:
+    """The task of a user's own script, in the folder that its run was begun in.
+
+    SpecError for an engine whose agents do not start the ranks themselves.
+    """
+    settings, engine = session.settings, session.engine
+    if not engine.engine.slows_ranks:
+        raise SpecError(
+            f"--engine {engine.name} starts ranks of the harness's own", expected="another engine",
+            fix=f"scaleproof run --script --cpus 2 -- {LAUNCHED}",
+        )  # fmt: skip
+    folder = settings.folder or str(Path.cwd())
+    return Script(**vars(window), folder=folder, fresh=settings.fresh)
 
 
 def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order]:

@@ -75,7 +75,9 @@ class Watched:
     and how many rows reached each in the last step. ``start`` is a digest of the parameters before
     the first step, of this rank's part of them where they are ``sharded``; ``first`` the sum of the
     hashes of the samples that came before the first update. ``collectives`` are those of the last
-    step. ``source`` is a digest of the script's file, ``way`` how its process was started.
+    step, ``small`` how many of them carry single values, ``reads`` how often a step reads one
+    (``Tensor.item``). ``repeated``: a sampler shuffled two epochs alike. ``source`` is a digest of
+    the script's file, ``way`` how its process was started.
     """
 
     world_size: int
@@ -90,6 +92,9 @@ class Watched:
     sharded: bool
     parameter_bytes: int
     collectives: Mapping[str, Issued]
+    small: int = 0
+    reads: float = 0.0
+    repeated: bool = False
     source: str = ""
     way: str = "forked"
 

@@ -1,28 +1,35 @@
 """A user's own training as a plan: the command as it is typed, run unchanged on every rung."""
 
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.base.errors import SpecError
 from harness.spec.case import SCRIPT, Mode
-from harness.spec.plan import Plan
+from harness.spec.plan import Plan, Protocol
 from harness.spec.recipes import REAL, Recipe, ladder
 from harness.spec.site import Site
 
 #: What a command may begin with and mean the same.
 PYTHON = ("python", "python3")
+LAUNCHED = "torchrun --nproc-per-node {ranks} train.py"
 EXAMPLE = "scaleproof run --script --cpus 2 -- train.py --lr 3e-4"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What each rank runs: a Python file, or with ``module`` what ``python -m`` takes."""
+    """What each rank runs: a Python file, or with ``module`` what ``python -m`` takes.
+
+    With a ``launcher`` it starts the ranks itself: these are all its words, ``{ranks}`` and the
+    like still in them.
+    """
 
     target: str
     module: bool
     args: tuple[str, ...]
+    launcher: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -43,15 +50,35 @@ def parse(words: Sequence[str]) -> Command:
             raise SpecError("-m without a module", expected="-m package.train", fix=EXAMPLE)
         return Command(target=rest[1], module=True, args=tuple(rest[2:]))
     if not rest[0].endswith(".py"):
-        raise SpecError(
-            f"{rest[0]!r} is no Python file", where=shlex.join(words),
-            expected="train.py, python train.py or -m package.train, then its arguments",
-            fix=EXAMPLE,
-        )  # fmt: skip
+        return _launched(words)
     return Command(target=rest[0], module=False, args=tuple(rest[1:]))
 
 
-def script_plan(words: Sequence[str], site: Site, mode: Mode = Mode.WEAK, samples: int = 0) -> Plan:
+def _launched(words: Sequence[str]) -> Command:
+    """A launcher's command: it has to be told how many ranks to start."""
+    script = next((w for w in words if w.endswith(".py")), "")
+    if shutil.which(words[0]) is None or not script:
+        raise SpecError(
+            f"{words[0]!r} is neither a Python file nor a program here", where=shlex.join(words),
+            expected="train.py, python train.py, -m package.train, or a launcher with a script",
+            fix=EXAMPLE,
+        )  # fmt: skip
+    if not any("{ranks}" in w or "{world}" in w for w in words):
+        raise SpecError(
+            "the launcher is not told how many ranks to start", where=shlex.join(words),
+            expected="{ranks} for those of a node, {world} for all; {node} and {nodes}",
+            fix=f"scaleproof run --script --cpus 2 -- {LAUNCHED}",
+        )  # fmt: skip
+    return Command(target=script, module=False, args=(), launcher=tuple(words))
+
+
+def script_plan(
+    words: Sequence[str],
+    site: Site,
+    mode: Mode = Mode.WEAK,
+    samples: int = 0,
+    protocol: Protocol = REAL,
+) -> Plan:
     """A ladder of a script over the site's worlds, against itself on one rank.
 
     Args:
@@ -73,14 +100,16 @@ def script_plan(words: Sequence[str], site: Site, mode: Mode = Mode.WEAK, sample
         script=shlex.join(words),
         samples_per_step=samples or None,
     )
-    return ladder(case, site.worlds, baselines=("wrapped",), protocol=REAL, shape=site.shape)
+    return ladder(case, site.worlds, baselines=("wrapped",), protocol=protocol, shape=site.shape)
 
 
-def script(*words: str, mode: str = Mode.WEAK, samples: int = 0) -> Recipe:
+def script(
+    *words: str, mode: str = Mode.WEAK, samples: int = 0, protocol: Protocol = REAL
+) -> Recipe:
     """A recipe for ``@scaling``: ``script("train.py", "--lr", "3e-4")``."""
 
     def recipe(site: Site) -> list[Plan]:
-        return [script_plan(words, site, Mode(mode), samples)]
+        return [script_plan(words, site, Mode(mode), samples, protocol)]
 
     recipe.__name__ = parse(words).name
     return recipe

@@ -16,6 +16,8 @@ class Settings:
     their own. ``nonce`` is a text of whoever asked for the run: it was made after that.
     ``shared_gpu``: ranks may have to share a device. ``outline``: profiles leave operators out.
     ``paths`` are the folders of a user's own files. ``lenient``: INCONCLUSIVE fails nothing.
+    ``fresh``: every rank of a script is started as an interpreter of its own; ``folder`` is where
+    the script was run.
     """
 
     engine: str = "local"
@@ -34,3 +36,5 @@ class Settings:
     outline: bool = False
     paths: tuple[str, ...] = ()
     lenient: bool = False
+    fresh: bool = False
+    folder: str = ""

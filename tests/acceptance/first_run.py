@@ -146,8 +146,9 @@ def page(jobs: list[Job], rates: Counter[int], draws: int) -> str:
     whole = sum(n for undecided, n in rates.items() if not undecided)
     out += [
         "",
-        "Overhead is the share of a run that neither steps nor checks. `foretold` is the time of the"
-        " whole run, as its live line told it at half time, against what it took.", "",
+        "Overhead is the share of a run in which no model or data is made, trained or checked."
+        " `foretold` is the time of the whole run, as its live line told it at half time, against"
+        " what it took.", "",
         f"Of {draws} main jobs that were put together from blocks of these runs, judged by the same"
         f" rules, {whole} ({whole / draws:.0%}) had every rule decided; undecided rules:"
         f" {', '.join(f'{k} in {n}' for k, n in sorted(rates.items()))}.",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.verify import verify
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
@@ -63,3 +64,20 @@ def test_pilots_are_shared_and_windows_frozen_before_the_first_block(
         if x.purpose is Purpose.TIMED and x.steps:
             window = run.window(next(p for p in plans if p.hash == x.plan), x)
             assert x.steps.count == window.steps - window.cut
+
+
+def test_a_stand_in_is_timed_again_where_the_host_stood_still(
+    measurer: Measurer, catalogue: Catalogue
+) -> None:
+    """A slot of a millisecond holds no step: twice the host is to blame, then nothing is decided."""
+    site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+    knobs = {"paced.mode": "schedule", "paced.plant": "2:0.9", "paced.step_ms": 1.0}
+    fast = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)
+    case = site.case("ddp/paced-small", knobs=knobs)
+    plan = normalise(ladder(case, (2,), baselines=("plain",), protocol=fast), catalogue)
+    measurer.measure([plan])
+    again = [x for x in measurer.run.launches if x.purpose is Purpose.STALLED]
+    assert len(again) == 2 and all(x.stood_still for x in again)
+    (verdict,) = measurer.verdicts(plan)
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    assert not verify(measurer.run.record(complete=False), measurer.run.folder).differences

@@ -348,3 +348,13 @@ def test_honest_records_are_honest_wherever_they_were_interrupted(copy: Path) ->
             assert found == [], (n, m)
             honest += 1
     assert honest > 90
+
+
+def test_no_launch_is_called_stalled_to_be_rid_of_it(copy: Path) -> None:
+    def hide(doc: Doc, _: Path) -> None:
+        slow = next(x for x in doc["launches"] if x["purpose"] == "timed")
+        slow["purpose"] = "stalled"
+
+    change(copy, hide)
+    rechain(copy)
+    assert any("timed again, but the host did not stand still" in text for text in told(copy))

@@ -3,6 +3,7 @@
 import argparse
 import os
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ parser.add_argument("--global-batch", type=int, default=0)
 parser.add_argument("--epochs", type=int, default=100)
 parser.add_argument("--width", type=int, default=128)
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--kept", type=Path)
 asked = parser.parse_args()
 
 
@@ -25,7 +27,7 @@ def main() -> None:
     if asked.mistake != "wrong world":
         dist.init_process_group("gloo")
     torch.manual_seed(0 if asked.mistake != "seeds" else rank)
-    data = TensorDataset(torch.randn(4096, 64), torch.randint(0, 10, (4096,)))
+    data = TensorDataset(torch.randn(512, 64), torch.randint(0, 10, (512,)))
     batch = asked.global_batch // world if asked.global_batch else 32
     sampler = DistributedSampler(
         data, num_replicas=world, rank=rank, shuffle=not asked.global_batch
@@ -41,18 +43,27 @@ def main() -> None:
         model = torch.compile(model)
     if asked.mistake not in ("no all-reduce", "wrong world", "seeds"):
         model = DistributedDataParallel(model)
+    if asked.mistake == "resumed" and asked.kept.is_file():
+        inner.load_state_dict(torch.load(asked.kept))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loss_of, done, counted, began = nn.CrossEntropyLoss(), 0, 0, time.perf_counter()
+    kept: list[torch.Tensor] = []
     for epoch in range(asked.epochs):
         if sampler is not None and asked.mistake != "no set_epoch":
             sampler.set_epoch(epoch)
         for number, (x, y) in enumerate(loader):
             if asked.mistake == "idle" and rank:
                 x = x[:0]
+            if asked.mistake == "cached":
+                kept = kept or [x, y]
+                x, y = kept
             last = number % asked.accumulate == asked.accumulate - 1
             skip = not last and asked.mistake != "no no_sync" and world > 1
             with model.no_sync() if skip else torch.enable_grad():
-                loss = loss_of(model(x), y[: len(x)]) / asked.accumulate
+                low = asked.mistake == "precision" and world > 1
+                with torch.autocast("cpu", torch.bfloat16, enabled=low):
+                    out = model(x)
+                loss = loss_of(out.float(), y[: len(x)]) / asked.accumulate
                 if asked.mistake == "sum":
                     loss = loss * world
                 loss.backward()
@@ -61,12 +72,14 @@ def main() -> None:
                 continue
             if asked.mistake == "second all-reduce":
                 for p in inner.parameters():
-                    dist.all_reduce(p.grad, op=dist.ReduceOp.AVG if False else dist.ReduceOp.SUM)
+                    dist.all_reduce(p.grad)
                     p.grad /= world
             optimizer.step()
             optimizer.zero_grad()
             done += 1
-            if done % 20 == 0 and rank == 0:
+            if asked.mistake == "resumed" and rank == 0:
+                torch.save(inner.state_dict(), asked.kept)
+            if done % 5 == 0 and rank == 0:
                 rate = counted / (time.perf_counter() - began)
                 print(f"step {done} samples {counted} rate {rate:.0f}/s", flush=True)
 

@@ -85,6 +85,8 @@ def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion |
     if launch.status is LaunchStatus.FAILED:
         large = _too_large(case, launch) if case is not None else None
         return large or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
+    if launch.discarded:
+        return None
     if launch.stood_still:
         why = f"noisy host: {launch.launch}: {launch.wrong[0]}"
         return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)

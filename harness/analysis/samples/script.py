@@ -33,6 +33,12 @@ def rows(samples: Sequence[Samples], step: int) -> int:
     return sum(most.values())
 
 
+def _changes(samples: Samples) -> bool:
+    """Whether not all steps have the same samples."""
+    assert samples.seen is not None
+    return bool((samples.seen != samples.seen[0]).any())
+
+
 def declared(case: CaseSpec) -> int | None:
     """Samples of a step of this world by what the user says."""
     if case.samples_per_step is None:
@@ -116,6 +122,16 @@ def _samples(
         return
     last = len(samples[0].marks_s) - 2
     seen = rows(samples, last)
+    if said is None and seen and not any(_changes(s) for s in samples):
+        yield (
+            f"samples: every step trains on the same {seen} samples: is a batch kept, or made up?"
+            f" --samples-per-step N accepts that"
+        )
+    if any(r.watched.repeated for r in ranks if r.watched is not None):
+        yield (
+            "samples: a DistributedSampler shuffles every epoch alike:"
+            " is sampler.set_epoch(epoch) missing?"
+        )
     each = [int((s.seen[last] != 0).sum()) for s in samples if s.seen is not None]
     if said is not None and seen != said:
         yield f"samples: {seen} reached the model in a step, {said} were declared"

@@ -10,6 +10,15 @@ from harness.spec import CaseSpec, Data, Mode, Settings
 #: Terms below this share of the step are not worth a sentence.
 LARGE = 0.03
 
+#: What to try in a script of the user's, where there is no setting to change.
+_LARGER = "a larger batch on each rank, or to accumulate gradients over several"
+_OF_SCRIPTS = {
+    Term.TRANSFER: _LARGER,
+    Term.UNDIVIDED: _LARGER,
+    Term.LAUNCH: _LARGER,
+    Term.DATA: "more workers in the DataLoader, and to log and evaluate less often",
+    Term.MOVE: "pinned memory and non_blocking copies",
+}
 #: What to try for a term: a setting of the case, more work for each rank, or another command.
 _MORE = (Term.TRANSFER, Term.UNDIVIDED, Term.LAUNCH, Term.IDLE, Term.OTHER)
 _RESIDENT = (Term.MOVE, Term.DATA)
@@ -27,7 +36,7 @@ _WHAT = {
 
 
 def advice(
-    case: CaseSpec, expected: Expected, losses: Losses, budget: Budget, settings: Settings
+    case: CaseSpec, expected: Expected | None, losses: Losses, budget: Budget, settings: Settings
 ) -> Iterator[str]:
     """One line for each large term, the largest first; none where nothing was lost.
 
@@ -42,7 +51,11 @@ def advice(
         if term is Term.COMPUTE and case.stand_in:
             continue
         what = _waited_for(budget) if term is Term.WAIT else _WHAT[term]
-        remedy = _remedy(term, case, expected, settings)
+        remedy = (
+            _OF_SCRIPTS.get(term, "scaleproof doctor")
+            if expected is None
+            else _remedy(term, case, expected, settings)
+        )
         yield (
             f"{WORDS[term]} {float(share):.1%} of the step: {what};"
             f" without it at most +{losses.gain(term):.3f} efficiency; try {remedy}"

@@ -73,7 +73,10 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
     if old is not None:
         given["cluster"] = old.cluster
     settings, told = options.settings(given, site, ("scaleproof", *asked.words)), list[str]()
-    settings = replace(settings, lenient=getattr(asked.options, "inconclusive", "") == "warn")
+    lenient = getattr(asked.options, "inconclusive", "") == "warn"
+    fresh = getattr(asked.options, "fresh", False)
+    folder = str(Path.cwd()) if asked.own else ""
+    settings = replace(settings, lenient=lenient, fresh=fresh, folder=folder)
     if old is not None:
         settings, told = options.resumed(old, settings)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])

@@ -67,7 +67,8 @@ def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[tuple[str, str]]
         left = [n for n in offered if n not in here]
         without = f" (not {', '.join(left)})" if left else ""
         word = {"strategies": "strategy", "models": "model", "compressors": "compressor"}[kind]
-        out.append((word, f"{_list(sorted(here))}: {len(here)} of {len(offered)}{without}"))
+        named = f"{_list(sorted(here))}: " if here else ""  # "none" is a compressor, too
+        out.append((word, f"{named}{len(here)} of {len(offered)}{without}"))
     return out
 
 

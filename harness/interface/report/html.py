@@ -237,7 +237,8 @@ def _cases(run: RunRecord) -> list[dict[str, Any]]:
 
 def _case(row: ArmRow, gate: LaunchRecord | None) -> dict[str, Any]:
     """One arm of the page's table of cases."""
-    failure = obstacles.gate_failure(gate) if gate else "not checked"
+    unchecked = "in every launch" if row.case.script else "not checked"
+    failure = obstacles.gate_failure(gate) if gate else unchecked
     expected = row.described.expected if row.described else None
     several = row.case.world_size > 1
     ran = row.launches[0].ranks[0].ran if row.launches else None

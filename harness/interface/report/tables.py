@@ -10,7 +10,7 @@ from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.points import shown_against, tabled
 from harness.analysis.ladder import LadderRow, in_table, ladder_rows
 from harness.base.numbers import duration, rate, si
-from harness.interface.report import fabric, recovery, text, timeline
+from harness.interface.report import fabric, recovery, script, text, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.text import Column, rule, table, wrap
@@ -320,7 +320,7 @@ def summary(
             out += wrap(f" ~ recorded in doubt: {next(iter(doubts))}", width, 3)
         if any(" *  " in line for line in table_):
             out.append(" * the verdict is on another figure, shown below")
-    out += ["", *fabric.lines(run, width), *recovery.lines(run, width)]
+    out += ["", *script.lines(run, width), *fabric.lines(run, width), *recovery.lines(run, width)]
     out += timeline.lines(run, width, every=every)
     out += [rule("verdicts", width), *verdict_lines(run, width)]
     out += [*counts(run), ""]

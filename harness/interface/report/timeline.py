@@ -79,7 +79,7 @@ def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
     all_rungs, out = rungs(run), list[str]()
     trusted = [r for r in all_rungs if not r.refused]
     for r in trusted:
-        share = r.expected.ideal_efficiency
+        share = 1.0 if r.expected is None else r.expected.ideal_efficiency
         if (bubble := r.budget.mean_ns(Term.BUBBLE)) and share < 1:
             ideal = (1 - share) * r.budget.step_ns
             out += wrap(
@@ -109,12 +109,16 @@ def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
     if refused:
         worst = max(refused, key=lambda r: r.perturbation)
         names = ", ".join(r.arm.case.id for r in refused)
-        stages = all(r.expected.stages > 1 for r in refused)  # cannot go without
+        stages = all(r.expected is None or r.expected.stages > 1 for r in refused)
+        longer = (
+            ""
+            if any(r.arm.case.script for r in refused)
+            else " (--set micro_batch=..., a larger size)"
+        )
         out += wrap(
             f" refused  {names}: profiled steps take up to {worst.perturbation:.2f}x as long"
             f" as unprofiled ones (limit {PERTURBED}), so the profile is not trusted; use longer"
-            " steps (--set micro_batch=..., a larger size)"
-            + ("" if stages else ", or --ablate communication"),
+            f" steps{longer}" + ("" if stages else ", or --ablate communication"),
             width, 10,
         )  # fmt: skip
     return out

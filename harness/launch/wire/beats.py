@@ -31,6 +31,7 @@ class Beats:
             path.write_bytes(
                 b"".join(_SLOT.pack(0, 0, time.monotonic()) for _ in range(world_size))
             )
+        self.path = path
         with path.open("r+b") as handle:
             self._map = mmap.mmap(handle.fileno(), world_size * _SLOT.size)
 

@@ -149,12 +149,16 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="tr
 class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="script"):
     """Run a user's own training, unchanged, and watch ``steps`` of its steps; ``cut`` warm up.
 
-    It starts in a copy of ``folder``.
+    It starts in a copy of ``folder``; ``fresh``: in an interpreter of its own. ``profiled`` and
+    ``pairs`` are as in ``Timed``.
     """
 
     folder: str
     steps: int
     cut: int
+    profiled: int = 0
+    pairs: int = 0
+    fresh: bool = False
 
 
 #: What a rank does in a launch; each has its file in ``training/rank/tasks``.

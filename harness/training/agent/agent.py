@@ -50,7 +50,7 @@ from harness.spec import CaseSpec, Catalogue
 from harness.training.accelerator import driver_started, survey
 from harness.training.agent.address import choose_interface
 from harness.training.agent.world import World
-from harness.training.context import Loaded, load
+from harness.training.context import load
 from harness.training.contract import placed, problems
 from harness.training.describe import describe
 from harness.training.observe import threads
@@ -128,18 +128,14 @@ def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
 
 def _describe(requests: list[dict[str, Json]]) -> Json:
     """The answers to these, in order."""
-    return [_loaded(from_doc(CaseSpec, r["case"]), r["files"]) for r in requests]
+    return [_described(from_doc(CaseSpec, r["case"]), r["files"]) for r in requests]
 
 
-def _loaded(case: CaseSpec, files: Mapping[str, str]) -> Json:
+def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
     try:
         loaded = load(files)
     except Exception as error:
         return to_doc(Described(error=placed(error, files)))
-    return _described(loaded, case, files)
-
-
-def _described(loaded: Loaded, case: CaseSpec, files: Mapping[str, str]) -> Json:
     modules = {"strategy": loaded.strategy, "model": loaded.model, "compressor": loaded.codec}
     coded = loaded.codec is not None
     wrong = [
@@ -278,6 +274,8 @@ class Agent:
         if not self.worlds:  # whose an orphan is cannot be told
             processes.end()
         world.beats_file.unlink()
+        for copy in world.out.glob("work*"):
+            shutil.rmtree(copy, ignore_errors=True)  # what a script has left in its folder
         if self.scratch is not None:
             self.ship(world)
         self.say(world, {"ended": [to_doc(world.ends[r]) for r in sorted(world.ends)]})

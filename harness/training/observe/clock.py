@@ -17,7 +17,8 @@ class Clock:
 
     def __init__(self) -> None:
         # A group of its own: over sockets whatever the backend, and not in the way of any other.
-        self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.new_group(backend="gloo") if several else None
         self._low, self._high = -(1 << 62), 1 << 62
 
     def handshake(self) -> None:

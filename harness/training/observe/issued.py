@@ -25,6 +25,8 @@ _NAMES = {
 }
 
 
+#: Bytes of a collective of single values.
+SMALL = 64
 #: Entries that are kept: enough to count a gate's, and the last ones that tell where ranks part.
 #: More would grow a rank's memory for as long as they are new.
 COUNTED, LAST = 20_000, 200
@@ -63,16 +65,24 @@ def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, Issued]:
     return _totals([e for e in entries(backend) if begin_ns <= e["time_created_ns"] < end_ns])
 
 
+def small(backend: str, begin_ns: int, end_ns: int) -> int:
+    """How many of them carry single values: no gradient, but a loss, a norm or a flag."""
+    found = [e for e in entries(backend) if begin_ns <= e["time_created_ns"] < end_ns]
+    return sum(0 < _payload(e) <= SMALL for e in found)
+
+
+def _payload(entry: dict[str, Any]) -> int:
+    """Input bytes of one collective."""
+    sizes, kinds = entry["input_sizes"], entry["input_dtypes"]
+    return sum(math.prod(size) * _BYTES[kind] for size, kind in zip(sizes, kinds, strict=False))
+
+
 def _totals(found: list[dict[str, Any]]) -> Mapping[str, Issued]:
     totals: dict[str, tuple[int, int]] = {}
     for entry in found:
         name = name_of(entry)
         if name == "recv":
             continue  # the other end's send
-        sizes, kinds = entry["input_sizes"], entry["input_dtypes"]
-        payload = sum(
-            math.prod(size) * _BYTES[kind] for size, kind in zip(sizes, kinds, strict=False)
-        )
         count, seen = totals.get(name, (0, 0))
-        totals[name] = (count + 1, seen + payload)
+        totals[name] = (count + 1, seen + _payload(entry))
     return {name: Issued(count=c, payload_bytes=b) for name, (c, b) in sorted(totals.items())}

@@ -50,7 +50,8 @@ class Outline:
         enable: Any = torch.autograd._enable_profiler  # its stub lacks the scopes
         with self._silenced():
             enable(config, _CPU, {RecordScope.USER_SCOPE})
-        world = {"backend": dist.get_backend(), "rank": rank, "world_size": world_size}
+        backend = dist.get_backend() if dist.is_initialized() else ""
+        world = {"backend": backend, "rank": rank, "world_size": world_size}
         torch.autograd._add_metadata_json("distributedInfo", json.dumps(world))
         self._turn(False)
 

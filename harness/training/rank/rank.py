@@ -82,7 +82,7 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
                 _work(spec, place, beats)
         except BaseException as error:
             text = traceback.format_exc()
-            message = placed(error, spec.files).removeprefix(f"{type(error).__name__}: ")
+            message = placed(error, _files(spec, place)).removeprefix(f"{type(error).__name__}: ")
             peer = any(t.lower() in message.lower() for t in PEER_ERRORS)
             failure = RankError(
                 type=type(error).__name__, message=message, traceback=text, peer=peer
@@ -95,6 +95,11 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
     return _tidy(out, place.rank)
+
+
+def _files(spec: LaunchSpec, place: Place) -> Mapping[str, str]:
+    """Whose lines an error is told with: the case's files, or those beside a user's script."""
+    return {**spec.files, "script": str(Path(spec.out) / f"work{place.node}" / "script.py")}
 
 
 def _tidy(out: Path, rank: int) -> int:

@@ -21,7 +21,7 @@ from harness.training.accelerator import Accelerator
 from harness.training.context import RankContext, Trainer
 from harness.training.data import Batch
 from harness.training.observe import beside
-from harness.training.observe.intake import Intake, row_hashes
+from harness.training.observe.intake import Intake, every_row_hashed
 from harness.training.observe.memory import Memory
 from harness.training.observe.meter import Meter, Reading
 from harness.training.observe.outline import Outline
@@ -145,7 +145,9 @@ class StepLog:
             rss_bytes=self.rss_bytes,
             step_s=step_s,
             seen=self.intake.rows(),
-            content=np.stack([row_hashes(feed(i).inputs).cpu().numpy() for i in steps]),
+            content=np.stack(
+                [h.cpu().numpy() for h in every_row_hashed([feed(i).inputs for i in steps])]
+            ),
         )
 
 

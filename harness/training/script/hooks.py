@@ -17,7 +17,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import DistributedSampler
 
+from harness.record import Category
+from harness.training.observe.spans import Span, span
 from harness.training.script import samples
 
 
@@ -52,7 +55,9 @@ class Hooks:
         self.roots: dict[int, nn.Module] = {}
         self.optimizers: dict[int, Optimizer] = {}
         self._open: nn.Module | None = None
-        self._in_backward = 0
+        self._in_backward = self._in_step = 0
+        self.repeated, self.reads = False, 0
+        self._between: Span | None = None
 
     def install(self) -> None:
         self._everywhere = nn.modules.module.register_module_forward_pre_hook(self._first_call)
@@ -60,6 +65,8 @@ class Hooks:
         register_optimizer_step_post_hook(self._stepped)
         self._wrap_backward()
         self._wrap_optimizers()
+        self._wrap_samplers()
+        self._wrap_reads()
 
     def settle(self) -> None:
         """The roots are known: other modules are not looked at any more."""
@@ -71,11 +78,12 @@ class Hooks:
         @functools.wraps(backward)
         def watched(tensors: Any, *args: Any, **more: Any) -> Any:
             if not self._in_backward:
-                self._observer.passing()
+                self._passing()
             self._in_backward += 1
             self._observer.enter_backward(tensors)
             try:
-                return backward(tensors, *args, **more)
+                with span("backward"):
+                    return backward(tensors, *args, **more)
             finally:
                 self._in_backward -= 1
                 self._observer.leave_backward()
@@ -93,16 +101,59 @@ class Hooks:
 
         cast(Any, Optimizer).__init__ = made
 
+    def _wrap_samplers(self) -> None:
+        """A sampler that shuffles alike in every epoch was not told which one it is."""
+        draw, seen = DistributedSampler.__iter__, dict[int, set[int]]()
+
+        @functools.wraps(draw)
+        def drawn(sampler: DistributedSampler[Any]) -> Any:
+            epochs = seen.setdefault(id(sampler), set())
+            if sampler.shuffle and sampler.epoch in epochs:
+                self.repeated = True
+            epochs.add(sampler.epoch)
+            return draw(sampler)
+
+        cast(Any, DistributedSampler).__iter__ = drawn
+
+    def _wrap_reads(self) -> None:
+        """Reads of single values: on a GPU each waits until the device has come so far."""
+        item: Callable[..., Any] = Tensor.item
+
+        @functools.wraps(item)
+        def read(tensor: Tensor) -> Any:
+            self.reads += not self._in_step
+            return item(tensor)
+
+        cast(Any, Tensor).item = read
+
     def _number(self, optimizer: Optimizer) -> int:
         number = id(optimizer)
         self.optimizers[number] = optimizer  # kept: its number stays its own
         return list(self.optimizers).index(number)
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
+        self._leave_between()
         self._observer.stepping(self._number(optimizer), optimizer)
+        self._in_step += 1
+        span("optimizer", Category.OPTIMIZER).__enter__()
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        span("optimizer", Category.OPTIMIZER).__exit__()
+        self._in_step -= 1
         self._observer.stepped(self._number(optimizer))
+        if not self._in_backward:
+            self._between = span("between steps", Category.DATA)
+            self._between.__enter__()
+
+    def _passing(self) -> None:
+        """Batches, logs and whatever else lies between two steps are over."""
+        self._leave_between()
+        self._observer.passing()
+
+    def _leave_between(self) -> None:
+        if self._between is not None:
+            self._between.__exit__()
+            self._between = None
 
     def _first_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Of every module, until the roots are known."""
@@ -126,13 +177,15 @@ class Hooks:
         inputs = samples.first_tensor(args, kwargs)
         if inputs is not None and inputs.requires_grad:
             inputs = None  # what another root made
-        self._observer.passing()
+        self._passing()
+        span("forward").__enter__()
         if inputs is not None:
             self._observer.called(list(self.roots).index(id(module)), module, inputs)
 
     def _return(self, module: nn.Module, _: Any, output: object) -> None:
         if self._open is module:
             self._open = None
+            span("forward").__exit__()
             self._observer.returned(output)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from harness.launch.wire.messages import LaunchSpec
 from harness.spec.script import Command
@@ -35,6 +36,13 @@ def variables(spec: LaunchSpec, place: Place, host: str, port: int) -> Mapping[s
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": str(len(place.cpus)),
     }
+
+
+def settle(spec: LaunchSpec, place: Place, host: str, port: int) -> None:
+    """This process's own variables, cores and threads."""
+    os.environ.update(variables(spec, place, host, port))
+    os.sched_setaffinity(0, place.cpus)
+    torch.set_num_threads(len(place.cpus))
 
 
 def source(command: Command, folder: Path) -> str:

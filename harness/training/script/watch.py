@@ -3,7 +3,6 @@
 sentences -> period known and warm-up over -> kept window -> all ranks meet -> record -> the end
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from time import perf_counter, time_ns
@@ -15,18 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.analysis.samples.period import period
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Script
-from harness.record import Watched, WhatRan
-from harness.record.store import Samples
-from harness.training.observe import issued
-from harness.training.observe.intake import digest, padded
+from harness.training.observe.intake import digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.meter import Meter
 from harness.training.rank.setup import Rank
-from harness.training.rank.window import Measured
 from harness.training.script.hooks import Hooks
+from harness.training.script.profile import Profile
 from harness.training.script.samples import Rows, first_tensor
 from harness.training.script.sentences import Sentences
 
@@ -46,10 +41,12 @@ class Watch:
         self.walls_ns: list[int] = []
         self.rss_bytes: list[int] = []
         self.numbers: list[int] = []  # of the last collective, at each mark
+        self.reads: list[int] = []  # of single values, up to each mark
         self.events: list[torch.Event] = []
         self.rows: dict[int, Rows] = {}
         self.first = self.period = 0
         self.start, self.sharded, self.norm2 = "", False, 0.0
+        self.profile: Profile | None = None
         self.dtype = ""
         self._losses: Tensor | None = None
 
@@ -93,6 +90,7 @@ class Watch:
             self.start = digest(iter(self.parameters()))
             self.sharded = any(hasattr(p, "placements") for p in self.parameters())
         self.numbers.append(collectives())
+        self.reads.append(self.hooks.reads)
         self.rss_bytes.append(self.memory.now() if done % self.memory.every == 0 else 0)
         self.walls_ns.append(time_ns())
         for event in self.rank.accelerator.events(1):
@@ -103,7 +101,10 @@ class Watch:
         self.rank.beat(Phase.STEADY if self.first else Phase.WARMUP, done)
         if not self.first:
             self._settle(done)
-        elif kept == (self.task.steps - self.task.cut) * self.period:
+            return
+        if self.profile is not None and kept % self.period == 0:
+            self.profile.step()
+        if kept == (self.task.steps - self.task.cut) * self.period:
             self._over(self)
 
     def _settle(self, done: int) -> None:
@@ -114,6 +115,8 @@ class Watch:
             return
         self.first, self.period = done, found
         self.hooks.settle()
+        if self.task.profiled:
+            self.profile = Profile(self.task, self.rank)
         self.rank.accelerator.synchronize()
         self.memory.settle()
         self.meter.start()
@@ -146,90 +149,25 @@ class Watch:
             self._losses = torch.cat([self._losses, torch.zeros_like(self._losses)])
         self._losses[at] += loss.reshape(())
 
-    def measured(self) -> Measured:
-        """The kept window; to be called once, when it is over and before ranks meet."""
+    def end(self) -> None:
+        """The kept window is over, now; ranks have met when this returns."""
         self.rank.accelerator.synchronize()
-        end, ended_ns = perf_counter(), time_ns()
+        self.marks_s[-1], self.walls_ns[-1] = perf_counter(), time_ns()
         self.meter.stop()
-        self.marks_s[-1] = end
         self.rank.meet()
-        window_s = end - self.marks_s[self.first]
-        gloo = dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() == "gloo"
-        return Measured(
-            samples=self._samples(),
-            window_s=window_s,
-            window_ns=(ended_ns - round(1e9 * window_s), ended_ns),
-            misses=0,
-            grown=self.meter.grown(),
-            counted=gloo,
-            shared=(),
-        )
+        self.grown = self.meter.grown()
 
-    def _edges(self) -> range:
+    def edges(self) -> range:
         """Numbers of the sentences with which steps begin, and of the one after the last."""
         begin = self.first - self.task.cut * self.period
         return range(begin, begin + self.task.steps * self.period + 1, self.period)
 
-    def _samples(self) -> Samples:
-        edges = self._edges()
-        marks = np.array([self.marks_s[i] for i in edges])
-        step_s = np.diff(marks)
-        if self.events:
-            at = [self.events[i] for i in edges]
-            step_s = np.array([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(at)])
-        loss = np.full(self.task.steps, math.nan)
-        if self._losses is not None:
-            sums = self._losses.cpu().numpy()
-            loss = np.array([sums[i : i + self.period].sum() for i in edges[:-1]])
-        main = next(iter(self.rows.values()), Rows())
-        return Samples(
-            marks_s=marks - marks[0],
-            loss=loss,
-            sample_ids=np.zeros((self.task.steps, 0), np.int64),
-            rss_bytes=np.array([self.rss_bytes[i] for i in edges[:-1]], np.int64),
-            step_s=step_s,
-            seen=padded([main.of(i, i + self.period) for i in edges[:-1]]),
-        )
-
-    def ran(self) -> WhatRan:
-        roots = tuple(self.hooks.roots.values())
-        return WhatRan(module=_name(roots[0]) if roots else "", compute_dtype=self.dtype)
-
-    def watched(self) -> Watched:
-        """What the hooks saw; the collectives are those of the last step."""
-        edges = self._edges()
-        last = edges[-2], edges[-1]
-        words = self.sentences.words
-        kept = words[self.first : edges[-1]]
-        numbers = np.array([self.numbers[i] for i in edges[self.task.cut :]])
-        classes = [type(o).__name__ for o in self.hooks.optimizers.values()]
-        roots = list(self.hooks.roots.values())
-        issued_in_last = (
-            issued.between(dist.get_backend(), *(self.walls_ns[i] for i in last))
-            if dist.is_initialized()
-            else {}
-        )
-        return Watched(
-            world_size=dist.get_world_size() if dist.is_initialized() else 1,
-            backend=dist.get_backend() if dist.is_initialized() else "",
-            optimizers=tuple(
-                "+".join(sorted(classes[i] for i in word.optimizers))
-                for word in words[self.first : self.first + self.period]
-            ),
-            backwards=sum(w.backwards for w in kept[: self.period]),
-            regular=period(kept) == self.period,
-            even=len(set(np.diff(numbers).tolist())) <= 1,
-            roots={f"{i}:{_name(roots[i])}": len(rows.of(*last)) for i, rows in self.rows.items()},
-            start=self.start,
-            first=self._first_samples(),
-            sharded=self.sharded,
-            parameter_bytes=sum(p.numel() * p.element_size() for p in self.parameters()),
-            collectives=issued_in_last,
-        )
-
-    def _first_samples(self) -> str:
-        sums = sum(int(v) for rows in self.rows.values() for v in rows.of(0, 1).tolist())
-        return f"{sums % 2**64:016x}"
+    def losses(self) -> np.ndarray:
+        """A loss for each step: what its backward passes began with, added up; NaN = none."""
+        if self._losses is None:
+            return np.full(self.task.steps, np.nan)
+        sums = self._losses.cpu().numpy()
+        return np.array([sums[i : i + self.period].sum() for i in self.edges()[:-1]])
 
     @property
     def grad_norm(self) -> float:
@@ -241,10 +179,3 @@ def collectives() -> int:
     """How many collectives this rank has issued to the default group so far."""
     group: Any = dist.group.WORLD if dist.is_initialized() else None
     return 0 if group is None else int(group._get_sequence_number_for_group())
-
-
-def _name(module: nn.Module) -> str:
-    """A module's class, with what it wraps."""
-    inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
-    name = type(module).__name__
-    return f"{name}({type(inner).__name__})" if isinstance(inner, nn.Module) else name

@@ -34,6 +34,10 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         help="measure a script of yours, unchanged: --script -- train.py ARGS",
     )  # fmt: skip
     sub.add_argument(
+        "--fresh", action="store_true",
+        help="start every rank of a script as an interpreter of its own, not as a fork",
+    )  # fmt: skip
+    sub.add_argument(
         "--mode", choices=tuple(Mode), default=Mode.WEAK,
         help="of a script: whether its batch grows with the ranks (weak) or is shared (strong)",
     )  # fmt: skip

@@ -1,0 +1,115 @@
+"""The table of a user's own script: what a step is, what it takes, and what could be checked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean, median
+
+from harness.analysis.judging.pairs import timed
+from harness.analysis.samples import same_training
+from harness.base.numbers import si
+from harness.interface.report import text
+from harness.interface.report.text import Column, rule, table, wrap
+from harness.record import LaunchRecord, RunRecord, Watched
+from harness.spec import Arm, Mode, Plan
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rung: its arm and its usable launches."""
+
+    arm: Arm
+    launches: Sequence[LaunchRecord]
+
+    @property
+    def seen(self) -> Watched:
+        watched = self.launches[0].ranks[0].watched
+        assert watched is not None
+        return watched
+
+    @property
+    def samples(self) -> float:
+        return median(x.consumed / x.steps.count for x in self.launches if x.steps)
+
+
+def lines(run: RunRecord, width: int = 100) -> list[str]:
+    """A table for each script; nothing where none was run."""
+    out: list[str] = []
+    for plan in run.plans:
+        launches = [x for x in timed(run, plan, None) if x.usable and x.ranks]
+        arms = [a for a in plan.arms if a.case.script]
+        of_arms = [Row(a, [x for x in launches if x.arm == a.name]) for a in arms]
+        if rows := [row for row in of_arms if row.launches]:
+            out += [*_table(plan, rows, width), *_checks(rows, width), ""]
+    return [rule("your script", width), *out] if out else []
+
+
+def _table(plan: Plan, rows: Sequence[Row], width: int) -> list[str]:
+    columns = [
+        Column[Row]("ranks", 9, lambda r: r.arm.case.world),
+        Column("samples/step", 8, lambda r: f"{r.samples:.4g}"),
+        Column("steady step", 9, partial(_seconds, of="median_s")),
+        Column("all in", 9, partial(_seconds, of="mean_s")),
+        Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
+        Column("exchanged in a step", 6, _exchanged, left=True),
+    ]  # fmt: skip
+    note = " steady step = median of steps, all in = mean of steps, evaluations and logs included"
+    title = wrap(f" {text.named(rows[0].arm.case)}", width, 3)
+    return [*title, *table(columns, rows, width), *wrap(note, width, 1)]
+
+
+def _seconds(row: Row, of: str) -> str:
+    return si(fmean(getattr(x.steps, of) for x in row.launches), "s")
+
+
+def _exchanged(row: Row) -> str:
+    kinds = row.seen.collectives.items()
+    return ", ".join(f"{k} {v.count}x {si(float(v.payload_bytes), 'B')}" for k, v in kinds)
+
+
+def _checks(rows: Sequence[Row], width: int) -> list[str]:
+    """What held on every launch, what was no matter here and why, and what is worth a look."""
+    several = [row for row in rows if row.arm.case.world_size > 1]
+    sharded = any(row.seen.sharded for row in several)
+    held = ["one world", "steps of one period", "samples by content", "one start in all launches"]
+    missing = []
+    if not several:
+        missing.append("all of more ranks")
+    elif sharded:
+        missing.append("replicas and gradient bytes (parameters are sharded)")
+    else:
+        held += ["replicas equal at both ends", "gradients exchanged once"]
+    first = rows[0]
+    for row in several:
+        pair = row.launches[0], first.launches[0]
+        if row is not first and same_training.same_samples(*pair):
+            held.append(f"gradient of {row.arm.case.world} equal to one rank's")
+        elif row is not first:
+            weak = row.arm.case.mode is Mode.WEAK
+            why = "weak: other samples" if weak else "the first samples differ"
+            missing.append(f"gradient of {row.arm.case.world} against one rank's ({why})")
+    if any(row.arm.case.samples_per_step and not row.seen.roots for row in rows):
+        missing.append("samples (as declared)")
+    out = wrap(f" checked    {', '.join(held)}", width, 12)
+    out += wrap(f" not        {', '.join(missing)}", width, 12) if missing else []
+    for row in rows:
+        out += [line for told in _remarks(row) for line in wrap(f" noticed    {told}", width, 12)]
+    return out
+
+
+def _remarks(row: Row) -> list[str]:
+    seen, world = row.seen, row.arm.case.world
+    out = []
+    if seen.small:
+        out.append(
+            f"{world}: {seen.small} collectives of single values in every step: a loss that is"
+            " logged, or a norm? Each makes all ranks wait for each other"
+        )
+    if seen.reads >= 1:
+        out.append(
+            f"{world}: every step reads {seen.reads:.3g} single values (.item()): on a GPU each"
+            " waits for the device"
+        )
+    if not seen.even:
+        out.append(f"{world}: steps do not issue equally many collectives")
+    return out

@@ -1,0 +1,37 @@
+"""A rank's badge: what a process has to know to be watched, in a file named by its rank."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.base.documents import from_doc, to_doc
+from harness.launch.wire.messages import LaunchSpec
+from harness.record.store import write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Badge:
+    """``beats`` is the file of heartbeats, ``host`` and ``port`` where all ranks meet."""
+
+    spec: LaunchSpec
+    rank: int
+    local_rank: int
+    node: int
+    device: int
+    cpus: tuple[int, ...]
+    beats: str
+    host: str
+    port: int
+    way: str
+
+
+def path_of(out: Path, rank: int) -> Path:
+    return out / f"badge{rank}.json"
+
+
+def write(badge: Badge) -> None:
+    write_text(path_of(Path(badge.spec.out), badge.rank), json.dumps(to_doc(badge)))
+
+
+def read(path: Path) -> Badge:
+    return from_doc(Badge, json.loads(path.read_text()))

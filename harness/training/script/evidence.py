@@ -1,0 +1,175 @@
+"""What a watched rank leaves: its record, or why there is none."""
+
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch.distributed as dist
+from torch import nn
+
+from harness.analysis.samples.period import period
+from harness.base.documents import to_doc
+from harness.base.errors import LaunchError
+from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.messages import LaunchSpec, Script
+from harness.record import Issued, Watched, WhatRan
+from harness.record.store import Samples, write_text
+from harness.spec.script import Command
+from harness.training.accelerator import Accelerator
+from harness.training.observe import beside, issued
+from harness.training.observe.intake import digest, padded
+from harness.training.rank.barrier import Barrier
+from harness.training.rank.setup import Laps, Place, Rank, device_of
+from harness.training.rank.window import Measured
+from harness.training.script import process
+from harness.training.script.samples import Rows
+from harness.training.script.watch import Watch
+
+
+def rank_of(spec: LaunchSpec, place: Place, beats: Beats, store: dist.Store) -> Rank:
+    """The rank of a script: what it trains with is the script's own business."""
+    accelerator = Accelerator(device_of(spec.case, place))
+    if not accelerator.present:
+        accelerator.select()  # CPU ranks see no GPU
+    return Rank(
+        spec=spec, place=place, out=Path(spec.out), accelerator=accelerator,
+        meet=Barrier(store, place.rank, place.world_size, communicate=False), lap=Laps(),
+        tuned_threads=0, known_modules=frozenset(sys.modules), shared=beside.shared_memory(),
+        beats=beats,
+    )  # fmt: skip
+
+
+def begin(rank: Rank, command: Command, way: str, leave: Callable[[], NoReturn]) -> Watch:
+    """Watch this process from now on; ``leave`` ends it when the window is over."""
+    assert isinstance(rank.spec.task, Script)
+
+    def over(watch: Watch) -> None:
+        _record(watch, rank, command, way)
+        leave()
+
+    watch = Watch(rank.spec.task, rank, over)
+    watch.install()
+    return watch
+
+
+def _record(watch: Watch, rank: Rank, command: Command, way: str) -> None:
+    """Write down what this rank saw, and part from the others."""
+    watch.end()
+    measured, watched = measured_by(watch), watched_by(watch)
+    traced = {} if watch.profile is None else watch.profile.end(rank.out)
+    source = process.source(command, rank.out / f"work{rank.place.node}")
+    document = rank.record(
+        ran_by(watch),
+        watch.memory,
+        measured,
+        watched=replace(watched, source=source, way=way),
+        grad_norm=watch.grad_norm,
+        replica="" if watched.sharded else digest(iter(watch.parameters())),
+        **traced,
+    )
+    write_text(rank.file("json"), json.dumps(to_doc(document)))
+    rank.meet.part()
+    rank.beat(Phase.DONE)
+
+
+def ended_early(watch: Watch, spec: LaunchSpec) -> LaunchError:
+    """Why there is no figure of a script that has come to its end."""
+    done, found = len(watch.sentences.words), watch.sentences.period(len(watch.hooks.optimizers))
+    if not watch.hooks.optimizers:
+        what = "the script ended, and no optimizer of torch's was made"
+    elif not done:
+        what = "the script ended before an optimizer had stepped twice"
+    elif found is None:
+        what = f"the script ended after {done} updates without a period of optimizers"
+    else:
+        assert isinstance(spec.task, Script)
+        what = f"the script ended after {done // found} of the {spec.task.steps + 1} steps wanted"
+    return LaunchError(
+        what, where=spec.case.script, expected="a training that lasts longer than the window",
+        fix="more epochs or data, or a smaller batch",
+    )  # fmt: skip
+
+
+def measured_by(watch: Watch) -> Measured:
+    """The kept window of a watch that has ended."""
+    window_s = watch.marks_s[-1] - watch.marks_s[watch.first]
+    gloo = dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() == "gloo"
+    return Measured(
+        samples=_samples(watch),
+        window_s=window_s,
+        window_ns=(watch.walls_ns[-1] - round(1e9 * window_s), watch.walls_ns[-1]),
+        misses=0,
+        grown=watch.grown,
+        counted=gloo,
+        shared=(),
+    )
+
+
+def _samples(watch: Watch) -> Samples:
+    edges = watch.edges()
+    marks = np.array([watch.marks_s[i] for i in edges])
+    step_s = np.diff(marks)
+    if watch.events:
+        at = [watch.events[i] for i in edges]
+        step_s = np.array([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(at)])
+    main = next(iter(watch.rows.values()), Rows())
+    return Samples(
+        marks_s=marks - marks[0],
+        loss=watch.losses(),
+        sample_ids=np.zeros((watch.task.steps, 0), np.int64),
+        rss_bytes=np.array([watch.rss_bytes[i] for i in edges[:-1]], np.int64),
+        step_s=step_s,
+        seen=padded([main.of(i, i + watch.period) for i in edges[:-1]]),
+    )
+
+
+def ran_by(watch: Watch) -> WhatRan:
+    """The first root, and what it returned."""
+    roots = tuple(watch.hooks.roots.values())
+    return WhatRan(module=_name(roots[0]) if roots else "", compute_dtype=watch.dtype)
+
+
+def watched_by(watch: Watch) -> Watched:
+    """What the hooks saw; the collectives are those of the last step."""
+    edges = watch.edges()
+    last = edges[-2], edges[-1]
+    kept = watch.sentences.words[watch.first : edges[-1]]
+    step, num_kept = kept[: watch.period], watch.task.steps - watch.task.cut
+    numbers = np.array([watch.numbers[i] for i in edges[watch.task.cut :]])
+    classes = [type(o).__name__ for o in watch.hooks.optimizers.values()]
+    roots = list(watch.hooks.roots.values())
+    collectives, small = dict[str, Issued](), 0
+    if grouped := dist.is_initialized():
+        span = watch.walls_ns[last[0]], watch.walls_ns[last[1]]
+        collectives = dict(issued.between(dist.get_backend(), *span))
+        small = issued.small(dist.get_backend(), *span)
+    first = sum(int(v) for rows in watch.rows.values() for v in rows.of(0, 1).tolist())
+    return Watched(
+        world_size=dist.get_world_size() if grouped else 1,
+        backend=dist.get_backend() if grouped else "",
+        optimizers=tuple("+".join(sorted(classes[i] for i in w.optimizers)) for w in step),
+        backwards=sum(w.backwards for w in step),
+        regular=period(kept) == watch.period,
+        even=len(set(np.diff(numbers).tolist())) <= 1,
+        roots={f"{i}:{_name(roots[i])}": len(rows.of(*last)) for i, rows in watch.rows.items()},
+        start=watch.start,
+        first=f"{first % 2**64:016x}",
+        sharded=watch.sharded,
+        parameter_bytes=sum(p.numel() * p.element_size() for p in watch.parameters()),
+        collectives=collectives,
+        small=small,
+        reads=(watch.reads[last[1]] - watch.reads[watch.first]) / num_kept,
+        repeated=watch.hooks.repeated,
+    )
+
+
+def _name(module: nn.Module) -> str:
+    """A module's class, with what it wraps."""
+    inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+    name = type(module).__name__
+    return f"{name}({type(inner).__name__})" if isinstance(inner, nn.Module) else name

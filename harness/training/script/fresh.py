@@ -1,0 +1,69 @@
+"""A rank in an interpreter of its own: found by its badge, watched from when torch is imported."""
+
+import atexit
+import faulthandler
+import json
+import os
+import shlex
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from harness.base.documents import to_doc
+from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.messages import RankError
+from harness.record.store import write_text
+from harness.spec.script import parse
+from harness.training.rank.setup import Place
+from harness.training.script import badges
+from harness.training.script.evidence import begin, ended_early, rank_of
+
+
+def watch(path: Path) -> None:
+    """Watch this process as the rank of that badge."""
+    badge = badges.read(path)
+    spec, out = badge.spec, Path(badge.spec.out)
+    (out / f"rank{badge.rank}.pid").write_text(str(os.getpid()))
+    faulthandler.register(
+        signal.SIGUSR1, file=(out / f"rank{badge.rank}.stack").open("w"), all_threads=True
+    )
+    timeout = timedelta(seconds=spec.deadlines.start_s)
+    store = dist.TCPStore(badge.host, badge.port, None, False, timeout)
+    place = Place(
+        rank=badge.rank, world_size=spec.case.world_size, local_rank=badge.local_rank,
+        node=badge.node, device=badge.device, cpus=badge.cpus, parent=0, store=lambda: store,
+    )  # fmt: skip
+    rank = rank_of(spec, place, Beats(Path(badge.beats), spec.case.world_size), store)
+    rank.beat(Phase.BUILD)
+
+    def leave() -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    watched = begin(rank, parse(shlex.split(spec.case.script)), badge.way, leave)
+    file = rank.file("error.json")
+
+    def broke(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+        _tell(file, error, "".join(traceback.format_exception(kind, error, at)))
+        sys.__excepthook__(kind, error, at)
+
+    def ended() -> None:
+        if os.getpid() == pid and not file.is_file():
+            early = ended_early(watched, spec)
+            _tell(file, early, str(early))
+
+    pid = os.getpid()
+    sys.excepthook = broke
+    atexit.register(ended)
+
+
+def _tell(file: Path, error: BaseException, text: str) -> None:
+    said = RankError(type=type(error).__name__, message=str(error), traceback=text, peer=False)
+    write_text(file, json.dumps(to_doc(said)))

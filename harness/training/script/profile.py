@@ -1,0 +1,41 @@
+"""The profile of a script's last steps: that of every case, begun in the middle of a run."""
+
+from pathlib import Path
+from typing import Any
+
+from harness.launch.wire.messages import Script
+from harness.spec import Window
+from harness.training.observe.clock import Clock
+from harness.training.observe.outline import Outline
+from harness.training.observe.profiler import Profiler
+from harness.training.rank.setup import Rank
+
+
+class Profile:
+    """Made as the kept window begins, when all ranks are between two steps."""
+
+    def __init__(self, task: Script, rank: Rank) -> None:
+        kept, place = task.steps - task.cut, rank.place
+        self._rank, self._clock = rank, Clock()
+        self._profiler: Profiler | Outline
+        if task.pairs:
+            window = Window(steps=kept, cut=0, profiled=task.profiled, pairs=task.pairs)
+            self._profiler = Outline(window, place.rank, place.world_size)
+        else:
+            memory = rank.file("memory.pickle")
+            self._profiler = Profiler(kept, task.profiled, rank.accelerator, memory)
+        self._clock.handshake()
+
+    def step(self) -> None:
+        """A step is over."""
+        self._profiler.step()
+
+    def end(self, out: Path) -> dict[str, Any]:
+        """Leave the trace; what the record says of it."""
+        self._profiler.stop()
+        self._clock.handshake()
+        return {
+            "trace_sha256": self._profiler.export(out, self._rank.place.rank),
+            "clock_offset_ns": self._clock.offset_ns,
+            "clock_half_ns": self._clock.half_width_ns,
+        }

@@ -1,0 +1,113 @@
+"""Ranks in processes of their own: a new interpreter for each, or whatever a launcher starts.
+
+The forked rank stays as its shepherd: it serves the store that all meet at, passes on what the
+agent asks for, and ends as its rank does.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+import torch.distributed as dist
+
+from harness.base.errors import LaunchError
+from harness.base.programs import PACKAGE
+from harness.launch.wire.beats import Beats
+from harness.launch.wire.messages import LaunchSpec
+from harness.spec.script import Command
+from harness.training.rank.setup import Place
+from harness.training.script import badges, process
+from harness.training.script.startup.sitecustomize import BADGES, HOME
+
+STARTUP = Path(__file__).parent / "startup"
+POLL_S = 0.05
+#: A launcher may end this long before the rank that it has started has written its record.
+LATE_S = 2.0
+
+
+def lead(
+    command: Command, spec: LaunchSpec, place: Place, beats: Beats, store: dist.TCPStore
+) -> None:
+    """Start this rank, or with local rank 0 the launcher of all; return when it is well and over.
+
+    LaunchError where it ends without a record.
+    """
+    out, way = Path(spec.out), "launcher" if command.launcher else "fresh"
+    badges.write(
+        badges.Badge(
+            spec=spec, rank=place.rank, local_rank=place.local_rank, node=place.node,
+            device=place.device, cpus=place.cpus, beats=str(beats.path), host=store.host,
+            port=store.port, way=way,
+        )
+    )  # fmt: skip
+    store.set(f"badge{place.rank}", "here")
+    store.wait([f"badge{r}" for r in range(place.world_size)])
+    signal.signal(signal.SIGUSR1, _pass_on(out / f"rank{place.rank}.pid"))
+    started = None
+    if not command.launcher or place.local_rank == 0:
+        started = _start(command, spec, place, store)
+    _wait(started, out, place.rank, f"launcher{place.node}", store)
+
+
+def _start(
+    command: Command, spec: LaunchSpec, place: Place, store: dist.TCPStore
+) -> subprocess.Popen[bytes]:
+    """The process that is this rank, or that starts those of this node."""
+    out = Path(spec.out)
+    path = os.pathsep.join(p for p in (str(STARTUP), os.environ.get("PYTHONPATH", "")) if p)
+    env = {**os.environ, "PYTHONPATH": path, BADGES: str(out), HOME: str(PACKAGE.parent)}
+    local = spec.case.nodes[place.node]
+    if command.launcher:
+        here: Mapping[str, str] = {
+            "ranks": str(local), "world": str(place.world_size), "node": str(place.node),
+            "nodes": str(len(spec.case.nodes)),
+        }  # fmt: skip
+        words = [word.format_map(here) for word in command.launcher]
+    else:
+        env |= process.variables(spec, place, store.host, store.port)
+        target = ("-m", command.target) if command.module else (command.target,)
+        words = [sys.executable, *target, *command.args]
+    return subprocess.Popen(words, env=env, cwd=out / f"work{place.node}", stdin=subprocess.DEVNULL)
+
+
+def _wait(
+    started: subprocess.Popen[bytes] | None, out: Path, rank: int, key: str, store: dist.TCPStore
+) -> None:
+    """Until the rank has left its record; its own error is told by itself."""
+    ended_at: float | None = None
+    code: int | None = None
+    while not (out / f"rank{rank}.json").is_file():
+        if (out / f"rank{rank}.error.json").is_file():
+            os._exit(1)
+        if started is not None and code is None and (code := started.poll()) is not None:
+            store.set(key, str(code))
+        if started is None and code is None and store.check([key]):
+            code = int(store.get(key))
+        if code is not None:
+            ended_at = ended_at or time.monotonic()
+            if time.monotonic() - ended_at > LATE_S:
+                raise LaunchError(
+                    f"its process ended with status {code} and left no record",
+                    where=f"rank {rank}", expected="a training that torch's hooks can see",
+                    fix=f"less {out}/rank{rank}.log",
+                )  # fmt: skip
+        time.sleep(POLL_S)
+    if started is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            started.wait(LATE_S)
+
+
+def _pass_on(pid_file: Path) -> "signal._HANDLER":
+    """What asks for stacks asks the rank's own process."""
+
+    def handler(number: int, _: FrameType | None) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(pid_file.read_text()), number)
+
+    return handler

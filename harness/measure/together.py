@@ -87,21 +87,23 @@ def orders(
     elif purpose is Purpose.TIMED:
         usual, frozen = plan.window, dict(run.windows.get(plan.hash, {}))
     compared = purpose in references.COMPARED
+    again = purpose is Purpose.PILOT and turn == 1
     windows = {arm.name: window or frozen.get(arm.name, usual) for arm in arms}
     wanted = [
         Order(
             plan=plan, arm=arm, purpose=purpose, turn=turn, attempt=attempt, streamed=streamed,
             window=windows[arm.name], reference=run.curve(arm.case) if compared else None,
-            script=_script(session, windows[arm.name]) if arm.case.script else None,
+            script=_script(session, windows[arm.name], again) if arm.case.script else None,
         )
         for arm in arms
     ]  # fmt: skip
     return _seated(session, plan, wanted)
 
 
-def _script(session: Session, window: Window) -> Script:
+def _script(session: Session, window: Window, again: bool) -> Script:
     """The task of a user's own script, in the folder that its run was begun in.
 
+    The second of two like pilots is a fresh interpreter, to see whether a fork trains alike.
     SpecError for an engine whose agents do not start the ranks themselves.
     """
     settings, engine = session.settings, session.engine
@@ -111,7 +113,7 @@ def _script(session: Session, window: Window) -> Script:
             fix=f"scaleproof run --script --cpus 2 -- {LAUNCHED}",
         )  # fmt: skip
     folder = settings.folder or str(Path.cwd())
-    return Script(**vars(window), folder=folder, fresh=settings.fresh)
+    return Script(**vars(window), folder=folder, fresh=settings.fresh or again)
 
 
 def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order]:

@@ -19,8 +19,8 @@ Recipe = Callable[[Site], Sequence[Plan]]
 #: Ranks on each node of a world of that size.
 Nodes = Callable[[int], tuple[int, ...]]
 
-REAL = Protocol(steps=28, cut=6)
-PACED = Protocol(steps=14, cut=2)
+REAL = Protocol(steps=32, cut=6)
+PACED = Protocol(steps=16, cut=2)
 #: Clocks and power of a GPU settle within seconds, not within steps.
 ON_GPUS = Protocol(steps=28, cut=6, cut_s=5.0, kept_s=5.0)
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.analysis.samples.script import rows
 from harness.analysis.verify import verify
 from harness.base.errors import SpecError
+from harness.interface.report.script import lines as script_table
 from harness.measure import together
 from harness.measure.measurer import Measurer, moment
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose, Status, Verdict
+from harness.record.store import load_samples
 from harness.spec import Catalogue, Device, Mode, Protocol, Settings, Site
 from harness.spec.script import parse, script_plan
 
@@ -170,3 +175,102 @@ def test_commands_that_cannot_run_say_why(
 def test_commands_are_read_as_a_shell_would() -> None:
     assert parse(["python", "a/train-gpt.py", "--lr", "1"]).name == "train_gpt"
     assert parse(["-m", "pkg.train"]).name == "train" and parse(["-m", "pkg.train"]).module
+
+
+@pytest.mark.parametrize("how", ["forks", "floods", "catches SIGTERM", "leaks", "writes"])
+def test_odd_scripts_are_survived(measured: Measured, how: str) -> None:
+    before = sorted(p.name for p in SCRIPTS.iterdir())
+    verdict = measured("odd.py", how)
+    assert verdict.status is Status.RECORDED, verdict.detail
+    assert sorted(p.name for p in SCRIPTS.iterdir()) == before
+    sleeping = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _says(p, b"7654")]
+    assert not sleeping
+
+
+def _says(path: Path, word: bytes) -> bool:
+    try:
+        return word in path.read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("ends early", "the script ended after 4 of the"),
+        ("ends unlike", "rank 1: the script ended after 4 of the"),
+        ("never steps", "the script ended before an optimizer had stepped twice"),
+        ("reads stdin", "odd.py:24"),
+        ("raises", "no such dataset"),
+    ],
+)
+def test_scripts_that_cannot_be_measured_say_why(measured: Measured, how: str, said: str) -> None:
+    verdict = measured("odd.py", how)
+    assert verdict.status is Status.ERROR and said in verdict.detail, verdict.detail
+
+
+def test_what_slows_down_without_being_wrong_is_noticed(measured: Measured) -> None:
+    """A loss that is summed over all ranks and read in every step."""
+    measured("odd.py", "logs")
+    seen = measured.launches(2)[0].ranks[0].watched
+    assert seen is not None and seen.small == 1 and seen.reads == 1
+    told = "\n".join(script_table(measured.session.run.record(complete=False), 80))
+    assert "2cpu: 1 collectives of single values in every step" in " ".join(told.split())
+
+
+STYLES = ["plain", "ragged", "compiled", "fsdp", "region", "named", "two optimizers", "in backward"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_steps_and_samples_are_exact_in_every_style(measured: Measured, style: str) -> None:
+    """Against the script's own count, step by step."""
+    launch = measured.once("styles.py", style)
+    assert not launch.wrong and launch.cause is None, launch.wrong or launch.cause
+    folder = measured.session.run.folder
+    own = [_told(folder, launch.launch, rank) for rank in (0, 1)]
+    if style == "region":
+        own = [o[20:] for o in own]
+    samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
+    counted = [rows(samples, step) for step in range(FAST.cut, len(samples[0].loss))]
+    both = [sum(pair) for pair in zip(*own, strict=False)]
+    places = range(len(both) - len(counted) + 1)
+    assert any(both[i : i + len(counted)] == counted for i in places), (both, counted)
+    assert sum(counted) == launch.consumed
+    watched = launch.ranks[0].watched
+    assert watched is not None and watched.regular and len(watched.roots) == 1
+
+
+def _told(folder: Path, launch: str, rank: int) -> list[int]:
+    log = (folder / "launches" / launch / f"rank{rank}.log").read_text()
+    return [int(n) for n in re.findall(r"step \d+ samples (\d+)", log)]
+
+
+def test_a_gan_is_counted_as_its_user_says(measured: Measured) -> None:
+    launch = measured.once("styles.py", "gan")
+    (why,) = launch.wrong
+    assert "several modules are called with rows of their own" in why
+    assert "--samples-per-step" in why
+    watched = launch.ranks[0].watched
+    assert watched is not None and len(watched.optimizers) == 2 and watched.backwards == 2
+    verdict = measured("styles.py", "gan", samples=8)
+    assert verdict.status is Status.RECORDED, verdict.detail
+    (two, *_) = measured.launches(2)
+    assert two.steps is not None and two.consumed == 16 * two.steps.count
+
+
+def test_a_suite_has_a_script_in_one_line(measured: Measured, tmp_path: Path) -> None:
+    """As ``pytest test_mine.py --cpus 2`` with a rule of its own."""
+    (tmp_path / "test_mine.py").write_text((SCRIPTS / "suite.py").read_text())
+    (tmp_path / "loop.py").write_text((SCRIPTS / "loop.py").read_text())
+    (tmp_path / "thresholds.toml").write_text(
+        '[[rule]]\nname = "mine"\ncase = "script/loop-own/weak*"\ndevice = "cpu"\nmode = "weak"\n'
+        'baseline = "wrapped"\nworld = 2\nmetric = "efficiency"\nat_least = 0.01\nunit = "1"\n'
+        'source = "requirement"\n'
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "test_mine.py", "--cpus", "2", "--no-fabric"]
+    done = subprocess.run(
+        [*command, "--no-timeline", "-p", "no:cacheprovider"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "script/loop-own/weak@2cpu" in done.stdout, done.stdout + done.stderr
+    assert done.returncode in (0, 10), done.stdout

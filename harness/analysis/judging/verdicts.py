@@ -124,7 +124,13 @@ def _gain(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
 
 
 def _claimed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
-    """What only the user's own strategy says of itself, if the metric rests on it."""
+    """What only the user says, or one witness alone, if the metric rests on it."""
+    if plan.arm(contrast.subject).case.script:
+        seen = [x.ranks[0].watched for x in timed(run, plan, None) if x.usable and x.ranks]
+        if any(w is not None and not w.even for w in seen):
+            return "steps do not issue equally many collectives: what a step is, has one witness"
+        if any(w is not None and len(w.roots) != 1 for w in seen):
+            return "its samples are as declared, not counted"
     described = run.described[plan.arm(contrast.subject).case.hash]
     if metrics.metric(contrast.metric).of_schedule and described.own_ideal:
         return "the ideal efficiency is the strategy's own claim"

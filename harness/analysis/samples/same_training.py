@@ -28,7 +28,10 @@ def _differences(
         yield "the script's file was changed between launches"
     for launches in (mine, base, () if any(_seen(x).sharded for x in every) else every):
         starts = {_seen(x).start: x.launch for x in launches}
-        if len(starts) > 1:
+        ways = {(_seen(x).way, _seen(x).start) for x in launches}
+        if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
+            yield "a fork starts from other parameters than a fresh interpreter: use --fresh"
+        elif len(starts) > 1:
             few = " and ".join(list(starts.values())[:2])
             yield (
                 f"{few} start from different parameters: was one resumed, or is no seed set?"

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         answer = run(words)
     except ScaleproofError as error:
-        if "--json" in words:
+        if "--json" in _split(words)[0]:
             told = {"error": error.what, "where": error.where, "expected": error.expected}
             sys.stdout.write(json.dumps({**told, "try": error.fix}, indent=1) + "\n")
         line = f"ERROR: {error}\n"
@@ -104,8 +104,7 @@ def _module(words: Sequence[str]) -> ModuleType | None:
 
 
 def run(words: Sequence[str]) -> Answer:
-    cut = words.index("--") if "--" in words else len(words)
-    mine, own = words[:cut], words[cut + 1 :]  # what comes after is a script's
+    mine, own = _split(words)
     module = _module(mine)
     parsed = parser(module).parse_args(mine)
     assert module is not None
@@ -119,6 +118,12 @@ def run(words: Sequence[str]) -> Answer:
     if answer.error is not None:
         raise answer.error
     return answer
+
+
+def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """This program's words, and those of a script, which come after ``--``."""
+    cut = words.index("--") if "--" in words else len(words)
+    return words[:cut], words[cut + 1 :]
 
 
 def verbs() -> dict[str, Path]:

@@ -2,11 +2,14 @@
 
 import csv
 import io
+import shlex
 
 from harness.analysis.judging import notices
+from harness.analysis.ladder import ladder_rows
 from harness.base.documents import Json
+from harness.base.numbers import rate, si
 from harness.interface.report.headline import decide, headline
-from harness.record import RunRecord
+from harness.record import Purpose, RunRecord
 from harness.record.outcome import SEVERITY, exit_status
 
 COLUMNS = (
@@ -60,6 +63,58 @@ def markdown(run: RunRecord) -> list[str]:
         cells = (row["status"], f"`{row['case']}`", row["metric"], value, span, row["bound"])
         out.append("| " + " | ".join(str(c).replace("|", "\\|") for c in cells) + " |")
     return [*out, "", *(f"- undecided: {line}" for line in decide(run))]
+
+
+def proposal(run: RunRecord, plot: str) -> list[str]:
+    """A plot, a table and a paragraph on method, for an application for computing time."""
+    out = ["# Scaling", "", f"![speedup]({plot})", ""]
+    for plan in run.plans:
+        if len(rows_ := ladder_rows(run, plan)) < 1 or run.stand_ins(plan.arms[0].case):
+            continue
+        mode = plan.arms[0].case.mode
+        out += [
+            f"**{plan.name}**, {mode} scaling", "",
+            "| ranks | samples/s | step | speedup | parallel efficiency [95 %] |",
+            "|---|---|---|---|---|",
+        ]  # fmt: skip
+        for r in rows_:
+            p = r.point
+            if p.efficiency is None:
+                continue
+            span = "" if p.efficiency_low is None else (
+                f" [{p.efficiency_low:.3f}, {p.efficiency_high:.3f}]"
+            )  # fmt: skip
+            step = "" if r.row.step_s is None else si(r.row.step_s, "s")
+            out.append(
+                f"| {r.row.case.world} | {rate(r.row.throughput)} | {step} | {p.speedup:.2f} |"
+                f" {p.efficiency:.3f}{span} |"
+            )
+        out.append("")
+    return [*out, *_method(run)]
+
+
+def _method(run: RunRecord) -> list[str]:
+    """How it was measured, in a paragraph that can be quoted."""
+    timed = [x for x in run.launches if x.purpose is Purpose.TIMED and x.usable]
+    steps = sum(x.steps.count for x in timed if x.steps is not None)
+    machine, software = run.machine, run.software
+    scripts = any(a.case.script for p in run.plans for a in p.arms)
+    checked = (
+        "It was checked that ranks were one world, started and ended alike, trained on samples of"
+        " their own and exchanged gradients once a step."
+        if scripts
+        else "The losses of every launch were compared with those of a training on one device."
+    )
+    return [
+        "## Method", "",
+        f"Measured on {run.started_at[:10]} on {machine.title} with torch {software.get('torch')}"
+        f" ({len(timed)} launches of fresh processes, {steps} steps after warm-up). Rungs and their"
+        " baseline were launched in turn, in blocks of random order, so that what changes on the"
+        " machine meets both alike. The launch is the unit of replication; each end of an interval"
+        " holds 19 times in 20, however often one looked. Throughput is samples that really reached"
+        f" the model over the wall time of the slowest rank. {checked}", "",
+        f"Reproduce: `{shlex.join(run.settings.argv)}`",
+    ]  # fmt: skip
 
 
 def table(run: RunRecord) -> list[str]:

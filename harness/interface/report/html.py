@@ -64,6 +64,20 @@ def render(run: RunRecord) -> str:
     )
 
 
+def speedup(run: RunRecord) -> str:
+    """The first chart of a run's page as a picture of its own; empty where nothing was scaled."""
+    charts = [c for c in _charts(run) if c["title"].startswith("Speedup")]
+    if not charts:
+        return ""
+    style = (
+        "<style>svg{background:#fff;font-family:sans-serif}.grid{stroke:#ddd}"
+        ".tick,.legend,.label{font-size:12px;fill:#333}.asked{stroke-width:2.5}</style>"
+    )
+    drawn = str(charts[0]["svg"]).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    head, close, rest = drawn.partition(">")
+    return f"{head}{close}{style}{rest}"
+
+
 def _charts(run: RunRecord) -> list[dict[str, Any]]:
     """Speedup and efficiency over ranks, one pair for each mode, hardware and stand-ins apart."""
     groups: dict[tuple[str, bool], list[Plan]] = {}

@@ -173,8 +173,12 @@ _COLUMNS = (
 
 
 def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> list[str]:
-    """What needs a sentence: all but PASS, RECORDED and SKIP; controls; what is in no table."""
+    """What needs a sentence: all but PASS, RECORDED and SKIP; controls; what is in no table.
+
+    Figures that one and the same thing kept from being measured share a sentence.
+    """
     out = []
+    alike = Counter(_hindered(v) for v in run.verdicts)
     for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status)):
         quiet = v.status in (Status.PASS, Status.RECORDED, Status.SKIP)
         quiet = quiet and v.reason is not Reason.CAUGHT
@@ -184,11 +188,20 @@ def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> l
         said = v.status is Status.PASS or (v.status is Status.RECORDED and not laddered)
         if quiet and not every and (shown or not said):
             continue
+        if not every and v.value is None:
+            more = alike.pop(_hindered(v), 0) - 1
+            out += [] if more < 0 else verdict_line(v, width, more)
+            continue
         out += verdict_line(v, width)
     return out
 
 
-def verdict_line(v: Verdict, width: int) -> list[str]:
+def _hindered(v: Verdict) -> tuple[Status, str]:
+    """A verdict's status and reason, without the case in which it was met."""
+    return v.status, v.detail.partition(": ")[2] or v.detail
+
+
+def verdict_line(v: Verdict, width: int, more: int = 0) -> list[str]:
     """``FAIL  case  metric against baseline: value [interval], bound: why``"""
     metric = metrics.metric(v.metric)
     figures = ""
@@ -202,6 +215,7 @@ def verdict_line(v: Verdict, width: int) -> list[str]:
     name = f" ({v.rule})" if v.rule else ""
     why = "" if v.reason is Reason.MET else f": {v.detail}"
     versus = "" if metric.form in (Form.ABSOLUTE, Form.GATE) else f" v {v.against}"
+    why += f" (and {more} more figures)" if more > 0 else ""
     told = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}{why}"
     return wrap(told, width, 15)
 

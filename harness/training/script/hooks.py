@@ -53,6 +53,7 @@ class Hooks:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.roots: dict[int, nn.Module] = {}
+        self._hooked = set[int]()
         self.optimizers: dict[int, Optimizer] = {}
         self._open: nn.Module | None = None
         self._in_backward = self._in_step = 0
@@ -67,6 +68,11 @@ class Hooks:
         self._wrap_optimizers()
         self._wrap_samplers()
         self._wrap_reads()
+
+    def forget(self) -> None:
+        """What was called and what stepped so far belongs to something else."""
+        self.roots.clear()
+        self.optimizers.clear()
 
     def settle(self) -> None:
         """The roots are known: other modules are not looked at any more."""
@@ -159,7 +165,8 @@ class Hooks:
         """Of every module, until the roots are known."""
         if torch.compiler.is_compiling() or self._open is not None or not _trains(module):
             return
-        if id(module) not in self.roots:
+        if id(module) not in self._hooked:
+            self._hooked.add(id(module))
             self.roots[id(module)] = module
             frame = inspect.currentframe()
             caller = frame.f_back if frame is not None else None
@@ -177,6 +184,7 @@ class Hooks:
         inputs = samples.first_tensor(args, kwargs)
         if inputs is not None and inputs.requires_grad:
             inputs = None  # what another root made
+        self.roots.setdefault(id(module), module)
         self._passing()
         span("forward").__enter__()
         if inputs is not None:

@@ -35,8 +35,14 @@ class Watch:
 
     def __init__(self, task: Script, rank: Rank, over: Callable[["Watch"], None]) -> None:
         self.task, self.rank, self._over = task, rank, over
-        self.hooks, self.sentences = Hooks(self), Sentences()
+        self.hooks = Hooks(self)
         self.memory, self.meter = Memory(rank.accelerator), Meter(perf_counter)
+        self.first = self.period = 0
+        self.profile: Profile | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.sentences = Sentences()
         self.marks_s: list[float] = []
         self.walls_ns: list[int] = []
         self.rss_bytes: list[int] = []
@@ -44,11 +50,15 @@ class Watch:
         self.reads: list[int] = []  # of single values, up to each mark
         self.events: list[torch.Event] = []
         self.rows: dict[int, Rows] = {}
-        self.first = self.period = 0
         self.start, self.sharded, self.norm2 = "", False, 0.0
-        self.profile: Profile | None = None
         self.dtype = ""
         self._losses: Tensor | None = None
+
+    def restart(self) -> None:
+        """Forget what was seen so far, if the window has not begun (``region.measured``)."""
+        if not self.first:
+            self._forget()
+            self.hooks.forget()
 
     def install(self) -> None:
         self.hooks.install()

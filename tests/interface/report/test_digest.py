@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness.interface.cli.main import main
+from harness.interface.report import tables
 from harness.interface.report.digest import document, markdown, table
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.html import render
@@ -82,3 +84,31 @@ def test_the_page_leads_with_the_headline_and_links_its_cases(sample_run: RunRec
     assert page.index("requirements hold") < page.index('<h2 id="scaling">')
     assert 'href="#case-ddp-decoder-nano-weak-2cpu"' in page
     assert 'id="case-ddp-decoder-nano-weak-2cpu"' in page and "bound 0.55" in page
+
+
+def test_a_proposal_is_a_plot_a_table_and_a_method(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(sample / "record.json", run)
+    assert main(["report", str(run), "--proposal"]) == 0
+    told = (run / "proposal.md").read_text()
+    assert "| 2cpu |" in told and "Reproduce: `scaleproof run ddp/decoder-nano/weak" in told
+    assert "compared with those of a training on one device" in told
+    assert (run / "proposal.svg").read_text().startswith("<svg xmlns")
+    assert told.splitlines()[0] in capsys.readouterr().out
+
+
+def test_one_mistake_is_told_once(sample_run: RunRecord) -> None:
+    """Three figures that a broken file kept from being measured share a sentence."""
+    broken = [
+        replace(v, status=Status.ERROR, value=None, low=None, high=None,
+                detail=f"{v.case}: AttributeError: no 'build' (mine/net.py:3)")
+        for v in sample_run.verdicts
+    ]  # fmt: skip
+    run = replace(sample_run, verdicts=tuple(broken))
+    told = " ".join(" ".join(tables.verdict_lines(run, 100)).split())
+    assert told.count("AttributeError") == 1 and "(and 2 more figures)" in told
+    every = " ".join(" ".join(tables.verdict_lines(run, 100, every=True)).split())
+    assert every.count("AttributeError") == 3

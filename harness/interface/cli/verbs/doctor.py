@@ -1,24 +1,47 @@
-"""``doctor``: what on this machine would spoil a measurement."""
+"""``doctor``: what here would spoil a measurement. ``attach``: what a running job is doing."""
 
 import argparse
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 
+from harness.analysis.stacks import Activity, Frame, tally
 from harness.base.documents import to_doc
 from harness.base.errors import Exit
-from harness.host import admission, doctor
+from harness.host import admission, doctor, ranks
 from harness.host.admission import Finding, Level
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
 from harness.launch.engine import make
 from harness.spec import Catalogue, Entry
 
-HELP = dict(doctor="check this machine for anything that spoils measurements; changes nothing")
+HELP = dict(
+    doctor="check this machine for anything that spoils measurements; changes nothing",
+    attach="what the ranks of a job that runs here are doing; read only, without a verdict",
+)
+#: Between two looks at a job, s.
+PAUSE_S = 0.2
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """Takes nothing."""
+    """``doctor`` takes nothing, ``attach`` a job."""
+    if verb == "attach":
+        sub.add_argument(
+            "pid", type=measuring.positive, metavar="PID", help="its launcher, or one of its ranks"
+        )
+        sub.add_argument(
+            "--seconds", type=measuring.positive, default=5, metavar="S",
+            help="how long to look (default: 5)",
+        )  # fmt: skip
 
 
 def act(asked: Asked) -> Answer:
+    """A line for each check, or for each rank."""
+    return _attach(asked) if asked.verb == "attach" else _doctor()
+
+
+def _doctor() -> Answer:
     installed, host = doctor.examine(), admission.examine(on_gpus=True)
     checks = [*installed, *host, *engines(Catalogue().entries["engines"])]
     wide = max(len(c.check) for c in checks)
@@ -45,3 +68,46 @@ def engines(known: Mapping[str, Entry]) -> list[Finding]:
         told = f"here {here.version}".strip() if here.available else f"not here: {here.reason}"
         out.append(Finding(check=f"engine {name}", level=Level.OK, text=told))
     return out
+
+
+def _attach(asked: Asked) -> Answer:
+    """Look at every rank again and again, then tell where each was."""
+    program, job = ranks.spy(), ranks.of_job(asked.options.pid)
+    seen: dict[int, list[Sequence[Frame]]] = {r.rank: [] for r in job}
+    began, cpu = time.monotonic(), {r.rank: ranks.cpu_s(r.pid) for r in job}
+    while time.monotonic() - began < asked.options.seconds:
+        for rank in job:
+            if stack := ranks.main_stack(program, rank.pid):
+                seen[rank.rank].append([Frame(*frame) for frame in stack])
+        time.sleep(PAUSE_S)
+    lasted = time.monotonic() - began
+    used = {r.rank: (ranks.cpu_s(r.pid) - cpu[r.rank]) / lasted for r in job}
+    found = {rank: tally(stacks) for rank, stacks in seen.items() if stacks}
+    told = [
+        {**to_doc(r), "cores": used[r.rank], "activity": to_doc(found.get(r.rank))} for r in job
+    ]
+    return Answer(document={"ranks": told}, lines=_seen(job, found, used))
+
+
+def _seen(
+    job: Sequence[ranks.Rank], found: Mapping[int, Activity], used: Mapping[int, float]
+) -> list[str]:
+    def share(rank: ranks.Rank, name: str) -> str:
+        here = found.get(rank.rank)
+        return "" if here is None else f"{here.seen.get(name, 0) / here.count:.0%}"
+
+    columns = [
+        text.Column[ranks.Rank]("rank", 9, lambda r: str(r.rank)),
+        text.Column("pid", 5, lambda r: str(r.pid)),
+        text.Column("cores", 7, lambda r: f"{used[r.rank]:.2f}"),
+    ]
+    names = dict.fromkeys(name for a in found.values() for name in a.seen)
+    columns += [text.Column(name, 6, partial(share, name=name)) for name in names]
+    out = text.table(columns, job, text.columns())
+    if (missing := job[0].world_size - len(job)) > 0:
+        out.append(f" {missing} more ranks run elsewhere")
+    for rank, looks in found.items():
+        lines = ", ".join(f"{line} ({n}x)" for line, n in looks.lines.items() if line)
+        told = f" rank {rank}   in {looks.count} looks at {lines or 'no line of its own'}"
+        out += text.wrap(told, text.columns(), 8)
+    return [*out, " shares of looks at each rank's main thread; nothing here is a verdict"]

@@ -4,7 +4,8 @@ import argparse
 import shlex
 from pathlib import Path
 
-from harness.base.documents import to_doc
+from harness.base.documents import Json, to_doc
+from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import digest, tables, text
 from harness.record.store import load, write_text
@@ -25,6 +26,10 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     )
     form.add_argument("--csv", action="store_true", help="the verdicts as comma-separated values")
     form.add_argument(
+        "--proposal", action="store_true",
+        help="a plot, a table and a paragraph on method, for an application for computing time",
+    )  # fmt: skip
+    form.add_argument(
         "--summary", action="store_true", help="with --json: headline and verdicts, not the record"
     )
 
@@ -36,7 +41,26 @@ def act(asked: Asked) -> Answer:
         run = load(given.run)
         lines = digest.table(run) if given.csv else digest.markdown(run)
         return Answer(document=digest.document(run), lines=lines)
+    if given.proposal:
+        return _proposal(given.run)
     return of_run(given.run, every=given.every)
+
+
+def _proposal(path: Path) -> Answer:
+    """Written beside the record, and printed."""
+    from harness.interface.report.html import speedup
+
+    run, folder = load(path), path if path.is_dir() else path.parent
+    if not (plot := speedup(run)):
+        raise ScaleproofError(
+            "nothing was scaled in this run: a plot needs two world sizes", where=str(path),
+            expected="a ladder", fix="scaleproof run --script --cpus 2 -- train.py",
+        )  # fmt: skip
+    lines = digest.proposal(run, "proposal.svg")
+    write_text(folder / "proposal.svg", plot)
+    write_text(folder / "proposal.md", "\n".join(lines) + "\n")
+    document: Json = {"files": [str(folder / f"proposal.{end}") for end in ("md", "svg")]}
+    return Answer(document=document, lines=[*lines, "", f" written  {folder}/proposal.md, .svg"])
 
 
 def of_run(path: Path, *, every: bool = False) -> Answer:

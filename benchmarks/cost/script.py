@@ -1,0 +1,108 @@
+"""What watching costs a user's own training: the same loop with and without hooks, in turn.
+
+Each is a process of its own, since hooks stay. Prints the median step of both, and the ratio with
+its 95 % interval over the pairs.
+
+    python benchmarks/cost/script.py [--pairs 10] [--steps 100]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from harness.base.stats import t_interval
+from harness.launch.wire.beats import Beats
+from harness.launch.wire.messages import LaunchSpec, Script
+from harness.spec import CaseSpec, Device, Mode
+from harness.spec.script import parse
+from harness.training.rank.setup import Place
+from harness.training.script.evidence import begin, rank_of
+
+FOREVER = 10**6
+
+
+def main() -> None:
+    """Measure and print; as a child: one loop."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--child", choices=("watched", "bare"))
+    parsed = parser.parse_args()
+    if parsed.child:
+        print(loop(parsed.child == "watched", parsed.steps))
+        return
+    ratios, steps = [], {"watched": list[float](), "bare": list[float]()}
+    for pair in range(parsed.pairs):
+        for way in ("watched", "bare") if pair % 2 else ("bare", "watched"):
+            steps[way].append(child(way, parsed.steps))
+        ratios.append(math.log(steps["watched"][-1] / steps["bare"][-1]))
+    found = t_interval(ratios, 0.05)
+    assert found.low is not None and found.high is not None
+    print(f"bare     {1e3 * median(steps['bare']):.3f} ms a step")
+    print(f"watched  {1e3 * median(steps['watched']):.3f} ms a step")
+    low, mean, high = (100 * math.expm1(v) for v in (found.low, found.mean, found.high))
+    print(f"watching costs {mean:+.2f} % [{low:+.2f}, {high:+.2f}] of a step, {parsed.pairs} pairs")
+
+
+def child(way: str, steps: int) -> float:
+    """Median step of a loop in a process of its own, s."""
+    command = [sys.executable, __file__, "--child", way, "--steps", str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def loop(watched: bool, steps: int) -> float:
+    """A step of some 20 ms on one core, of 24 layers."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if watched:
+        watch()
+    blocks = [layer for _ in range(12) for layer in (nn.Linear(512, 512), nn.ReLU())]
+    model = nn.Sequential(*blocks)
+    optimizer = torch.optim.AdamW(model.parameters())
+    marks = []
+    for _ in range(steps):
+        marks.append(time.perf_counter())
+        loss = model(torch.randn(64, 512)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    taken = [b - a for a, b in itertools.pairwise(marks)]
+    return median(taken[10:])
+
+
+def watch() -> None:
+    """Watch this process as a rank of a script would be; its window never ends."""
+    folder = Path(tempfile.mkdtemp())
+    case = CaseSpec(
+        strategy="script", model="loop", size="own", mode=Mode.WEAK, world_size=1, nodes=(1,),
+        device=Device.CPU, backend="gloo", script="loop.py",
+    )  # fmt: skip
+    task = Script(folder=str(folder), steps=FOREVER, cut=4)
+    spec = LaunchSpec(launch="cost", case=case, out=str(folder), task=task, files={})
+    place = Place(
+        rank=0, world_size=1, local_rank=0, node=0, device=0, cpus=(0,), parent=0,
+        store=lambda: torch.distributed.HashStore(),
+    )  # fmt: skip
+
+    def leave() -> NoReturn:
+        raise SystemExit(0)
+
+    beats = Beats(folder / "beats", 1, create=True)
+    begin(rank_of(spec, place, beats, place.store()), parse(["loop.py"]), "forked", leave)
+
+
+if __name__ == "__main__":
+    main()

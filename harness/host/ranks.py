@@ -1,0 +1,115 @@
+"""Ranks of a job that runs here already: found by their variables, looked at from outside."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.base.errors import ScaleproofError
+
+SPY_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One process of a distributed job."""
+
+    pid: int
+    rank: int
+    world_size: int
+
+
+def of_job(pid: int) -> list[Rank]:
+    """A process and its descendants that have a rank, in their order; ScaleproofError if none."""
+    if not Path(f"/proc/{pid}").is_dir():
+        raise ScaleproofError(
+            f"no process {pid} here", expected="the process of a launcher or of a rank",
+            fix="pgrep -af torchrun",
+        )  # fmt: skip
+    family, found = [pid], dict[int, Rank]()
+    for one in family:
+        family += _children(one)
+        here = variables(one)
+        if here.get("RANK", "").isdigit():
+            rank = int(here["RANK"])
+            world = int(here.get("WORLD_SIZE") or 0)
+            found.setdefault(rank, Rank(pid=one, rank=rank, world_size=world))
+    if not found:
+        raise ScaleproofError(
+            f"neither process {pid} nor what it started has a RANK", where=f"/proc/{pid}/environ",
+            expected="a job that was started as torchrun does", fix=f"pstree -p {pid}",
+        )  # fmt: skip
+    return [found[rank] for rank in sorted(found)]
+
+
+def variables(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty if it may not be read."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in tasks.read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def spy() -> str:
+    """py-spy's path; ScaleproofError where it is not installed."""
+    beside = str(Path(sys.executable).parent)
+    path = os.pathsep.join((beside, os.environ.get("PATH", "")))
+    if (found := shutil.which("py-spy", path=path)) is None:
+        raise ScaleproofError(
+            "py-spy is not installed: it looks into processes without stopping them",
+            expected="py-spy on the PATH", fix="pip install py-spy",
+        )  # fmt: skip
+    return found
+
+
+def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
+    """Function, file and line of every frame of a process's main thread, innermost first.
+
+    Empty where it is just gone, or cannot be read in time; it runs on meanwhile.
+    ScaleproofError where it may not be looked at.
+    """
+    command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SPY_S, check=False)
+    except subprocess.TimeoutExpired:
+        return []
+    if done.returncode and Path(f"/proc/{pid}").is_dir():
+        told = (done.stderr or done.stdout).strip().splitlines()
+        if "permission" in done.stderr.lower() or "privilege" in done.stderr.lower():
+            raise ScaleproofError(
+                f"process {pid} cannot be looked at: {told[-1]}",
+                expected="a Python process of yours, and the right to trace it",
+                fix=f"sudo env PATH=$PATH scaleproof attach {pid}",
+            )  # fmt: skip
+    if done.returncode:
+        return []
+    threads: list[dict[str, Any]] = json.loads(done.stdout)
+    main = next((t for t in threads if t.get("thread_name") == "MainThread"), {})
+    return [
+        (f["name"], f.get("filename") or "", int(f.get("line") or 0))
+        for f in main.get("frames", ())
+    ]

@@ -1,0 +1,65 @@
+"""``attach``: a job that runs already is looked at, and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from harness.analysis.stacks import OTHER, Frame, activity, own_line, tally
+from harness.interface.cli.main import main
+
+LOOP = Path(__file__).parents[2] / "scripts" / "loop.py"
+TORCH = "/v/lib/python3.11/site-packages/torch/"
+INNER = {
+    "backward": Frame("backward", TORCH + "autograd/__init__.py", 1),
+    "optimizer": Frame("step", TORCH + "optim/optimizer.py", 1),
+    "forward": Frame("_call_impl", TORCH + "nn/modules/module.py", 1),
+    "communication": Frame("all_reduce", TORCH + "distributed/distributed_c10d.py", 1),
+    "data": Frame("__next__", TORCH + "utils/data/dataloader.py", 1),
+}
+MINE = Frame("main", "/home/me/train.py", 42)
+
+
+@given(name=st.sampled_from(sorted(INNER)), outer=st.sampled_from(sorted(INNER)))
+def test_the_innermost_frame_that_is_known_counts(name: str, outer: str) -> None:
+    stack = [Frame("relu", TORCH + "nn/functional.py", 1), INNER[name], INNER[outer], MINE]
+    assert activity(stack) == name and own_line(stack) == "/home/me/train.py:42"
+    assert activity([MINE]) == OTHER
+
+
+def test_looks_are_counted() -> None:
+    seen = tally([[INNER["data"], MINE], [INNER["data"], MINE], [MINE]])
+    assert seen.seen == {"data": 2, OTHER: 1} and seen.count == 3
+
+
+@pytest.mark.skipif(not os.access("/proc/1/environ", os.R_OK), reason="may not trace processes")
+def test_a_job_is_seen_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    env = {**os.environ, "RANK": "0", "WORLD_SIZE": "3"}
+    command = [sys.executable, str(LOOP), "--mistake", "wrong world", "--epochs", "1000000"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and "step" in job.stdout.readline()
+        assert main(["attach", str(job.pid), "--seconds", "1", "--json"]) == 0
+        (rank,) = json.loads(capsys.readouterr().out)["ranks"]
+        assert rank["pid"] == job.pid and rank["cores"] > 0.1
+        assert any("loop.py" in line for line in rank["activity"]["lines"])
+        assert main(["attach", str(os.getpid()), "--seconds", "1"]) == 0
+        told = capsys.readouterr().out
+        assert "2 more ranks run elsewhere" in told and "nothing here is a verdict" in told
+        assert job.poll() is None
+        job.kill()
+
+
+def test_what_is_no_job_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attach", "999999999"]) == 4
+    assert "no process 999999999 here" in capsys.readouterr().err
+    assert main(["attach", "0"]) == 4
+    with subprocess.Popen(["sleep", "60"], env={}) as idle:
+        assert main(["attach", str(idle.pid)]) == 4
+        idle.kill()
+    assert "has a RANK" in capsys.readouterr().err

@@ -1,0 +1,46 @@
+"""A training that behaves oddly in the way that is asked for."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+how = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+if how == "catches SIGTERM":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if how == "leaks":
+    subprocess.Popen(["sleep", "7654"], start_new_session=True)
+if how == "writes" and rank == 0:
+    Path("kept.txt").write_text("written by the script")
+if how == "reads stdin":
+    input("which model? ")
+if how == "forks" and os.fork() == 0:
+    os._exit(0)
+if how == "raises":
+    raise RuntimeError("no such dataset")
+model = DistributedDataParallel(nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if how == "never steps":
+    raise SystemExit(0)
+generator = torch.Generator().manual_seed(rank)
+last = {"ends early": 5, "ends unlike": 5 if rank else 10**6}.get(how, 10**6)
+for step in range(last):
+    if how == "floods":
+        print("x" * 100_000)
+    loss = model(torch.randn(16, 64, generator=generator)).square().mean()
+    if how == "logs" and dist.get_world_size() > 1:
+        shown = loss.detach().clone()
+        dist.all_reduce(shown)
+        print(f"step {step}: {shown.item():.3f}")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

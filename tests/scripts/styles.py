@@ -1,0 +1,121 @@
+"""Trainings in the styles that make counting hard. Each prints what it counts itself.
+
+``step N samples M`` after every step: M of this rank.
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+style = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+rows = torch.Generator().manual_seed(100 + rank)
+
+
+def wrapped(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def told(step: int, samples: int) -> None:
+    print(f"step {step} samples {samples}", flush=True)
+
+
+class Named(nn.Module):
+    """Called with names, as Hugging Face's models are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+
+    def forward(self, *, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        out = self.head(self.table(input_ids))
+        return {"loss": nn.functional.cross_entropy(out.flatten(0, 1), labels.flatten())}
+
+
+def plain(model: nn.Module, size: int, steps: range) -> None:
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in steps:
+        many = size + step % 3 if style == "ragged" else size
+        loss = model(torch.randn(many, 32, generator=rows)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        told(step, many)
+
+
+def main() -> None:
+    forever = range(10**6)
+    net = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    if style in ("plain", "ragged"):
+        plain(wrapped(net), 8, forever)
+    elif style == "compiled":
+        plain(wrapped(torch.compile(net, backend="eager")), 8, forever)
+    elif style == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(net[0])
+        fully_shard(net)
+        plain(net, 8, forever)
+    elif style == "region":
+        from harness import measured
+
+        plain(nn.Linear(32, 1), 4, range(20))
+        with measured():
+            plain(wrapped(net), 8, forever)
+    elif style == "named":
+        model = wrapped(Named())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in forever:
+            ids = torch.randint(0, 50, (6, 12), generator=rows)
+            model(input_ids=ids, labels=ids)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            told(step, 6)
+    elif style == "two optimizers":
+        model = wrapped(net)
+        first, last = list(net.parameters())[:2], list(net.parameters())[2:]
+        both = torch.optim.SGD(first, lr=0.1), torch.optim.AdamW(last)
+        for step in forever:
+            model(torch.randn(8, 32, generator=rows)).square().mean().backward()
+            for optimizer in both:
+                optimizer.step()
+                optimizer.zero_grad()
+            told(step, 8)
+    elif style == "in backward":
+        made = {p: torch.optim.SGD([p], lr=0.1) for p in net.parameters()}
+
+        def update(p: Tensor) -> None:
+            if p.grad is not None:
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+            made[p].step()
+            made[p].zero_grad()
+
+        for p in net.parameters():
+            p.register_post_accumulate_grad_hook(update)
+        for step in forever:
+            net(torch.randn(8, 32, generator=rows)).square().mean().backward()
+            told(step, 8)
+    elif style == "gan":
+        maker, critic = wrapped(nn.Linear(4, 32)), wrapped(nn.Linear(32, 1))
+        made, judged = (torch.optim.Adam(m.parameters()) for m in (maker, critic))
+        for step in forever:
+            noise = torch.randn(8, 4, generator=rows)
+            real = torch.randn(8, 32, generator=rows)
+            judged.zero_grad()
+            with torch.no_grad():
+                fake = maker(noise)
+            (critic(fake).mean() - critic(real).mean()).backward()
+            judged.step()
+            made.zero_grad()
+            (-critic(maker(noise))).mean().backward()
+            made.step()
+            told(step, 8)
+
+
+main()

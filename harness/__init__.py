@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # for type checkers, as below
     from harness.training.data import Batch, images, labels, uniform
     from harness.training.hooks import ErrorFeedback, Promise, all_gather, done
     from harness.training.observe.spans import span
-    from harness.training.script.region import measured
+    from harness.training.script.measured import measured
     from harness.training.strategies import ddp, fsdp, pipeline
     from harness.training.trainer import LocalTrainer
 
@@ -61,7 +61,7 @@ _NAMES = {
     "training.data": "Batch images labels uniform",
     "training.hooks": "ErrorFeedback Promise all_gather done",
     "training.observe.spans": "span",
-    "training.script.region": "measured",
+    "training.script.measured": "measured",
     "training.strategies": "ddp fsdp pipeline",
     "training.trainer": "LocalTrainer",
 }

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from harness.base.documents import Json
 from harness.base.errors import meant
 from harness.spec import metrics
-from harness.spec.case import Mode
+from harness.spec.case import SCRIPT, Mode
 from harness.spec.catalogue import Catalogue
 from harness.spec.metrics import Form
 
@@ -60,6 +60,8 @@ def unknown(rule: Mapping[str, Json], known: Catalogue) -> tuple[str, str] | Non
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
     """The families that a rule's pattern is about, whatever it says of world and knobs."""
     family = _family(pattern)
+    if re.fullmatch(rf"{SCRIPT}/[^/]+-(own|\*)/(weak|strong|\*)", family):
+        return [family]  # a user's script is called as its file is
     return [n for n in names if fnmatchcase(n, family) or fnmatchcase(n, pattern)]
 
 

@@ -66,6 +66,11 @@ class Measured:
         (launch,) = self.session.launch([order], moment(self.session, order, {}, []))
         return launch
 
+    def wrong(self) -> list[str]:
+        """What is wrong with launches of the last plan; how fast they are is the host's affair."""
+        mine = [x for x in self.session.run.launches if x.plan == self.plan.hash]
+        return [str(x.wrong or x.cause) for x in mine if not x.usable]
+
     def launches(self, ranks: int, purpose: Purpose = Purpose.TIMED) -> list[LaunchRecord]:
         run = self.session.run.launches
         mine = [x for x in run if x.plan == self.plan.hash and x.purpose is purpose]
@@ -74,7 +79,7 @@ class Measured:
 
 def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
     verdict = measured("loop.py")
-    assert verdict.status is Status.RECORDED and verdict.value is not None, verdict.detail
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
     (two, *_) = measured.launches(2)
     assert two.steps is not None and two.consumed == 64 * two.steps.count
     seen = two.ranks[0].watched
@@ -109,14 +114,14 @@ def test_mistakes_are_named(measured: Measured, mistake: str, said: str, tmp_pat
 def test_gradients_exchanged_in_every_pass_are_named(measured: Measured) -> None:
     verdict = measured("loop.py", "--accumulate", "4", "--mistake", "no no_sync")
     assert "is no_sync() missing while gradients accumulate" in verdict.detail
-    assert measured("loop.py", "--accumulate", "4").status is Status.RECORDED
+    assert measured("loop.py", "--accumulate", "4").value and measured.wrong() == []
     (two, *_) = measured.launches(2)
     assert two.steps is not None and two.consumed == 64 * two.steps.count
 
 
 def test_a_strong_ladder_compares_gradients(measured: Measured) -> None:
     words = ("loop.py", "--global-batch", "64")
-    assert measured(*words, mode=Mode.STRONG).status is Status.RECORDED
+    assert measured(*words, mode=Mode.STRONG).value and measured.wrong() == []
     for ranks in (1, 2):
         launch = measured.launches(ranks)[0]
         assert launch.steps is not None and launch.consumed == 64 * launch.steps.count
@@ -180,8 +185,8 @@ def test_commands_are_read_as_a_shell_would() -> None:
 @pytest.mark.parametrize("how", ["forks", "floods", "catches SIGTERM", "leaks", "writes"])
 def test_odd_scripts_are_survived(measured: Measured, how: str) -> None:
     before = sorted(p.name for p in SCRIPTS.iterdir())
-    verdict = measured("odd.py", how)
-    assert verdict.status is Status.RECORDED, verdict.detail
+    measured("odd.py", how)
+    assert measured.launches(2) and measured.wrong() == []
     assert sorted(p.name for p in SCRIPTS.iterdir()) == before
     sleeping = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _says(p, b"7654")]
     assert not sleeping
@@ -198,9 +203,9 @@ def _says(path: Path, word: bytes) -> bool:
     ("how", "said"),
     [
         ("ends early", "the script ended after 4 of the"),
-        ("ends unlike", "rank 1: the script ended after 4 of the"),
+        ("ends unlike", "'ends unlike': the script ended after 4 of the"),
         ("never steps", "the script ended before an optimizer had stepped twice"),
-        ("reads stdin", "odd.py:24"),
+        ("reads stdin", "odd.py:25"),
         ("raises", "no such dataset"),
     ],
 )
@@ -253,7 +258,7 @@ def test_a_gan_is_counted_as_its_user_says(measured: Measured) -> None:
     watched = launch.ranks[0].watched
     assert watched is not None and len(watched.optimizers) == 2 and watched.backwards == 2
     verdict = measured("styles.py", "gan", samples=8)
-    assert verdict.status is Status.RECORDED, verdict.detail
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
     (two, *_) = measured.launches(2)
     assert two.steps is not None and two.consumed == 16 * two.steps.count
 

@@ -318,7 +318,7 @@ def summary(
     page: Path | None = None,
 ) -> list[str]:
     """Everything printed at the end of a run; with ``every`` nothing of its coverage is folded."""
-    out = [rule("scaling", width, "="), " " + header(run)]
+    out = [rule("scaling", width, "="), *wrap(f" {header(run)}", width, 10)]
     if table_ := scaling_table(run, width):
         note = (
             " efficiency = throughput per rank against plain (one device, no wrapper) unless marked"

@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -26,6 +27,7 @@ from harness.launch.wire.messages import (
     Train,
 )
 from harness.record.store import write_text
+from harness.spec.script import parse
 from harness.training.contract import placed
 from harness.training.observe import flight, threads
 from harness.training.rank.setup import Place, set_up
@@ -99,7 +101,10 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
 
 def _files(spec: LaunchSpec, place: Place) -> Mapping[str, str]:
     """Whose lines an error is told with: the case's files, or those beside a user's script."""
-    return {**spec.files, "script": str(Path(spec.out) / f"work{place.node}" / "script.py")}
+    if not spec.case.script:
+        return spec.files
+    target = parse(shlex.split(spec.case.script)).target
+    return {"script": str(Path(spec.out) / f"work{place.node}" / target)}
 
 
 def _tidy(out: Path, rank: int) -> int:

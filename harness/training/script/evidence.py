@@ -26,7 +26,8 @@ from harness.training.observe.intake import digest, padded
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.setup import Laps, Place, Rank, device_of
 from harness.training.rank.window import Measured
-from harness.training.script import process, region
+from harness.training.script import process
+from harness.training.script.region import region
 from harness.training.script.samples import Rows
 from harness.training.script.watch import Watch
 
@@ -54,7 +55,7 @@ def begin(rank: Rank, command: Command, way: str, leave: Callable[[], NoReturn])
 
     watch = Watch(rank.spec.task, rank, over)
     watch.install()
-    region.watched_by(watch)
+    region.watches.append(watch)
     return watch
 
 

@@ -61,7 +61,7 @@ class Hooks:
         self._between: Span | None = None
 
     def install(self) -> None:
-        self._everywhere = nn.modules.module.register_module_forward_pre_hook(self._first_call)
+        self._look_everywhere()
         register_optimizer_step_pre_hook(self._stepping)
         register_optimizer_step_post_hook(self._stepped)
         self._wrap_backward()
@@ -73,6 +73,11 @@ class Hooks:
         """What was called and what stepped so far belongs to something else."""
         self.roots.clear()
         self.optimizers.clear()
+        self._everywhere.remove()
+        self._look_everywhere()
+
+    def _look_everywhere(self) -> None:
+        self._everywhere = nn.modules.module.register_module_forward_pre_hook(self._first_call)
 
     def settle(self) -> None:
         """The roots are known: other modules are not looked at any more."""
@@ -147,7 +152,7 @@ class Hooks:
         span("optimizer", Category.OPTIMIZER).__exit__()
         self._in_step -= 1
         self._observer.stepped(self._number(optimizer))
-        if not self._in_backward:
+        if not self._in_backward and not self._in_step:
             self._between = span("between steps", Category.DATA)
             self._between.__enter__()
 

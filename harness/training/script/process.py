@@ -70,4 +70,4 @@ def run(command: Command, folder: Path) -> None:
         runpy.run_module(command.target, run_name="__main__", alter_sys=True)
         return
     sys.path.insert(0, str((folder / command.target).parent))
-    runpy.run_path(command.target, run_name="__main__")
+    runpy.run_path(str(Path(command.target).resolve()), run_name="__main__")

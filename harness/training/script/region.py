@@ -1,7 +1,5 @@
-"""``measured``: for those who can change a line, which part of a script is the training."""
+"""Which part of a script is the training, where its user says so."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 
@@ -10,20 +8,17 @@ class Restarted(Protocol):
         """Forget what was seen so far."""
 
 
-_watches: list[Restarted] = []
+class Region:
+    """``awaited`` from when the script imports ``measured`` until it enters it."""
+
+    def __init__(self) -> None:
+        self.watches: list[Restarted] = []
+        self.awaited = False
+
+    def enter(self) -> None:
+        self.awaited = False
+        for watch in self.watches:
+            watch.restart()
 
 
-def watched_by(watch: Restarted) -> None:
-    """The watch of this process."""
-    _watches.append(watch)
-
-
-@contextmanager
-def measured() -> Iterator[None]:
-    """Steps count from here on; without scaleproof around it does nothing.
-
-    A script needs it where something that is not the training comes first and trains, too.
-    """
-    for watch in _watches:
-        watch.restart()
-    yield
+region = Region()

@@ -22,6 +22,7 @@ from harness.training.observe.meter import Meter
 from harness.training.rank.setup import Rank
 from harness.training.script.hooks import Hooks
 from harness.training.script.profile import Profile
+from harness.training.script.region import region
 from harness.training.script.samples import Rows, first_tensor
 from harness.training.script.sentences import Sentences
 
@@ -55,10 +56,10 @@ class Watch:
         self._losses: Tensor | None = None
 
     def restart(self) -> None:
-        """Forget what was seen so far, if the window has not begun (``region.measured``)."""
-        if not self.first:
-            self._forget()
-            self.hooks.forget()
+        """Forget what was seen so far (``measured``)."""
+        self.first = self.period = 0
+        self._forget()
+        self.hooks.forget()
 
     def install(self) -> None:
         self.hooks.install()
@@ -121,11 +122,11 @@ class Watch:
         """Begin the kept window once the period is known and the warm-up is over."""
         known = len(self.hooks.optimizers) if done < PATIENCE else len(self._stepping_ones())
         found = self.sentences.period(known)
-        if found is None or done < self.task.cut * found or done % found:
+        if found is None or done < self.task.cut * found or done % found or region.awaited:
             return
         self.first, self.period = done, found
         self.hooks.settle()
-        if self.task.profiled:
+        if self.task.profiled and self.profile is None:
             self.profile = Profile(self.task, self.rank)
         self.rank.accelerator.synchronize()
         self.memory.settle()

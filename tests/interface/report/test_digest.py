@@ -103,7 +103,7 @@ def test_a_proposal_is_a_plot_a_table_and_a_method(
 def test_one_mistake_is_told_once(sample_run: RunRecord) -> None:
     """Three figures that a broken file kept from being measured share a sentence."""
     broken = [
-        replace(v, status=Status.ERROR, value=None, low=None, high=None,
+        replace(v, status=Status.ERROR, reason=Reason.LAUNCH_FAILED, value=None, low=None, high=None,
                 detail=f"{v.case}: AttributeError: no 'build' (mine/net.py:3)")
         for v in sample_run.verdicts
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
+from harness.base.errors import LaunchError
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import LaunchSpec, Script
 from harness.spec.script import parse
@@ -49,5 +50,12 @@ def work(spec: LaunchSpec, place: Place, beats: Beats, leave: Callable[[], NoRet
     process.settle(spec, place, store.host, store.port)
     rank.beat(Phase.BUILD)
     watch = begin(rank, command, "forked", leave)
-    process.run(command, folder)
+    try:
+        process.run(command, folder)
+    except SystemExit as left:
+        if left.code not in (None, 0):
+            raise LaunchError(
+                f"the script left with status {left.code}", where=spec.case.script,
+                expected="a training", fix=f"less {out}/rank{place.rank}.log",
+            ) from None  # fmt: skip
     raise ended_early(watch, spec)

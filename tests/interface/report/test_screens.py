@@ -40,7 +40,8 @@ def test_the_screen_of_a_main_job(main_job: RunRecord, columns: int) -> None:
     if os.environ.get("SCALEPROOF_GOLDEN") == "write":
         golden.write_text(seen)
     assert seen == golden.read_text()
-    assert max(map(len, seen.splitlines())) <= columns
+    whole = (" rerun", " report")  # commands are not broken: they are to be copied
+    assert all(len(line) <= columns for line in seen.splitlines() if not line.startswith(whole))
 
 
 def test_the_readme_shows_lines_of_that_screen(main_job: RunRecord) -> None:

@@ -89,22 +89,27 @@ def orders(
     compared = purpose in references.COMPARED
     again = purpose is Purpose.PILOT and turn == 1
     windows = {arm.name: window or frozen.get(arm.name, usual) for arm in arms}
+    scripts = {
+        arm.name: _script(session, arm.case, windows[arm.name], again)
+        for arm in arms
+        if arm.case.script
+    }
     wanted = [
         Order(
             plan=plan, arm=arm, purpose=purpose, turn=turn, attempt=attempt, streamed=streamed,
             window=windows[arm.name], reference=run.curve(arm.case) if compared else None,
-            script=_script(session, windows[arm.name], again) if arm.case.script else None,
+            script=scripts.get(arm.name),
         )
         for arm in arms
     ]  # fmt: skip
     return _seated(session, plan, wanted)
 
 
-def _script(session: Session, window: Window, again: bool) -> Script:
+def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Script:
     """The task of a user's own script, in the folder that its run was begun in.
 
-    The second of two like pilots is a fresh interpreter, to see whether a fork trains alike.
-    SpecError for an engine whose agents do not start the ranks themselves.
+    The second of two like pilots is a fresh interpreter, once for each script of a run, to see
+    whether a fork trains alike. SpecError for an engine whose agents do not start ranks themselves.
     """
     settings, engine = session.settings, session.engine
     if not engine.engine.slows_ranks:
@@ -113,7 +118,14 @@ def _script(session: Session, window: Window, again: bool) -> Script:
             fix=f"scaleproof run --script --cpus 2 -- {LAUNCHED}",
         )  # fmt: skip
     folder = settings.folder or str(Path.cwd())
-    return Script(**vars(window), folder=folder, fresh=settings.fresh or again)
+    known = {a.case.hash: a.case.model for p in session.run.plans for a in p.arms}
+    seen = {
+        known.get(x.case)
+        for x in session.run.launches
+        if any(r.watched is not None and r.watched.way == "fresh" for r in x.ranks)
+    }
+    fresh = settings.fresh or (again and case.model not in seen)
+    return Script(**vars(window), folder=folder, fresh=fresh)
 
 
 def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order]:

@@ -11,6 +11,9 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.store import load_samples
 from harness.spec import Arm, Plan, Window
 
+#: A pilot that stood still for more of its time is made again.
+STOOD = 0.02
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pilot:
@@ -63,13 +66,19 @@ def windows(plan: Plan, pilots: Sequence[Pilot]) -> dict[str, Window]:
 
 
 def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
-    """Whether an arm's only pilot asks for so long a warm-up that another pilot costs less.
+    """Whether an arm's only pilot asks for so long a warm-up that another pilot costs less, or
+    stood still for a moment.
 
-    A warm-up is there in every launch; in one pilot it may have been a busy moment of the host.
+    A warm-up is there in every launch, and what stalls every so many steps stalls in the next pilot,
+    too; in one pilot either may have been a busy moment of the host.
     """
     matching = _matching(plan, arm, pilots)
-    kept = plan.window.steps - plan.window.cut
-    return len(matching) == 1 and 2 * steadiness.warm_up(matching[0].steps) > kept
+    if len(matching) != 1:
+        return False
+    kept, steps = plan.window.steps - plan.window.cut, matching[0].steps
+    usual = median(steps)
+    stood_s = sum(s - usual for s in steps if s > figures.STALL * usual)
+    return 2 * steadiness.warm_up(steps) > kept or stood_s > STOOD * sum(steps)
 
 
 def _matching(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> list[Pilot]:

@@ -69,8 +69,8 @@ def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
     """Whether an arm's only pilot asks for so long a warm-up that another pilot costs less, or
     stood still for a moment.
 
-    A warm-up is there in every launch, and what stalls every so many steps stalls in the next pilot,
-    too; in one pilot either may have been a busy moment of the host.
+    A warm-up is there in every launch, and what stalls every so many steps stalls in the next
+    pilot, too; in one pilot either may have been a busy moment of the host.
     """
     matching = _matching(plan, arm, pilots)
     if len(matching) != 1:

@@ -292,7 +292,7 @@ def overhead(run: RunRecord) -> float:
             (sum(r.phases_s.get(name, 0.0) for name in _TRAINING) for r in x.ranks), default=0.0
         )
         busy[at] = max(busy[at], x.wall_s if checks else making_s + _stepping_s([x]))
-    return 1 - sum(busy.values()) / run.elapsed_s
+    return 1 - sum(busy.values()) / run.elapsed_s if run.elapsed_s else 0.0
 
 
 def _hours(device_s: float) -> str:

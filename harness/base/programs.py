@@ -1,9 +1,12 @@
-"""The programs of this package that others start, by the names that stand in command lines.
+"""Programs: those of this package that others start, by their names in command lines, and others.
 
 Nothing imports them from here: they are the other side of a border. Leftovers of earlier runs are
 found by ``TRAINING``, which every agent and rank has in its command line.
 """
 
+import os
+import shutil
+import sys
 from pathlib import Path
 
 TRAINING = "harness.training"
@@ -14,3 +17,16 @@ SWITCH = "harness.launch.emulation.switch"
 #: The folder of this package, and the one that a program needs on its path to import it.
 PACKAGE = Path(__file__).parents[1]
 ROOT = PACKAGE.parent
+
+
+def path() -> str:
+    """Where programs are looked for: beside this interpreter, then on the PATH.
+
+    An environment's Python is often started by its full path, with nothing activated.
+    """
+    return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+
+
+def which(name: str) -> str | None:
+    """A program's path, or None where there is none of this name."""
+    return shutil.which(name, path=path())

@@ -2,13 +2,12 @@
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.base import programs
 from harness.base.errors import ScaleproofError
 
 SPY_S = 5.0
@@ -76,9 +75,7 @@ def cpu_s(pid: int) -> float:
 
 def spy() -> str:
     """py-spy's path; ScaleproofError where it is not installed."""
-    beside = str(Path(sys.executable).parent)
-    path = os.pathsep.join((beside, os.environ.get("PATH", "")))
-    if (found := shutil.which("py-spy", path=path)) is None:
+    if (found := programs.which("py-spy")) is None:
         raise ScaleproofError(
             "py-spy is not installed: it looks into processes without stopping them",
             expected="py-spy on the PATH", fix="pip install py-spy",

@@ -1,11 +1,11 @@
 """A user's own training as a plan: the command as it is typed, run unchanged on every rung."""
 
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.base import programs
 from harness.base.errors import SpecError
 from harness.spec.case import SCRIPT, Mode
 from harness.spec.plan import Plan, Protocol
@@ -57,7 +57,7 @@ def parse(words: Sequence[str]) -> Command:
 def _launched(words: Sequence[str]) -> Command:
     """A launcher's command: it has to be told how many ranks to start."""
     script = next((w for w in words if w.endswith(".py")), "")
-    if shutil.which(words[0]) is None or not script:
+    if programs.which(words[0]) is None or not script:
         raise SpecError(
             f"{words[0]!r} is neither a Python file nor a program here", where=shlex.join(words),
             expected="train.py, python train.py, -m package.train, or a launcher with a script",

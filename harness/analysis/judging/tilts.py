@@ -3,15 +3,18 @@
 Load, a quota or a lower clock that hit one arm more than the other has moved their ratio, and a
 stall that comes every so many steps may lie beyond the windows of one of them. How far that can
 have moved the ratio is known; a verdict stands only if it would stand without it, too. The same is
-asked where like launches differ by more than the declared noise: by as much, either way.
+asked where like launches differ by more than the declared noise, and where one launch of an arm
+drifts as none of its others does: by as much, either way.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analysis.judging import neighbours
 from harness.analysis.judging.pairs import like_launches_sd, rests_on, timed
+from harness.analysis.samples import steadiness
 from harness.host import admission
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord
 from harness.spec import Contrast, Plan, metrics
@@ -68,6 +71,7 @@ def tilts(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Tilt, ...]:
             " fixed clocks or another machine"
         )
         out += [Tilt(factor=factor, why=why) for factor in (1 / (1 + spread), 1 + spread)]
+    out += [tilt for arm in (subject, below) if arm for tilt in _drifting(arm.timed)]
     if share := neighbours.lost(run, plan, contrast):
         factor = 1 - share if metric.more_is_better else 1 / (1 - share)
         why = f"worlds beside it may have taken {share:.1%} of the baseline's speed"
@@ -81,6 +85,21 @@ def _arm(run: RunRecord, plan: Plan, names: Sequence[str]) -> _Arm:
         timed=[x for x in timed(run, plan, None) if x.arm in names],
         pilots=[x for x in run.launches if x.purpose is Purpose.PILOT and x.case in cases],
     )
+
+
+def _drifting(launches: Sequence[LaunchRecord]) -> list[Tilt]:
+    """Of an arm in which one launch drifts as no other does.
+
+    Its mean is off by half of the drift if it had settled by the end of its window, and by all of
+    it if it went on as far again; a worst pair is off as far as that launch.
+    """
+    windows = [x.steadiness for x in launches if x.steadiness]
+    if (odd := steadiness.outlier(windows)) is None:
+        return []
+    off = math.exp(windows[odd].drift)
+    name = [x for x in launches if x.steadiness][odd].launch
+    why = f"{name} was not steady: its steps drift by {off - 1:+.1%}"
+    return [Tilt(factor=factor, why=why, reason=Reason.NOT_STEADY) for factor in (1 / off, off)]
 
 
 def _clocks(arm: _Arm) -> list[float]:

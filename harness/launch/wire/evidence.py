@@ -3,15 +3,14 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.base import programs
 from harness.base.documents import from_doc
 from harness.base.errors import ScaleproofError
 from harness.launch.wire.beats import Beats, Phase
@@ -43,8 +42,7 @@ def examine(out: Path, pids: Mapping[int, int]) -> dict[int, str]:
 
 def _spy(out: Path, pids: Mapping[int, int]) -> None:
     """Write down the stacks of ranks that cannot do so."""
-    beside = str(Path(sys.executable).parent)
-    spy = shutil.which("py-spy", path=os.pathsep.join((beside, os.environ.get("PATH", ""))))
+    spy = programs.which("py-spy")
     deadline = time.monotonic() + SPY_S
     for rank, pid in pids.items() if spy else ():
         left_s = max(0.1, deadline - time.monotonic())

@@ -16,8 +16,8 @@ from types import FrameType
 
 import torch.distributed as dist
 
+from harness.base import programs
 from harness.base.errors import LaunchError
-from harness.base.programs import PACKAGE
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec
 from harness.spec.script import Command
@@ -61,7 +61,8 @@ def _start(
     """The process that is this rank, or that starts those of this node."""
     out = Path(spec.out)
     path = os.pathsep.join(p for p in (str(STARTUP), os.environ.get("PYTHONPATH", "")) if p)
-    env = {**os.environ, "PYTHONPATH": path, BADGES: str(out), HOME: str(PACKAGE.parent)}
+    env = {**os.environ, "PATH": programs.path(), "PYTHONPATH": path}
+    env |= {BADGES: str(out), HOME: str(programs.ROOT)}
     local = spec.case.nodes[place.node]
     if command.launcher:
         here: Mapping[str, str] = {

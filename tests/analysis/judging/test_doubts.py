@@ -95,18 +95,37 @@ def test_devices_that_were_slowed_are_a_doubt(sample_run: RunRecord) -> None:
     assert found.reason is Reason.NOISY_HOST and "hw_thermal" in found.detail
 
 
-def test_one_launch_that_drifts_caps_its_contrast_and_no_other(sample_run: RunRecord) -> None:
-    def heat(doc: Any) -> None:
-        even(doc)
-        timed(doc, "@2")[3]["steadiness"] = {"drift": 0.08, "t": 9.0, "mser": 10, "steady": False}
+def _heat(doc: Any) -> None:
+    """One launch of the subject drifts by 8 %."""
+    even(doc, 0.9)
+    timed(doc, "@2")[3]["steadiness"] = {"drift": 0.08, "t": 9.0, "mser": 10, "steady": False}
 
-    found = judged(sample_run, heat)
+
+def test_one_launch_that_drifts_caps_its_contrast_and_no_other(sample_run: RunRecord) -> None:
+    def near(doc: Any) -> None:
+        _heat(doc)
+        bound(doc, at_least=0.85)
+
+    found = judged(sample_run, near)
     assert (found[SUBJECT].status, found[SUBJECT].reason) == (
         Status.INCONCLUSIVE,
         Reason.NOT_STEADY,
     )
+    assert "was not steady: its steps drift by +8.3%" in found[SUBJECT].detail
     assert len(found[SUBJECT].pairs) == 8, "no pair is dropped"
     assert found["efficiency@1/plain"].status is Status.RECORDED
+
+
+@pytest.mark.parametrize(("least", "status"), [(0.8, Status.PASS), (0.99, Status.FAIL)])
+def test_one_launch_that_drifts_leaves_what_has_room_for_it(
+    sample_run: RunRecord, least: float, status: Status
+) -> None:
+    def far(doc: Any) -> None:
+        _heat(doc)
+        bound(doc, at_least=least)
+        confirm(doc)
+
+    assert judged(sample_run, far)[SUBJECT].status is status
 
 
 def test_a_drift_of_every_launch_is_seen(sample_run: RunRecord) -> None:

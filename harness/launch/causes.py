@@ -3,7 +3,7 @@
 import re
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -223,6 +223,9 @@ def _silent(failed: Sequence[RankEnd]) -> Suspect | None:
     message = f"silent for {suspect.silent_s:.0f} s"
     if frame := innermost(suspect.stack):
         message += f" in {frame[0]}, line {frame[1]}"
+        caller = _own_frame(suspect.stack)
+        if caller not in (None, frame):
+            message += f", called from {caller[0]}, line {caller[1]}"
     sure = len(silent) == 1 and suspect.state != "R"
     return Suspect(rank=suspect.rank, kind="hang", message=message, sure=sure)
 
@@ -248,9 +251,19 @@ def _noticed(failed: Sequence[RankEnd]) -> Suspect:
 
 def innermost(stack: str) -> tuple[str, int] | None:
     """File and line that a rank's main thread was at, from faulthandler's text."""
+    return next(_frames(stack), None)
+
+
+def _own_frame(stack: str) -> tuple[str, int] | None:
+    """The innermost frame of the main thread that belongs to no library."""
+    libraries = ("/lib/python", "site-packages", "<")
+    return next((f for f in _frames(stack) if not any(x in f[0] for x in libraries)), None)
+
+
+def _frames(stack: str) -> Iterator[tuple[str, int]]:
     _, _, main = stack.rpartition("(most recent call first):")
-    match = re.search(r'File "([^"]+)", line (\d+)', main)
-    return (match[1], int(match[2])) if match else None
+    for match in re.finditer(r'File "([^"]+)", line (\d+)', main):
+        yield match[1], int(match[2])
 
 
 def waits_in_torch(stack: str) -> bool:

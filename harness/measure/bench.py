@@ -22,6 +22,7 @@ from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Ended, Where
 from harness.launch.wire.messages import (
+    Break,
     Deadlines,
     Gate,
     LaunchSpec,
@@ -175,9 +176,9 @@ class Bench:
         ]
 
     def train(
-        self, case: CaseSpec, folder: Path, task: Train, deadlines: Deadlines
+        self, case: CaseSpec, folder: Path, task: Train | Break, deadlines: Deadlines
     ) -> tuple[Ended, Path]:
-        """Train with a checkpoint, broken or gone on with; the folder that the ranks wrote to."""
+        """Train, broken on purpose or gone on with; the folder that the ranks wrote to."""
         spec = self._spec("recovery", case, folder, task, deadlines=deadlines)
         return self._run(spec), Path(spec.out)
 

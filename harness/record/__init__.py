@@ -27,5 +27,5 @@ from harness.record.rank import (
     WhatRan,
 )
 from harness.record.record import JUDGED_SINCE, SCHEMA, SETTLED_SINCE, Block, RunRecord
-from harness.record.recovery import RankRestart, Trial
+from harness.record.recovery import Continued, RankRestart, Trial, Update
 from harness.record.spans import Category

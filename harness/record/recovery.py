@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from harness.spec.courses import title
 
@@ -35,6 +36,38 @@ class RankRestart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Update:
+    """One update of the weights of a user's own training, as one rank saw it.
+
+    ``state`` is a digest of the parameters after it, ``samples`` one of what it trained on, ``at``
+    when its optimizer had stepped (s since the epoch). The first one is none: its ``state`` is
+    what the training began with. ``began_at`` is when the script was started; ``spent_s`` says
+    what it has spent in calls that set up its process group, load and save, up to then.
+    """
+
+    at: float
+    began_at: float
+    state: str
+    samples: str
+    loss: float
+    spent_s: Mapping[str, float]
+
+
+class Continued(StrEnum):
+    """How a resumed training goes on, compared with one that was never broken."""
+
+    EXACTLY = "exactly"
+    OTHER_SAMPLES = "from the same weights, on other samples"
+    OTHER_LOSSES = "from the same weights, with other losses"
+    BEGINNING = "from the beginning"
+    OTHER_WEIGHTS = "from weights that it never had"
+
+
+#: A resumed training may draw its samples anew; nothing that it had learnt is lost by that.
+FINE = frozenset({Continued.EXACTLY, Continued.OTHER_SAMPLES})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trial:
     """One planted fault and what came after it, in s from the fault on.
 
@@ -45,7 +78,8 @@ class Trial:
     they add up to ``recovery_s``. ``equal``: the end is that of a training that was never broken,
     to the bit. ``world_before`` and ``world`` are the sizes of the old and the new world: where
     they differ, only what was loaded can be equal. ``blamed`` is the rank that was named,
-    ``attempt`` 1 the fresh set that confirms a FAIL.
+    ``attempt`` 1 the fresh set that confirms a FAIL. Of a user's own script, ``continued`` says how
+    it went on, and ``lost`` how many updates of the broken training were done again.
     """
 
     case: str
@@ -68,6 +102,8 @@ class Trial:
     save_s: float = 0.0
     bytes: int = 0
     attempt: int = 0
+    continued: Continued | None = None
+    lost: int | None = None
 
     @property
     def name(self) -> str:

@@ -15,7 +15,8 @@ from harness.analysis.samples.script import rows
 from harness.analysis.verify import verify
 from harness.base.errors import SpecError
 from harness.interface.report.script import lines as script_table
-from harness.measure import together
+from harness.launch.engines import emulated
+from harness.measure import bench, together
 from harness.measure.measurer import Measurer, moment
 from harness.measure.progress import Progress
 from harness.measure.session import Session
@@ -56,9 +57,9 @@ class Measured:
         (verdict,) = self._measurer.verdicts(plan)
         return verdict
 
-    def once(self, *words: str) -> LaunchRecord:
+    def once(self, *words: str, site: Site = SITE) -> LaunchRecord:
         """One launch on 2 ranks."""
-        plan = script_plan(words, SITE, protocol=FAST)
+        plan = script_plan(words, site, protocol=FAST)
         arm = plan.arm("@2")
         self.session.describe([arm.case])
         (order,) = together.orders(self.session, plan, [arm], Purpose.PILOT)
@@ -205,13 +206,50 @@ def _says(path: Path, word: bytes) -> bool:
         ("ends early", "the script ended after 4 of the"),
         ("ends unlike", "'ends unlike': the script ended after 4 of the"),
         ("never steps", "the script ended before an optimizer had stepped twice"),
-        ("reads stdin", "odd.py:25"),
+        ("reads stdin", "odd.py:26"),
         ("raises", "no such dataset"),
     ],
 )
 def test_scripts_that_cannot_be_measured_say_why(measured: Measured, how: str, said: str) -> None:
     verdict = measured("odd.py", how)
     assert verdict.status is Status.ERROR and said in verdict.detail, verdict.detail
+
+
+def test_a_script_that_hangs_before_its_window_is_over_is_ended(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the line at which it hangs; after the window nothing of it is waited for."""
+    monkeypatch.setattr(bench, "SCRIPTS", replace(bench.SCRIPTS, step_s=3.0))
+    launch = measured.once("odd.py", "hangs at its end")
+    assert launch.cause is not None and launch.cause.kind == "hang", launch.cause
+    line = (SCRIPTS / "odd.py").read_text().splitlines().index("    threading.Event().wait()") + 1
+    assert f"odd.py, line {line}" in launch.cause.message, launch.cause.message
+
+
+SEVERAL = (
+    ("loop.py",),
+    ("torchrun", "--nnodes", "{nodes}", "--node-rank", "{node}", "--nproc-per-node", "{ranks}",
+     "--master-addr", "{host}", "--master-port", "{port}", "loop.py"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", SEVERAL, ids=["forked", "torchrun"])
+def test_a_script_runs_on_several_nodes(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (here := emulated.build().probe()).available:
+        pytest.skip(here.reason)
+    monkeypatch.chdir(SCRIPTS)
+    site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1), engine="emulated", emulated=True)
+    settings = Settings(fabric=False, timeline=False, nodes=(1, 1), engine="emulated")
+    session = Session(Catalogue(), settings, tmp_path, (), Progress())
+    try:
+        launch = Measured(session).once(*words, site=site)
+    finally:
+        session.close()
+    assert not launch.wrong and launch.cause is None, launch.wrong or launch.cause
+    assert {r.node for r in launch.ranks} == {0, 1}
+    assert launch.steps is not None and launch.consumed == 64 * launch.steps.count
 
 
 def test_what_slows_down_without_being_wrong_is_noticed(measured: Measured) -> None:

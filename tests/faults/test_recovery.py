@@ -15,7 +15,7 @@ from harness.launch.engine import Where
 from harness.launch.engines import emulated
 from harness.measure.bench import Bench
 from harness.measure.progress import Progress
-from harness.measure.recoverer import Recoverer, deadlines
+from harness.measure.recovery.recoverer import Recoverer, deadlines
 from harness.measure.run import Run
 from harness.record import Trial
 from harness.record.store import load

@@ -13,7 +13,7 @@ from harness.host import admission
 from harness.interface.cli.main import main
 from harness.measure.bench import Bench
 from harness.measure.confirming import confirm
-from harness.measure.recoverer import Recoverer
+from harness.measure.recovery.recoverer import Recoverer
 from harness.record import Reason, Row, Status, Trial, Verdict
 from harness.record.store import load
 from harness.spec import CaseSpec, Course

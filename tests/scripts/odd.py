@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if how == "never steps":
     raise SystemExit(0)
 generator = torch.Generator().manual_seed(rank)
-last = {"ends early": 5, "ends unlike": 5 if rank else 10**6}.get(how, 10**6)
+last = {"ends early": 5, "hangs at its end": 5, "ends unlike": 5 if rank else 10**6}.get(how, 10**6)
 for step in range(last):
     if how == "floods":
         print("x" * 100_000)
@@ -44,3 +45,5 @@ for step in range(last):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+if how == "hangs at its end":
+    threading.Event().wait()

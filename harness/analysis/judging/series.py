@@ -9,6 +9,7 @@ from harness.analysis.judging.doubts import unfit_host
 from harness.analysis.judging.question import Conclusion, Question
 from harness.record import Reason, RunRecord, Status, Trial
 from harness.record.fabric import swept
+from harness.record.recovery import FINE
 from harness.spec import Threshold
 
 T = TypeVar("T")
@@ -102,8 +103,10 @@ def _recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
     """Trials by case, fault, way of saving and new world."""
     for name in dict.fromkeys(t.name for t in trials):
         named = [t for t in trials if t.name == name]
-        wrong = ""
-        if not all(t.equal for t in named):
+        wrong, went_on = "", {t.continued for t in named} - {None, *FINE}
+        if went_on:
+            wrong = f"the resumed training goes on {' and '.join(sorted(map(str, went_on)))}"
+        elif not all(t.equal or t.continued for t in named):
             wrong = "the resumed training does not match an uninterrupted one bit for bit"
         elif not all(t.blamed == t.rank for t in named):
             wrong = "the named rank is not the rank that was broken"

@@ -176,6 +176,25 @@ def _training(
         yield f"gradients: {times:.2f} times the parameters are all-reduced in a step, {why}"
 
 
+def shards(watched: Watched) -> Iterator[str]:
+    """What is exchanged beyond need where parameters are sharded; it costs time, and is right.
+
+    Gradients have to be reduced and scattered once a step, shards to be gathered twice a pass.
+    """
+    whole, passes = watched.parameter_bytes, watched.backwards
+    for name, parts, wanted, why in (
+        ("reduce_scatter", 1, 1, "set_requires_gradient_sync(False) while gradients accumulate?"),
+        ("all_gather", watched.world_size, 2 * passes, "is a block wrapped or called twice?"),
+    ):
+        issued = watched.collectives.get(name)
+        times = issued.payload_bytes * parts / whole if issued is not None and whole else 0.0
+        if times > ONCE[1] * wanted:
+            yield (
+                f"{name} moves the parameters {times:.3g} times in a step of {passes} backward"
+                f" passes, {wanted} are needed: {why}"
+            )
+
+
 def _losses(samples: Sequence[Samples]) -> Iterator[str]:
     """NaN is a loss that was not seen in no step, or one that is lost in some."""
     for rank, s in enumerate(samples):

@@ -14,7 +14,7 @@ from harness.interface.offered import OPTIONS, from_environment
 from harness.interface.report.live import Live
 from harness.measure.confirming import USUAL
 from harness.measure.measurer import Measurer
-from harness.measure.recoverer import Recoverer
+from harness.measure.recovery.recoverer import Recoverer
 from harness.measure.session import Session
 from harness.record import RunRecord, Status, Verdict
 from harness.spec import Catalogue, Contrast, Course, Plan, Site, Threshold

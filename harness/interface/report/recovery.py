@@ -1,5 +1,6 @@
 """The table of faults that were planted, and of what came after them."""
 
+from collections.abc import Sequence
 from functools import partial
 from statistics import median
 from typing import TypeAlias
@@ -29,7 +30,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             Column(head, 7, partial(_median, field=f"{part}_s")) for part, head in _HEADS.items()
         ]
         columns = [
-            Column[Kind](case, 9, lambda k: k[0], left=True),
+            Column[Kind]("fault", 9, lambda k: k[0], left=True),
             Column("n", 3, lambda k: str(len(k[1]))),
             *parts,
             Column("in all", 9, lambda k: _median(k, "recovery_s")),
@@ -38,7 +39,12 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             Column("stall", 4, lambda k: si(median(t.stall_s for t in k[1]), "s")),
             Column("", 9, _wrong, left=True),
         ]
-        out += table(columns, named, width)
+        out += [
+            *wrap(f" {case.replace('+script=', ': ')}", width, 3),
+            *table(columns, named, width),
+        ]
+        for fault, trials in named:
+            out += _continued(fault, trials, width) if trials[0].continued is not None else []
     note = (
         " medians in s from the fault on: seen = fault noticed, gone = ranks ended, import = lost"
         " agents replaced, start = new ranks started, met = process group ready, load = checkpoint"
@@ -49,11 +55,19 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     return [*out, *wrap(note, width, 1), ""]
 
 
+def _continued(name: str, trials: Sequence[Trial], width: int) -> list[str]:
+    """How the resumed training goes on, and what was lost."""
+    ways = " and ".join(sorted({str(t.continued) for t in trials}))
+    lost = sorted({t.lost for t in trials if t.lost is not None})
+    again = f"; {lost[-1]} updates at most are done again" if lost else ""
+    return wrap(f" after {name}: the training goes on {ways}{again}", width, 3)
+
+
 def _median(kind: Kind, field: str) -> str:
     return f"{median(getattr(t, field) for t in kind[1]):.2f}"
 
 
 def _wrong(kind: Kind) -> str:
-    if not all(t.equal for t in kind[1]):
+    if not all(t.equal or t.continued for t in kind[1]):
         return "NOT EQUAL"
     return "" if all(t.blamed == t.rank for t in kind[1]) else "WRONG RANK"

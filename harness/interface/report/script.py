@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean, median
 
 from harness.analysis.judging.pairs import timed
-from harness.analysis.samples import same_training
+from harness.analysis.samples import same_training, script
 from harness.base.numbers import si
 from harness.interface.report import text
 from harness.interface.report.text import Column, rule, table, wrap
@@ -76,7 +76,9 @@ def _checks(rows: Sequence[Row], width: int) -> list[str]:
     if not several:
         missing.append("all of more ranks")
     elif sharded:
-        missing.append("replicas and gradient bytes (parameters are sharded)")
+        missing.append("replicas (parameters are sharded)")
+        if not [told for row in several for told in script.shards(row.seen)]:
+            held.append("shards exchanged as often as needed")
     else:
         held += ["replicas equal at both ends", "gradients exchanged once"]
     first = rows[0]
@@ -110,6 +112,8 @@ def _remarks(row: Row) -> list[str]:
             f"{world}: every step reads {seen.reads:.3g} single values (.item()): on a GPU each"
             " waits for the device"
         )
+    if seen.sharded and row.arm.case.world_size > 1:
+        out += [f"{world}: {told}" for told in script.shards(seen)]
     if not seen.even:
         out.append(f"{world}: steps do not issue equally many collectives")
     return out

@@ -161,8 +161,26 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="s
     fresh: bool = False
 
 
+class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="break"):
+    """Run a user's own training for ``steps`` updates of its weights, and break it if asked to.
+
+    It runs in ``place``, which becomes a copy of ``folder`` where there is none yet; ``words`` is
+    its command. ``fault`` strikes ``rank`` before update ``fault_step``. ``fresh`` is as in
+    ``Script``.
+    """
+
+    folder: str
+    place: str
+    words: str
+    steps: int
+    fault: Fault = Fault.NONE
+    rank: int = 0
+    fault_step: int = 0
+    fresh: bool = False
+
+
 #: What a rank does in a launch; each has its file in ``training/rank/tasks``.
-Task: TypeAlias = Gate | Timed | Refer | Sweep | Train | Script
+Task: TypeAlias = Gate | Timed | Refer | Sweep | Train | Script | Break
 
 
 @dataclass(frozen=True, kw_only=True)

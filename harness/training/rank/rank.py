@@ -16,6 +16,7 @@ from typing import NoReturn
 from harness.base.documents import to_doc
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import (
+    Break,
     Gate,
     LaunchSpec,
     RankError,
@@ -32,6 +33,7 @@ from harness.training.contract import placed
 from harness.training.observe import flight, threads
 from harness.training.rank.setup import Place, set_up
 from harness.training.rank.tasks import gate, refer, script, sweep, timed, train
+from harness.training.script import workplace
 
 #: What each task does, in a file of its own: ``prepare`` before there is a process group, ``run``.
 TASKS: Mapping[type[Task], ModuleType] = {
@@ -78,7 +80,7 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         flight.dump_when_asked(flight_file, backend)
         try:
-            if isinstance(spec.task, Script):
+            if isinstance(spec.task, Script | Break):
                 script.work(spec, place, beats, lambda: leave(_tidy(out, place.rank)))
             else:
                 _work(spec, place, beats)
@@ -103,8 +105,8 @@ def _files(spec: LaunchSpec, place: Place) -> Mapping[str, str]:
     """Whose lines an error is told with: the case's files, or those beside a user's script."""
     if not spec.case.script:
         return spec.files
-    target = parse(shlex.split(spec.case.script)).target
-    return {"script": str(Path(spec.out) / f"work{place.node}" / target)}
+    words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
+    return {"script": str(workplace.of(spec, place.node) / parse(shlex.split(words)).target)}
 
 
 def _tidy(out: Path, rank: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from harness.base.documents import from_doc, to_doc
 from harness.launch.wire.messages import LaunchSpec
 from harness.record.store import write_text
+from harness.spec.script import Command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +15,7 @@ class Badge:
     """``beats`` is the file of heartbeats, ``host`` and ``port`` where all ranks meet."""
 
     spec: LaunchSpec
+    command: Command
     rank: int
     local_rank: int
     node: int

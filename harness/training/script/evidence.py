@@ -16,9 +16,10 @@ from harness.analysis.samples.period import period
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.launch.wire.beats import Beats, Phase
-from harness.launch.wire.messages import LaunchSpec, Script
+from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record import Issued, Watched, WhatRan
 from harness.record.store import Samples, write_text
+from harness.spec import Fault
 from harness.spec.script import Command
 from harness.training.accelerator import Accelerator
 from harness.training.observe import beside, issued
@@ -26,7 +27,9 @@ from harness.training.observe.intake import digest, padded
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.setup import Laps, Place, Rank, device_of
 from harness.training.rank.window import Measured
-from harness.training.script import process
+from harness.training.script import process, workplace
+from harness.training.script.journal import Journal
+from harness.training.script.observed import Observed
 from harness.training.script.region import region
 from harness.training.script.samples import Rows
 from harness.training.script.watch import Watch
@@ -45,18 +48,42 @@ def rank_of(spec: LaunchSpec, place: Place, beats: Beats, store: dist.Store) -> 
     )  # fmt: skip
 
 
-def begin(rank: Rank, command: Command, way: str, leave: Callable[[], NoReturn]) -> Watch:
-    """Watch this process from now on; ``leave`` ends it when the window is over."""
-    assert isinstance(rank.spec.task, Script)
+def begin(rank: Rank, command: Command, way: str, leave: Callable[[], NoReturn]) -> Observed:
+    """Watch this process from now on; ``leave`` ends it when all that is asked for is done."""
 
     def over(watch: Watch) -> None:
         _record(watch, rank, command, way)
         leave()
 
-    watch = Watch(rank.spec.task, rank, over)
-    watch.install()
+    def done(journal: Journal) -> None:
+        _close(journal)
+        leave()
+
+    task = rank.spec.task
+    assert isinstance(task, Break | Script)
+    watch = Watch(task, rank, over) if isinstance(task, Script) else Journal(task, rank, done)
+    watch.hooks.install()
     region.watches.append(watch)
     return watch
+
+
+def ended(watch: Observed, spec: LaunchSpec, leave: Callable[[], NoReturn]) -> None:
+    """The script has come to its end by itself; LaunchError where that is too early."""
+    broken = isinstance(watch, Journal) and watch.task.fault is not Fault.NONE
+    if isinstance(watch, Journal) and not broken and watch.sentences.begun:
+        watch.passing()
+        _close(watch)
+        leave()
+    raise ended_early(watch, spec)
+
+
+def _close(journal: Journal) -> None:
+    """A training that was not broken is over, on all ranks at once."""
+    rank = journal.rank
+    rank.meet()
+    write_text(rank.file("json"), json.dumps({"updates": len(journal.sentences.words)}))
+    rank.meet.part()
+    rank.beat(Phase.DONE)
 
 
 def _record(watch: Watch, rank: Rank, command: Command, way: str) -> None:
@@ -64,7 +91,7 @@ def _record(watch: Watch, rank: Rank, command: Command, way: str) -> None:
     watch.end()
     measured, watched = measured_by(watch), watched_by(watch)
     traced = {} if watch.profile is None else watch.profile.end(rank.out)
-    source = process.source(command, rank.out / f"work{rank.place.node}")
+    source = process.source(command, workplace.of(rank.spec, rank.place.node))
     document = rank.record(
         ran_by(watch),
         watch.memory,
@@ -79,13 +106,15 @@ def _record(watch: Watch, rank: Rank, command: Command, way: str) -> None:
     rank.beat(Phase.DONE)
 
 
-def ended_early(watch: Watch, spec: LaunchSpec) -> LaunchError:
+def ended_early(watch: Observed, spec: LaunchSpec) -> LaunchError:
     """Why there is no figure of a script that has come to its end."""
     done, found = len(watch.sentences.words), watch.sentences.period(len(watch.hooks.optimizers))
     if not watch.hooks.optimizers:
         what = "the script ended, and no optimizer of torch's was made"
     elif not done:
         what = "the script ended before an optimizer had stepped twice"
+    elif isinstance(spec.task, Break):
+        what = f"the script ended after {done} updates, before it was broken"
     elif found is None:
         what = f"the script ended after {done} updates without a period of optimizers"
     else:
@@ -122,7 +151,7 @@ def _samples(watch: Watch) -> Samples:
     main = next(iter(watch.rows.values()), Rows())
     return Samples(
         marks_s=marks - marks[0],
-        loss=watch.losses(),
+        loss=watch.loss_of_steps(),
         sample_ids=np.zeros((watch.task.steps, 0), np.int64),
         rss_bytes=np.array([watch.rss_bytes[i] for i in edges[:-1]], np.int64),
         step_s=step_s,

@@ -4,7 +4,6 @@ import atexit
 import faulthandler
 import json
 import os
-import shlex
 import signal
 import sys
 import traceback
@@ -16,13 +15,13 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from harness.base.documents import to_doc
+from harness.base.errors import LaunchError
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import RankError
 from harness.record.store import write_text
-from harness.spec.script import parse
 from harness.training.rank.setup import Place
 from harness.training.script import badges
-from harness.training.script.evidence import begin, ended_early, rank_of
+from harness.training.script.evidence import begin, ended, rank_of
 
 
 def watch(path: Path) -> None:
@@ -47,21 +46,23 @@ def watch(path: Path) -> None:
         sys.stderr.flush()
         os._exit(0)
 
-    watched = begin(rank, parse(shlex.split(spec.case.script)), badge.way, leave)
+    watched = begin(rank, badge.command, badge.way, leave)
     file = rank.file("error.json")
 
     def broke(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         _tell(file, error, "".join(traceback.format_exception(kind, error, at)))
         sys.__excepthook__(kind, error, at)
 
-    def ended() -> None:
+    def over() -> None:
         if os.getpid() == pid and not file.is_file():
-            early = ended_early(watched, spec)
-            _tell(file, early, str(early))
+            try:
+                ended(watched, spec, leave)
+            except LaunchError as early:
+                _tell(file, early, str(early))
 
     pid = os.getpid()
     sys.excepthook = broke
-    atexit.register(ended)
+    atexit.register(over)
 
 
 def _tell(file: Path, error: BaseException, text: str) -> None:

@@ -4,17 +4,51 @@ import gc
 import hashlib
 import os
 import random
+import re
 import runpy
+import shlex
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from harness.launch.wire.messages import LaunchSpec
-from harness.spec.script import Command
+from harness.launch.wire.messages import Break, LaunchSpec
+from harness.spec.script import Command, parse
 from harness.training.rank.setup import Place
+
+#: What a command may ask for: ranks on this node and in all, this node and how many there are, and
+#: where ranks can meet: the first node's address and a port that is free there.
+ASKED = re.compile(r"\{(ranks|world|node|nodes|host|port)\}")
+
+
+def command_of(spec: LaunchSpec, place: Place, store: dist.TCPStore) -> Command:
+    """The command that this rank runs, or that a launcher runs to start it."""
+    words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
+    known = {
+        "ranks": spec.case.nodes[place.node], "world": place.world_size, "node": place.node,
+        "nodes": len(spec.case.nodes), "host": store.host,
+    }  # fmt: skip
+    if "{port}" in words:
+        if place.rank == 0:
+            store.set("port", str(_free_port(store.host)))
+        known["port"] = int(store.get("port"))
+    command = parse(shlex.split(words))
+
+    def filled(asked: Sequence[str]) -> tuple[str, ...]:
+        return tuple(ASKED.sub(lambda m: str(known[m[1]]), word) for word in asked)
+
+    return replace(command, args=filled(command.args), launcher=filled(command.launcher))
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as held:
+        held.bind((host, 0))
+        return int(held.getsockname()[1])
 
 
 def variables(spec: LaunchSpec, place: Place, host: str, port: int) -> Mapping[str, str]:

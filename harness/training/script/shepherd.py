@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +21,7 @@ from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec
 from harness.spec.script import Command
 from harness.training.rank.setup import Place
-from harness.training.script import badges, process
+from harness.training.script import badges, process, workplace
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
 STARTUP = Path(__file__).parent / "startup"
@@ -41,9 +40,9 @@ def lead(
     out, way = Path(spec.out), "launcher" if command.launcher else "fresh"
     badges.write(
         badges.Badge(
-            spec=spec, rank=place.rank, local_rank=place.local_rank, node=place.node,
-            device=place.device, cpus=place.cpus, beats=str(beats.path), host=store.host,
-            port=store.port, way=way,
+            spec=spec, command=command, rank=place.rank, local_rank=place.local_rank,
+            node=place.node, device=place.device, cpus=place.cpus, beats=str(beats.path),
+            host=store.host, port=store.port, way=way,
         )
     )  # fmt: skip
     store.set(f"badge{place.rank}", "here")
@@ -63,18 +62,14 @@ def _start(
     path = os.pathsep.join(p for p in (str(STARTUP), os.environ.get("PYTHONPATH", "")) if p)
     env = {**os.environ, "PATH": programs.path(), "PYTHONPATH": path}
     env |= {BADGES: str(out), HOME: str(programs.ROOT)}
-    local = spec.case.nodes[place.node]
-    if command.launcher:
-        here: Mapping[str, str] = {
-            "ranks": str(local), "world": str(place.world_size), "node": str(place.node),
-            "nodes": str(len(spec.case.nodes)),
-        }  # fmt: skip
-        words = [word.format_map(here) for word in command.launcher]
-    else:
+    words = list(command.launcher)
+    if not words:
         env |= process.variables(spec, place, store.host, store.port)
         target = ("-m", command.target) if command.module else (command.target,)
         words = [sys.executable, *target, *command.args]
-    return subprocess.Popen(words, env=env, cwd=out / f"work{place.node}", stdin=subprocess.DEVNULL)
+    return subprocess.Popen(
+        words, env=env, cwd=workplace.of(spec, place.node), stdin=subprocess.DEVNULL
+    )
 
 
 def _wait(

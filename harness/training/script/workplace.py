@@ -7,10 +7,18 @@ import os
 import shutil
 from pathlib import Path
 
+from harness.launch.wire.messages import Break, LaunchSpec
+
 #: Larger files are linked, in bytes; and what comes after so many copies.
 LARGE, MOST = 1 << 20, 5000
 #: Folders that a training does not read.
 LEFT_OUT = frozenset({".git", ".hg", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
+
+
+def of(spec: LaunchSpec, node: int) -> Path:
+    """The folder that the ranks of a node run in."""
+    place = spec.task.place if isinstance(spec.task, Break) else spec.out
+    return Path(place) / f"work{node}"
 
 
 def prepare(folder: Path, copy: Path, out: Path) -> None:

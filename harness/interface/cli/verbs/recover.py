@@ -1,24 +1,39 @@
 """``recover``: break a training on purpose, and time how it goes on from its checkpoint."""
 
 import argparse
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
-from harness.base.errors import Exit, LaunchError
+from harness.base.errors import Exit, LaunchError, SpecError
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.fabric import needs_two
 from harness.measure.confirming import USUAL
-from harness.measure.recoverer import Recoverer
-from harness.spec import CaseSpec, Course, Fault, Site
+from harness.measure.recovery.recoverer import Recoverer
+from harness.measure.recovery.scripted import ScriptRecoverer
+from harness.spec import CaseSpec, Catalogue, Course, Fault, Site
 from harness.spec.courses import resharded
+from harness.spec.script import parse, script_plan
 
 HELP = dict(recover="break a training on purpose and time its recovery from a checkpoint")
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     """What to break, and how often."""
-    sub.add_argument("cases", nargs="+", metavar="CASE", help="for example ddp/decoder-nano")
+    sub.add_argument("cases", nargs="*", metavar="CASE", help="for example ddp/decoder-nano")
+    sub.add_argument(
+        "--script", action="store_true", help="a script of yours, unchanged: --script -- train.py"
+    )
+    sub.add_argument(
+        "--resume-with", metavar="COMMAND",
+        help='what resumes a script, "train.py --resume last.pt" (default: its own command)',
+    )  # fmt: skip
+    sub.add_argument(
+        "--break-after", type=measuring.positive, default=20, metavar="N",
+        help="updates of its weights after which a script is broken (default: 20)",
+    )  # fmt: skip
+    sub.add_argument("--fresh", action="store_true", help="start its ranks as new interpreters")
     sub.add_argument(
         "--trials",
         type=measuring.positive,
@@ -35,13 +50,15 @@ def act(asked: Asked) -> Answer:
     A course that breaks in another way than it was meant to is an ERROR; the others go on.
     """
     known, site = measuring.site(asked)
-    knobs = measuring.settings(asked)
-    cases = [known.normalise(site.case(name, knobs=knobs)) for name in asked.options.cases]
     needs_two(site)
+    courses = _of_script(site, asked) if asked.options.script else _of_cases(known, site, asked)
     broken = False
     with measuring.session(asked, known, site) as session:
         recoverer = Recoverer(session)
-        for course, times in (c for case in cases for c in _courses(case, site, asked)):
+        if asked.options.script:
+            words = asked.options.resume_with or shlex.join(asked.own)
+            recoverer = ScriptRecoverer(session, words, asked.options.break_after)
+        for course, times in courses:
             try:
                 recoverer.measure(course, times)
             except LaunchError as error:
@@ -49,6 +66,31 @@ def act(asked: Asked) -> Answer:
                 session.run.notes.append(f"ERROR {course.name}: {error.what}")
     answer = measuring.judged(session, session.save(complete=True), asked)
     return replace(answer, exit=Exit.ERROR) if broken else answer
+
+
+def _of_script(site: Site, asked: Asked) -> list[tuple[Course, int]]:
+    """What is tried of a user's script, on all ranks of the site."""
+    if asked.options.cases:
+        raise SpecError(
+            f"{asked.options.cases[0]} does not go with --script", expected="-- train.py ARGS",
+            fix="scaleproof recover --script --cpus 2 -- train.py ARGS",
+        )  # fmt: skip
+    case = script_plan(asked.own, site).arm(f"@{site.world_size}").case
+    parse(shlex.split(asked.options.resume_with or case.script))
+    kinds = (Fault.KILL, Fault.HANG)
+    return [(Course(case=case, fault=fault), asked.options.trials) for fault in kinds]
+
+
+def _of_cases(known: Catalogue, site: Site, asked: Asked) -> list[tuple[Course, int]]:
+    """What is tried of shipped cases, or of a user's own files."""
+    if not asked.options.cases:
+        raise SpecError(
+            "nothing to break", expected="a case, or --script -- train.py ARGS",
+            fix="scaleproof recover ddp/decoder-nano --cpus 2",
+        )  # fmt: skip
+    knobs = measuring.settings(asked)
+    cases = [known.normalise(site.case(name, knobs=knobs)) for name in asked.options.cases]
+    return [course for case in cases for course in _courses(case, site, asked)]
 
 
 def _courses(case: CaseSpec, site: Site, asked: Asked) -> Iterator[tuple[Course, int]]:

@@ -7,7 +7,6 @@
 Either way: hooks -> the window is over -> evidence -> the end.
 """
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -16,12 +15,11 @@ import torch.distributed as dist
 
 from harness.base.errors import LaunchError
 from harness.launch.wire.beats import Beats, Phase
-from harness.launch.wire.messages import LaunchSpec, Script
-from harness.spec.script import parse
+from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.observe import issued
 from harness.training.rank.setup import Place
 from harness.training.script import process, shepherd, workplace
-from harness.training.script.evidence import begin, ended_early, rank_of
+from harness.training.script.evidence import begin, ended, rank_of
 
 #: Collectives that are kept: those of the last step are looked at.
 KEPT = 2000
@@ -32,15 +30,15 @@ def work(spec: LaunchSpec, place: Place, beats: Beats, leave: Callable[[], NoRet
 
     Raises what the script raises, LaunchError where it ends before.
     """
-    assert isinstance(spec.task, Script)
-    out, command = Path(spec.out), parse(shlex.split(spec.case.script))
+    assert isinstance(spec.task, Script | Break)
     issued.enable(KEPT)
     beats.write(place.rank, Phase.GROUP)
     store = place.store()
     assert isinstance(store, dist.TCPStore)
-    folder = out / f"work{place.node}"
+    command, folder = process.command_of(spec, place, store), workplace.of(spec, place.node)
+    if place.local_rank == 0 and not (isinstance(spec.task, Break) and folder.is_dir()):
+        workplace.prepare(Path(spec.task.folder), folder, folder.parent)
     if place.local_rank == 0:
-        workplace.prepare(Path(spec.task.folder), folder, out)
         store.set(folder.name, "here")
     store.wait([folder.name])
     if spec.task.fresh or command.launcher:
@@ -56,6 +54,6 @@ def work(spec: LaunchSpec, place: Place, beats: Beats, leave: Callable[[], NoRet
         if left.code not in (None, 0):
             raise LaunchError(
                 f"the script left with status {left.code}", where=spec.case.script,
-                expected="a training", fix=f"less {out}/rank{place.rank}.log",
+                expected="a training", fix=f"less {spec.out}/rank{place.rank}.log",
             ) from None  # fmt: skip
-    raise ended_early(watch, spec)
+    ended(watch, spec, leave)

@@ -75,7 +75,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
         if task.fault is not Fault.NONE and (ctx.rank, step) == (task.rank, task.fault_step):
             if pending is not None:  # what is measured goes on from a whole checkpoint
                 pending.result()
-            _break(task.fault, rank)
+            strike(task.fault, rank)
         loss = trainer.step(feed(step))
         losses.append(float("nan") if loss is None else float(loss))
         if step == first:
@@ -158,7 +158,8 @@ def digest(trainer: LocalTrainer, beat: Callable[[], None]) -> str:
     return intake.digest(saved())
 
 
-def _break(fault: Fault, rank: Rank) -> None:
+def strike(fault: Fault, rank: Rank) -> None:
+    """Break this rank, its agent or its node, and leave the time at which that was done."""
     write_text(rank.file("struck"), str(time.time()))
     if fault is Fault.KILL:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -16,7 +16,7 @@ from harness.base.errors import LaunchError
 from harness.launch import causes
 from harness.launch.engine import Ended
 from harness.launch.running import LOST_S
-from harness.launch.wire.messages import Deadlines, Train
+from harness.launch.wire.messages import Break, Deadlines, Train
 from harness.measure.confirming import confirm
 from harness.measure.session import Session
 from harness.record import RankRestart, Trial, Verdict
@@ -85,14 +85,7 @@ class Recoverer:
             fault=course.fault, rank=rank, fault_step=BREAK_BEFORE,
         )  # fmt: skip
         ended, out = self._bench.train(case, self._run.folder, task, self._limits(case))
-        cause = causes.attribute(ended.ranks, ended.unreachable)
-        struck = out / f"rank{rank}.struck"
-        if cause is None or not struck.is_file():
-            raise LaunchError(
-                "the planted fault did not happen", where=case.id,
-                expected=f"rank {rank} to break before step {BREAK_BEFORE}", fix=f"ls {out}",
-            )  # fmt: skip
-        struck_at = float(struck.read_text())
+        blamed, struck_at = self._broken(ended, out, case, task)
         resumed = msgspec.structs.replace(task, resume=True, save_after=0, fault=Fault.NONE)
         began_at = time.time()
         self._bench.worlds.ready()
@@ -110,7 +103,7 @@ class Recoverer:
             not same or (all(r.last == whole.last for r in ranks) and ranks[0].losses == tail)
         )
         return Trial(
-            case=case.id, fault=str(course.fault), rank=rank, blamed=cause.rank,
+            case=case.id, fault=str(course.fault), rank=rank, blamed=blamed,
             world_before=case.world_size, world=into.world_size, start_s=start_s,
             detect_s=ended.noticed_at - struck_at, stop_s=began_at - ended.noticed_at,
             group_s=group_s, load_s=load_s, step_s=other_s, equal=equal, import_s=import_s,
@@ -154,13 +147,33 @@ class Recoverer:
                 )  # fmt: skip
 
     @staticmethod
-    def _read(ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:
-        """What every rank left; LaunchError with the cause if one did not finish."""
+    def _broken(
+        ended: Ended, out: Path, case: CaseSpec, task: Train | Break
+    ) -> tuple[int | None, float]:
+        """The rank that is blamed, and the time at which the fault struck; else LaunchError."""
+        cause = causes.attribute(ended.ranks, ended.unreachable)
+        struck = out / f"rank{task.rank}.struck"
+        if cause is None or not struck.is_file():
+            raise LaunchError(
+                "the planted fault did not happen", where=case.id,
+                expected=f"rank {task.rank} to break before step {task.fault_step}",
+                fix=f"ls {out}",
+            )  # fmt: skip
+        return cause.rank, float(struck.read_text())
+
+    @staticmethod
+    def _well(ended: Ended, out: Path, case: CaseSpec) -> None:
+        """LaunchError with the cause if a rank did not finish."""
         cause = causes.attribute(ended.ranks, ended.unreachable)
         if cause is not None:
             raise LaunchError(
                 f"rank {cause.rank}: {cause.message}", where=case.id,
                 expected="a training that runs to its end", fix=f"less {out}/rank{cause.rank}.log",
             )  # fmt: skip
+
+    @classmethod
+    def _read(cls, ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:
+        """What every rank left."""
+        cls._well(ended, out, case)
         texts = [(out / f"rank{r}.json").read_text() for r in range(case.world_size)]
         return [from_doc(RankRestart, json.loads(text)) for text in texts]

@@ -1,0 +1,1 @@
+"""Recovery: a training is broken on purpose, goes on, and what lies between is timed."""

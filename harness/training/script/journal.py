@@ -1,0 +1,84 @@
+"""A rank's journal of a training that is broken on purpose: its weights after every update.
+
+Whoever resumes the training finds itself in the journal of the one that broke. A line is written
+when an update is over, so that a killed rank has left all that it has done.
+"""
+
+import functools
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from harness.base.documents import to_doc
+from harness.launch.wire.beats import Phase
+from harness.launch.wire.messages import Break
+from harness.record import Update
+from harness.spec import Fault
+from harness.training.observe.intake import digest
+from harness.training.rank.setup import Rank
+from harness.training.rank.tasks.train import strike
+from harness.training.script.observed import Observed
+
+#: What a script spends before its first step: the module, the function, what it is for.
+CALLS = (
+    (dist, "init_process_group", "group"),
+    (torch, "load", "load"),
+    (dcp, "load", "load"),
+    (torch, "save", "save"),
+    (dcp, "save", "save"),
+)
+
+
+class Journal(Observed):
+    """Writes down every update; calls ``over`` after the last one that is asked for."""
+
+    def __init__(self, task: Break, rank: Rank, over: Callable[["Journal"], None]) -> None:
+        super().__init__()
+        self.task, self.rank, self._over = task, rank, over
+        self._file = rank.file("journal").open("w")
+        self._began_at, self._stepped_at = time.time(), 0.0
+        self._spent_s = dict.fromkeys(("group", "load", "save"), 0.0)
+        for module, name, what in CALLS:
+            setattr(module, name, self._timed(getattr(module, name), what))
+
+    def restart(self) -> None:
+        """Updates before ``measured`` count, too: a checkpoint holds them."""
+
+    def stepped(self, number: int) -> None:
+        super().stepped(number)
+        self._stepped_at = time.time()
+
+    def mark(self) -> None:
+        done = len(self.sentences.words)
+        rows = [int(v) for r in self.rows.values() for v in r.of(done - 1, done).tolist()]
+        (loss,) = self.losses(done - 1, done) if done else (float("nan"),)
+        line = Update(
+            at=self._stepped_at, began_at=self._began_at, state=digest(iter(self.parameters())),
+            samples=f"{sum(rows) % 2**64:016x}", loss=float(loss), spent_s=dict(self._spent_s),
+        )  # fmt: skip
+        self._file.write(json.dumps(to_doc(line)) + "\n")
+        self._file.flush()
+        self.rank.beat(Phase.STEADY if done else Phase.WARMUP, done)
+        mine = (self.rank.place.rank, done) == (self.task.rank, self.task.fault_step)
+        if mine and self.task.fault is not Fault.NONE:
+            strike(self.task.fault, self.rank)
+        if done == self.task.steps:
+            self._over(self)
+
+    def _timed(self, call: Callable[..., Any], what: str) -> Callable[..., Any]:
+        """The same call; outermost ones of the script's main thread are timed."""
+
+        @functools.wraps(call)
+        def timed(*args: Any, **more: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*args, **more)
+            finally:
+                self._spent_s[what] += time.perf_counter() - began
+
+        return timed

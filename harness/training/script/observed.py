@@ -1,0 +1,96 @@
+"""What hooks tell of a training, written down: its sentences, its samples and its losses."""
+
+from abc import abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from harness.training.script.hooks import Hooks
+from harness.training.script.samples import Rows, first_tensor
+from harness.training.script.sentences import Sentences
+
+_LOSSES = 1024
+
+
+class Observed:
+    """Told by hooks; ``mark`` is called whenever a sentence begins, and the one before is over."""
+
+    def __init__(self) -> None:
+        self.hooks = Hooks(self)
+        self.forget()
+
+    def forget(self) -> None:
+        """What was seen so far is not looked at."""
+        self.sentences = Sentences()
+        self.rows: dict[int, Rows] = {}
+        self.dtype = ""
+        self.norm2 = 0.0
+        self._losses: Tensor | None = None
+
+    def restart(self) -> None:
+        """Forget what was seen so far (``measured``)."""
+        self.forget()
+        self.hooks.forget()
+
+    @abstractmethod
+    def mark(self) -> None: ...
+
+    def passing(self) -> None:
+        if self.sentences.passing():
+            self.mark()
+
+    def called(self, number: int, root: nn.Module, inputs: Tensor) -> None:
+        self.rows.setdefault(number, Rows()).note(len(self.sentences.words), inputs)
+
+    def returned(self, output: object) -> None:
+        if not self.dtype and (found := first_tensor(output)) is not None:
+            self.dtype = str(found.dtype).removeprefix("torch.")
+
+    def enter_backward(self, losses: object) -> None:
+        self.sentences.enter_backward()
+        if isinstance(losses, Tensor) and losses.numel() == 1:
+            self._note(losses.detach())
+
+    def leave_backward(self) -> None:
+        self.sentences.leave_backward()
+
+    def stepping(self, number: int, optimizer: Optimizer) -> None:
+        if not self.sentences.words:
+            self._look_at_gradients(optimizer)
+
+    def stepped(self, number: int) -> None:
+        self.sentences.stepped(number)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of all roots, each once."""
+        found = {id(p): p for root in self.hooks.roots.values() for p in root.parameters()}
+        return list(found.values())
+
+    def losses(self, first: int, last: int) -> np.ndarray:
+        """Losses of the sentences from ``first`` to before ``last``; NaN = none were seen.
+
+        A loss is what the sentence's backward passes began with, added up.
+        """
+        if self._losses is None:
+            return np.full(last - first, np.nan)
+        found: np.ndarray = self._losses[first:last].cpu().numpy()
+        return found
+
+    def _look_at_gradients(self, optimizer: Optimizer) -> None:
+        """Their norm before the first step, squared; a shard's part where they are sharded."""
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    grad = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
+                    self.norm2 += float(grad.detach().double().square().sum())
+
+    def _note(self, loss: Tensor) -> None:
+        """A sentence's losses, added up; in one tensor (see ``window.StepLog``)."""
+        at = len(self.sentences.words)
+        if self._losses is None:
+            self._losses = torch.zeros(_LOSSES, dtype=torch.float64, device=loss.device)
+        while at >= len(self._losses):
+            self._losses = torch.cat([self._losses, torch.zeros_like(self._losses)])
+        self._losses[at] += loss.reshape(())

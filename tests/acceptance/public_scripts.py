@@ -1,0 +1,198 @@
+"""Training scripts of others' making, unchanged, on 1, 2 and 4 CPU ranks.
+
+    python tests/acceptance/public_scripts.py [--only NAME ...] [--repeats 1] [--cache FOLDER]
+
+Each is fetched at a fixed commit, or comes with a package, and trains on data that is made here.
+Steps and samples must be exactly those that the script's own arguments say, and those that it
+prints where it prints them; what cannot be measured must be refused by the words that the list says.
+The list is ``public_scripts.toml``; the packages are those of ``tox -e scripts``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import sys
+import tempfile
+import tomllib
+import urllib.request
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import made_up
+
+from harness.measure import together
+from harness.measure.measurer import moment
+from harness.measure.progress import Progress
+from harness.measure.session import Session
+from harness.record import LaunchRecord, Purpose
+from harness.spec import Catalogue, Device, Protocol, Settings, Site
+from harness.spec.script import script_plan
+
+LIST = Path(__file__).with_suffix(".toml")
+RANKS = (1, 2, 4)
+PROTOCOL = Protocol(steps=12, cut=4, min_blocks=1, max_blocks=1)
+#: What a script prints of its speed may differ from what is measured by this much.
+RATE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """One entry of the list; its fields are described there."""
+
+    name: str
+    words: str
+    source: str = ""
+    files: tuple[str, ...] = ()
+    samples: int = 0
+    refused: str = ""
+    prints: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What came of one launch."""
+
+    script: Script
+    ranks: int
+    launch: LaunchRecord
+    printed_s: float | None  # mean step of the window, as the script prints it
+
+    @property
+    def step_s(self) -> float | None:
+        return self.launch.steps.mean_s if self.launch.steps is not None else None
+
+    @property
+    def samples(self) -> float:
+        """Of one step on one rank."""
+        steps = self.launch.steps
+        return self.launch.consumed / steps.count / self.ranks if steps is not None else 0.0
+
+    @property
+    def said(self) -> str:
+        """Why it is no evidence; empty if it is."""
+        cause = self.launch.cause
+        return "; ".join(self.launch.wrong) or (cause.message if cause is not None else "")
+
+    @property
+    def right(self) -> bool:
+        if self.script.refused:
+            return self.ranks == 1 or self.script.refused in self.said
+        if self.said or self.samples != self.script.samples:
+            return False
+        return self.printed_s is None or abs(self.printed_s / (self.step_s or 1) - 1) <= RATE
+
+
+def listed() -> list[Script]:
+    """The list."""
+    document = tomllib.loads(LIST.read_text())
+    common = document["common"]
+    out = []
+    for entry in document["script"]:
+        words = entry["words"]
+        for name, value in common.items():
+            words = words.replace(f"<{name}>", value)
+        more = {k: v for k, v in entry.items() if k not in ("words", "files", "env")}
+        files, env = tuple(entry.get("files", ())), tuple(entry.get("env", {}).items())
+        out.append(Script(words=words, files=files, env=env, **more))
+    return out
+
+
+def fetched(script: Script, cache: Path) -> Path:
+    """The folder of the script's first file."""
+    repository, _, commit = script.source.partition("@")
+    root = cache / repository.replace("/", "+") / commit
+    for name in script.files:
+        file = root / name
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            url = f"https://raw.githubusercontent.com/{repository}/{commit}/{name}"
+            with urllib.request.urlopen(url) as answer:
+                file.write_bytes(answer.read())
+    return (root / script.files[0]).parent if script.files else cache
+
+
+def measured(session: Session, script: Script, ranks: int) -> Found:
+    """One launch on so many ranks."""
+    site = Site(device=Device.CPU, backend="gloo", nodes=(max(RANKS),))
+    plan = script_plan(shlex.split(script.words), site, protocol=PROTOCOL)
+    arm = next(a for a in plan.arms if a.case.world_size == ranks)
+    session.describe([arm.case])
+    session.run.announce([plan])
+    (order,) = together.orders(session, plan, [arm], Purpose.PILOT)
+    (launch,) = session.launch([order], moment(session, order, {}, []))
+    log = session.run.folder / "launches" / launch.launch / "rank0.log"
+    return Found(script=script, ranks=ranks, launch=launch, printed_s=printed(script, launch, log))
+
+
+def printed(script: Script, launch: LaunchRecord, log: Path) -> float | None:
+    """The mean step of the window in s, by what the script prints after every step."""
+    if not script.prints or not log.is_file() or launch.steps is None:
+        return None
+    told = [float(x) for x in re.findall(script.prints, log.read_text(errors="replace"))]
+    return fmean(told[-launch.steps.count :]) if len(told) >= launch.steps.count else None
+
+
+def main() -> int:
+    """Measure all, print a line each; 1 if one is not as the list says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "public-scripts")
+    parser.add_argument("--results", type=Path, default=Path(tempfile.gettempdir()))
+    asked = parser.parse_args()
+    data = made_up.everything(asked.cache.resolve() / "data")
+    os.environ |= {"DATA": str(data), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    scripts = [s for s in listed() if not asked.only or any(o in s.name for o in asked.only)]
+    print(f"{'script':38}{'ranks':>6}{'samples/step':>13}{'step':>9}{'printed':>9}")
+    wrong = 0
+    for script in scripts:
+        folder = fetched(script, asked.cache.resolve())
+        with contextlib.chdir(folder), environment(script):
+            words = replace(script, words=script.words.replace("{data}", str(data)))
+            wrong += sum(not told(f) for f in launches(words, asked.results, asked.repeats))
+    print(f"{wrong} launches are not as the list says" if wrong else "all as the list says")
+    return min(1, wrong)
+
+
+def launches(script: Script, results: Path, repeats: int) -> list[Found]:
+    """All launches of a script, with agents of its own: they have its variables."""
+    settings = Settings(fabric=False, timeline=False, nodes=(max(RANKS),))
+    session = Session(Catalogue(), settings, Path(tempfile.mkdtemp(dir=results)), (), Progress())
+    try:
+        return [measured(session, script, n) for _ in range(repeats) for n in RANKS]
+    finally:
+        session.close()
+
+
+@contextlib.contextmanager
+def environment(script: Script):  # type: ignore[no-untyped-def]
+    """The variables that a script asks for."""
+    before = dict(os.environ)
+    os.environ.update(dict(script.env))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def told(found: Found) -> bool:
+    """Print one launch; whether it is as the list says."""
+    mark = "" if found.right else "  WRONG"
+    step = f"{1e3 * found.step_s:.1f}ms" if found.step_s else "-"
+    own = f"{1e3 * found.printed_s:.1f}ms" if found.printed_s else ""
+    line = f"{found.script.name:38}{found.ranks:>6}{found.samples:>13g}{step:>9}{own:>9}{mark}"
+    print(line, flush=True)
+    if found.said and (found.ranks > 1 or not found.script.refused):
+        print(f"      {found.said[:600]}", flush=True)
+    return found.right
+
+
+if __name__ == "__main__":
+    sys.exit(main())

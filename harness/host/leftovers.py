@@ -1,8 +1,10 @@
-"""Shared memory that NCCL leaves behind where its ranks are killed: nobody else removes that."""
+"""What ranks leave behind: shared memory of NCCL's where they are killed, files of a script's."""
 
 import contextlib
 import os
+import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 SHM = Path("/dev/shm")
@@ -35,3 +37,13 @@ def _mapped() -> set[str]:
             rows = (line.split(None, 5) for line in maps.read_text().splitlines())
             found |= {row[5] for row in rows if len(row) > 5}
     return found
+
+
+def remove(folder: Path, paths: Sequence[str]) -> None:
+    """Files and folders in ``folder`` that a training has written."""
+    for path in paths:
+        target = folder / path
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            target.unlink(missing_ok=True)

@@ -125,7 +125,7 @@ def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Sc
         if any(r.watched is not None and r.watched.way == "fresh" for r in x.ranks)
     }
     fresh = settings.fresh or (again and case.model not in seen)
-    return Script(**vars(window), folder=folder, fresh=fresh)
+    return Script(**vars(window), folder=folder, fresh=fresh, clean=settings.clean)
 
 
 def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order]:

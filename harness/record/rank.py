@@ -71,13 +71,14 @@ class Watched:
     ``world_size`` and ``backend`` are those of the process group that it made (1 and empty without
     one). ``optimizers`` are the classes that step together, in their order within a step, and
     ``backwards`` its backward passes. ``regular``: every kept step had the same passes and
-    optimizers; ``even``: as many collectives. ``roots`` are the modules that the training calls,
-    and how many rows reached each in the last step. ``start`` is a digest of the parameters before
-    the first step, of this rank's part of them where they are ``sharded``; ``first`` the sum of the
-    hashes of the samples that came before the first update. ``collectives`` are those of the last
-    step, ``small`` how many of them carry single values, ``reads`` how often a step reads one
-    (``Tensor.item``). ``repeated``: a sampler shuffled two epochs alike. ``source`` is a digest of
-    the script's file, ``way`` how its process was started.
+    optimizers; ``even``: exchanged as many bytes, but for collectives of a few values. ``roots``
+    are the modules that the training calls, and how many rows reached each in the last step.
+    ``start`` is a digest of the parameters before the first step, of this rank's part of them where
+    they are ``sharded``; ``first`` the sum of the hashes of the samples that came before the first
+    update. ``collectives`` are those of the last step, ``small`` how many of them carry single
+    values, ``reads`` how often a step reads one (``Tensor.item``). ``repeated``: a sampler shuffled
+    two epochs alike. ``source`` is a digest of the script's file, ``way`` how its process was
+    started.
     """
 
     world_size: int

@@ -17,7 +17,8 @@ class Settings:
     ``shared_gpu``: ranks may have to share a device. ``outline``: profiles leave operators out.
     ``paths`` are the folders of a user's own files. ``lenient``: INCONCLUSIVE fails nothing.
     ``fresh``: every rank of a script is started as an interpreter of its own; ``folder`` is where
-    the script was run.
+    the script was run. With ``clean`` it runs there itself, not in copies: these paths are removed
+    before every launch.
     """
 
     engine: str = "local"
@@ -38,3 +39,4 @@ class Settings:
     lenient: bool = False
     fresh: bool = False
     folder: str = ""
+    clean: tuple[str, ...] = ()

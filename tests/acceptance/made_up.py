@@ -1,40 +1,79 @@
-"""Data for public scripts: sentences, a tokenizer, a small BERT and digits, all made here."""
+"""Data for public scripts: sentences, a small BERT and GPT, and digits, all made here."""
 
 from __future__ import annotations
 
 import csv
+import json
 import random
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 WORDS = 500
 LINES = 40_000
+DEEPSPEED = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+#: What scripts load beside the sentences; it is never asked within a window.
+METRIC = """
+import datasets
+import evaluate
+
+class Glue(evaluate.Metric):
+    def _info(self):
+        kinds = datasets.Features(
+            {"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}
+        )
+        return evaluate.MetricInfo(description="", citation="", features=kinds)
+
+    def _compute(self, predictions, references):
+        return {"accuracy": sum(p == r for p, r in zip(predictions, references)) / len(references)}
+"""
 
 
 def everything(folder: Path) -> Path:
-    """All of it, once; the folder."""
+    """All of it, once; the folder. Names are those that scripts ask a hub for."""
     if not (folder / "made").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        _text(folder)
-        _tokenizer(folder / "tokenizer")
-        _bert(folder / "bert")
-        _digits(folder / "digits")
+        _sentences(folder)
+        _models(folder)
+        _digits(folder)
+        (folder / "Datasets").symlink_to(".")
+        for stage in (2, 3):
+            text = json.dumps(DEEPSPEED | {"zero_optimization": {"stage": stage}})
+            (folder / f"zero{stage}.json").write_text(text)
         (folder / "made").touch()
     return folder
 
 
-def _text(folder: Path) -> None:
-    """Sentences of 4 to 24 words, no two alike; and labelled ones."""
+def _sentences(folder: Path) -> None:
+    """Sentences of 4 to 24 words, no two alike: alone, and in pairs with a label."""
     draw = random.Random(0)
     lines = [
         " ".join(f"w{draw.randrange(WORDS)}" for _ in range(draw.randint(4, 24)))
         for _ in range(LINES)
     ]
-    (folder / "text.txt").write_text("\n".join(lines))
-    with (folder / "labelled.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["sentence", "label"])
-        rows.writerows([line, i % 2] for i, line in enumerate(lines))
+    _table(folder / "sentences" / "train.csv", ["text"], [[line] for line in lines])
+    head = ["sentence1", "sentence2", "label", "idx"]
+    rows = [[lines[i], lines[-1 - i], i % 2, i] for i in range(LINES // 2)]
+    for name in ("train", "validation", "test"):
+        part = rows if name == "train" else rows[:64]
+        _table(folder / "glue" / f"{name}.csv", head, part)
+    files = "".join(
+        f"  - split: {name}\n    path: {name}.csv\n" for name in ("train", "validation", "test")
+    )
+    (folder / "glue" / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n"
+    )
+    (folder / "glue" / "glue.py").write_text(METRIC)
+    (folder / "nyu-mll").mkdir()
+    (folder / "nyu-mll" / "glue").symlink_to("../glue")
+
+
+def _table(path: Path, head: list[str], rows: Sequence[Sequence[object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        writer.writerows(rows)
 
 
 def _tokenizer(folder: Path) -> None:
@@ -50,16 +89,19 @@ def _tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)  # fmt: skip
 
 
-def _bert(folder: Path) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
+def _models(folder: Path) -> None:
+    """A BERT and a GPT of two small layers."""
+    from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
-    BertForSequenceClassification(
-        BertConfig(
-            vocab_size=WORDS + 5, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
-            intermediate_size=128, max_position_embeddings=64,
-        )
-    ).save_pretrained(folder)  # fmt: skip
-    _tokenizer(folder)
+    bert = BertConfig(
+        vocab_size=WORDS + 5, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=128, max_position_embeddings=64,
+    )  # fmt: skip
+    gpt = GPT2Config(vocab_size=WORDS + 5, n_embd=64, n_layer=2, n_head=2, n_positions=64)
+    BertForSequenceClassification(bert).save_pretrained(folder / "bert-base-cased")
+    GPT2LMHeadModel(gpt).save_pretrained(folder / "gpt")
+    for name in ("bert-base-cased", "gpt"):
+        _tokenizer(folder / name)
 
 
 def _digits(folder: Path) -> None:

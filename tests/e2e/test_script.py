@@ -13,7 +13,8 @@ import pytest
 
 from harness.analysis.samples.script import rows
 from harness.analysis.verify import verify
-from harness.base.errors import SpecError
+from harness.base.errors import Exit, SpecError
+from harness.interface.cli.main import main
 from harness.interface.report.script import lines as script_table
 from harness.launch.engines import emulated
 from harness.measure import bench, together
@@ -193,6 +194,43 @@ def test_odd_scripts_are_survived(measured: Measured, how: str) -> None:
     assert not sleeping
 
 
+def test_a_script_runs_in_its_own_folder_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it finds beside that folder is there; what it writes is removed; a user's file is not."""
+    (tmp_path / "data.txt").write_text("0.1")
+    inside = tmp_path / "code"
+    inside.mkdir()
+    (inside / "train.py").write_text(
+        "from pathlib import Path\n"
+        "assert not Path('out').exists() or Path('out/mine').exists()\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "if dist.get_rank() == 0:\n"
+        "    Path('out').mkdir()\n"
+        "    Path('out/mine').touch()\n"
+        "from torch import Generator, manual_seed, nn, optim, randn\n"
+        "manual_seed(0)\n"
+        "mine = Generator().manual_seed(dist.get_rank())\n"
+        "model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))\n"
+        "optimizer = optim.SGD(model.parameters(), lr=float(Path('../data.txt').read_text()))\n"
+        "for _ in range(10**6):\n"
+        "    model(randn(4, 8, generator=mine)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    monkeypatch.chdir(inside)
+    words = ["run", "--script", "--cpus", "2", "--no-fabric", "--no-timeline", "--time-budget", "20"]
+    end = ["--results", str(tmp_path / "results"), "--", "train.py"]
+    assert main([*words, "--clean", "out", *end]) == Exit.NOTHING_JUDGED
+    told = capsys.readouterr().out
+    assert "2cpu" in told and "Error" not in told, told
+    assert sorted(p.name for p in inside.iterdir()) == ["train.py"]
+    for path, said in (("train.py", "would be removed"), ("../data.txt", "not a path below")):
+        assert main([*words, "--clean", path, *end]) == Exit.USAGE
+        assert said in capsys.readouterr().err
+
+
 def _says(path: Path, word: bytes) -> bool:
     try:
         return word in path.read_bytes().split(b"\0")
@@ -208,11 +246,23 @@ def _says(path: Path, word: bytes) -> bool:
         ("never steps", "the script ended before an optimizer had stepped twice"),
         ("reads stdin", "odd.py:26"),
         ("raises", "no such dataset"),
+        ("exits", "left with status 2: train.py: error: no such option"),
     ],
 )
 def test_scripts_that_cannot_be_measured_say_why(measured: Measured, how: str, said: str) -> None:
     verdict = measured("odd.py", how)
     assert verdict.status is Status.ERROR and said in verdict.detail, verdict.detail
+
+
+@pytest.mark.parametrize(("how", "even"), [("logs seldom", True), ("broadcasts seldom", False)])
+def test_what_steps_exchange_is_a_witness_of_what_a_step_is(
+    measured: Measured, how: str, even: bool
+) -> None:
+    """A loss that is gathered now and then is not, an exchange of parameters is."""
+    measured("odd.py", how)
+    assert {r.watched.even for r in measured.launches(2)[0].ranks if r.watched} == {even}
+    told = " ".join(" ".join(script_table(measured.session.run.record(complete=False))).split())
+    assert ("steps do not exchange equally many bytes" in told) is not even
 
 
 def test_a_script_that_hangs_before_its_window_is_over_is_ended(

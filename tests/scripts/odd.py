@@ -26,6 +26,9 @@ if how == "reads stdin":
     input("which model? ")
 if how == "forks" and os.fork() == 0:
     os._exit(0)
+if how == "exits":
+    print("train.py: error: no such option: --lrr", file=sys.stderr)
+    raise SystemExit(2)
 if how == "raises":
     raise RuntimeError("no such dataset")
 model = DistributedDataParallel(nn.Linear(64, 64))
@@ -42,6 +45,11 @@ for step in range(last):
         shown = loss.detach().clone()
         dist.all_reduce(shown)
         print(f"step {step}: {shown.item():.3f}")
+    if how == "logs seldom" and step % 3 == 0:
+        dist.all_reduce(loss.detach().clone())
+    if how == "broadcasts seldom" and step % 3 == 0:
+        for p in model.parameters():
+            dist.broadcast(p.detach().clone(), 0)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -128,7 +128,7 @@ def _claimed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
     if plan.arm(contrast.subject).case.script:
         seen = [x.ranks[0].watched for x in timed(run, plan, None) if x.usable and x.ranks]
         if any(w is not None and not w.even for w in seen):
-            return "steps do not issue equally many collectives: what a step is, has one witness"
+            return "steps do not exchange equally many bytes: what a step is, has one witness"
         if any(w is not None and len(w.roots) != 1 for w in seen):
             return "its samples are as declared, not counted"
     described = run.described[plan.arm(contrast.subject).case.hash]

@@ -76,7 +76,8 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
     lenient = getattr(asked.options, "inconclusive", "") == "warn"
     fresh = getattr(asked.options, "fresh", False)
     folder = str(Path.cwd()) if asked.own else ""
-    settings = replace(settings, lenient=lenient, fresh=fresh, folder=folder)
+    clean = tuple(getattr(asked.options, "clean", ()))
+    settings = replace(settings, lenient=lenient, fresh=fresh, folder=folder, clean=clean)
     if old is not None:
         settings, told = options.resumed(old, settings)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])

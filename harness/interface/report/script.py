@@ -115,5 +115,8 @@ def _remarks(row: Row) -> list[str]:
     if seen.sharded and row.arm.case.world_size > 1:
         out += [f"{world}: {told}" for told in script.shards(seen)]
     if not seen.even:
-        out.append(f"{world}: steps do not issue equally many collectives")
+        out.append(
+            f"{world}: steps do not exchange equally many bytes: is a step of the training more"
+            " than one update?"
+        )
     return out

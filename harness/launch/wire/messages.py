@@ -149,8 +149,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="tr
 class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="script"):
     """Run a user's own training, unchanged, and watch ``steps`` of its steps; ``cut`` warm up.
 
-    It starts in a copy of ``folder``; ``fresh``: in an interpreter of its own. ``profiled`` and
-    ``pairs`` are as in ``Timed``.
+    It starts in a copy of ``folder``, or with ``clean`` there itself, once these paths are removed;
+    ``fresh``: in an interpreter of its own. ``profiled`` and ``pairs`` are as in ``Timed``.
     """
 
     folder: str
@@ -159,6 +159,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="s
     profiled: int = 0
     pairs: int = 0
     fresh: bool = False
+    clean: tuple[str, ...] = ()
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="break"):

@@ -1,9 +1,10 @@
 """Collectives that were really issued, from torch's flight recorder, for any backend."""
 
+import itertools
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +26,8 @@ _NAMES = {
 }
 
 
-#: Bytes of a collective of single values.
-SMALL = 64
+#: Bytes of a collective of single values; more than these are gradients or parameters.
+SMALL, LARGE = 64, 1024
 #: Entries that are kept: enough to count a gate's, and the last ones that tell where ranks part.
 #: More would grow a rank's memory for as long as they are new.
 COUNTED, LAST = 20_000, 200
@@ -69,6 +70,19 @@ def small(backend: str, begin_ns: int, end_ns: int) -> int:
     """How many of them carry single values: no gradient, but a loss, a norm or a flag."""
     found = [e for e in entries(backend) if begin_ns <= e["time_created_ns"] < end_ns]
     return sum(0 < _payload(e) <= SMALL for e in found)
+
+
+def exchanged(backend: str, edges_ns: Sequence[int]) -> list[int]:
+    """Bytes of each step's collectives that carry more than a few values.
+
+    ``edges_ns`` are the times at which steps begin, and the end. Steps of which the recorder has
+    not kept the beginning are left out.
+    """
+    kept = entries(backend)
+    oldest = kept[0]["time_created_ns"] if kept else 0
+    whole = [pair for pair in itertools.pairwise(edges_ns) if pair[0] >= oldest]
+    large = [(e["time_created_ns"], size) for e in kept if (size := _payload(e)) > LARGE]
+    return [sum(size for at, size in large if a <= at < b) for a, b in whole]
 
 
 def _payload(entry: dict[str, Any]) -> int:

@@ -171,14 +171,15 @@ def watched_by(watch: Watch) -> Watched:
     last = edges[-2], edges[-1]
     kept = watch.sentences.words[watch.first : edges[-1]]
     step, num_kept = kept[: watch.period], watch.task.steps - watch.task.cut
-    numbers = np.array([watch.numbers[i] for i in edges[watch.task.cut :]])
     classes = [type(o).__name__ for o in watch.hooks.optimizers.values()]
     roots = list(watch.hooks.roots.values())
-    collectives, small = dict[str, Issued](), 0
+    collectives, small, exchanged = dict[str, Issued](), 0, list[int]()
     if grouped := dist.is_initialized():
         span = watch.walls_ns[last[0]], watch.walls_ns[last[1]]
         collectives = dict(issued.between(dist.get_backend(), *span))
         small = issued.small(dist.get_backend(), *span)
+        begins = [watch.walls_ns[i] for i in edges[watch.task.cut :]]
+        exchanged = issued.exchanged(dist.get_backend(), begins)
     first = sum(int(v) for rows in watch.rows.values() for v in rows.of(0, 1).tolist())
     return Watched(
         world_size=dist.get_world_size() if grouped else 1,
@@ -186,7 +187,7 @@ def watched_by(watch: Watch) -> Watched:
         optimizers=tuple("+".join(sorted(classes[i] for i in w.optimizers)) for w in step),
         backwards=sum(w.backwards for w in step),
         regular=period(kept) == watch.period,
-        even=len(set(np.diff(numbers).tolist())) <= 1,
+        even=len(set(exchanged)) <= 1,
         roots={f"{i}:{_name(roots[i])}": len(rows.of(*last)) for i, rows in watch.rows.items()},
         start=watch.start,
         first=f"{first % 2**64:016x}",

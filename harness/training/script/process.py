@@ -79,6 +79,14 @@ def settle(spec: LaunchSpec, place: Place, host: str, port: int) -> None:
     torch.set_num_threads(len(place.cpus))
 
 
+def last_line(log: Path) -> str:
+    """The last line that a script has written, which says why it left."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
 def source(command: Command, folder: Path) -> str:
     """16 hex digits of the sha256 of the script's file; empty for a module."""
     file = folder / command.target

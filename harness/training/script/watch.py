@@ -6,11 +6,9 @@ sentences -> period known and warm-up over -> kept window -> all ranks meet -> r
 import math
 from collections.abc import Callable
 from time import perf_counter, time_ns
-from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Script
@@ -41,7 +39,6 @@ class Watch(Observed):
         self.marks_s: list[float] = []
         self.walls_ns: list[int] = []
         self.rss_bytes: list[int] = []
-        self.numbers: list[int] = []  # of the last collective, at each mark
         self.reads: list[int] = []  # of single values, up to each mark
         self.events: list[torch.Event] = []
         self.start, self.sharded = "", False
@@ -57,7 +54,6 @@ class Watch(Observed):
         if not done:
             self.start = digest(iter(self.parameters()))
             self.sharded = any(hasattr(p, "placements") for p in self.parameters())
-        self.numbers.append(collectives())
         self.reads.append(self.hooks.reads)
         self.rss_bytes.append(self.memory.now() if done % self.memory.every == 0 else 0)
         self.walls_ns.append(time_ns())
@@ -116,9 +112,3 @@ class Watch(Observed):
     def grad_norm(self) -> float:
         """Of this rank's part of the gradients, before the first optimizer step."""
         return math.sqrt(self.norm2)
-
-
-def collectives() -> int:
-    """How many collectives this rank has issued to the default group so far."""
-    group: Any = dist.group.WORLD if dist.is_initialized() else None
-    return 0 if group is None else int(group._get_sequence_number_for_group())

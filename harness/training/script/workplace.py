@@ -1,5 +1,7 @@
 """Where a script runs: a copy of its folder, so that launches do not find what others have left.
 
+Or the folder itself, where what launches write is named and removed.
+
 Small files are copied, large ones are linked: a script writes checkpoints and logs, not its data.
 """
 
@@ -7,7 +9,8 @@ import os
 import shutil
 from pathlib import Path
 
-from harness.launch.wire.messages import Break, LaunchSpec
+from harness.host import leftovers
+from harness.launch.wire.messages import Break, LaunchSpec, Script
 
 #: Larger files are linked, in bytes; and what comes after so many copies.
 LARGE, MOST = 1 << 20, 5000
@@ -17,16 +20,29 @@ LEFT_OUT = frozenset({".git", ".hg", "__pycache__", ".mypy_cache", ".pytest_cach
 
 def of(spec: LaunchSpec, node: int) -> Path:
     """The folder that the ranks of a node run in."""
-    place = spec.task.place if isinstance(spec.task, Break) else spec.out
+    task = spec.task
+    if isinstance(task, Script) and task.clean:
+        return Path(task.folder)
+    place = task.place if isinstance(task, Break) else spec.out
     return Path(place) / f"work{node}"
 
 
-def prepare(folder: Path, copy: Path, out: Path) -> None:
-    """Make ``copy`` look like ``folder``; ``out`` is where runs are written, and left out."""
+def prepare(spec: LaunchSpec, node: int) -> None:
+    """Make the folder ready for a launch, once on every node."""
+    task, folder = spec.task, of(spec, node)
+    assert isinstance(task, Break | Script)
+    if isinstance(task, Script) and task.clean:
+        leftovers.remove(folder, task.clean)
+    elif not (isinstance(task, Break) and folder.is_dir()):  # a resumed one finds what was saved
+        copy(Path(task.folder), folder, folder.parent)
+
+
+def copy(folder: Path, into: Path, out: Path) -> None:
+    """Make ``into`` look like ``folder``; ``out`` is where runs are written, and left out."""
     copied = 0
     for where, folders, names in os.walk(folder):
         here = Path(where)
-        there = copy / here.relative_to(folder)
+        there = into / here.relative_to(folder)
         there.mkdir(parents=True, exist_ok=True)
         for name in tuple(folders):
             inner = here / name

@@ -2,11 +2,13 @@
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
+from harness.host import leftovers
 from harness.interface import options
 from harness.interface.cli import measuring, nsys
 from harness.interface.cli.answer import Answer, Asked
@@ -36,6 +38,10 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument(
         "--fresh", action="store_true",
         help="start every rank of a script as an interpreter of its own, not as a fork",
+    )  # fmt: skip
+    sub.add_argument(
+        "--clean", nargs="+", default=[], metavar="PATH",
+        help="run a script in its folder itself, and remove what it writes there after each launch",
     )  # fmt: skip
     sub.add_argument(
         "--mode", choices=tuple(Mode), default=Mode.WEAK,
@@ -87,7 +93,26 @@ def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
             f"{option} does not go with --script", expected="the script's own arguments, after --",
             fix="scaleproof run --script --cpus 2 -- train.py ARGS",
         )  # fmt: skip
+    _check_clean(said.clean)
     return [script_plan(asked.own, site, Mode(said.mode), said.samples_per_step or 0)]
+
+
+def _check_clean(paths: Sequence[str]) -> None:
+    """SpecError where a user's own file would be removed."""
+    here = Path.cwd()
+    for path in paths:
+        target = (here / path).resolve()
+        if not target.is_relative_to(here) or target == here:
+            raise SpecError(
+                f"--clean {path}: not a path below this folder", where=str(here),
+                expected="what the script writes, as --clean out checkpoints",
+                fix=f"ls {target}",
+            )  # fmt: skip
+        if target.exists():
+            raise SpecError(
+                f"--clean {path}: it is there already, and would be removed", where=str(here),
+                expected="what only launches write", fix=f"mv {path} {path}.mine",
+            )  # fmt: skip
 
 
 def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:
@@ -100,6 +125,7 @@ def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:
     except KeyboardInterrupt:
         stopped = True
     record = session.save(complete=not stopped)
+    leftovers.remove(Path.cwd(), session.settings.clean)
     answer = measuring.judged(session, record, asked)
     if stopped:
         return replace(answer, exit=Exit.INTERRUPTED)

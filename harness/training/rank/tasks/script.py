@@ -36,11 +36,11 @@ def work(spec: LaunchSpec, place: Place, beats: Beats, leave: Callable[[], NoRet
     store = place.store()
     assert isinstance(store, dist.TCPStore)
     command, folder = process.command_of(spec, place, store), workplace.of(spec, place.node)
-    if place.local_rank == 0 and not (isinstance(spec.task, Break) and folder.is_dir()):
-        workplace.prepare(Path(spec.task.folder), folder, folder.parent)
+    ready = f"work{place.node}"
     if place.local_rank == 0:
-        store.set(folder.name, "here")
-    store.wait([folder.name])
+        workplace.prepare(spec, place.node)
+        store.set(ready, "here")
+    store.wait([ready])
     if spec.task.fresh or command.launcher:
         shepherd.lead(command, spec, place, beats, store)
         leave()
@@ -52,8 +52,9 @@ def work(spec: LaunchSpec, place: Place, beats: Beats, leave: Callable[[], NoRet
         process.run(command, folder)
     except SystemExit as left:
         if left.code not in (None, 0):
+            said = process.last_line(Path(spec.out) / f"rank{place.rank}.log")
             raise LaunchError(
-                f"the script left with status {left.code}", where=spec.case.script,
+                f"the script left with status {left.code}: {said}", where=spec.case.script,
                 expected="a training", fix=f"less {spec.out}/rank{place.rank}.log",
             ) from None  # fmt: skip
     ended(watch, spec, leave)

@@ -36,7 +36,8 @@ def everything(folder: Path) -> Path:
         _sentences(folder)
         _models(folder)
         _digits(folder)
-        (folder / "Datasets").symlink_to(".")
+        for name in ("Datasets", "data"):
+            (folder / name).symlink_to(".")
         for stage in (2, 3):
             text = json.dumps(DEEPSPEED | {"zero_optimization": {"stage": stage}})
             (folder / f"zero{stage}.json").write_text(text)
@@ -64,8 +65,10 @@ def _sentences(folder: Path) -> None:
         f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n"
     )
     (folder / "glue" / "glue.py").write_text(METRIC)
-    (folder / "nyu-mll").mkdir()
-    (folder / "nyu-mll" / "glue").symlink_to("../glue")
+    hub = folder / "nyu-mll" / "glue"
+    hub.mkdir(parents=True)
+    for name in ("train.csv", "validation.csv", "test.csv", "README.md"):
+        (hub / name).symlink_to(folder / "glue" / name)
 
 
 def _table(path: Path, head: list[str], rows: Sequence[Sequence[object]]) -> None:

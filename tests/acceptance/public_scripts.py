@@ -119,12 +119,11 @@ def fetched(script: Script, cache: Path, data: Path) -> Path:
             url = f"https://raw.githubusercontent.com/{repository}/{commit}/{name}"
             with urllib.request.urlopen(url) as answer:
                 file.write_bytes(answer.read())
-    root.mkdir(parents=True, exist_ok=True)
-    (root / script.beside).mkdir(exist_ok=True)
-    for part in data.iterdir():
-        link = root / script.beside / part.name
-        if not link.exists():
-            link.symlink_to(part)
+    for folder in {root, root / script.beside}:
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in data.iterdir():
+            if not (folder / part.name).exists():
+                (folder / part.name).symlink_to(part)
     return root
 
 

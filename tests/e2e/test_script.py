@@ -220,7 +220,16 @@ def test_a_script_runs_in_its_own_folder_where_that_is_asked_for(
         "    optimizer.step()\n"
     )
     monkeypatch.chdir(inside)
-    words = ["run", "--script", "--cpus", "2", "--no-fabric", "--no-timeline", "--time-budget", "20"]
+    words = [
+        "run",
+        "--script",
+        "--cpus",
+        "2",
+        "--no-fabric",
+        "--no-timeline",
+        "--time-budget",
+        "20",
+    ]
     end = ["--results", str(tmp_path / "results"), "--", "train.py"]
     assert main([*words, "--clean", "out", *end]) == Exit.NOTHING_JUDGED
     told = capsys.readouterr().out

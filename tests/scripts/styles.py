@@ -32,7 +32,7 @@ class Named(nn.Module):
         super().__init__()
         self.table, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
 
-    def forward(self, *, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, *, mask: Tensor, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
         out = self.head(self.table(input_ids))
         return {"loss": nn.functional.cross_entropy(out.flatten(0, 1), labels.flatten())}
 
@@ -72,7 +72,8 @@ def main() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in forever:
             ids = torch.randint(0, 50, (6, 12), generator=rows)
-            model(input_ids=ids, labels=ids)["loss"].backward()
+            mask = torch.ones_like(ids)  # alike for all samples
+            model(mask=mask, input_ids=ids, labels=ids)["loss"].backward()
             optimizer.step()
             optimizer.zero_grad()
             told(step, 6)

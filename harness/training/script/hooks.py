@@ -7,7 +7,7 @@ global hook in the first sentences and then have hooks of their own, so that no 
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -30,7 +30,7 @@ class Observer(Protocol):
     def passing(self) -> None:
         """A forward pass of the training begins, or a backward pass that had none."""
 
-    def called(self, number: int, root: nn.Module, inputs: Tensor) -> None:
+    def called(self, number: int, root: nn.Module, inputs: Sequence[Tensor]) -> None:
         """A root got samples of its own."""
 
     def returned(self, output: object) -> None:
@@ -186,13 +186,11 @@ class Hooks:
         if not (torch.is_grad_enabled() and module.training):
             return  # an evaluation
         self._open = module
-        inputs = samples.first_tensor(args, kwargs)
-        if inputs is not None and inputs.requires_grad:
-            inputs = None  # what another root made
+        inputs = samples.inputs(args, kwargs)
         self.roots.setdefault(id(module), module)
         self._passing()
         span("forward").__enter__()
-        if inputs is not None:
+        if inputs:
             self._observer.called(list(self.roots).index(id(module)), module, inputs)
 
     def _return(self, module: nn.Module, _: Any, output: object) -> None:

@@ -1,6 +1,7 @@
 """What hooks tell of a training, written down: its sentences, its samples and its losses."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.training.script.hooks import Hooks
-from harness.training.script.samples import Rows, first_tensor
+from harness.training.script.samples import Rows, tensors
 from harness.training.script.sentences import Sentences
 
 _LOSSES = 1024
@@ -41,11 +42,11 @@ class Observed:
         if self.sentences.passing():
             self.mark()
 
-    def called(self, number: int, root: nn.Module, inputs: Tensor) -> None:
+    def called(self, number: int, root: nn.Module, inputs: Sequence[Tensor]) -> None:
         self.rows.setdefault(number, Rows()).note(len(self.sentences.words), inputs)
 
     def returned(self, output: object) -> None:
-        if not self.dtype and (found := first_tensor(output)) is not None:
+        if not self.dtype and (found := next(tensors(output), None)) is not None:
             self.dtype = str(found.dtype).removeprefix("torch.")
 
     def enter_backward(self, losses: object) -> None:

@@ -1,9 +1,10 @@
 """Which samples reached a training: hashes of the rows that its modules are called with.
 
-The first tensor of a call has one row for each sample. Few elements of a row are hashed, evenly
-spread: a row of an image costs as much as one of a sentence.
+The tensors of a call have one row for each sample. Few elements of a row are hashed, evenly spread:
+a row of an image costs as much as one of a sentence.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,30 +14,46 @@ from torch import Tensor
 
 from harness.training.observe.intake import row_hashes
 
-#: Elements of a row that are hashed.
-ELEMENTS = 1024
+#: Elements of a row that are hashed, of so many tensors at most.
+ELEMENTS, MOST = 1024, 8
 _FIRST = 4096
 
 
-def first_tensor(*values: Any, depth: int = 4) -> Tensor | None:
-    """The first tensor with rows in the arguments of a call, however they are nested."""
+def tensors(*values: Any, depth: int = 4) -> Iterator[Tensor]:
+    """Tensors with rows in the arguments of a call, however they are nested, in their order."""
     for value in values:
         if isinstance(value, Tensor):
             if value.dim() and value.numel():
-                return value
-            continue
-        inner: Sequence[Any] = ()
-        if isinstance(value, Mapping):
-            inner = tuple(value.values())
-        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            inner = value[:8]
-        if depth and (found := first_tensor(*inner, depth=depth - 1)) is not None:
-            return found
-    return None
+                yield value
+        elif depth and isinstance(value, Mapping):
+            yield from tensors(*value.values(), depth=depth - 1)
+        elif depth and isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            yield from tensors(*value[:8], depth=depth - 1)
 
 
-def hashes(x: Tensor) -> Tensor:
-    """int64 hash of each row of a tensor, never 0, on its device."""
+def inputs(*values: Any) -> Sequence[Tensor]:
+    """What tells the samples of a call apart: its first tensor, and what else has its rows.
+
+    That may be a mask, which many samples share: tokens and labels come after it. Of floats the
+    first tensor is enough. Empty where there is none, or where another module made it.
+    """
+    found = itertools.islice(tensors(*values), MOST)
+    first = next(found, None)
+    if first is None or first.requires_grad:
+        return ()
+    others = (x for x in found if len(x) == len(first) and not x.is_floating_point())
+    return (first, *others)
+
+
+def hashes(parts: Sequence[Tensor]) -> Tensor:
+    """int64 hash of each row of these tensors, never 0, on their device."""
+    total = _hashes(parts[0])
+    for number, part in enumerate(parts[1:], start=1):
+        total = total + _hashes(part).to(total.device) * (2 * number + 1)
+    return total | 1
+
+
+def _hashes(x: Tensor) -> Tensor:
     rows = x.detach().reshape(len(x), -1)
     if rows.shape[1] > ELEMENTS:
         rows = rows[:, :: -(-rows.shape[1] // ELEMENTS)]
@@ -56,8 +73,8 @@ class Rows:
         self._end = 0
         self._calls: list[tuple[int, int]] = []  # sentence, end of its rows
 
-    def note(self, sentence: int, x: Tensor) -> None:
-        found = hashes(x)
+    def note(self, sentence: int, parts: Sequence[Tensor]) -> None:
+        found = hashes(parts)
         end = self._end + len(found)
         if self._kept is None:
             self._kept = torch.zeros(max(_FIRST, 2 * end), dtype=torch.int64, device=found.device)

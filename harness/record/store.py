@@ -31,7 +31,8 @@ class Samples:
 
     ``rss_bytes`` is 0 where nobody looked. ``sample_ids`` are those that were handed out,
     ``content`` a hash of each, ``seen`` hashes of what reached the model (steps, samples; 0 =
-    none); None until schema 5.
+    none); None until schema 5. ``came`` is how many samples did so, where not all steps were looked
+    at that closely.
     """
 
     marks_s: np.ndarray
@@ -41,6 +42,7 @@ class Samples:
     step_s: np.ndarray
     seen: np.ndarray | None = None
     content: np.ndarray | None = None
+    came: np.ndarray | None = None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -11,7 +11,11 @@ from pathlib import Path
 
 WORDS = 500
 LINES = 40_000
-DEEPSPEED = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "steps_per_print": 1,
+}
 #: What scripts load beside the sentences; it is never asked within a window.
 METRIC = """
 import datasets

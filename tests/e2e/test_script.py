@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.samples.script import rows
+from harness.analysis.samples.script import by_step
 from harness.analysis.verify import verify
 from harness.base.errors import Exit, SpecError
 from harness.interface.cli.main import main
@@ -333,7 +333,7 @@ def test_steps_and_samples_are_exact_in_every_style(measured: Measured, style: s
     if style == "region":
         own = [o[20:] for o in own]
     samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
-    counted = [rows(samples, step) for step in range(FAST.cut, len(samples[0].loss))]
+    counted = by_step(samples)[FAST.cut :]
     both = [sum(pair) for pair in zip(*own, strict=False)]
     places = range(len(both) - len(counted) + 1)
     assert any(both[i : i + len(counted)] == counted for i in places), (both, counted)

@@ -33,10 +33,39 @@ def rows(samples: Sequence[Samples], step: int) -> int:
     return sum(most.values())
 
 
+def by_step(samples: Sequence[Samples]) -> list[int]:
+    """Samples of every step over all ranks.
+
+    Steps whose samples were only counted have as large a share of distinct ones as those that were
+    looked at.
+    """
+    came, looked = (np.array(x) for x in (sum(_came(s) for s in samples), _looked(samples)))
+    distinct = [rows(samples, step) for step in np.flatnonzero(looked).tolist()]
+    share = sum(distinct) / max(1, came[looked].sum())
+    out = np.rint(came * share).astype(int)
+    out[looked] = distinct
+    return [int(n) for n in out]
+
+
+def _came(samples: Samples) -> np.ndarray:
+    """Rows of each step, alike or not."""
+    assert samples.seen is not None
+    found: np.ndarray = (samples.seen != 0).sum(1) if samples.came is None else samples.came
+    return found
+
+
+def _looked(samples: Sequence[Samples]) -> np.ndarray:
+    """Steps in which all that came was looked at, on every rank."""
+    whole = [(s.seen != 0).sum(1) == _came(s) for s in samples if s.seen is not None]
+    found: np.ndarray = np.all(whole, axis=0)
+    return found
+
+
 def _changes(samples: Samples) -> bool:
     """Whether not all steps have the same samples."""
     assert samples.seen is not None
-    return bool((samples.seen != samples.seen[0]).any())
+    looked = samples.seen[_looked([samples])]
+    return bool((looked != looked[0]).any())
 
 
 def declared(case: CaseSpec) -> int | None:
@@ -68,10 +97,9 @@ def consumed(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples], cut: int
 ) -> int:
     """Samples of the kept window; as declared where they cannot be counted."""
-    steps = range(cut, len(samples[0].marks_s) - 1)
     if counted(ranks, samples):
-        return (declared(case) or 0) * len(steps)
-    return sum(rows(samples, step) for step in steps)
+        return (declared(case) or 0) * (len(samples[0].marks_s) - 1 - cut)
+    return sum(by_step(samples)[cut:])
 
 
 def wrong(

@@ -71,7 +71,7 @@ def pytest_load_initial_conftests(
 
 
 def _tests(config: pytest.Config) -> Iterator[Path]:
-    """Python files where this session may look for tests."""
+    """Python files where this run of pytest may look for tests."""
     here = config.invocation_params.dir
     named = [a.split("::")[0] for a in config.known_args_namespace.file_or_dir]
     found = [here / n for n in named if (here / n).exists()]  # or values of options not yet known

@@ -86,16 +86,24 @@ def every_row_hashed(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [row_hashes(x) for x in tensors]
 
 
-def row_hashes(x: Tensor) -> Tensor:
-    """An int64 hash of each row's bits, on the device; never 0."""
+def row_hashes(x: Tensor, room: Tensor | None = None) -> Tensor:
+    """An int64 hash of each row's bits, on the device; never 0.
+
+    ``room`` (int64) is where the work is done if it is large enough: fresh memory of this size has
+    to be mapped anew each time, which takes several times as long as the work.
+    """
     rows = x.detach().reshape(len(x), -1).contiguous()
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
     bits = rows.view(width)
     total = torch.ones(len(rows), dtype=torch.int64, device=rows.device)
     step = max(1, CHUNK // max(1, len(rows)))
     for start in range(0, bits.shape[1], step):
-        part = bits[:, start : start + step].to(torch.int64)
-        total += (part * _weights(start, part.shape[1], part.device)).sum(1)
+        part = bits[:, start : start + step]
+        if room is None or room.device != x.device or len(room) < part.numel():
+            room = torch.empty(part.numel(), dtype=torch.int64, device=x.device)
+        work = room[: part.numel()].view(part.shape)
+        work.copy_(part)
+        total += work.mul_(_weights(start, part.shape[1], part.device)).sum(1)
     return total | 1
 
 

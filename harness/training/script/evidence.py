@@ -156,6 +156,7 @@ def _samples(watch: Watch) -> Samples:
         rss_bytes=np.array([watch.rss_bytes[i] for i in edges[:-1]], np.int64),
         step_s=step_s,
         seen=padded([main.of(i, i + watch.period) for i in edges[:-1]]),
+        came=np.array([main.came(i, i + watch.period) for i in edges[:-1]], np.int64),
     )
 
 

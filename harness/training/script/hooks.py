@@ -7,7 +7,7 @@ global hook in the first sentences and then have hooks of their own, so that no 
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import DistributedSampler
 
 from harness.record import Category
+from harness.training.observe import spans
 from harness.training.observe.spans import Span, span
 from harness.training.script import samples
 
@@ -30,8 +31,10 @@ class Observer(Protocol):
     def passing(self) -> None:
         """A forward pass of the training begins, or a backward pass that had none."""
 
-    def called(self, number: int, root: nn.Module, inputs: Sequence[Tensor]) -> None:
-        """A root got samples of its own."""
+    def called(
+        self, number: int, rows: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """A root got so many rows of its own."""
 
     def returned(self, output: object) -> None:
         """A root has returned."""
@@ -93,6 +96,8 @@ class Hooks:
             self._in_backward += 1
             self._observer.enter_backward(tensors)
             try:
+                if not spans.seen():
+                    return backward(tensors, *args, **more)
                 with span("backward"):
                     return backward(tensors, *args, **more)
             finally:
@@ -146,13 +151,15 @@ class Hooks:
         self._leave_between()
         self._observer.stepping(self._number(optimizer), optimizer)
         self._in_step += 1
-        span("optimizer", Category.OPTIMIZER).__enter__()
+        if spans.seen():
+            span("optimizer", Category.OPTIMIZER).__enter__()
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        span("optimizer", Category.OPTIMIZER).__exit__()
+        if spans.seen():
+            span("optimizer", Category.OPTIMIZER).__exit__()
         self._in_step -= 1
         self._observer.stepped(self._number(optimizer))
-        if not self._in_backward and not self._in_step:
+        if not self._in_backward and not self._in_step and spans.seen():
             self._between = span("between steps", Category.DATA)
             self._between.__enter__()
 
@@ -186,17 +193,19 @@ class Hooks:
         if not (torch.is_grad_enabled() and module.training):
             return  # an evaluation
         self._open = module
-        inputs = samples.inputs(args, kwargs)
+        first = samples.first_input(args, kwargs)
         self.roots.setdefault(id(module), module)
         self._passing()
-        span("forward").__enter__()
-        if inputs:
-            self._observer.called(list(self.roots).index(id(module)), module, inputs)
+        if spans.seen():
+            span("forward").__enter__()
+        if first is not None:
+            self._observer.called(list(self.roots).index(id(module)), len(first), args, kwargs)
 
     def _return(self, module: nn.Module, _: Any, output: object) -> None:
         if self._open is module:
             self._open = None
-            span("forward").__exit__()
+            if spans.seen():
+                span("forward").__exit__()
             self._observer.returned(output)
 
 

@@ -1,7 +1,8 @@
 """What hooks tell of a training, written down: its sentences, its samples and its losses."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.training.script.hooks import Hooks
-from harness.training.script.samples import Rows, tensors
+from harness.training.script.samples import Rows, inputs, tensors
 from harness.training.script.sentences import Sentences
 
 _LOSSES = 1024
@@ -29,6 +30,7 @@ class Observed:
         self.dtype = ""
         self.norm2 = 0.0
         self._losses: Tensor | None = None
+        self._lost_in: list[int] = []  # the sentence of each loss
 
     def restart(self) -> None:
         """Forget what was seen so far (``measured``)."""
@@ -42,8 +44,17 @@ class Observed:
         if self.sentences.passing():
             self.mark()
 
-    def called(self, number: int, root: nn.Module, inputs: Sequence[Tensor]) -> None:
-        self.rows.setdefault(number, Rows()).note(len(self.sentences.words), inputs)
+    def looks(self) -> bool:
+        """Whether the samples of this sentence are told apart, not only counted."""
+        return True
+
+    def called(
+        self, number: int, rows: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        sentence, of_root = len(self.sentences.words), self.rows.setdefault(number, Rows())
+        of_root.count(sentence, rows)
+        if rows and self.looks():
+            of_root.note(sentence, inputs(args, kwargs))
 
     def returned(self, output: object) -> None:
         if not self.dtype and (found := next(tensors(output), None)) is not None:
@@ -52,7 +63,7 @@ class Observed:
     def enter_backward(self, losses: object) -> None:
         self.sentences.enter_backward()
         if isinstance(losses, Tensor) and losses.numel() == 1:
-            self._note(losses.detach())
+            self._note(losses.detach().reshape(()))
 
     def leave_backward(self) -> None:
         self.sentences.leave_backward()
@@ -74,9 +85,11 @@ class Observed:
 
         A loss is what the sentence's backward passes began with, added up.
         """
-        if self._losses is None:
-            return np.full(last - first, np.nan)
-        found: np.ndarray = self._losses[first:last].cpu().numpy()
+        found = np.full(last - first, np.nan)
+        values = [] if self._losses is None else self._losses.cpu().tolist()
+        for sentence, value in zip(self._lost_in, values, strict=False):
+            if first <= sentence < last:
+                found[sentence - first] = np.nan_to_num(found[sentence - first]) + value
         return found
 
     def _look_at_gradients(self, optimizer: Optimizer) -> None:
@@ -88,10 +101,10 @@ class Observed:
                     self.norm2 += float(grad.detach().double().square().sum())
 
     def _note(self, loss: Tensor) -> None:
-        """A sentence's losses, added up; in one tensor (see ``window.StepLog``)."""
-        at = len(self.sentences.words)
+        """Kept in one tensor (see ``window.StepLog``)."""
         if self._losses is None:
             self._losses = torch.zeros(_LOSSES, dtype=torch.float64, device=loss.device)
-        while at >= len(self._losses):
+        if len(self._lost_in) == len(self._losses):
             self._losses = torch.cat([self._losses, torch.zeros_like(self._losses)])
-        self._losses[at] += loss.reshape(())
+        self._losses[len(self._lost_in)] = loss
+        self._lost_in.append(len(self.sentences.words))

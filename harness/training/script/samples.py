@@ -1,4 +1,4 @@
-"""Which samples reached a training: hashes of the rows that its modules are called with.
+"""Which samples reached a training: how many rows its modules are called with, and their hashes.
 
 The tensors of a call have one row for each sample. Few elements of a row are hashed, evenly spread:
 a row of an image costs as much as one of a sentence.
@@ -31,35 +31,31 @@ def tensors(*values: Any, depth: int = 4) -> Iterator[Tensor]:
             yield from tensors(*value[:8], depth=depth - 1)
 
 
-def inputs(*values: Any) -> Sequence[Tensor]:
+def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The first tensor of a call; None where there is none, or where another module made it."""
+    first = args[0] if args else None
+    if not isinstance(first, Tensor) or not first.dim():
+        first = next(tensors(args, kwargs), None)
+    return None if first is None or first.requires_grad else first
+
+
+def inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
     """What tells the samples of a call apart: its first tensor, and what else has its rows.
 
-    That may be a mask, which many samples share: tokens and labels come after it. Of floats the
-    first tensor is enough. Empty where there is none, or where another module made it.
+    The first may be a mask, which many samples share: tokens and labels come after it. Of floats
+    the first tensor is enough.
     """
-    found = itertools.islice(tensors(*values), MOST)
-    first = next(found, None)
-    if first is None or first.requires_grad:
-        return ()
-    others = (x for x in found if len(x) == len(first) and not x.is_floating_point())
-    return (first, *others)
+    found = itertools.islice(tensors(args, kwargs), MOST)
+    first = next(found)  # what ``first_input`` has found, too
+    return first, *(x for x in found if len(x) == len(first) and not x.is_floating_point())
 
 
-def hashes(parts: Sequence[Tensor]) -> Tensor:
-    """int64 hash of each row of these tensors, never 0, on their device."""
-    total = _hashes(parts[0])
-    for number, part in enumerate(parts[1:], start=1):
-        total = total + _hashes(part).to(total.device) * (2 * number + 1)
-    return total | 1
-
-
-def _hashes(x: Tensor) -> Tensor:
+def thinned(x: Tensor) -> Tensor:
+    """Few elements of each row, evenly spread."""
     rows = x.detach().reshape(len(x), -1)
-    if rows.shape[1] > ELEMENTS:
-        rows = rows[:, :: -(-rows.shape[1] // ELEMENTS)]
     if rows.dtype is torch.bool:
-        rows = rows.to(torch.int8)
-    return row_hashes(rows)
+        rows = rows.view(torch.int8)
+    return rows[:, :: -(-rows.shape[1] // ELEMENTS)] if rows.shape[1] > ELEMENTS else rows
 
 
 class Rows:
@@ -72,9 +68,20 @@ class Rows:
         self._kept: Tensor | None = None
         self._end = 0
         self._calls: list[tuple[int, int]] = []  # sentence, end of its rows
+        self._room: Tensor | None = None
+        self._came: dict[int, int] = {}  # rows of each sentence
+
+    def count(self, sentence: int, rows: int) -> None:
+        """So many rows came."""
+        self._came[sentence] = self._came.get(sentence, 0) + rows
+
+    def came(self, first: int, last: int) -> int:
+        """Rows that came in the sentences from ``first`` to before ``last``."""
+        return sum(self._came.get(sentence, 0) for sentence in range(first, last))
 
     def note(self, sentence: int, parts: Sequence[Tensor]) -> None:
-        found = hashes(parts)
+        """What these rows hold."""
+        found = self._hashes(parts)
         end = self._end + len(found)
         if self._kept is None:
             self._kept = torch.zeros(max(_FIRST, 2 * end), dtype=torch.int64, device=found.device)
@@ -83,6 +90,17 @@ class Rows:
         self._kept[self._end : end] = found
         self._end = end
         self._calls.append((sentence, end))
+
+    def _hashes(self, parts: Sequence[Tensor]) -> Tensor:
+        """int64 hash of each row of these tensors, never 0, on the first one's device."""
+        rows = [thinned(part) for part in parts]
+        most = max(x.numel() for x in rows)
+        if self._room is None or len(self._room) < most:
+            self._room = torch.zeros(most, dtype=torch.int64, device=parts[0].device)
+        total = row_hashes(rows[0], self._room)
+        for number, part in enumerate(rows[1:], start=1):
+            total += row_hashes(part, self._room).to(total.device) * (2 * number + 1)
+        return total | 1
 
     def of(self, first: int, last: int) -> np.ndarray:
         """Sorted hashes of what came in the sentences from ``first`` to before ``last``."""

@@ -22,6 +22,9 @@ from harness.training.script.region import region
 
 #: So many sentences may pass before an optimizer that was made has stepped.
 PATIENCE = 64
+#: In every such step of a kept window memory is read, and samples are told apart; those of other
+#: steps are counted.
+LOOKED = 8
 
 
 class Watch(Observed):
@@ -55,14 +58,15 @@ class Watch(Observed):
             self.start = digest(iter(self.parameters()))
             self.sharded = any(hasattr(p, "placements") for p in self.parameters())
         self.reads.append(self.hooks.reads)
-        self.rss_bytes.append(self.memory.now() if done % self.memory.every == 0 else 0)
+        self.rss_bytes.append(self.memory.now() if done % LOOKED == 0 else 0)
         self.walls_ns.append(time_ns())
         for event in self.rank.accelerator.events(1):
             event.record()
             self.events.append(event)
         self.marks_s.append(perf_counter())
         kept = done - self.first if self.first else 0
-        self.rank.beat(Phase.STEADY if self.first else Phase.WARMUP, done)
+        if not self.first or kept % self.period == 0:
+            self.rank.beat(Phase.STEADY if self.first else Phase.WARMUP, done)
         if not self.first:
             self._settle(done)
             return
@@ -70,6 +74,11 @@ class Watch(Observed):
             self.profile.step()
         if kept == (self.task.steps - self.task.cut) * self.period:
             self._over(self)
+
+    def looks(self) -> bool:
+        """In every step of the warm-up, in one of eight of the kept window, and in its last."""
+        step = (len(self.sentences.words) - self.first) // self.period if self.first else 0
+        return step % LOOKED == 0 or step == self.task.steps - self.task.cut - 1
 
     def _settle(self, done: int) -> None:
         """Begin the kept window once the period is known and the warm-up is over."""

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from harness.base.errors import Exit, ScaleproofError
 from harness.interface.cli.main import main, verbs
-from harness.interface.cli.verbs.timeline import _of_traces
+from harness.interface.cli.verbs.read.timeline import _of_traces
 from harness.interface.offered import OPTIONS
 from harness.launch import cluster
 from harness.spec import Catalogue, Device, Site

@@ -100,7 +100,10 @@ def _module(words: Sequence[str]) -> ModuleType | None:
     """The file of the verb that is asked for."""
     known = verbs()
     file = next((known[word] for word in words if word in known), None)
-    return None if file is None else importlib.import_module(f"{__package__}.verbs.{file.stem}")
+    if file is None:
+        return None
+    place = ".".join(file.relative_to(VERBS).with_suffix("").parts)
+    return importlib.import_module(f"{__package__}.verbs.{place}")
 
 
 def run(words: Sequence[str]) -> Answer:
@@ -128,7 +131,12 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 def verbs() -> dict[str, Path]:
     """Verb -> the file that has it."""
-    return {verb: path for path in sorted(VERBS.glob("*.py")) for verb in _help(path)}
+    return {verb: path for path in _files() for verb in _help(path)}
+
+
+def _files() -> list[Path]:
+    """By their names, whichever folder they are in."""
+    return sorted(VERBS.glob("*/[!_]*.py"), key=lambda path: path.name)
 
 
 def _help(path: Path) -> Mapping[str, str]:
@@ -141,7 +149,7 @@ def parser(module: ModuleType | None) -> Parser:
     out = Parser(prog="scaleproof", description=SAYS, allow_abbrev=False)
     out.add_argument("--version", action="version", version=f"scaleproof {version('scaleproof')}")
     subparsers = out.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for path in sorted(VERBS.glob("*.py")):
+    for path in _files():
         for verb, told in _help(path).items():
             sub = subparsers.add_parser(verb, help=told, description=told, allow_abbrev=False)
             sub.add_argument("--json", action="store_true", help="print one JSON document")

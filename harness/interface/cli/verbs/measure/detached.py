@@ -20,7 +20,7 @@ from harness.base.errors import LaunchError, SpecError
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.verbs import report
+from harness.interface.cli.verbs.read import report
 from harness.launch.engine import Deployment, Queue, queue_of
 from harness.record.outcome import exit_status
 from harness.record.store import load, write_text

@@ -12,7 +12,7 @@ from harness.host import leftovers
 from harness.interface import options
 from harness.interface.cli import measuring, nsys
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.verbs import detached
+from harness.interface.cli.verbs.measure import detached
 from harness.launch import deploy
 from harness.launch.engine import Where
 from harness.measure import resume

@@ -6,7 +6,6 @@ from pathlib import Path
 from harness.base.documents import to_doc
 from harness.base.errors import Exit
 from harness.interface.cli.answer import Answer, Asked
-from harness.record.store import load
 
 HELP = dict(ingest="add runs to the asv history")
 
@@ -19,11 +18,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """A line for each machine that got values."""
-    from harness.analysis.history import asv
+    from harness.analysis.history.ingest import ingest, summary
 
-    added = [x for run in asked.options.runs for x in asv.ingest(load(run), asked.options.results)]
-    lines = [f" {asv.summary(x)}" for x in added]
-    lines += ["", " next     asv publish && asv preview"]
+    added = ingest(asked.options.runs, asked.options.results)
+    lines = [f" {summary(x)}" for x in added]
+    lines += ["", " next     scaleproof history; asv publish && asv preview"]
     machines = sorted({x.machine for x in added})
     lines += [f" compare  asv compare main~1 main --machine {m}" for m in machines]
     exit_ = Exit.PASSED if added else Exit.NOTHING_JUDGED

@@ -8,7 +8,7 @@ from dataclasses import replace
 from harness.base.errors import Exit, LaunchError, SpecError
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.verbs.fabric import needs_two
+from harness.interface.cli.verbs.measure.fabric import needs_two
 from harness.measure.confirming import USUAL
 from harness.measure.recovery.recoverer import Recoverer
 from harness.measure.recovery.scripted import ScriptRecoverer

@@ -1,0 +1,1 @@
+"""Verbs about nights and what to expect of them."""

@@ -1,0 +1,1 @@
+"""Verbs about what is here: machine, cases, rules."""

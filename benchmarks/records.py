@@ -1,76 +1,70 @@
-"""Figures of an ingested run as asv tracks: lower is better, one parameter per case.
+"""Figures of a night as asv tracks: lower is better, one parameter per case.
 
 ``scaleproof ingest`` writes the same values, with their spread, without starting asv's runner;
 these exist so that ``asv check`` and ``asv run`` work for people who expect them.
-SCALEPROOF_RECORD names the run; without it, asv says which commit of the ledger is meant.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from harness.analysis.history import asv
-from harness.analysis.history.latest import run_of
-from harness.record import RunRecord
-from harness.record.store import load
+from harness.analysis.history import asv, ledger
+from harness.analysis.history.night import QUANTITIES, Night, nights
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
 @functools.cache
-def record() -> RunRecord | None:
-    """The run to read; None when nothing was ingested yet, or its record is gone."""
-    named = os.environ.get("SCALEPROOF_RECORD")
-    folder = Path(named) if named else run_of(RESULTS, os.environ.get("ASV_COMMIT", "main"))
-    return None if folder is None else load(folder)
+def night() -> Night | None:
+    """The night of asv's commit; None when nothing was ingested yet, and at the root."""
+    run = ledger.run_at(RESULTS / asv.LEDGER, os.environ.get("ASV_COMMIT", "main"))
+    return next((n for n in nights(RESULTS) if n.run == run), None)
 
 
-def cases(benchmark: str) -> list[str]:
-    """The cases of the record that have this figure."""
-    run = record()
-    found = sorted(asv.figures(run)[benchmark]) if run else []
-    return found or ["no run was ingested"]
+def cases(quantity: str) -> list[str]:
+    """The cases of that night that have this figure."""
+    kept = night()
+    found = [c for c, k in kept.cases.items() if quantity in k.values] if kept else []
+    return sorted(found) or ["no run was ingested"]
 
 
 def setup(case: str) -> None:
-    """Commits without a record are n/a: the first one, and those whose run is gone."""
-    if record() is None:
+    """Commits without a night are n/a: the first one."""
+    if night() is None:
         raise NotImplementedError
 
 
-def value(benchmark: str, case: str) -> float:
-    """A figure of the record of asv's commit."""
-    run = record()
-    assert run is not None, "see setup"
-    return asv.value_of(run, benchmark, case)
+def track(quantity: str) -> Callable[[str], float]:
+    """A benchmark of asv's for one quantity."""
+
+    def figure(case: str) -> float:
+        kept = night()
+        assert kept is not None, "see setup"
+        values = kept.cases[case].values if case in kept.cases else {}
+        return asv.shown(quantity, values[quantity]) if quantity in values else math.nan
+
+    figure.__name__ = f"track_{quantity}"
+    figure.__doc__ = f"{quantity.replace('_', ' ').capitalize()} of a case that night."
+    figure.unit = asv.unit(quantity)  # type: ignore[attr-defined]
+    figure.version = asv.VERSION  # type: ignore[attr-defined]
+    figure.params = [cases(quantity)]  # type: ignore[attr-defined]
+    figure.param_names = ["case"]  # type: ignore[attr-defined]
+    figure.pretty_name = quantity.replace("_", " ")  # type: ignore[attr-defined]
+    return figure
 
 
-def track_step_time(case: str) -> float:
-    """Mean step of a launch, in seconds: the geometric mean over launches."""
-    return value("records.track_step_time", case)
+track_step_time = track("step_time")
+track_step_time_to_control = track("step_time_to_control")
+track_scaling_loss = track("scaling_loss")
+track_exposed_communication = track("exposed_communication")
+track_peak_memory = track("peak_memory")
+track_wire_bytes = track("wire_bytes")
+track_launch_cost = track("launch_cost")
 
-
-def track_scaling_loss(case: str) -> float:
-    """1 - efficiency against plain."""
-    return value("records.track_scaling_loss", case)
-
-
-def track_peak_memory(case: str) -> float:
-    """Peak memory of the fullest rank, in bytes."""
-    return value("records.track_peak_memory", case)
-
-
-def track_wire_bytes(case: str) -> float:
-    """Bytes that a rank sends in a step."""
-    return value("records.track_wire_bytes", case)
-
-
-for _name, _unit in asv.BENCHMARKS.items():
-    _function = globals()[_name.removeprefix("records.")]
-    _function.unit = _unit
-    _function.version = asv.VERSION
-    _function.params = [cases(_name)]
-    _function.param_names = ["case"]
-    _function.pretty_name = _name.split(".track_")[1].replace("_", " ")
+assert {n.removeprefix("track_") for n in list(globals()) if n.startswith("track_")} == {
+    *QUANTITIES
+}

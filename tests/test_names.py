@@ -30,7 +30,10 @@ ALLOWED = {
     ("spec/case.py", "bf16"): "a precision",
     ("spec/heads.py", "compressed"): "an oracle",
     ("training/rank/tasks/gate.py", "compressed"): "an oracle",
-    ("interface/cli/verbs/measure/detached.py", "slurm"): "jobs of older versions do not say their engine",
+    (
+        "interface/cli/verbs/measure/detached.py",
+        "slurm",
+    ): "jobs of older versions do not say their engine",
     ("record/upgrade.py", "emulated"): "records of schema 4 and older say no rate of a link",
 }
 

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -162,6 +163,21 @@ def software() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def suite(folder: Path) -> dict[str, str]:
+    """The commit of the suites in a folder, ``-dirty`` where files of it were changed since.
+
+    Nothing where the folder is under no version control, or git is not here.
+    """
+    words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        told = subprocess.run(
+            [*words, "--exclude=*"], capture_output=True, text=True, check=False, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return {"suite": told.stdout.strip()} if told.returncode == 0 else {}
 
 
 def peak_flops(device: str, dtype: str) -> float | None:

@@ -43,7 +43,8 @@ class Run:
     ) -> None:
         self.settings, self._results = settings, results
         self._catalogue, self._queued_s = catalogue, queued_s
-        self.machine, self.software = machine.detect(), machine.software()
+        self.machine = machine.detect()
+        self.software = {**machine.software(), **machine.suite(Path.cwd())}
         self.nodes = tuple[machine.Machine, ...]()
         now = datetime.datetime.now(datetime.UTC)
         self.name = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

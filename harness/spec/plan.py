@@ -29,11 +29,15 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A case with a role, measured once in every pass."""
+    """A case with a role, measured once in every pass.
+
+    ``setup`` names the software it runs with, where that is not the run's own.
+    """
 
     name: str
     case: CaseSpec
     role: Role
+    setup: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

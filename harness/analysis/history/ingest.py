@@ -1,0 +1,62 @@
+"""Runs into the history: a night's file each, then the ledger and asv's results made from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.analysis.history import asv
+from harness.analysis.history.night import Night, keep, locked, night_of, nights
+from harness.record.store import load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingested:
+    """What one run added to the history. ``new``: it was not there before."""
+
+    run: str
+    commit: str
+    num_values: int
+    machine: str
+    new: bool
+
+
+def ingest(runs: Sequence[Path], results: Path) -> list[Ingested]:
+    """Add runs, in any order, once or again. Whatever an earlier call left undone is repaired.
+
+    RecordError for a run that no history takes; those before it are in.
+    """
+    with locked(results):
+        fresh: dict[str, bool] = {}
+        try:
+            for folder in runs:
+                night = night_of(load(folder), folder)
+                fresh[night.run] = keep(night, results)
+        finally:
+            every = nights(results)
+            commits = asv.write(results, every)
+    named = {night.run: night for night in every}
+    return [
+        added
+        for run, new in fresh.items()
+        for added in _added(named[run], commits[run], new)
+    ]  # fmt: skip
+
+
+def _added(night: Night, commit: str, new: bool) -> list[Ingested]:
+    out = []
+    for stand_in in (False, True):
+        values = [k.values for k in night.cases.values() if k.stand_in is stand_in]
+        if count := sum(map(len, values)):
+            name = asv.machine(night, stand_in)
+            out.append(
+                Ingested(
+                    run=night.run, commit=commit[:8], num_values=count, machine=name, new=new
+                )
+            )  # fmt: skip
+    return out
+
+
+def summary(added: Ingested) -> str:
+    before = "" if added.new else " (it was there)"
+    where = f"{added.machine}, ledger {added.commit}"
+    return f"{added.run}: {added.num_values} values for {where}{before}"

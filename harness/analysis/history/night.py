@@ -1,0 +1,241 @@
+"""A night: what the history keeps of a run, a small file. All else is made anew from these."""
+
+import fcntl
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from statistics import geometric_mean
+
+from harness.analysis.judging import obstacles
+from harness.analysis.judging.fingerprint import fingerprint
+from harness.analysis.judging.pairs import pairs, timed, values_of
+from harness.analysis.judging.points import budgets, points
+from harness.base import files, stats
+from harness.base.documents import from_doc, to_doc
+from harness.base.errors import RecordError
+from harness.record import LaunchRecord, RunRecord, ScalingPoint
+from harness.spec import Arm, Plan, Role
+
+#: Two-sided error of the intervals that stand beside a value.
+ALPHA = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """A figure of a case that has a history; lower is better for all, as asv wants it.
+
+    A change of level smaller than ``floor`` is none: a ratio, or a difference of ``points``.
+    """
+
+    unit: str
+    floor: float
+    points: bool = False
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    "step_time": Quantity(unit="s", floor=0.01),
+    "step_time_to_control": Quantity(unit="1", floor=0.005),
+    "scaling_loss": Quantity(unit="1", floor=0.01, points=True),
+    "exposed_communication": Quantity(unit="s", floor=0.05),
+    "peak_memory": Quantity(unit="B", floor=0.01),
+    "wire_bytes": Quantity(unit="B", floor=0.001),
+    "launch_cost": Quantity(unit="s", floor=0.05),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One night's figure: the geometric mean of ``launches``, or one with its own interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    launches: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What one night has of a case; ``error`` is why it has no figures."""
+
+    hash: str
+    stand_in: bool
+    values: Mapping[str, Value] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """One run of one hardware class. ``subject`` is the software and driver that were measured,
+    ``fingerprint`` what must be alike for nights to be compared. ``folder`` is where the run's
+    record was, ``machine`` the facts that asv shows.
+    """
+
+    run: str
+    started_at: str
+    hardware: str
+    subject: Mapping[str, str]
+    fingerprint: Mapping[str, str]
+    cases: Mapping[str, Kept]
+    machine: Mapping[str, str]
+    folder: str = ""
+
+    @property
+    def when(self) -> datetime:
+        return datetime.fromisoformat(self.started_at)
+
+
+@contextmanager
+def locked(results: Path) -> Iterator[None]:
+    """One writer of the history at a time; others wait."""
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / ".history.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def keep(night: Night, results: Path) -> bool:
+    """Write a night's file; False if it was there."""
+    path = results / "nights" / f"{night.run}.json"
+    text = json.dumps(to_doc(night), indent=1) + "\n"
+    new = not path.is_file()
+    if new or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.told(path.parent):
+            files.write({path: text})
+    return new
+
+
+def nights(results: Path) -> list[Night]:
+    """All that is kept, oldest first. RecordError for a file that cannot be read."""
+    out = []
+    for path in (results / "nights").glob("*.json"):
+        try:
+            out.append(from_doc(Night, json.loads(path.read_text())))
+        except ValueError as error:
+            raise RecordError(
+                f"not a night: {error}", where=str(path), expected="a file that ingest wrote",
+                fix=f"rm {path} && scaleproof ingest RUN",
+            ) from None  # fmt: skip
+    return sorted(out, key=lambda night: (night.when, night.run))
+
+
+def night_of(run: RunRecord, folder: Path) -> Night:
+    """What the history keeps of a run. RecordError for one that no history may have."""
+    _refuse(run, folder)
+    gpu = f"{run.machine.num_gpus}x {run.machine.gpu}" if run.machine.gpu else "none"
+    cases: dict[str, Kept] = {}
+    for plan in run.plans:
+        ladder = {p.case: p for p in points(run, plan)}
+        for arm in plan.arms:
+            if arm.role in (Role.ABLATION, Role.CONTROL) or arm.setup:
+                continue
+            kept = _kept(run, plan, arm, ladder.get(arm.case.id))
+            if kept is not None:
+                cases[arm.case.id] = _merged(cases.get(arm.case.id), kept)
+    return Night(
+        run=run.run,
+        started_at=run.started_at,
+        hardware=run.machine.hardware_class,
+        subject={**run.software, "driver": run.machine.driver or "none"},
+        fingerprint=fingerprint(run),
+        cases=cases,
+        machine=dict(cpu=run.machine.cpu, num_cpu=str(run.machine.num_cores), gpu=gpu),
+        folder=str(folder),
+    )
+
+
+def _refuse(run: RunRecord, folder: Path) -> None:
+    why = ""
+    if not run.complete:
+        why, fix = "the run was interrupted", f"scaleproof run --resume {folder}"
+    elif run.software.get("suite", "").endswith("-dirty"):
+        why, fix = "the suites had changes that no commit has", "git commit, then measure again"
+    elif not any(timed(run, plan) for plan in run.plans):
+        why, fix = "the run has no timed launch, only profiles or sweeps", "pytest suites/"
+    if why:
+        raise RecordError(
+            f"{why}: no history takes it", where=str(folder),
+            expected="a complete run of committed suites", fix=fix,
+        )  # fmt: skip
+
+
+def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> Kept | None:
+    """A case's figures of one plan; None where it was not timed and nothing failed."""
+    of_arm = [x for x in timed(run, plan, None) if x.arm == arm.name]
+    stand_in = bool(run.stand_ins(arm.case))
+    failed = [x for x in run.launches if x.case == arm.case.hash and not (x.usable or x.discarded)]
+    if failed:
+        wrong = [*failed[-1].wrong, obstacles.blame(failed[-1])]
+        return Kept(hash=arm.case.hash, stand_in=stand_in, error=wrong[0])
+    if not of_arm:
+        return None
+    values = dict(_values(of_arm))
+    if point is not None and arm.case.world_size > 1:
+        values["scaling_loss"] = _loss(point)
+    profiled = budgets(run, arm.case)
+    if profiled and arm.case.world_size > 1 and "step_time" in values:
+        shares = [x.budget.exposed_share for x in profiled if x.budget is not None]
+        exposed = sum(shares) / len(shares) * values["step_time"].value
+        values["exposed_communication"] = Value(value=_short(exposed))
+    for contrast in plan.contrasts:
+        if contrast.subject == arm.name and any(plan.arm(b).setup for b in contrast.baseline):
+            if ratios := pairs(run, plan, contrast).values:  # of throughput
+                values["step_time_to_control"] = _ratio([1 / r for r in ratios])
+    return Kept(hash=arm.case.hash, stand_in=stand_in, values=values)
+
+
+def _values(launches: Sequence[LaunchRecord]) -> Iterator[tuple[str, Value]]:
+    setups = [max(r.setup_s for r in x.ranks) for x in launches]
+    read = {
+        "step_time": values_of(launches, "step_s"),
+        "peak_memory": values_of(launches, "peak_bytes"),
+        "wire_bytes": values_of(launches, "sent_bytes"),
+        "launch_cost": [s for s in setups if s],
+    }
+    for name, every in read.items():
+        if positive := [v for v in every if v > 0]:
+            yield name, _mean(positive)
+
+
+def _mean(launches: Sequence[float]) -> Value:
+    mean = geometric_mean(launches)
+    return Value(value=_short(mean), launches=tuple(map(_short, launches)))
+
+
+def _ratio(ratios: Sequence[float]) -> Value:
+    """Of pairs, with its interval: drift of the machine is in neither."""
+    interval = stats.t_interval([math.log(r) for r in ratios], ALPHA)
+    ends = [None if end is None else _short(math.exp(end)) for end in (interval.low, interval.high)]
+    return Value(value=_short(math.exp(interval.mean)), low=ends[0], high=ends[1])
+
+
+def _loss(point: ScalingPoint) -> Value:
+    """1 - efficiency, with the ends of its interval."""
+    low, high = point.efficiency_low, point.efficiency_high
+    return Value(
+        value=_short(1 - point.efficiency),
+        low=None if high is None else _short(1 - high),
+        high=None if low is None else _short(1 - low),
+    )
+
+
+def _merged(a: Kept | None, b: Kept) -> Kept:
+    """One case of two plans: their launches together; an error of one is the case's."""
+    if a is None or b.error:
+        return b
+    if a.error:
+        return a
+    values = {**b.values, **a.values}
+    for name in {*a.values} & {*b.values}:
+        if launches := (*a.values[name].launches, *b.values[name].launches):
+            values[name] = _mean(launches)
+    return Kept(hash=a.hash, stand_in=a.stand_in, values=values)
+
+
+def _short(value: float) -> float:
+    """To 6 digits: no figure here has more."""
+    return float(f"{value:.6g}")

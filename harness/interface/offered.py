@@ -37,6 +37,7 @@ OPTIONS = (
     Option(name="operators", cases=True, help="profile every operator of CPU ranks too (slower by a tenth where steps are short)", kwargs={"action": "store_true", "default": False}),
     Option(name="no-fabric", cases=True, help="skip the sweep of the collectives before the first training", kwargs={"action": "store_true", "default": False}),
     Option(name="one-by-one", cases=True, help="launch one world at a time (default: small ones side by side, on nodes or GPUs of their own)", kwargs={"action": "store_true", "default": False}),
+    Option(name="control", cases=True, help="interpreter of an environment that stays as it is: the largest rung of every ladder is measured with it, too, in the same blocks", kwargs={"metavar": "PYTHON"}),
     Option(name="nonce", help="a text of whoever asked for this run, sealed before its first launch", kwargs={"metavar": "TEXT"}),
     Option(name="strict", cases=True, help="judge the worst pair of launches instead of the mean", kwargs={"action": "store_true", "default": False}),
 )  # fmt: skip

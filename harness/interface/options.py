@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from harness.host import machine
 from harness.interface.offered import OPTIONS, from_environment
 from harness.launch import cluster
 from harness.spec import Catalogue, Device, Settings, Site, Threshold
+from harness.spec.recipes import PINNED
 from harness.spec.rules import load_thresholds
 from harness.spec.site import resolve
 
@@ -86,7 +88,22 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
         shared_gpu=site.shared_gpu,
         outline=site.device is Device.CPU and not values["operators"],
         paths=tuple(str(Path(p).resolve()) for p in values["path"]),
+        setups=setups(values),
     )
+
+
+def setups(values: Mapping[str, Any]) -> dict[str, str]:
+    """The pinned environment's interpreter; SpecError where it is none."""
+    given = values.get("control")
+    if not given:
+        return {}
+    python = shutil.which(given)
+    if python is None:
+        raise SpecError(
+            f"--control {given}: no such program", expected="the python of an environment",
+            fix="python -m venv pinned && pinned/bin/pip install scaleproof torch==VERSION",
+        )  # fmt: skip
+    return {PINNED: str(Path(python).absolute())}
 
 
 #: Settings that a resumed run may be given anew, with what they are where nothing is said.

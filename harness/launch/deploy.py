@@ -1,9 +1,12 @@
 """From an engine's name to worlds that can be launched."""
 
 import platform
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from harness.base import programs
 from harness.base.errors import LaunchError
 from harness.launch.engine import Command, Deployment, Engine, Job, Where, make
 from harness.launch.fleet import Fleet
@@ -22,6 +25,23 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
     if isinstance(engine, Fleet):  # it starts whole worlds itself
         return engine
     return Fleet(lambda: _begin(entry, engine, where), where)
+
+
+def setup(where: Where, name: str, python: str) -> Where:
+    """The same place with another environment's interpreter, for cases that name this setup.
+
+    It is started with this package alone on its path: not with what is installed beside it here.
+    """
+    folder = (where.folder / "setups" / name).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    package, start = folder / "path" / programs.PACKAGE.name, folder / "python"
+    package.parent.mkdir(exist_ok=True)
+    if not package.is_symlink():
+        package.symlink_to(programs.PACKAGE)
+    path = shlex.quote(f"PYTHONPATH={package.parent}")
+    start.write_text(f'#!/bin/sh\nexec env {path} {shlex.quote(python)} "$@"\n')
+    start.chmod(0o755)
+    return replace(where, folder=folder, settings={**where.settings, "python": str(start)})
 
 
 def commands(entry: Entry, where: Where) -> tuple[Command, ...]:

@@ -16,11 +16,11 @@ from harness.analysis.samples.references import Curve
 from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
-from harness.base.errors import LaunchError, ScaleproofError
+from harness.base.errors import LaunchError, ScaleproofError, SpecError
 from harness.host import environment, nvml
-from harness.launch import causes
-from harness.launch.deploy import open_worlds
+from harness.launch import causes, deploy
 from harness.launch.engine import Ended, Where
+from harness.launch.fleet import Fleet
 from harness.launch.wire.messages import (
     Break,
     Deadlines,
@@ -92,11 +92,42 @@ class Order:
 
 
 class Bench:
-    """Owns the engine and its agents; launches worlds, one or several at a time."""
+    """Owns the engine and its agents; launches worlds, one or several at a time.
 
-    def __init__(self, catalogue: Catalogue, engine: Entry, where: Where) -> None:
+    ``setups`` are the interpreters of other environments, whose agents start when first needed.
+    """
+
+    def __init__(
+        self, catalogue: Catalogue, engine: Entry, where: Where, setups: Mapping[str, str]
+    ) -> None:
         self.catalogue, self.engine, self._count = catalogue, engine, 0
-        self.worlds = open_worlds(engine, where)
+        self.worlds = deploy.open_worlds(engine, where)
+        self._where, self._setups, self._others = where, setups, dict[str, Fleet]()
+
+    def close(self) -> None:
+        """Stop all agents."""
+        for fleet in (self.worlds, *self._others.values()):
+            fleet.close()
+
+    def software(self) -> dict[str, dict[str, str]]:
+        """What each setup that was needed runs with, as far as it differs from node to node: the
+        first node's.
+        """
+        return {name: dict(fleet.nodes[0].software) for name, fleet in self._others.items()}
+
+    def _fleet(self, setup: str) -> Fleet:
+        """The agents of a setup; the run's own without one."""
+        if not setup:
+            return self.worlds
+        if setup not in self._others:
+            if setup not in self._setups:
+                raise SpecError(
+                    f"no setup {setup!r}", expected=", ".join(self._setups) or "--control PYTHON",
+                    fix="scaleproof run --help",
+                )  # fmt: skip
+            where = deploy.setup(self._where, setup, self._setups[setup])
+            self._others[setup] = deploy.open_worlds(self.engine, where)
+        return self._others[setup]
 
     @property
     def notes(self) -> list[str]:
@@ -227,7 +258,7 @@ class Bench:
         self, specs: Sequence[LaunchSpec], tick: Callable[[int], None]
     ) -> list[Ended]:
         """Worlds at once; how each rank of a broken one ended is kept beside what it left."""
-        ended = self.worlds.launch_together(specs, tick)
+        ended = self._fleet(specs[0].case.setup).launch_together(specs, tick)
         for spec, world in zip(specs, ended, strict=True):
             if not all(end.finished for end in world.ranks):
                 write_text(Path(spec.out) / "ends.json", json.dumps(to_doc(world.ranks), indent=1))

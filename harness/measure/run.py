@@ -59,6 +59,7 @@ class Run:
         self.admission: tuple[Finding, ...] = ()
         self.launch_sd: float | None = None
         self.blocks = list[Block]()
+        self.setups: Mapping[str, Mapping[str, str]] = {}
         self._chain: Chain | None = None
         self.judge_by(thresholds)
 
@@ -88,6 +89,7 @@ class Run:
         self.admission, self.launch_sd = old.admission, old.launch_sd
         self.launches, self.fabric = list(old.launches), list(old.fabric)
         self.recoveries, self.blocks = list(old.recoveries), list(old.blocks)
+        self.setups = dict(old.setups)
         self._link(Kind.SITTING, {"machine": self.machine})
 
     def announce(self, plans: Sequence[Plan]) -> None:
@@ -185,6 +187,7 @@ class Run:
             launch_sd=self.launch_sd,
             out_of_time=tuple(self.out_of_time),
             blocks=tuple(self.blocks),
+            setups=dict(self.setups),
             head=self._chain.head if self._chain else "",
             offered={
                 kind: tuple(self._catalogue.entries[kind])

@@ -59,7 +59,7 @@ class Session:
             folder=results / "engine" / self.run.name,
             settings=cluster.settings(file, settings.engine, catalogue.entries["engines"]),
         )
-        self.bench: Bench = Bench(catalogue, self.engine, where)
+        self.bench: Bench = Bench(catalogue, self.engine, where, settings.setups)
         self._examined = False
 
     def __enter__(self) -> Session:
@@ -132,6 +132,7 @@ class Session:
 
         run.seal()
         launches = self.bench.launch_together(orders, run.folder, described, on_step)
+        run.setups = self.bench.software()
         return run.enter(launches)
 
     def save(self, *, complete: bool) -> RunRecord:
@@ -139,4 +140,4 @@ class Session:
 
     def close(self) -> None:
         """Stop the engine and its agents."""
-        self.bench.worlds.close()
+        self.bench.close()

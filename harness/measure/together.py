@@ -23,10 +23,11 @@ def groups(
 ) -> list[list[Arm]]:
     """The arms that run at once, each on nodes or devices of its own; the smallest worlds first.
 
-    Those ``apart`` (by name) have no neighbours.
+    Those ``apart`` (by name), and those of another setup, have no neighbours.
     """
     if not side_by_side(session, plan):
         return [[arm] for arm in arms]
+    apart = {*apart, *(arm.name for arm in arms if arm.case.setup)}
     alone = [[arm] for arm in arms if arm.name in apart]
     rest = [arm for arm in arms if arm.name not in apart]
     slots = packing.slots([arm.case for arm in rest], session.settings.nodes)

@@ -72,7 +72,8 @@ class RunRecord:
     ``fabric`` is how fast the ranks exchange data, before anything is trained; ``recoveries`` are
     faults that were planted, and what came after them. ``blocks`` says in which order arms were
     launched, ``head`` is the hash of the chain's last link ("" = unchained). ``device_s`` is what
-    the run held its devices for: each rank's device, from its start to its end.
+    the run held its devices for: each rank's device, from its start to its end. ``setups`` is the
+    software of each setup that a case names.
     """
 
     schema: int
@@ -101,6 +102,7 @@ class RunRecord:
     blocks: tuple[Block, ...] = ()
     head: str = ""
     device_s: float = 0.0
+    setups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""

@@ -84,7 +84,8 @@ class CaseSpec:
     and gradients are weighted so that every sample counts alike; empty = all alike.
     ``stragglers`` is ``1:0.5`` for half of rank 1's core, several with commas: slow on purpose.
     ``script`` is a user's own training as it is typed, then strategy, model and size only name it;
-    ``samples_per_step`` is what the user says of one rank of it.
+    ``samples_per_step`` is what the user says of one rank of it. ``setup`` names the software that
+    trains, where that is not the run's own (``Settings.setups``).
     ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
     ``knobs`` maps "file.knob" to a value that differs from the file's default; ``environment``
     holds the variables of its backend that can change speed (not time-outs, not logs).
@@ -116,6 +117,7 @@ class CaseSpec:
     seed: int = 0
     script: str = ""
     samples_per_step: int | None = None
+    setup: str = ""
     knobs: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, str] | None = None
 

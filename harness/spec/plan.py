@@ -16,7 +16,7 @@ PROFILED = 8
 PAIRS = 6
 #: Kinds of baseline that a ratio can refer to.
 BASELINES = (
-    "plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "rung", "other",
+    "plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "rung", "other", "control",
 )  # fmt: skip
 
 
@@ -29,15 +29,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A case with a role, measured once in every pass.
-
-    ``setup`` names the software it runs with, where that is not the run's own.
-    """
+    """A case with a role, measured once in every pass."""
 
     name: str
     case: CaseSpec
     role: Role
-    setup: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -230,6 +230,30 @@ def like(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
     return replace(plan, name=f"{case.id} A/A")
 
 
+#: The setup of the pinned control: an environment that stays as it is.
+PINNED = "control"
+
+
+def pinned(plan: Plan) -> Plan:
+    """The plan with its largest rung measured in the pinned environment, too, in the same blocks.
+
+    What a machine does to both cancels in their ratio. A plan without timed subjects is left as
+    it is.
+    """
+    subjects = [a for a in plan.arms if a.role is Role.SUBJECT]
+    if not subjects or not plan.protocol.max_blocks or subjects[-1].case.script:
+        return plan
+    last = max(subjects, key=lambda arm: arm.case.world_size)
+    arm = Arm(
+        name=f"{last.name}-{PINNED}", case=replace(last.case, setup=PINNED), role=Role.BASELINE
+    )
+    ratio = Contrast(
+        name=f"throughput_ratio{last.name}/{PINNED}", metric="throughput_ratio",
+        subject=last.name, baseline=(arm.name,), against=PINNED,
+    )  # fmt: skip
+    return replace(plan, arms=(arm, *plan.arms), contrasts=(*plan.contrasts, ratio))
+
+
 def control(case: CaseSpec) -> Plan:
     """A known-wrong case: the verdict is PASS only if the correctness gate catches it."""
     return Plan(

@@ -11,7 +11,7 @@ from harness.base.marks import MARK
 from harness.spec.case import Ablation, CaseSpec, Mode
 from harness.spec.catalogue import Catalogue
 from harness.spec.plan import Plan, Role
-from harness.spec.recipes import PACED, REAL, Recipe, ladder, strong_worlds
+from harness.spec.recipes import PACED, REAL, Recipe, ladder, pinned, strong_worlds
 from harness.spec.site import Site
 
 #: Fields of a case that ``--set`` may change; the others follow from its name and the site.
@@ -28,12 +28,13 @@ def plans_of(
     settings: dict[str, Json],
     ablations: Sequence[Ablation] = (),
     chosen: Callable[[frozenset[str]], bool] = lambda marks: True,
+    control: bool = False,
 ) -> list[Plan]:
     """The plans that a target names: a case, a file, a folder of suites, or file.py::function.
 
     ``settings`` replace fields of a case (``precision``, ``global_batch``) or set knobs
     (``ddp.bucket_cap_mb``); they and ``ablations`` apply to cases only. ``chosen`` says by a
-    suite's marks (``smoke``, ``nightly``) whether its plans count.
+    suite's marks (``smoke``, ``nightly``) whether its plans count. ``control``: with a pinned one.
     """
     path, _, function = target.partition("::")
     if _is_there(path):
@@ -47,7 +48,7 @@ def plans_of(
         ]
     else:
         raw = [case_plan(target, site, catalogue, settings, ablations)]
-    unique = {p.hash: p for p in (normalise(plan, catalogue) for plan in raw)}
+    unique = {p.hash: p for p in (normalise(plan, catalogue, control) for plan in raw)}
     return list(unique.values())
 
 
@@ -146,8 +147,9 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
     return plans
 
 
-def normalise(plan: Plan, known: Catalogue) -> Plan:
-    """The plan with every case checked and brought to its one spelling."""
+def normalise(plan: Plan, known: Catalogue, control: bool = False) -> Plan:
+    """The plan with every case checked and brought to its one spelling; maybe with a control."""
+    plan = pinned(plan) if control else plan
     subjects_first = sorted(plan.arms, key=lambda a: a.role is not Role.SUBJECT)  # to be blamed
     cases = {a.name: known.normalise(a.case) for a in subjects_first}
     return replace(plan, arms=tuple(replace(a, case=cases[a.name]) for a in plan.arms))

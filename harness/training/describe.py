@@ -96,6 +96,7 @@ def reference(
         return None
     parts = loaded.knobs(case)[supports.parts] if supports.parts else case.accumulate
     settings = [case.device, case.precision, case.optimizer, case.seed, case.checkpoint, case.data]
+    settings += [case.setup] if case.setup else []  # other software may round otherwise
     compressor = loaded.compressor(case)
     encoding = None if compressor is None else [compressor.name, dict(compressor.knobs)]
     size = dict(loaded.size(case))

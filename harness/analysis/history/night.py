@@ -19,6 +19,7 @@ from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.record import LaunchRecord, RunRecord, ScalingPoint
 from harness.spec import Arm, Plan, Role
+from harness.spec.recipes import PINNED
 
 #: Two-sided error of the intervals that stand beside a value.
 ALPHA = 0.05
@@ -131,7 +132,7 @@ def night_of(run: RunRecord, folder: Path) -> Night:
     for plan in run.plans:
         ladder = {p.case: p for p in points(run, plan)}
         for arm in plan.arms:
-            if arm.role in (Role.ABLATION, Role.CONTROL) or arm.setup:
+            if arm.role in (Role.ABLATION, Role.CONTROL):
                 continue
             kept = _kept(run, plan, arm, ladder.get(arm.case.id))
             if kept is not None:
@@ -182,7 +183,7 @@ def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> K
         exposed = sum(shares) / len(shares) * values["step_time"].value
         values["exposed_communication"] = Value(value=_short(exposed))
     for contrast in plan.contrasts:
-        if contrast.subject == arm.name and any(plan.arm(b).setup for b in contrast.baseline):
+        if contrast.subject == arm.name and contrast.against == PINNED:
             if ratios := pairs(run, plan, contrast).values:  # of throughput
                 values["step_time_to_control"] = _ratio([1 / r for r in ratios])
     return Kept(hash=arm.case.hash, stand_in=stand_in, values=values)

@@ -70,10 +70,11 @@ def generate(metafunc: pytest.Metafunc) -> None:
     with _told_as_usage(metafunc.config):
         scaling = _scaling(metafunc.config)
         rules = scaling.thresholds(folder)
-        hardware = scaling.start().run.machine.hardware_class
+        run = scaling.start().run
+        hardware, setups = run.machine.hardware_class, run.settings.setups
         for recipe in recipes:
             for raw in recipe(scaling.site):
-                plan = targets.normalise(raw, scaling.catalogue)
+                plan = targets.normalise(raw, scaling.catalogue, bool(setups))
                 scaling.plans.setdefault(plan.hash, plan)
                 for contrast in pairs.judged_of(plan, rules, hardware):
                     case = plan.arm(contrast.subject).case

@@ -16,6 +16,7 @@ from harness.base.errors import SpecError
 from harness.host import hardware
 from harness.host.hardware import Hardware
 from harness.host.machine import Machine
+from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import plans as plans_report, text
@@ -56,7 +57,7 @@ def act(asked: Asked) -> Answer:
     ablations = list(dict.fromkeys(asked.options.ablate))
     plans = plans_of(
         asked.options.target, site, known, measuring.settings(asked), ablations,
-        tier(asked.options.marks),
+        tier(asked.options.marks), bool(options.setups(measuring.values(asked))),
     )  # fmt: skip
     with contextlib.closing(measuring.session(asked, known, here)) as session:
         session.describe([a.case for p in plans for a in p.arms])

@@ -86,7 +86,8 @@ def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
     said, settings = asked.options, measuring.settings(asked)
     ablations = list(dict.fromkeys(said.ablate))
     if not said.script:
-        return plans_of(said.target, site, known, settings, ablations)
+        control = bool(options.setups(measuring.values(asked)))
+        return plans_of(said.target, site, known, settings, ablations, control=control)
     if said.target or settings or ablations:
         option = said.target or ("--set" if settings else "--ablate")
         raise SpecError(

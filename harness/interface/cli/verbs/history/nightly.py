@@ -1,0 +1,42 @@
+"""``nightly``: one command for cron, a scheduler or CI."""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from harness.base.errors import Exit
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+
+HELP = dict(nightly="measure the suites, add them to the history and tell what changed")
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """What to measure, and whether once more."""
+    sub.add_argument("--config", type=Path, metavar="FILE", help="nightly.toml if it is here")
+    sub.add_argument("--results", metavar="DIR", help="where the history is (default: results)")
+    sub.add_argument("--again", action="store_true", help="although tonight is done")
+
+
+def act(asked: Asked) -> Answer:
+    """Measure, keep, tell; or go on where the last call was cut off."""
+    from harness.interface.nightly import config
+    from harness.interface.nightly.stages import Rounds
+    from harness.interface.report.history import lines
+
+    said, usual = asked.options, Path("nightly.toml")
+    told = config.load(said.config or (usual if usual.is_file() else None))
+    if said.results:
+        told = replace(told, results=said.results)
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"nightly: {line}\n")
+        sys.stderr.flush()
+
+    ended = Rounds(told, say).make(again=said.again)
+    shown = []
+    if ended.nights and ended.trends:
+        shown = lines.lines(ended.nights, ended.trends, text.columns(), every=False)
+        shown += ["", f" page     {text.shown(told.folder / 'history.html')}"]
+    return Answer(document=ended.document, lines=shown, exit=Exit(ended.tonight.exit))

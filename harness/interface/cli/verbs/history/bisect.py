@@ -1,0 +1,128 @@
+"""``bisect``: which version of the software made a case slower."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.base.documents import Json
+from harness.base.errors import Exit, SpecError
+from harness.interface import options
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.interface.report.live import Live
+from harness.measure import bisecting
+from harness.measure.bisecting import Bisector, Versions
+from harness.measure.session import Session
+from harness.spec.plan import Role
+from harness.spec.targets import plans_of
+
+HELP = dict(bisect="find the version of the software that made a case slower")
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """A case, two versions, and how one is installed."""
+    sub.add_argument("target", metavar="CASE", help="a case: its largest world is measured")
+    sub.add_argument("--good", required=True, metavar="VERSION")
+    sub.add_argument("--bad", required=True, metavar="VERSION")
+    sub.add_argument(
+        "--install", required=True, metavar="COMMAND",
+        help="a shell command with {version} and {folder} that leaves {folder}/bin/python",
+    )  # fmt: skip
+    sub.add_argument(
+        "--versions", metavar="LIST", help="from good to bad, with commas (default: commits)"
+    )
+    sub.add_argument(
+        "--repo", type=Path, default=Path(), metavar="DIR", help="whose commits they are"
+    )
+    sub.add_argument("--skip", action="append", default=[], metavar="VERSION")
+    sub.add_argument(
+        "--error", type=_share, default=0.05, metavar="SHARE",
+        help="how often the answer may be wrong (default: 0.05)",
+    )  # fmt: skip
+    measuring.add_to(sub, cases=True)
+
+
+def _share(text_: str) -> float:
+    """A share between 0 and a half; for argparse."""
+    try:
+        share = float(text_)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share < 0.5:
+        raise argparse.ArgumentTypeError(f"{text_!r} is not between 0 and 0.5")
+    return share
+
+
+def act(asked: Asked) -> Answer:
+    """Probe versions until the first bad one is known; all that is measured is one run."""
+    said, results = asked.options, measuring.results(asked)
+    names = _versions(said)
+    versions = Versions(names=names, install=said.install, folder=results / "bisect")
+    known, site = measuring.site(asked)
+    plans = plans_of(said.target, site, known, measuring.settings(asked))
+    subjects = [arm for plan in plans for arm in plan.arms if arm.role is Role.SUBJECT]
+    if not subjects:
+        raise SpecError(
+            f"{said.target} has no case to measure", expected="a case: ddp/decoder-tiny/weak",
+            fix="scaleproof list",
+        )  # fmt: skip
+    case = max((arm.case for arm in subjects), key=lambda c: c.world_size)
+    settings = options.settings(measuring.values(asked), site, ("scaleproof", *asked.words))
+    settings = replace(settings, timeline=False, fabric=False, setups=versions.setups)
+    session = Session(known, settings, results, (), Live(sys.stderr))
+    bisector = Bisector(session, case, versions, said.error)
+    try:
+        with session:
+            bisector.run(plans[0].protocol, session.progress.note)
+    except KeyboardInterrupt:
+        session.save(complete=False)
+        raise
+    session.save(complete=True)
+    return _answer(bisector, names, session)
+
+
+def _versions(said: argparse.Namespace) -> tuple[str, ...]:
+    if said.versions:
+        listed = [v.strip() for v in said.versions.split(",") if v.strip()]
+        names = bisecting.chosen(listed, said.good, said.bad)
+    else:
+        names = bisecting.between(said.good, said.bad, said.repo)
+    if names[0] in said.skip or names[-1] in said.skip:
+        raise SpecError("--skip leaves out an end", expected="a version in between", fix="--good V")
+    return tuple(name for name in names if name not in said.skip)
+
+
+def _answer(bisector: Bisector, names: Sequence[str], session: Session) -> Answer:
+    found, run = bisector.found, session.run
+    first, sure = found.answer
+    size, _ = found.mean(first) if first in found.pairs else found.mean(len(names) - 1)
+    timed = 2 * sum(map(len, found.pairs.values()))
+    kind = "slower" if size > 0 else "faster"
+    lines = [
+        f" first bad  {names[first]}  ({sure:.1%} sure), steps {100 * size:+.1f}%",
+        f" last good  {names[first - 1]}",
+        "",
+        f" {'version':<24}{'pairs':>6}  {kind} than {names[0]}",
+    ]
+    rows = []
+    for number in sorted(found.pairs):
+        mean, count = found.mean(number)
+        mark = "  <- first bad" if number == first else ""
+        lines.append(f" {names[number]:<24}{count:>6}  {100 * mean:+.1f}%{mark}")
+        rows.append({"version": names[number], "pairs": count, "longer": mean})
+    plain = found.plain()
+    lines += [
+        "",
+        f" {timed} timed launches of {len(found.pairs) + 1} of {len(names)} versions; plain"
+        f" bisection would need about {plain} to err as seldom",
+        f" report     scaleproof report {text.shown(run.folder)}",
+    ]
+    told: Json = {
+        "first_bad": names[first], "last_good": names[first - 1], "sure": sure, "longer": size,
+        "launches": timed, "plain": plain, "probes": rows, "run": str(run.folder),
+    }  # fmt: skip
+    done = sure >= 1 - found.error
+    return Answer(document=told, lines=lines, exit=Exit.PASSED if done else Exit.INCONCLUSIVE)

@@ -1,0 +1,26 @@
+"""The paced stand-in as a version of the software makes it: PLANTED_SLOWER=0.05 adds 5 % to a step.
+
+It keeps a schedule, so that a night or a probe takes seconds, and its noise is known.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from harness.base.documents import Json
+from harness.spec import CaseSpec
+from harness.training.models import paced
+from harness.training.models.paced import batch, build, flops, loss, step_s  # noqa: F401
+
+SIZES = {"small": dict(width=64, layers=4, layer_kb=64, batch=8)}
+KNOBS = dict(mode="schedule", step_ms=20.0, plant="", noise=0.01)
+STAND_IN = "paced"
+AT_ONCE = dict(step_ms=0.0)
+
+
+def period_s(size: Mapping[str, Json], case: CaseSpec, draw: int) -> float | None:
+    """The schedule of the version that trains."""
+    usual = paced.period_s(size, case, draw)
+    slower = float(os.environ.get("PLANTED_SLOWER", "0"))
+    return None if usual is None else usual * (1 + slower)

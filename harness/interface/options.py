@@ -92,18 +92,18 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
     )
 
 
-def setups(values: Mapping[str, Any]) -> dict[str, str]:
+def setups(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The pinned environment's interpreter; SpecError where it is none."""
     given = values.get("control")
     if not given:
-        return {}
+        return ()
     python = shutil.which(given)
     if python is None:
         raise SpecError(
             f"--control {given}: no such program", expected="the python of an environment",
             fix="python -m venv pinned && pinned/bin/pip install scaleproof torch==VERSION",
         )  # fmt: skip
-    return {PINNED: str(Path(python).absolute())}
+    return ((PINNED, str(Path(python).absolute())),)
 
 
 #: Settings that a resumed run may be given anew, with what they are where nothing is said.

@@ -7,7 +7,7 @@ pairs -> the posterior of the first bad one -> next probe, until it is certain e
 import math
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,9 +37,9 @@ class Versions:
     folder: Path
 
     @property
-    def setups(self) -> Mapping[str, str]:
+    def setups(self) -> tuple[tuple[str, str], ...]:
         """Version -> its interpreter, there or not yet."""
-        return {name: str(self._python(name).absolute()) for name in self.names}
+        return tuple((name, str(self._python(name).absolute())) for name in self.names)
 
     def _python(self, name: str) -> Path:
         return self.folder / name / "bin" / "python"

@@ -1,7 +1,6 @@
 """How a run is made, as its options ask for."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from harness.spec.case import Device
 
@@ -19,7 +18,7 @@ class Settings:
     ``paths`` are the folders of a user's own files. ``lenient``: INCONCLUSIVE fails nothing.
     ``fresh``: every rank of a script is started as an interpreter of its own; ``folder`` is where
     the script was run. With ``clean`` it runs there itself, not in copies: these paths are removed
-    before every launch. ``setups`` are other environments, by name: the interpreter of each.
+    before every launch. ``setups`` are other environments: their names, and the interpreter of each.
     """
 
     engine: str = "local"
@@ -41,4 +40,4 @@ class Settings:
     fresh: bool = False
     folder: str = ""
     clean: tuple[str, ...] = ()
-    setups: Mapping[str, str] = field(default_factory=dict)
+    setups: tuple[tuple[str, str], ...] = ()

@@ -94,13 +94,16 @@ def _file(folder: Path, name: str, commit: str) -> Path:
 
 def _moved(results: Path, commits: Mapping[str, str]) -> None:
     """Result files of commits that are no longer on the ledger go to their night's new one."""
-    here = {commit[:8] for commit in commits.values()}
+    here = {commit[:8] for commit in (ledger.root(results / LEDGER), *commits.values())}
     for path in (results / RESULTS).glob(f"*/????????-{ENVIRONMENT}.json"):
-        if path.name[:8] in here and _whole(path):
+        if not _whole(path):  # a writer was killed: what it wrote is made again
+            path.unlink()
+            continue
+        if path.name[:8] in here:
             continue
         run = ledger.run_at(results / LEDGER, path.name[:8])
         new = commits.get(run) if run else None
-        if new is not None and _whole(path):
+        if new is not None:
             told = json.loads(path.read_text())
             target = _file(results / RESULTS, path.parent.name, new)
             if not target.exists():

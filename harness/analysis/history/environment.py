@@ -1,18 +1,26 @@
 """asv's view of where benchmarks run: this Python, at a commit of the ledger. An asv plugin.
 
 Nothing is checked out or installed: a commit of the ledger is a run that was ingested, and
-``benchmarks/records.py`` reads it. So ``asv run`` takes asv's ranges, stores what it measures, and
-its values stand in the series that ``scaleproof ingest`` writes.
+``benchmarks/records.py`` reads it; ``benchmarks/core.py`` measures this project itself. So
+``asv run`` takes asv's ranges, stores what it measures, and its values stand in the series that
+``scaleproof ingest`` writes.
 """
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from asv import util
 from asv.environment import Environment
 
-from harness.analysis.history.asv import ENVIRONMENT
+from harness.analysis.history import ledger
+from harness.analysis.history.asv import ENVIRONMENT, LEDGER
+from harness.analysis.history.night import nights
+
+#: asv stands where its configuration is when it loads this file, and wants a ledger to be there.
+if Path("results").is_dir() and not Path("results", LEDGER).exists():
+    ledger.write(Path("results", LEDGER), nights(Path("results")))
 
 
 class Ledger(Environment):  # type: ignore[misc]  # asv has no types

@@ -60,6 +60,11 @@ def commits(path: Path) -> dict[str, str]:
     return {run: commit for commit, run in _known(path)} if path.exists() else {}
 
 
+def root(path: Path) -> str:
+    """The commit before the first night."""
+    return _git(path, "rev-list", "--max-parents=0", BRANCH).strip()
+
+
 def _known(path: Path) -> list[tuple[str, str]]:
     """(commit, run) of every night, oldest first; makes an empty repository where none is."""
     if not path.exists():

@@ -18,7 +18,7 @@ class Settings:
     ``paths`` are the folders of a user's own files. ``lenient``: INCONCLUSIVE fails nothing.
     ``fresh``: every rank of a script is started as an interpreter of its own; ``folder`` is where
     the script was run. With ``clean`` it runs there itself, not in copies: these paths are removed
-    before every launch. ``setups`` are other environments: their names, and the interpreter of each.
+    before every launch. ``setups`` are other environments: names and interpreters.
     """
 
     engine: str = "local"

@@ -6,7 +6,6 @@ since asv reports a gain as a regression.
 """
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,58 +128,53 @@ def _write(
     facts = {"cpu": "", "num_cpu": "", "gpu": "", "arch": "", "os": "", "ram": "", "machine": name}
     facts |= night.machine
     told = folder / name / "machine.json"
-    if not told.is_file() or json.loads(told.read_text()) != {**facts, "version": 1}:
+    if not (told.is_file() and _whole(told)):
         _write_json(told, {**facts, "version": 1})
     path = _file(folder, name, commit)
-    chosen = {c: k.values for c, k in night.cases.items() if k.stand_in is stand_in and k.values}
-    if not chosen or (path.is_file() and _says(path, chosen)):
+    wanted = _by_quantity(night, stand_in)
+    if not wanted or (path.is_file() and _says(path, wanted)):
         return
     at_ms = round(night.when.timestamp() * 1000)
     if path.is_file():
         stored = asv_results.Results.load(str(path), machine_name=name)
     else:
         stored = asv_results.Results(facts, {}, commit, at_ms, "", ENVIRONMENT, {})
-    for quantity in QUANTITIES:
-        if not any(quantity in values for values in chosen.values()):
-            continue
-        entry = {**entries[benchmark(quantity)], "params": [[repr(c) for c in chosen]]}
-        values = [of_case.get(quantity) for of_case in chosen.values()]
-        numbers = [None if v is None else shown(quantity, v) for v in values]
+    for quantity, of_case in wanted.items():
+        entry = {**entries[benchmark(quantity)], "params": [[repr(c) for c in of_case]]}
+        numbers = [shown(quantity, value) for value in of_case.values()]
+        each = zip(of_case.values(), numbers, strict=True)
         result = runner.BenchmarkResult(
-            result=[float("nan") if n is None else n for n in numbers],
-            samples=[
-                None if v is None or n is None else list(v.launches or [n])
-                for v, n in zip(values, numbers, strict=True)
-            ],
-            number=[None if v is None else 1 for v in values],
-            errcode=0, stderr="", profile=None,
+            result=numbers, samples=[list(value.launches or [n]) for value, n in each],
+            number=[1] * len(numbers), errcode=0, stderr="", profile=None,
         )  # fmt: skip
         stored.add_result(entry, result, record_samples=True)
-        _ours(stored, quantity, values)
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        stored.save(made)
-        _file(Path(made), name, commit).replace(path)
+        _ours(stored, quantity, list(of_case.values()))
+    made = folder.with_name(".asv")  # apart, so that asv reads nothing torn
+    stored.save(str(made))
+    _file(made, name, commit).replace(path)
 
 
-def _says(path: Path, chosen: Mapping[str, Mapping[str, Value]]) -> bool:
-    """Whether a result file has these cases' values of every quantity."""
+def _by_quantity(night: Night, stand_in: bool) -> dict[str, dict[str, Value]]:
+    """Quantity -> case -> its value that night."""
+    cases = {c: kept.values for c, kept in night.cases.items() if kept.stand_in is stand_in}
+    found = {q: {c: v[q] for c, v in cases.items() if q in v} for q in QUANTITIES}
+    return {quantity: of_case for quantity, of_case in found.items() if of_case}
+
+
+def _says(path: Path, wanted: Mapping[str, Mapping[str, Value]]) -> bool:
+    """Whether a result file has these cases of every quantity."""
     known = json.loads(path.read_text())["results"]
-    for quantity in {q for values in chosen.values() for q in values}:
-        row = known.get(benchmark(quantity))
-        if row is None or row[1] != [[repr(c) for c in chosen]]:
-            return False
-    return True
+    rows = ((known.get(benchmark(q)), [[repr(c) for c in cases]]) for q, cases in wanted.items())
+    return all(row is not None and row[1] == params for row, params in rows)
 
 
-def _ours(stored: Any, quantity: str, values: Sequence[Value | None]) -> None:
+def _ours(stored: Any, quantity: str, values: Sequence[Value]) -> None:
     """Our values in place of those that asv makes of samples: medians, intervals of one sample.
 
     asv's name for the interval is ci_99; that of an efficiency holds 19 times in 20 at each end.
     """
     name = benchmark(quantity)
     for i, value in enumerate(values):
-        if value is None:
-            continue
         stored._results[name][i] = at = shown(quantity, value)
         if value.low is not None and value.high is not None:
             ends = [shown(quantity, Value(value=end)) for end in (value.low, value.high)]

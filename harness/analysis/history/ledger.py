@@ -9,6 +9,7 @@ equal nights give equal hashes, wherever and in whatever order they were ingeste
 import datetime
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,30 @@ def write(path: Path, nights: Sequence[Night]) -> dict[str, str]:
     if alike < len(nights) or alike < len(known) or not known:
         _import(path, nights[alike:], known[alike - 1][0] if alike else None)
         known = _known(path)
-    return {run: commit for commit, run in known}
+    named = {run: commit for commit, run in known}
+    _tag(path, _tags(nights, named))
+    return named
+
+
+def _tags(nights: Sequence[Night], commits: Mapping[str, str]) -> dict[str, str]:
+    """``torch-2.14.0`` and its like: the first night of each version, which asv's page marks."""
+    out: dict[str, str] = {}
+    for night in nights:
+        for name, version in sorted(night.subject.items()):
+            shown = name.removeprefix("nvidia-").partition("-cu")[0]
+            if shown in ("torch", "nccl", "driver", "suite") and version != "none":
+                tag = re.sub(r"[^\w.-]+", "-", f"{shown}-{version}")
+                out.setdefault(tag, commits[night.run])
+    return out
+
+
+def _tag(path: Path, wanted: Mapping[str, str]) -> None:
+    told = _git(path, "for-each-ref", "--format=%(refname:short) %(objectname)", "refs/tags")
+    here = dict(line.split(" ") for line in told.splitlines())
+    moves = [f"update refs/tags/{t} {c}\n" for t, c in wanted.items() if here.get(t) != c]
+    moves += [f"delete refs/tags/{t}\n" for t in here if t not in wanted]
+    if moves:
+        _git(path, "update-ref", "--stdin", text="".join(moves))
 
 
 def commits(path: Path) -> dict[str, str]:

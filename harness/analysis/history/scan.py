@@ -82,13 +82,21 @@ def _change(x: np.ndarray, start: int, end: int) -> Change:
 
 
 def _cuts(x: np.ndarray, start: int, end: int, alpha: float) -> list[int]:
-    if end - start < 2 * FEWEST:
-        return []
-    at, score = best(x[start:end])
-    if p_value(score, end - start) > alpha:
-        return []
-    cut = start + at
-    return [*_cuts(x, start, cut, alpha), cut, *_cuts(x, cut, end, alpha)]
+    """Splits of the nights from ``start`` to ``end``, and of both sides of each.
+
+    A level that came and went hides from one split of all nights, so both two thirds are searched,
+    too, at a sixteenth of ``alpha`` each.
+    """
+    third = (end - start) // 3
+    whole, parts = (start, end, alpha), ((start, end - third), (start + third, end))
+    for a, b, limit in (whole, *((*part, alpha / 16) for part in parts)):
+        if b - a < 2 * FEWEST:
+            continue
+        at, score = best(x[a:b])
+        if p_value(score, b - a) <= limit:
+            cut = a + at
+            return [*_cuts(x, start, cut, alpha), cut, *_cuts(x, cut, end, alpha)]
+    return []
 
 
 def best(x: np.ndarray) -> tuple[int, float]:

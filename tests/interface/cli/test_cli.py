@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -299,52 +298,6 @@ def test_several_nodes_by_torchrun(tmp_path: Path) -> None:
     assert all([r["node"] for r in x["ranks"]] == [0, 1] for x in two)
     assert {x["status"] for x in launches} == {"ok"} and not any(x["wrong"] for x in launches)
     assert all(c["ok"] for x in launches for r in x["ranks"] for c in r["checks"])
-
-
-def test_ingest_fills_asvs_history(tmp_path: Path) -> None:
-    for name in ("asv.conf.json", "benchmarks", "harness"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(
-                source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "cost")
-            )
-        else:
-            shutil.copy(source, tmp_path / name)
-    shutil.copytree(ROOT / "results/samples", tmp_path / "results/samples")
-    samples = [f"results/samples/{n}" for n in ("ddp-nano", "ddp-nano-again")]
-    home = {**os.environ, "HOME": str(tmp_path)}
-
-    def asv(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "asv", *arguments], cwd=tmp_path, env=home,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    empty = subprocess.run(
-        [sys.executable, "-m", "asv", "run", "--quick"], cwd=tmp_path, env=home,
-        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert empty.returncode != 0, "without a ledger it must not look as if it had stored something"
-    done = scaleproof("ingest", *samples, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert scaleproof("ingest", samples[0], cwd=tmp_path).returncode == 0, "twice is once"
-    machine = next(p.name for p in (tmp_path / "results/asv").iterdir() if p.is_dir())
-    asv("check")
-    asv("publish")
-    compared = asv("compare", "main~1", "main", "--machine", machine)
-    assert "records.track_step_time('ddp/decoder-nano/weak@2cpu')" in compared
-    assert "records.track_scaling_loss" in compared and "n/a" not in compared
-    (loss,) = (line for line in compared.splitlines() if "track_scaling_loss" in line)
-    assert "±" in loss and loss.split("|")[1].strip() == "", "undecided is no change"
-    shown = asv("show", "main", "--machine", machine)
-    assert "ddp/decoder-nano/weak@2cpu" in shown
-    asv("machine", "--yes", "--machine", machine)
-    asv("run", "--machine", machine, "--bench", "scaling_loss", "ALL")
-    again = asv("compare", "main~1", "main", "--machine", machine)
-    assert again.count("records.track_step_time(") == 3, "one environment, no line twice"
-    assert "n/a" not in again, "each commit is measured on its own record"
 
 
 @pytest.mark.full

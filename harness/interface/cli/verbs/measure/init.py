@@ -11,7 +11,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.record.store import write_text
 
 HELP = dict(init="write a folder of suites and rules to start from")
-START = Path(__file__).parents[2] / "start"
+START = Path(__file__).parents[3] / "start"
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

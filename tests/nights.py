@@ -1,0 +1,54 @@
+"""Nights that nobody measured, for tests of what the history makes of them."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+from harness.analysis.history.night import Kept, Night, Value
+
+CASE = "ddp/decoder-tiny/weak@4gpu"
+FIRST = datetime.datetime(2026, 1, 1, 2, tzinfo=datetime.UTC)
+SUBJECT = {"torch": "2.13.0", "driver": "580.1", "suite": "aaaa"}
+
+
+def value(number: float) -> Value:
+    return Value(value=number, launches=(number,))
+
+
+def night(
+    day: int,
+    steps: Mapping[str, float],
+    *,
+    subject: Mapping[str, str] = SUBJECT,
+    settings: Mapping[str, str] | None = None,
+    control: float | None = None,
+    error: str = "",
+    hash: str = "h",
+    stand_in: bool = False,
+) -> Night:
+    """A night whose cases have these step times; ``control`` is every step over its control's."""
+    when = FIRST + datetime.timedelta(days=day)
+    cases = {}
+    for case, step in steps.items():
+        values = {"step_time": value(step)}
+        if control is not None:
+            values["step_time_to_control"] = Value(value=control, low=control, high=control)
+        kept = Kept(hash=hash, stand_in=stand_in, values={} if error else values, error=error)
+        cases[case] = kept
+    return Night(
+        run=f"{when:%Y%m%d-%H%M%S}-{day:04x}", started_at=when.isoformat(), hardware="8x-h100",
+        subject=dict(subject), fingerprint={"hardware": "8x-h100", **(settings or {})},
+        cases=cases, machine={"cpu": "epyc", "num_cpu": "64", "gpu": "8x H100"},
+        folder=f"results/runs/8x-h100/{day}",
+    )  # fmt: skip
+
+
+def noisy(
+    levels: Sequence[float], sd: float = 0.005, seed: int = 1, case: str = CASE
+) -> list[Night]:
+    """A night for each level, with that much noise."""
+    draw = random.Random(seed)
+    return [night(i, {case: x * math.exp(draw.gauss(0, sd))}) for i, x in enumerate(levels)]

@@ -1,6 +1,6 @@
 """The history in the terminal: what changed first, then how many figures did not."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 
 from harness.analysis.history.night import Night
@@ -12,9 +12,14 @@ _INDENT = 12
 
 
 def lines(
-    nights: Sequence[Night], trends: Sequence[Trend], width: int, *, every: bool
+    nights: Sequence[Night],
+    trends: Sequence[Trend],
+    width: int,
+    *,
+    every: bool,
+    asv: Collection[tuple[str, str]] | None = None,
 ) -> list[str]:
-    """One block a case; stable figures only with ``every``."""
+    """One block a case; stable figures only with ``every``. ``asv`` is what asv itself found."""
     shown = [t for t in trends if every or t.status not in (Status.STABLE, Status.INSUFFICIENT)]
     days = f"{nights[0].started_at[:10]} to {nights[-1].started_at[:10]}"
     machines = sorted({t.series.machine for t in trends})
@@ -31,10 +36,10 @@ def lines(
         where = f"  ({machine})" if len(machines) > 1 else ""
         out += ["", *wrap(f" {case}{where}", width, 3)]
         for trend in of_case:
-            out += _rows(trend, width, every)
+            out += _rows(trend, width, every, asv)
     hidden = len(trends) - len(shown)
     if hidden and not every:
-        out += ["", f" {hidden} more did not change: scaleproof history CASE shows them"]
+        out += ["", f" {hidden} more: scaleproof history CASE shows them"]
     return out
 
 
@@ -42,13 +47,18 @@ def _case(trend: Trend) -> tuple[str, str]:
     return trend.series.machine, trend.series.case
 
 
-def _rows(trend: Trend, width: int, every: bool) -> list[str]:
+def _rows(
+    trend: Trend, width: int, every: bool, asv: Collection[tuple[str, str]] | None
+) -> list[str]:
     head = f"  {told.word(trend.status):<14}  {told.name(trend):<22}{told.newest(trend):>9}"
     last = trend.last
     since = f"since {last.date}" if last is not None and trend.status is not Status.STABLE else ""
     out = [f"{head}  {told.spark(trend)}".rstrip()]
     if trend.status in (Status.REGRESSED, Status.IMPROVED):
         out += wrap(f"{'':18}{told.change(trend)} {since}: {trend.why}", width, 18)
+        if asv is not None and trend.status is Status.REGRESSED:
+            seen = "agrees" if told.key(trend) in asv else "does not see it"
+            out.append(f"{'':18}asv's own detector {seen}")
     elif trend.why:
         out += wrap(f"{'':18}{trend.why}", width, 18)
     if every:

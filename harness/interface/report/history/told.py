@@ -5,6 +5,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
+from harness.analysis.history import asv
 from harness.analysis.history.night import Quantity
 from harness.analysis.history.trends import Status, Trend, Turn, shown_size
 from harness.base.numbers import si
@@ -45,6 +46,12 @@ def name(trend: Trend) -> str:
 
 def figure(kind: Quantity, value: float) -> str:
     return f"{value:.3f}" if kind.unit == "1" else si(value, kind.unit)
+
+
+def key(trend: Trend) -> tuple[str, str]:
+    """What asv calls it: its benchmark with the case, and the machine."""
+    series = trend.series
+    return f"{asv.benchmark(series.quantity)}('{series.case}')", series.machine
 
 
 def newest(trend: Trend) -> str:

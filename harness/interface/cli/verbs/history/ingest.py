@@ -48,7 +48,7 @@ def _ingested(asked: Asked) -> Answer:
 
 def _history(asked: Asked) -> Answer:
     """Changes of level, judged together."""
-    from harness.analysis.history import night, trends
+    from harness.analysis.history import night, published, trends
     from harness.interface.report.history import lines, page
 
     said = asked.options
@@ -67,7 +67,10 @@ def _history(asked: Asked) -> Answer:
             expected=", ".join(cases[:6]) + (", ..." if len(cases) > 6 else ""),
             fix="scaleproof history",
         )  # fmt: skip
-    told = lines.lines(nights, found, text.columns(), every=bool(said.case or said.figure))
+    told = lines.lines(
+        nights, found, text.columns(), every=bool(said.case or said.figure),
+        asv=published.found_by_asv(said.results),
+    )  # fmt: skip
     if said.html is not None:
         page.write(said.html, said.results, nights, found)
         told += ["", f" page     {text.shown(said.html)}"]

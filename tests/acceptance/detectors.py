@@ -4,8 +4,8 @@
 
 60 nights, a step at night 40 unless it says none: then there are four times as many series. ``any``: a step up is told;
 ``near``: of these, those dated within 2 nights. ``false``: series in which a change, up or down, is told where there is none.
-``--nightly`` looks every night from 15 on, as a user does: told before the step, found within 20
-nights of it, and the median delay. What is not installed is left out.
+``--nightly`` looks every night from 15 on, as a user does: a slow-down told
+before the step, found within 20 nights of it, and the median delay. What is not installed is left out.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def nightly(count: int) -> list[str]:
         for name, detect in detectors().items():
             early, delays = 0, []
             for x in series:
-                first = next((n for n in range(15, NIGHTS + 1) if detect(x[:n])), None)
+                looks = (n for n in range(15, NIGHTS + 1) if any(up for _, up in detect(x[:n])))
+                first = next(looks, None)
                 early += first is not None and first <= AT
                 if first is not None and first > AT:
                     delays.append(first - AT)

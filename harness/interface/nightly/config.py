@@ -7,7 +7,6 @@ from pathlib import Path
 
 from harness.base.documents import from_doc
 from harness.base.toml import Table, check_table, keys_of, read
-from harness.interface import options
 
 
 class Occasion(StrEnum):
@@ -67,6 +66,4 @@ def load(path: Path | None) -> Config:
 
 def seconds(length: str) -> float:
     """``30d`` in seconds."""
-    if length.endswith("d"):
-        return 86400 * float(length[:-1])
-    return options.seconds(length) or 0.0
+    return float(length[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[length[-1]]

@@ -128,14 +128,16 @@ class Rounds:
     def _keep(self, tonight: Tonight) -> Tonight:
         """Into the history; a run that cannot be kept ends the night with its reason."""
         folder = tonight.run(self.results)
+        if folder is None:
+            state.forget(self.results)  # there was no night
+            raise LaunchError(
+                f"pytest ended with status {tonight.suites} and left no run", where="suites",
+                expected="a run with timed launches",
+                fix=f"pytest {' '.join(self.config.suites)}",
+            )  # fmt: skip
         try:
-            if folder is None:
-                raise LaunchError(
-                    f"pytest ended with status {tonight.suites} and left no run", where="suites",
-                    expected="a run with timed launches", fix="pytest suites/",
-                )  # fmt: skip
             ingest([folder], self.results)
-        except (RecordError, LaunchError) as error:
+        except RecordError as error:
             self._failed = error
             return self._over(tonight, Exit.ERROR)
         return state.at(self.results, tonight, Stage.AGAIN)
@@ -197,12 +199,17 @@ class Rounds:
         return state.at(self.results, tonight, Stage.PRUNE, exit=int(ended))
 
     def _exit(self, tonight: Tonight, new: Sequence[News]) -> Exit:
-        """The worst of what pytest says of the verdicts and what the history says."""
+        """The worst of what pytest says of the verdicts and what the history says.
+
+        Suites without rules judge nothing by themselves; their nights are judged all the same.
+        """
         told = {one.status for one in new}
         if Status.ERRORED in told or tonight.suites == Exit.ERROR:
             return Exit.ERROR
         if Status.REGRESSED in told or tonight.suites == Exit.FAILED:
             return Exit.FAILED
+        if tonight.suites == Exit.NOTHING_JUDGED:
+            return Exit.PASSED
         known = {int(e) for e in Exit}
         return Exit(tonight.suites) if tonight.suites in known else Exit.ERROR
 

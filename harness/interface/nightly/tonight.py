@@ -109,6 +109,11 @@ def note(results: Path, tonight: Tonight) -> Tonight:
     return tonight
 
 
+def forget(results: Path) -> None:
+    """As if this night had not begun."""
+    _path(results).unlink(missing_ok=True)
+
+
 def at(results: Path, tonight: Tonight, stage: Stage, **more: object) -> Tonight:
     """The night at its next stage, written down."""
     return note(results, replace(tonight, stage=stage, **more))  # type: ignore[arg-type]

@@ -224,7 +224,7 @@ def test_twenty_real_nights_find_date_and_blame_a_planted_slow_down(suites: Path
     kept = nights(suites / "results")
     trend = next(t for t in trends(kept) if t.series.quantity == "step_time")
     assert trend.status is Status.REGRESSED and trend.last is not None
-    assert trend.last.run == kept[12].run and trend.last.low <= 0.05 <= trend.last.high
+    assert trend.last.run == kept[12].run and trend.last.size == pytest.approx(0.05, abs=0.002)
     assert trend.why == f"suite {commits[0]} -> {commits[1]}"
     news = [n for d in told(suites) for n in d["news"]]  # type: ignore[attr-defined]
     assert [n["figure"] for n in news].count("step time") == 1, "told once"

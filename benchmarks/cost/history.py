@@ -1,0 +1,55 @@
+"""What a history costs as it grows: ingesting the next night, asv's page, and ``history`` itself.
+
+python benchmarks/cost/history.py          # a year of 15 cases with two figures each
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.analysis.history import asv
+from harness.analysis.history.ingest import ingest
+from harness.analysis.history.night import nights
+from harness.analysis.history.published import publish
+from harness.analysis.history.trends import trends
+from harness.base import modules
+
+HERE = Path(__file__).parent
+SAMPLE = HERE.parents[1] / "results/samples/ddp-nano"
+CASES = 15
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def row(count: int, results: Path) -> str:
+    """One size of a history."""
+    modules.load(str(HERE.parent / "core.py")).year(results, count, CASES)
+    first = seconds(lambda: asv.write(results, nights(results)))
+    more = seconds(lambda: ingest([SAMPLE], results))
+    commits, found = asv.write(results, nights(results)), trends(nights(results))
+    page = seconds(lambda: publish(results, found, commits))
+    words = [sys.executable, "-m", "harness", "history", "--results", str(results)]
+    told = seconds(lambda: subprocess.run(words, check=True, stdout=subprocess.DEVNULL))
+    return f"{count:7}{2 * CASES:8}{first:13.2f}{more:10.2f}{page:9.2f}{told:9.2f}"
+
+
+def main() -> None:
+    print(
+        f"{'nights':>7}{'series':>8}{'first write':>13}{'one more':>10}{'publish':>9}{'history':>9}"
+    )
+    for count in (30, 90, 180, 365):
+        with tempfile.TemporaryDirectory() as folder:
+            print(row(count, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.history.ingest import ingest
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 EXTENDING = (ROOT / "docs" / "extending.md").read_text()
@@ -31,6 +33,7 @@ ELSEWHERE = (
     "tox",
     "asv",
     "bash scripts/system",
+    "scaleproof nightly",
 )
 #: Half a minute each, and tests of their own.
 LONG = (
@@ -62,6 +65,10 @@ def test_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
         words[0] = sys.executable
     if {"run", "ingest", "fabric", "pairs", "recover"} & set(words):
         words += ["--results", str(tmp_path)]
+    if "history" in words:
+        words += ["--results", str(tmp_path)]
+        samples = [ROOT / "results/samples" / n for n in ("ddp-nano", "ddp-nano-again")]
+        ingest(samples, tmp_path)
     done = subprocess.run(
         words,
         cwd=ROOT,

@@ -30,6 +30,12 @@ def test_what_it_finds_in_independent_nights(kind: str, found_at_least: float) -
     assert 0.75 <= np.mean(held) <= 0.99  # chosen for their size, so a little less than 0.95
 
 
+def test_where_nothing_changes_both_directions_are_as_likely() -> None:
+    nights = np.random.default_rng(8).normal(0, 0.02, (1500, 40))
+    told = [c.size.by > 0 for x in nights for c in scan.changes(x, 0.01, alpha=0.1)]
+    assert len(told) > 100 and 0.4 <= np.mean(told) <= 0.6
+
+
 def test_wild_nights_do_not_hide_a_step_nor_make_one() -> None:
     random = np.random.default_rng(6)
     nights = random.normal(0, 0.005, (200, 60))

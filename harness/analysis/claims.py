@@ -1,0 +1,194 @@
+"""Claims: whether a published table holds together, as far as its digits say.
+
+rows of text -> Figures, each between its rounding ends -> what follows from others -> Finding
+
+speedup = T1 / TN, or the ratio of throughputs;  efficiency = speedup / (N / N1);
+1 - efficiency >= the share of a step that communication is said to take: nothing else can hide it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A number as it is printed: it may be any value that is rounded to it."""
+
+    text: str
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+
+class Column(StrEnum):
+    RANKS = "ranks"
+    TIME = "time"
+    THROUGHPUT = "throughput"
+    SPEEDUP = "speedup"
+    EFFICIENCY = "efficiency"
+    COMMUNICATION = "communication"
+
+
+#: What tables call them; units in brackets are taken off first.
+NAMES: Mapping[Column, str] = {
+    Column.RANKS: (
+        r"n|np|(num_?)?(gpus?|ranks?|devices?|workers?|accelerators?|chips?)|world(_?size)?"
+    ),
+    Column.TIME: r"t|time.*|seconds?.*|s|ms|epoch.*|s/epoch|step.*|(s|ms) (an?|per) (epoch|step)",
+    Column.THROUGHPUT: r"throughput|rate|(samples|tokens|images|sequences)(/s.*| per second)",
+    Column.SPEEDUP: r"speed[ -]?up|x|scaling",
+    Column.EFFICIENCY: r"eff\.?|(scaling |parallel )?efficiency",
+    Column.COMMUNICATION: r"comm\.?|communication.*|(comm|communication) (share|overhead)",
+}
+
+
+class Status(StrEnum):
+    CONSISTENT = "consistent"
+    INCONSISTENT = "inconsistent"
+    UNCHECKABLE = "uncheckable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was found of one row. ``why`` has a sentence for each figure that does not follow from
+    the others, or says what is missing.
+    """
+
+    row: str
+    status: Status
+    why: tuple[str, ...]
+    checked: tuple[str, ...]
+
+
+Row = Mapping[Column, Figure]
+
+
+def column(name: str) -> Column | None:
+    """Which column a heading names; None for others."""
+    bare = re.sub(r"[\[(].*?[\])]", "", name).strip().lower().replace("_", " ").replace("  ", " ")
+    for known, pattern in NAMES.items():
+        if re.fullmatch(pattern.replace("_?", "[ _]?"), bare):
+            return known
+    return None
+
+
+def figure(text: str, of: Column) -> Figure | None:
+    """``1.95x``, ``97.6 %``, ``1,234``: the values that are printed like this. None for no number.
+
+    Shares of one are read as shares; an efficiency above 1.5 is taken for percent.
+    """
+    match = re.search(r"-?\d[\d,']*(?:\.(\d+))?(?:e([+-]?\d+))?", text.lower())
+    if match is None:
+        return None
+    value = float(re.sub(r"[,']", "", match[0]))
+    half = 0.5 * 10.0 ** (int(match[2] or 0) - len(match[1] or ""))
+    half = 0.0 if of is Column.RANKS else half
+    share = of in (Column.EFFICIENCY, Column.COMMUNICATION)
+    scale = 0.01 if share and ("%" in text or value > 1.5) else 1.0
+    return Figure(text=text.strip(), low=(value - half) * scale, high=(value + half) * scale)
+
+
+def audit(rows: Sequence[Row]) -> list[Finding]:
+    """Every row against the smallest one, and against itself."""
+    known = [row for row in rows if Column.RANKS in row]
+    base = min(known, key=lambda row: row[Column.RANKS].middle) if known else None
+    return [_finding(row, base, number) for number, row in enumerate(rows, 1)]
+
+
+def _finding(row: Row, base: Row | None, number: int) -> Finding:
+    name = f"{row[Column.RANKS].text} ranks" if Column.RANKS in row else f"row {number}"
+    if base is None or Column.RANKS not in row:
+        return Finding(
+            row=name, status=Status.UNCHECKABLE, why=("the number of ranks is missing",), checked=()
+        )
+    wrong, checked = [], []
+    for what, stated, low, high, how in _follows(row, base):
+        checked.append(f"{what} = {how}")
+        if stated.high < low - 1e-12 or stated.low > high + 1e-12:
+            off = stated.middle / ((low + high) / 2) - 1
+            ends = f"{low:.4g} to {high:.4g}"
+            wrong.append(f"{what} {stated.text} is {100 * off:+.1f}% off: {how} gives {ends}")
+    wrong += _hidden(row, base, checked)
+    if wrong:
+        return Finding(
+            row=name, status=Status.INCONSISTENT, why=tuple(wrong), checked=tuple(checked)
+        )
+    if not checked:
+        missing = _missing(row, base)
+        return Finding(row=name, status=Status.UNCHECKABLE, why=(missing,), checked=())
+    return Finding(row=name, status=Status.CONSISTENT, why=(), checked=tuple(checked))
+
+
+def _follows(row: Row, base: Row) -> Iterator[tuple[str, Figure, float, float, str]]:
+    """(what, as stated, lowest and highest that the others allow, how) of each that follows."""
+    ratio = row[Column.RANKS].middle / base[Column.RANKS].middle
+    speedup = row.get(Column.SPEEDUP)
+    if row is base and speedup is not None:
+        yield "speedup", speedup, 1.0, 1.0, "the smallest row over itself"
+    measured = _measured(row, base)
+    if speedup is not None and row is not base:
+        for low, high, how in measured:
+            yield "speedup", speedup, low, high, how
+    efficiency = row.get(Column.EFFICIENCY)
+    if efficiency is None:
+        return
+    if speedup is not None:
+        how = f"speedup / {ratio:g}"
+        yield "efficiency", efficiency, speedup.low / ratio, speedup.high / ratio, how
+    for low, high, how in measured:
+        yield "efficiency", efficiency, low / ratio, high / ratio, f"{how} / {ratio:g}"
+
+
+def _measured(row: Row, base: Row) -> list[tuple[float, float, str]]:
+    """Speedups that times and throughputs give, with their rounding."""
+    out = []
+    if Column.TIME in row and Column.TIME in base:
+        a, b = base[Column.TIME], row[Column.TIME]
+        out.append((a.low / b.high, a.high / b.low, f"{a.text} / {b.text}"))
+    if Column.THROUGHPUT in row and Column.THROUGHPUT in base:
+        a, b = base[Column.THROUGHPUT], row[Column.THROUGHPUT]
+        out.append((b.low / a.high, b.high / a.low, f"{b.text} / {a.text}"))
+    return [(1.0, 1.0, how) for _, _, how in out] if row is base else out
+
+
+def _hidden(row: Row, base: Row, checked: list[str]) -> Iterator[str]:
+    """Communication that takes a share of the step takes that share of the efficiency, at least."""
+    told = row.get(Column.COMMUNICATION)
+    ratio = row[Column.RANKS].middle / base[Column.RANKS].middle
+    best = [(high / ratio, how) for _, high, how in _measured(row, base)]
+    if Column.SPEEDUP in row:
+        best.append((row[Column.SPEEDUP].high / ratio, "the speedup"))
+    if Column.EFFICIENCY in row:
+        best.append((row[Column.EFFICIENCY].high, "the efficiency"))
+    if told is None or not best or row is base:
+        return
+    checked.append("communication <= 1 - efficiency")
+    for efficiency, how in best:
+        if told.low > 1 - efficiency:
+            lost = 100 * (1 - efficiency)
+            yield f"communication {told.text} is more than the {lost:.1f}% that {how} leaves"
+
+
+def unexplained(row: Row, base: Row) -> float | None:
+    """The share of a row's ideal that its own times lose beyond its stated communication."""
+    told, measured = row.get(Column.COMMUNICATION), _measured(row, base)
+    if told is None or not measured or row is base:
+        return None
+    ratio = row[Column.RANKS].middle / base[Column.RANKS].middle
+    low, high, _ = measured[0]
+    return 1 - (low + high) / 2 / ratio - told.middle
+
+
+def _missing(row: Row, base: Row) -> str:
+    if row is base:
+        return "the smallest row: others are checked against it"
+    has = {c for c in row if c is not Column.RANKS}
+    if not has:
+        return "nothing but the number of ranks is stated"
+    want = "a time or a throughput here and in the smallest row"
+    return f"only {', '.join(sorted(has))} is stated: {want} would check it"

@@ -3,40 +3,37 @@
 import contextlib
 import datetime
 import json
-import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from harness.analysis.packing import Seat
 from harness.analysis.samples import figures
-from harness.analysis.samples.references import Curve
 from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
-from harness.base.errors import LaunchError, ScaleproofError, SpecError
+from harness.base.errors import LaunchError, ScaleproofError
 from harness.host import environment, nvml
-from harness.launch import causes, deploy
+from harness.launch import causes
 from harness.launch.engine import Ended, Where
-from harness.launch.fleet import Fleet
+from harness.launch.fleets import Fleets
 from harness.launch.wire.messages import (
     Break,
     Deadlines,
     Gate,
     LaunchSpec,
     Refer,
-    Script,
     Sweep,
     Task,
     Timed,
     Train,
 )
+from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
 from harness.record.fabric import label
 from harness.record.store import load_samples, write_text
-from harness.spec import Arm, CaseSpec, Catalogue, Device, Entry, Plan, Window
+from harness.spec import CaseSpec, Catalogue, Device, Entry
 from harness.spec.plan import HORIZON
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
@@ -50,84 +47,22 @@ SCRIPTS = Deadlines(start_s=600.0, first_step_s=600.0, step_s=300.0, collective_
 Polls: TypeAlias = list[list[dict[str, Json]]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """Which launch is wanted: of what, what for, and where in the protocol it stands.
-
-    ``reference`` is what its losses are compared with. ``seat`` is where it runs; None = on the
-    first nodes. ``streamed``: a reference too large for one device. ``script``: a user's own.
-    """
-
-    plan: Plan
-    arm: Arm
-    purpose: Purpose
-    window: Window
-    turn: int = -1
-    attempt: int = 0
-    reference: Curve | None = None
-    seat: Seat | None = None
-    streamed: bool = False
-    script: Script | None = None
-
-    @property
-    def block(self) -> int:
-        """The block that a turn is in; -1 of what is in none."""
-        return self.turn // 2 if self.purpose in (Purpose.TIMED, Purpose.PROFILE) else -1
-
-    @property
-    def label(self) -> str:
-        """``gate``, ``pilot``, or the turn: ``t03`` and ``p00``, ``c03`` and ``q00`` to confirm."""
-        if self.purpose not in (Purpose.TIMED, Purpose.PROFILE):
-            return str(self.purpose)
-        letters = "tc" if self.purpose is Purpose.TIMED else "pq"
-        return f"{letters[self.attempt]}{self.turn:02}"
-
-    @property
-    def draw(self) -> int:
-        """The seed of the launch's own noise."""
-        place = f"{self.arm.name}-{self.purpose}-{self.attempt}-{self.turn}"
-        if self.purpose is Purpose.PROBE:  # the same arm at several places
-            place += f"-{self.seat}"
-        return random.Random(f"{self.plan.protocol.seed}-{place}").randrange(2**31)
-
-
 class Bench:
     """Owns the engine and its agents; launches worlds, one or several at a time.
 
-    ``setups`` are the interpreters of other environments, whose agents start when first needed.
+    ``setups`` are the interpreters of other environments.
     """
 
     def __init__(
-        self, catalogue: Catalogue, engine: Entry, where: Where, setups: Mapping[str, str]
+        self,
+        catalogue: Catalogue,
+        engine: Entry,
+        where: Where,
+        setups: Mapping[str, str] | None = None,
     ) -> None:
         self.catalogue, self.engine, self._count = catalogue, engine, 0
-        self.worlds = deploy.open_worlds(engine, where)
-        self._where, self._setups, self._others = where, setups, dict[str, Fleet]()
-
-    def close(self) -> None:
-        """Stop all agents."""
-        for fleet in (self.worlds, *self._others.values()):
-            fleet.close()
-
-    def software(self) -> dict[str, dict[str, str]]:
-        """What each setup that was needed runs with, as far as it differs from node to node: the
-        first node's.
-        """
-        return {name: dict(fleet.nodes[0].software) for name, fleet in self._others.items()}
-
-    def _fleet(self, setup: str) -> Fleet:
-        """The agents of a setup; the run's own without one."""
-        if not setup:
-            return self.worlds
-        if setup not in self._others:
-            if setup not in self._setups:
-                raise SpecError(
-                    f"no setup {setup!r}", expected=", ".join(self._setups) or "--control PYTHON",
-                    fix="scaleproof run --help",
-                )  # fmt: skip
-            where = deploy.setup(self._where, setup, self._setups[setup])
-            self._others[setup] = deploy.open_worlds(self.engine, where)
-        return self._others[setup]
+        self.fleets = Fleets(engine, where, setups or {})
+        self.worlds = self.fleets.own
 
     @property
     def notes(self) -> list[str]:
@@ -258,7 +193,7 @@ class Bench:
         self, specs: Sequence[LaunchSpec], tick: Callable[[int], None]
     ) -> list[Ended]:
         """Worlds at once; how each rank of a broken one ended is kept beside what it left."""
-        ended = self._fleet(specs[0].case.setup).launch_together(specs, tick)
+        ended = self.fleets.of(specs[0].case.setup).launch_together(specs, tick)
         for spec, world in zip(specs, ended, strict=True):
             if not all(end.finished for end in world.ranks):
                 write_text(Path(spec.out) / "ends.json", json.dumps(to_doc(world.ranks), indent=1))

@@ -19,9 +19,9 @@ from harness.base.errors import ScaleproofError
 from harness.base.files import FullDiskError
 from harness.base.numbers import rate
 from harness.measure import blocks, piloting, profiling, referring, together
-from harness.measure.bench import Order
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
+from harness.measure.order import Order
 from harness.measure.progress import Moment
 from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper

@@ -13,7 +13,8 @@ from harness.host import admission
 from harness.host.admission import Level
 from harness.launch import cluster
 from harness.launch.engine import Where
-from harness.measure.bench import Bench, Order
+from harness.measure.bench import Bench
+from harness.measure.order import Order
 from harness.measure.progress import Moment, Progress, waiting
 from harness.measure.run import Run
 from harness.record import LaunchRecord, RunRecord
@@ -132,7 +133,7 @@ class Session:
 
         run.seal()
         launches = self.bench.launch_together(orders, run.folder, described, on_step)
-        run.setups = self.bench.software()
+        run.setups = self.bench.fleets.software()
         return run.enter(launches)
 
     def save(self, *, complete: bool) -> RunRecord:
@@ -140,4 +141,4 @@ class Session:
 
     def close(self) -> None:
         """Stop the engine and its agents."""
-        self.bench.close()
+        self.bench.fleets.close()

@@ -10,7 +10,8 @@ from harness.analysis.samples import references
 from harness.base.documents import Json
 from harness.base.errors import SpecError
 from harness.launch.wire.messages import Script
-from harness.measure.bench import Order, alone
+from harness.measure.bench import alone
+from harness.measure.order import Order
 from harness.measure.run import Run
 from harness.measure.session import Session
 from harness.record import Purpose

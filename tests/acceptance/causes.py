@@ -18,7 +18,8 @@ from pathlib import Path
 
 from harness.base.documents import Json
 from harness.launch.engine import Where
-from harness.measure.bench import Bench, Order
+from harness.measure.bench import Bench
+from harness.measure.order import Order
 from harness.record import Budget, Purpose, RankBudget, Term
 from harness.record.budget import OUTLINE
 from harness.spec import Arm, CaseSpec, Catalogue, Data, Device, Plan, Protocol, Role, Site

@@ -19,7 +19,8 @@ from statistics import median
 
 from harness.analysis.judging.notices import PAYLOAD_SHARE, SHAPED_OFF
 from harness.launch.engine import Where
-from harness.measure.bench import Bench, Order
+from harness.measure.bench import Bench
+from harness.measure.order import Order
 from harness.record import LaunchRecord, Purpose
 from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 

@@ -19,7 +19,8 @@ from harness.launch.engines.emulated import Emulated
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines
-from harness.measure.bench import Bench, Order
+from harness.measure.bench import Bench
+from harness.measure.order import Order
 from harness.record import Purpose
 from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 

@@ -13,7 +13,8 @@ from harness.analysis.timeline.profiled import budget_of
 from harness.base.errors import LaunchError
 from harness.launch.engine import Where
 from harness.launch.wire.evidence import lives
-from harness.measure.bench import Bench, Order
+from harness.measure.bench import Bench
+from harness.measure.order import Order
 from harness.record import Described, Purpose
 from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 from harness.training.agent.straggler import GROUPS, Straggler

@@ -1,8 +1,12 @@
 """Two runs side by side in the terminal."""
 
+from collections.abc import Mapping, Sequence
+
 from harness.analysis.compare import DRIFT, Compared, Comparison
+from harness.analysis.judging.fingerprint import between
 from harness.base.numbers import rate, si
 from harness.interface.report.text import Column, table, wrap
+from harness.measure.setups.interleaving import SAME, Difference
 from harness.record import RunRecord
 from harness.spec.metrics import METRICS
 
@@ -42,6 +46,40 @@ def lines(a: RunRecord, b: RunRecord, comparison: Comparison, width: int) -> lis
     for text in comparison.not_compared:
         out += wrap(f" not compared: {text}", width, 15)
     return out
+
+
+def interleaved(
+    found: Sequence[Difference],
+    setups: Sequence[tuple[str, str]],
+    software: Mapping[str, Mapping[str, str]],
+    width: int,
+) -> list[str]:
+    """Two environments, in which software they differ, and a row for each case."""
+    out = []
+    for name, python in setups:
+        torch = software.get(name, {}).get("torch", "n/a")
+        out += wrap(f" {name}  {python}  torch {torch}", width, 4)
+    a, b = (software.get(name, {}) for name, _ in setups)
+    for text in between(a, b):
+        out += wrap(f" differs: {text}", width, 10)
+    columns = [
+        Column[Difference]("case", 9, lambda d: d.case, left=True),
+        Column[Difference]("pairs", 1, lambda d: str(d.num_pairs)),
+        Column[Difference]("throughput B/A [95%]", 8, _ends, left=True),
+        Column[Difference]("reading", 9, lambda d: str(d.reading), left=True),
+    ]
+    out += ["", *table(columns, found, width), ""]
+    out += wrap(
+        f" measured in the same blocks, so drift is in neither; no change: all of the interval"
+        f" within {SAME:.0%}; the interval holds at every look",
+        width, 1,
+    )  # fmt: skip
+    return out
+
+
+def _ends(one: Difference) -> str:
+    ends = "n/a" if one.low is None else f"{one.low:.4f}, {one.high:.4f}"
+    return f"{one.ratio:.4f} [{ends}]"
 
 
 def _table(comparison: Comparison, width: int) -> list[str]:

@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 
 from harness.launch.engine import Where
-from harness.measure.bench import Bench, Order
+from harness.measure.bench import Bench
+from harness.measure.order import Order
 from harness.record import Purpose
 from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site, Window
 

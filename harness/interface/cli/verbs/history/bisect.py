@@ -1,23 +1,17 @@
 """``bisect``: which version of the software made a case slower."""
 
 import argparse
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from harness.base.documents import Json
 from harness.base.errors import Exit, SpecError
-from harness.interface import options
-from harness.interface.cli import measuring
+from harness.interface.cli import beside, measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
-from harness.interface.report.live import Live
-from harness.measure import bisecting
-from harness.measure.bisecting import Bisector, Versions
 from harness.measure.session import Session
-from harness.spec.plan import Role
-from harness.spec.targets import plans_of
+from harness.measure.setups import bisecting
+from harness.measure.setups.bisecting import Bisector, Versions
 
 HELP = dict(bisect="find the version of the software that made a case slower")
 
@@ -61,22 +55,11 @@ def act(asked: Asked) -> Answer:
     said, results = asked.options, measuring.results(asked)
     names = _versions(said)
     versions = Versions(names=names, install=said.install, folder=results / "bisect")
-    known, site = measuring.site(asked)
-    plans = plans_of(said.target, site, known, measuring.settings(asked))
-    subjects = [arm for plan in plans for arm in plan.arms if arm.role is Role.SUBJECT]
-    if not subjects:
-        raise SpecError(
-            f"{said.target} has no case to measure", expected="a case: ddp/decoder-tiny/weak",
-            fix="scaleproof list",
-        )  # fmt: skip
-    case = max((arm.case for arm in subjects), key=lambda c: c.world_size)
-    settings = options.settings(measuring.values(asked), site, ("scaleproof", *asked.words))
-    settings = replace(settings, timeline=False, fabric=False, setups=versions.setups)
-    session = Session(known, settings, results, (), Live(sys.stderr))
-    bisector = Bisector(session, case, versions, said.error)
+    session, ((_, interleaver),) = beside.interleavers(asked, [said.target], versions.setups)
+    bisector = Bisector(interleaver, versions, said.error)
     try:
         with session:
-            bisector.run(plans[0].protocol, session.progress.note)
+            bisector.run(session.progress.note)
     except KeyboardInterrupt:
         session.save(complete=False)
         raise

@@ -1,13 +1,17 @@
-"""``compare`` and ``compare-hardware``: two runs on the cases that both ran."""
+"""``compare`` and ``compare-hardware``: two runs, or two environments in the same blocks."""
 
 import argparse
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis import compare
 from harness.base.documents import to_doc
-from harness.base.errors import Exit
+from harness.base.errors import Exit, SpecError
+from harness.interface.cli import beside, measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import comparison, text
+from harness.measure.setups import interleaving
 from harness.record.store import load
 from harness.spec.metrics import COMPARABLE
 
@@ -18,7 +22,7 @@ HELP = {
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    sub.add_argument("a", type=Path)
+    sub.add_argument("a", type=Path, help="a run; with --interleave the python of an environment")
     sub.add_argument("b", type=Path)
     usual = "step_s" if verb == "compare" else "throughput"
     sub.add_argument("--metric", default=usual, choices=COMPARABLE)
@@ -27,9 +31,16 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     )
     if verb == "compare":
         sub.add_argument("--force", action="store_true", help="compare anyway; marks the result")
+        sub.add_argument(
+            "--interleave", action="append", default=[], metavar="CASE",
+            help="measure this case in the environments A and B, in the same blocks",
+        )  # fmt: skip
+        measuring.add_to(sub, cases=True)
 
 
 def act(asked: Asked) -> Answer:
+    if asked.verb == "compare" and asked.options.interleave:
+        return _interleaved(asked)
     a, b, metric = load(asked.options.a), load(asked.options.b), asked.options.metric
     if asked.verb == "compare":
         compared = compare.compare(a, b, metric, force=asked.options.force)
@@ -46,3 +57,39 @@ def act(asked: Asked) -> Answer:
         lines=comparison.lines(a, b, compared, text.columns()),
         exit=status,
     )
+
+
+def _interleaved(asked: Asked) -> Answer:
+    """Each case's largest world in both environments, until their difference is decided."""
+    said = asked.options
+    setups = (("A", _python(said.a)), ("B", _python(said.b)))
+    session, cases = beside.interleavers(asked, said.interleave, setups)
+    found = []
+    try:
+        with session:
+            for case, interleaver in cases:
+                note = session.progress.note
+                found.append(interleaving.compared(interleaver, case.id, "A", "B", note))
+    except KeyboardInterrupt:
+        session.save(complete=False)
+        raise
+    run = session.save(complete=True)
+    lines = comparison.interleaved(found, setups, run.setups, text.columns())
+    lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
+    worse = said.fail_on and any(d.reading is compare.Reading.SLOWER for d in found)
+    open_ = any(d.reading is compare.Reading.UNDECIDED for d in found)
+    exit_ = Exit.FAILED if worse else Exit.INCONCLUSIVE if open_ else Exit.PASSED
+    told = {"cases": to_doc(tuple(found)), "setups": to_doc(dict(run.setups))}
+    return Answer(document={**told, "run": str(session.run.folder)}, lines=lines, exit=exit_)
+
+
+def _python(path: Path) -> str:
+    """The interpreter of an environment, named itself or by its folder."""
+    named: Sequence[Path] = (path, path / "bin" / "python")
+    python = next((found for p in named if (found := shutil.which(str(p)))), None)
+    if python is None:
+        raise SpecError(
+            f"{path} is no environment", expected="a folder with bin/python, or an interpreter",
+            fix="python -m venv new && new/bin/pip install torch==VERSION scaleproof",
+        )  # fmt: skip
+    return str(Path(python).absolute())

@@ -4,22 +4,15 @@ versions -> Bisection says which to probe -> installed, then a block of it and t
 pairs -> the posterior of the first bad one -> next probe, until it is certain enough
 """
 
-import math
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.history.bisection import Bisection
-from harness.analysis.judging import obstacles
-from harness.analysis.judging.pairs import pairs
 from harness.base.errors import LaunchError, SpecError
-from harness.measure.measurer import Measurer
-from harness.measure.session import Session
-from harness.spec import CaseSpec
-from harness.spec.plan import Protocol
-from harness.spec.recipes import versus
+from harness.measure.setups.interleaving import Interleaver
 
 #: Probes after which nothing more is tried: each is a block, which takes seconds to minutes.
 MOST_PROBES = 100
@@ -68,27 +61,26 @@ class Versions:
 class Bisector:
     """Measures versions of one case until the first bad one is known."""
 
-    def __init__(self, session: Session, case: CaseSpec, versions: Versions, error: float) -> None:
-        self._session, self._case, self._versions = session, case, versions
-        self._measurer, self._probes = Measurer(session), 0
+    def __init__(self, interleaver: Interleaver, versions: Versions, error: float) -> None:
+        self._interleaver, self._versions = interleaver, versions
         self.found = Bisection(len(versions.names), error)
 
-    def run(self, protocol: Protocol, told: Callable[[str], None]) -> None:
+    def run(self, told: Callable[[str], None]) -> None:
         """Probe until it is decided. SpecError where good and bad do not differ.
 
         ``told`` is called with a line for each probe.
         """
-        while (number := self.found.next) is not None:
-            if self._probes == MOST_PROBES:
-                break
-            self.found.add(number, self._probe(number, protocol))
+        names = self._versions.names
+        while (number := self.found.next) is not None and self._interleaver.blocks < MOST_PROBES:
+            for name in (names[0], names[number]):
+                self._versions.ensure(name)
+            self.found.add(number, self._interleaver.block(names[0], names[number]))
             told(self._line(number))
         if not self.found.apart:
-            good, bad = self._versions.names[0], self._versions.names[-1]
             raise SpecError(
-                f"{bad} is not slower or faster than {good}, as far as {self._probes} blocks can"
-                " tell", where=self._case.id, expected="two versions that differ",
-                fix="scaleproof history CASE",
+                f"{names[-1]} is not slower or faster than {names[0]}, as far as"
+                f" {self._interleaver.blocks} blocks can tell",
+                expected="two versions that differ", fix="scaleproof history CASE",
             )  # fmt: skip
 
     def _line(self, number: int) -> str:
@@ -100,31 +92,6 @@ class Bisector:
         if sure < 0.5:
             return line
         return f"{line}; first bad is {self._versions.names[first]} ({sure:.0%} sure)"
-
-    def _probe(self, number: int, protocol: Protocol) -> list[float]:
-        """A block of a version and the good one: logarithms of how much longer its steps take."""
-        good, version = self._versions.names[0], self._versions.names[number]
-        for name in (good, version):
-            self._versions.ensure(name)
-        self._probes += 1
-        once = replace(protocol, min_blocks=1, max_blocks=1, seed=self._probes)
-        a, b = (replace(self._case, setup=name) for name in (good, version))
-        plan = versus(a, b, ("throughput_ratio",), protocol=once)
-        plan = replace(plan, name=f"bisect {version} {self._probes}")
-        self._measurer.measure([plan])
-        if (broken := self._measurer.broken(plan)) is not None:
-            raise broken
-        ratios = pairs(self._session.run.bare(), plan, plan.contrasts[0]).values
-        if not ratios:
-            raise LaunchError(
-                f"version {version} cannot be measured: {self._blame()}", where=self._case.id,
-                expected="a version that trains correctly", fix=f"--skip {version}",
-            )  # fmt: skip
-        return [-math.log(ratio) for ratio in ratios]
-
-    def _blame(self) -> str:
-        failed = [x for x in self._session.run.launches if not (x.usable or x.discarded)]
-        return [*failed[-1].wrong, obstacles.blame(failed[-1])][0] if failed else "no launch ended"
 
 
 def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:

@@ -1,0 +1,45 @@
+"""What verbs share that measure a case in several environments beside each other."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.base.errors import SpecError
+from harness.interface import options
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Asked
+from harness.interface.report.live import Live
+from harness.measure.session import Session
+from harness.measure.setups.interleaving import Interleaver
+from harness.spec import CaseSpec, Plan
+from harness.spec.plan import Protocol, Role
+from harness.spec.targets import plans_of
+
+
+def interleavers(
+    asked: Asked, targets: Sequence[str], setups: tuple[tuple[str, str], ...]
+) -> tuple[Session, list[tuple[CaseSpec, Interleaver]]]:
+    """One session that knows these setups, and for each target its largest world.
+
+    No rule judges it, nothing is profiled, and the fabric is not swept.
+    """
+    known, site = measuring.site(asked)
+    cases = []
+    for target in targets:
+        plans = plans_of(target, site, known, measuring.settings(asked))
+        cases.append(_largest(target, plans))
+    settings = options.settings(measuring.values(asked), site, ("scaleproof", *asked.words))
+    settings = replace(settings, timeline=False, fabric=False, setups=setups)
+    session = Session(known, settings, measuring.results(asked), (), Live(sys.stderr))
+    return session, [(case, Interleaver(session, case, protocol)) for case, protocol in cases]
+
+
+def _largest(target: str, plans: Sequence[Plan]) -> tuple[CaseSpec, Protocol]:
+    every = ((arm, plan.protocol) for plan in plans for arm in plan.arms)
+    subjects = [(arm.case, protocol) for arm, protocol in every if arm.role is Role.SUBJECT]
+    if not subjects:
+        raise SpecError(
+            f"{target} has no case to measure", expected="a case: ddp/decoder-tiny/weak",
+            fix="scaleproof list",
+        )  # fmt: skip
+    return max(subjects, key=lambda pair: pair[0].world_size)

@@ -1,0 +1,51 @@
+"""An Order: which launch is wanted."""
+
+import random
+from dataclasses import dataclass
+
+from harness.analysis.packing import Seat
+from harness.analysis.samples.references import Curve
+from harness.launch.wire.messages import Script
+from harness.record import Purpose
+from harness.spec import Arm, Plan, Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Which launch is wanted: of what, what for, and where in the protocol it stands.
+
+    ``reference`` is what its losses are compared with. ``seat`` is where it runs; None = on the
+    first nodes. ``streamed``: a reference too large for one device. ``script``: a user's own.
+    """
+
+    plan: Plan
+    arm: Arm
+    purpose: Purpose
+    window: Window
+    turn: int = -1
+    attempt: int = 0
+    reference: Curve | None = None
+    seat: Seat | None = None
+    streamed: bool = False
+    script: Script | None = None
+
+    @property
+    def block(self) -> int:
+        """The block that a turn is in; -1 of what is in none."""
+        return self.turn // 2 if self.purpose in (Purpose.TIMED, Purpose.PROFILE) else -1
+
+    @property
+    def label(self) -> str:
+        """``gate``, ``pilot``, or the turn: ``t03`` and ``p00``, ``c03`` and ``q00`` to confirm."""
+        if self.purpose not in (Purpose.TIMED, Purpose.PROFILE):
+            return str(self.purpose)
+        letters = "tc" if self.purpose is Purpose.TIMED else "pq"
+        return f"{letters[self.attempt]}{self.turn:02}"
+
+    @property
+    def draw(self) -> int:
+        """The seed of the launch's own noise."""
+        place = f"{self.arm.name}-{self.purpose}-{self.attempt}-{self.turn}"
+        if self.purpose is Purpose.PROBE:  # the same arm at several places
+            place += f"-{self.seat}"
+        return random.Random(f"{self.plan.protocol.seed}-{place}").randrange(2**31)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from harness.base.errors import SpecError
+from harness.host import environment
 from harness.launch import deploy
 from harness.launch.engine import Where
 from harness.launch.fleet import Fleet
@@ -42,3 +43,17 @@ class Fleets:
         """Stop all agents."""
         for fleet in (self.own, *self._others.values()):
             fleet.close()
+
+    @property
+    def notes(self) -> list[str]:
+        """What the engine has to say of itself, for the record."""
+        queued_s, here = self.own.queued_s, environment.of_backends()
+        out = [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
+        for number, node in enumerate(self.own.nodes):
+            for name, value in node.environment.items():
+                if name not in here and not environment.names_interface(name):
+                    out.append(
+                        f"node {number} ({node.machine.host}) also sets {name}={value}:"
+                        " the value affects the results but is no part of the case"
+                    )
+        return out

@@ -14,7 +14,7 @@ from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
-from harness.host import environment, nvml
+from harness.host import nvml
 from harness.launch import causes
 from harness.launch.engine import Ended, Where
 from harness.launch.fleets import Fleets
@@ -63,20 +63,6 @@ class Bench:
         self.catalogue, self.engine, self._count = catalogue, engine, 0
         self.fleets = Fleets(engine, where, setups or {})
         self.worlds = self.fleets.own
-
-    @property
-    def notes(self) -> list[str]:
-        """What the engine has to say of itself, for the record."""
-        queued_s, here = self.worlds.queued_s, environment.of_backends()
-        out = [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
-        for number, node in enumerate(self.worlds.nodes):
-            for name, value in node.environment.items():
-                if name not in here and not environment.names_interface(name):
-                    out.append(
-                        f"node {number} ({node.machine.host}) also sets {name}={value}:"
-                        " the value affects the results but is no part of the case"
-                    )
-        return out
 
     def describe(self, cases: Sequence[CaseSpec]) -> list[Described]:
         """Ask an agent what each case will do."""

@@ -105,7 +105,7 @@ class Session:
             self.ready()
             self.run.nodes = tuple(node.machine for node in self.bench.worlds.nodes)
             self.run.machine = self.run.nodes[0]
-            self.run.notes += self.bench.notes
+            self.run.notes += self.bench.fleets.notes
 
     def ready(self) -> None:
         """Wait until every agent is there, and show the wait."""

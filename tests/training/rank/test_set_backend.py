@@ -9,10 +9,9 @@ import pytest
 
 from harness.host import environment, machine
 from harness.host.accelerators import Accelerators
+from harness.launch import deploy
 from harness.launch.engine import Where
 from harness.launch.wire.messages import Address, Node
-from harness.measure import bench
-from harness.measure.bench import Bench
 from harness.spec import Catalogue
 from harness.training.rank.setup import set_backend
 
@@ -43,7 +42,7 @@ def test_what_a_node_sets_beyond_the_case_is_told(monkeypatch: pytest.MonkeyPatc
         environment=there, accelerators=Accelerators(build="cpu"),
     )  # fmt: skip
     worlds = SimpleNamespace(nodes=(node,), queued_s=0.0)
-    monkeypatch.setattr(bench, "open_worlds", lambda *_: worlds)
+    monkeypatch.setattr(deploy, "open_worlds", lambda *_: worlds)
     known = Catalogue()
-    found = Bench(known, known.get("engines", "hosts"), Where()).notes
+    found = Fleets(known.get("engines", "hosts"), Where(), {}).notes
     assert len(found) == 1 and "also sets NCCL_NET_PLUGIN=ofi" in found[0]

@@ -134,6 +134,20 @@ def verbs() -> dict[str, Path]:
     return {verb: path for path in _files() for verb in _help(path)}
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Keeps the lines of examples as they are; everything else is wrapped as usual."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
+
+def _examples(module: ModuleType | None, verb: str) -> str:
+    """What a help text ends with; only of the verb that is asked for."""
+    if module is None or verb not in module.HELP:
+        return ""
+    return "\n".join(["examples:", *(f"  scaleproof {words}" for words in module.EXAMPLES[verb])])
+
+
 def _files() -> list[Path]:
     """By their names, whichever folder they are in."""
     return sorted(VERBS.glob("*/[!_]*.py"), key=lambda path: path.name)
@@ -151,7 +165,10 @@ def parser(module: ModuleType | None) -> Parser:
     subparsers = out.add_subparsers(dest="verb", required=True, metavar="VERB")
     for path in _files():
         for verb, told in _help(path).items():
-            sub = subparsers.add_parser(verb, help=told, description=told, allow_abbrev=False)
+            sub = subparsers.add_parser(
+                verb, help=told, description=told, allow_abbrev=False,
+                epilog=_examples(module, verb), formatter_class=_Formatter,
+            )  # fmt: skip
             sub.add_argument("--json", action="store_true", help="print one JSON document")
             out.verbs[verb] = sub
             if module is not None and verb in module.HELP:

@@ -16,7 +16,7 @@ import pytest
 from waiting import until
 
 from harness.host import admission
-from harness.interface.cli.main import main
+from harness.interface.cli.main import _module, main, parser, verbs
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -333,3 +333,19 @@ def test_every_kind_of_baseline_is_measured(tmp_path: Path) -> None:
     assert all(v["n"] == 4 and v["value"] is not None for v in verdicts.values())
     wire = next(v for (name, _), v in verdicts.items() if name == "wire_ratio@b/other")
     assert wire["value"] < 0.1, "top-k sends a fraction of what dense sends"
+
+
+@pytest.mark.parametrize("verb", sorted(verbs()))
+def test_help_ends_with_two_examples_that_parse(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([verb, "--help"])
+    assert left.value.code == 0
+    *_, head, first, second = capsys.readouterr().out.rstrip().splitlines()
+    assert head == "examples:"
+    for line in (first, second):
+        name, *words = shlex.split(line)
+        own = words.index("--") if "--" in words else len(words)
+        assert name == "scaleproof" and words[0] == verb
+        parser(_module([verb])).parse_args(words[:own])

@@ -15,6 +15,12 @@ from harness.interface.report import text
 from harness.record.store import load
 
 HELP = dict(baseline="expected values of a hardware class: show, set, accept")
+EXAMPLES = dict(
+    baseline=(
+        "baseline show",
+        "baseline set RUN",
+    ),
+)
 DEFAULT = Path("results/baselines")
 
 

@@ -14,6 +14,12 @@ from harness.measure.setups import bisecting
 from harness.measure.setups.bisecting import Bisector, Versions
 
 HELP = dict(bisect="find the version of the software that made a case slower")
+EXAMPLES = dict(
+    bisect=(
+        'bisect CASE --good 1 --bad 3 --versions 1,2,3 --install "./install {version} {folder}"',
+        'bisect CASE --good v1.4 --bad main --repo ~/model --install "./build {version} {folder}"',
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

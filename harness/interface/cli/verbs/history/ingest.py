@@ -13,6 +13,16 @@ HELP = dict(
     ingest="add runs to the history",
     history="say of every case whether, when and by how much it became slower",
 )
+EXAMPLES = dict(
+    ingest=(
+        "ingest RUN",
+        "ingest results/runs/*/*",
+    ),
+    history=(
+        "history",
+        "history ddp --html history.html --fail-on regressed",
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

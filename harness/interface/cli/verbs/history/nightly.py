@@ -10,6 +10,12 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 
 HELP = dict(nightly="measure the suites, add them to the history and tell what changed")
+EXAMPLES = dict(
+    nightly=(
+        "nightly --config nightly.toml",
+        "nightly --again",
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -31,6 +31,20 @@ HELP = dict(
     cancel="end a run in a scheduler's queue; its measurements are kept",
     collect="print the tables of a detached run that has ended",
 )
+EXAMPLES = dict(
+    status=(
+        "status",
+        "status 4711",
+    ),
+    cancel=(
+        "cancel 4711",
+        "cancel 4711 --results DIR",
+    ),
+    collect=(
+        "collect 4711",
+        "collect 4711 --json",
+    ),
+)
 #: Tells a run that came out of the queue since when it was in it, in seconds of the epoch.
 SUBMITTED = "SCALEPROOF_SUBMITTED"
 

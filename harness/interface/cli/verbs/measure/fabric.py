@@ -17,6 +17,16 @@ HELP = dict(
     fabric="check, time and judge every collective between the ranks",
     pairs="find the node or link that is slower than the others, by pairs of nodes",
 )
+EXAMPLES = dict(
+    fabric=(
+        "fabric --gpus 8",
+        "fabric --cpus 2 --sweeps 2",
+    ),
+    pairs=(
+        "pairs --engine slurm --nodes 8x8",
+        "pairs --engine emulated --nodes 3x1",
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

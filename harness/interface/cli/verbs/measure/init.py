@@ -11,6 +11,12 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.record.store import write_text
 
 HELP = dict(init="write a folder of suites and rules to start from")
+EXAMPLES = dict(
+    init=(
+        "init",
+        "init scaling",
+    ),
+)
 START = Path(__file__).parents[3] / "start"
 
 

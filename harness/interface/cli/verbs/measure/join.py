@@ -10,6 +10,12 @@ from harness.interface.cli.answer import Asked
 from harness.launch.engine import RANK_ENV
 
 HELP = dict(join="make this machine a node of a waiting run (--engine hosts)")
+EXAMPLES = dict(
+    join=(
+        "join node0:29500 --token-file token",
+        "join node0:29500 --token-file token --order 3",
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

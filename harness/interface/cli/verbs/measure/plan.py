@@ -28,6 +28,12 @@ from harness.spec import Arm, Device, Plan, Site, Threshold
 from harness.spec.targets import plans_of
 
 HELP = dict(plan="show the launches of a run with their time, memory and bytes per rank")
+EXAMPLES = dict(
+    plan=(
+        "plan suites --cpus 2",
+        "plan suites --on 8xh100",
+    ),
+)
 
 #: The tier that ``pytest suites/`` measures where nothing else is said.
 USUAL_TIER = "not nightly and not acceptance"

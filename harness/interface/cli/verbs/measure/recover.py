@@ -17,6 +17,12 @@ from harness.spec.courses import resharded
 from harness.spec.script import parse, script_plan
 
 HELP = dict(recover="break a training on purpose and time its recovery from a checkpoint")
+EXAMPLES = dict(
+    recover=(
+        "recover ddp/decoder-nano --cpus 2 --trials 1",
+        "recover --script --gpus 8 -- train.py",
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -24,6 +24,12 @@ from harness.spec.script import script_plan
 from harness.spec.targets import plans_of
 
 HELP = dict(run="measure and judge a case or a recipe")
+EXAMPLES = dict(
+    run=(
+        "run ddp/decoder-tiny/weak --gpus 8",
+        "run --script --gpus 8 -- train.py --lr 3e-4",
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -16,6 +16,12 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 
 HELP = dict(audit="check whether the figures of a published table agree with each other")
+EXAMPLES = dict(
+    audit=(
+        "audit vendor.csv",
+        "audit examples/audit/claims.md",
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

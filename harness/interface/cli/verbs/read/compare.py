@@ -19,6 +19,16 @@ HELP = {
     "compare": "compare two runs on one hardware class",
     "compare-hardware": "compare two machines on the cases that both ran",
 }
+EXAMPLES = {
+    "compare": (
+        "compare BEFORE AFTER --fail-on worse",
+        "compare old/bin/python new/bin/python --interleave ddp/decoder-tiny/weak --gpus 8",
+    ),
+    "compare-hardware": (
+        "compare-hardware RUN_A RUN_B",
+        "compare-hardware RUN_A RUN_B --metric step_s",
+    ),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

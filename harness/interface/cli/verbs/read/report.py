@@ -11,6 +11,12 @@ from harness.interface.report import digest, tables, text
 from harness.record.store import load, write_text
 
 HELP = dict(report="print the tables of a run and write its HTML page")
+EXAMPLES = dict(
+    report=(
+        "report RUN",
+        "report RUN --every",
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -26,6 +26,12 @@ from harness.record import Budget, LaunchRecord, Operator, Purpose
 from harness.record.store import load
 
 HELP = dict(timeline="show where the time of a step went, from torch.profiler traces")
+EXAMPLES = dict(
+    timeline=(
+        "timeline RUN --details",
+        "timeline rank0.json rank1.json --merge merged",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

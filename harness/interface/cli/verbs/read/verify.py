@@ -21,6 +21,16 @@ HELP = dict(
     verify="recompute every figure and verdict from the stored samples, offline",
     sign="sign a complete run with an ed25519 key of OpenSSH",
 )
+EXAMPLES = dict(
+    verify=(
+        "verify RUN",
+        "verify RUN --json",
+    ),
+    sign=(
+        "sign RUN --key ~/.ssh/id_ed25519",
+        "sign RUN --key acceptance.key --json",
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -20,6 +20,16 @@ HELP = dict(
     doctor="check this machine for anything that spoils measurements; changes nothing",
     attach="what the ranks of a job that runs here are doing; read only, without a verdict",
 )
+EXAMPLES = dict(
+    doctor=(
+        "doctor",
+        "doctor --json",
+    ),
+    attach=(
+        "attach 12345",
+        "attach 12345 --seconds 20",
+    ),
+)
 #: Between two looks at a job, s.
 PAUSE_S = 0.2
 

@@ -9,6 +9,12 @@ from harness.spec import Entry
 from harness.spec.catalogue import KINDS
 
 HELP = dict(list="list strategies, models, compressors, engines and suites")
+EXAMPLES = dict(
+    list=(
+        "list",
+        "list strategies --path examples/my_files",
+    ),
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -16,6 +16,12 @@ from harness.spec import Catalogue, Threshold, metrics, vacuous
 from harness.spec.rules import load_thresholds
 
 HELP = dict(rules="check a file of rules, and show what each of them judges")
+EXAMPLES = dict(
+    rules=(
+        "rules suites/thresholds.toml",
+        "rules suites/thresholds.toml RUN",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

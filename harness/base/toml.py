@@ -56,8 +56,8 @@ class Problem:
 class Problems:
     """Collects mistakes of one file and raises them together."""
 
-    def __init__(self, path: Path, lines: Sequence[str]) -> None:
-        self.path, self.lines = path, lines
+    def __init__(self, path: Path, lines: Sequence[str], then: str = "scaleproof plan") -> None:
+        self.path, self.lines, self.then = path, lines, then
         self.found: list[Problem] = []
 
     def lines_of(self, pattern: str) -> list[int]:
@@ -83,7 +83,7 @@ class Problems:
             out.append(f"    {p.text}")
             if p.hint:
                 out.append(f"    hint: {p.hint}")
-        raise ConfigError("\n".join(out), fix=f"edit {self.path}, then: scaleproof plan")
+        raise ConfigError("\n".join(out), fix=f"edit {self.path}, then: {self.then}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,10 @@ class Table:
     lines: Mapping[str, int]
 
 
-def read(path: Path, option: str) -> tuple[dict[str, Any], Problems]:
-    """A TOML file and where to write down its mistakes; ``option`` is how another one is named."""
+def read(path: Path, option: str, then: str = "scaleproof plan") -> tuple[dict[str, Any], Problems]:
+    """A TOML file and where to write down its mistakes; ``option`` is how another one is named,
+    ``then`` the command to run once it is right.
+    """
     try:
         text = path.read_text()
     except OSError as error:
@@ -109,7 +111,7 @@ def read(path: Path, option: str) -> tuple[dict[str, Any], Problems]:
             f"line {line} is not UTF-8 text", where=str(path),
             fix=f"iconv -f latin1 -t utf-8 {path}",
         ) from None  # fmt: skip
-    problems = Problems(path, text.splitlines())
+    problems = Problems(path, text.splitlines(), then)
     try:
         return tomllib.loads(text), problems
     except tomllib.TOMLDecodeError as error:

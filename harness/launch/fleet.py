@@ -78,6 +78,9 @@ class Fleet:
                 self.queued_s += time.monotonic() - since
                 since = time.monotonic()
             lost = [link for link in self._links if link.lost]
+            if lost:  # what its process said last is known a moment later
+                self._polled_at = 0.0
+                _, says = self._poll()
             if lost or state is State.ENDED or time.monotonic() - since > JOIN_S:
                 self._give_up(lost, says or f"{JOIN_S:.0f} s have passed")
             watch(self._num_here, self.num_agents, says)
@@ -110,7 +113,8 @@ class Fleet:
         whose = f" (missing: nodes {', '.join(map(str, missing))})" if missing else ""
         raise LaunchError(
             f"{self._num_here} of {self.num_agents} agents are ready{whose}: "
-            + "; ".join([f"{link.name}: {link.lost}" for link in lost] or [says]),
+            + "; ".join([f"{link.name}: {link.lost}" for link in lost] or [says])
+            + (f" ({says})" if lost and says else ""),
             where="engine",
             expected="every node can run: python -c 'import torch, harness'",
             fix="scaleproof doctor",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from harness.base.errors import SpecError
+from harness.base.errors import LaunchError, SpecError
 from harness.host import environment
 from harness.launch import deploy
 from harness.launch.engine import Where
@@ -31,9 +31,20 @@ class Fleets:
                     f"no setup {setup!r}", expected=", ".join(self._setups) or "--control PYTHON",
                     fix="scaleproof run --help",
                 )  # fmt: skip
-            where = deploy.setup(self._where, setup, self._setups[setup])
-            self._others[setup] = deploy.open_worlds(self._engine, where)
+            self._others[setup] = self._started(setup, self._setups[setup])
         return self._others[setup]
+
+    def _started(self, setup: str, python: str) -> Fleet:
+        fleet = deploy.open_worlds(self._engine, deploy.setup(self._where, setup, python))
+        try:
+            fleet.ready()
+        except LaunchError as error:
+            raise LaunchError(
+                f"its agents do not start: {error.what}", where=f"setup {setup} ({python})",
+                expected="an environment with torch and what scaleproof needs",
+                fix=f"{python} -m pip install torch scaleproof",
+            ) from None  # fmt: skip
+        return fleet
 
     def software(self) -> dict[str, dict[str, str]]:
         """What each setup that was needed runs with, by its first node."""

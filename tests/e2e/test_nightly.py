@@ -144,6 +144,20 @@ def test_cut_off_before_any_stage_nothing_is_measured_again(stage: str, suites: 
     assert not folder.exists(), "older than 30 days"
 
 
+def test_a_measurement_that_is_killed_alone_is_gone_on_with(suites: Path) -> None:
+    """As by the kernel where memory is short: the night itself lives on."""
+    running = subprocess.Popen(
+        command(), cwd=suites, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert until(lambda: list((suites / "results/runs").glob("*/*/record.json")))
+    killed = subprocess.run(["pkill", "-KILL", "-P", str(running.pid)], check=False)
+    _, said = running.communicate(timeout=120)
+    assert killed.returncode == 0 and running.returncode == 11, said
+    assert "was cut off" in said and "it goes on from there" in said
+    assert call(suites).returncode == 0 and len(nights(suites / "results")) == 1
+
+
 def test_uncommitted_suites_are_refused_before_anything_is_measured(suites: Path) -> None:
     (suites / "test_mine.py").write_text(SUITE + "# changed\n")
     done = call(suites)

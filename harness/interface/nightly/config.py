@@ -52,7 +52,7 @@ def load(path: Path | None) -> Config:
     """The file's configuration, or the usual one without it. ConfigError with every mistake."""
     if path is None:
         return Config()
-    doc, problems = read(path, "--config")
+    doc, problems = read(path, "--config", "scaleproof nightly")
     lines = {name: problems.line_of(rf"{re.escape(name)}\s*=") for name in doc}
     check_table(Table(line=1, values=doc, lines=lines), keys_of(Config), problems, path.name)
     for name in _TIMES:

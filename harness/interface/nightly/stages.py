@@ -107,6 +107,12 @@ class Rounds:
             status = self._pytest(tonight.nonce, ())
         else:  # cut off just after it had ended
             status = int(exit_status([v.counts for v in load(folder).verdicts]))
+        folder = tonight.run(self.results)
+        if folder is not None and not load(folder).complete:
+            raise LaunchError(
+                f"the measurement was cut off (pytest: status {status})", where=str(folder),
+                expected="a complete run", fix="scaleproof nightly: it goes on from there",
+            )  # fmt: skip
         return state.at(self.results, tonight, Stage.KEEP, suites=status)
 
     def _calm(self) -> None:

@@ -21,12 +21,13 @@ def lines(
 ) -> list[str]:
     """One block a case; stable figures only with ``every``. ``asv`` is what asv itself found."""
     shown = [t for t in trends if every or t.status not in (Status.STABLE, Status.INSUFFICIENT)]
+    noun = "night" if len(nights) == 1 else "nights"
     days = f"{nights[0].started_at[:10]} to {nights[-1].started_at[:10]}"
     machines = sorted({t.series.machine for t in trends})
     out = [f" {told.headline(trends)}"]
     out += wrap(
         f" {len(trends)} figures of {len({t.series.case for t in trends})} cases on"
-        f" {', '.join(machines)}; {len(nights)} nights, {days}",
+        f" {', '.join(machines)}; {len(nights)} {noun}, {days}",
         width, 1,
     )  # fmt: skip
     out.append(f" {told.counts(trends)}")

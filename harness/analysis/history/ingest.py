@@ -1,11 +1,12 @@
 """Runs into the history: a night's file each, then the ledger and asv's results made from them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.history import asv
 from harness.analysis.history.night import Night, keep, locked, night_of, nights
+from harness.base.errors import RecordError
 from harness.record.store import load
 
 
@@ -20,16 +21,25 @@ class Ingested:
     new: bool
 
 
-def ingest(runs: Sequence[Path], results: Path) -> list[Ingested]:
+def ingest(
+    runs: Sequence[Path], results: Path, refused: Callable[[RecordError], None] | None = None
+) -> list[Ingested]:
     """Add runs, in any order, once or again. Whatever an earlier call left undone is repaired.
 
-    RecordError for a run that no history takes; those before it are in.
+    ``refused`` is told of a run that no history takes, and the others are added; without it the
+    RecordError is raised, and those before it are in.
     """
     with locked(results):
         fresh: dict[str, bool] = {}
         try:
             for folder in runs:
-                night = night_of(load(folder), folder)
+                try:
+                    night = night_of(load(folder), _from(results, folder))
+                except RecordError as error:
+                    if refused is None:
+                        raise
+                    refused(error)
+                    continue
                 fresh[night.run] = keep(night, results)
         finally:
             every = nights(results)
@@ -40,6 +50,12 @@ def ingest(runs: Sequence[Path], results: Path) -> list[Ingested]:
         for run, new in fresh.items()
         for added in _added(named[run], commits[run], new)
     ]  # fmt: skip
+
+
+def _from(results: Path, folder: Path) -> Path:
+    """A run's folder as seen from the results, if it is below; else in full."""
+    root, place = results.resolve(), folder.resolve()
+    return place.relative_to(root) if place.is_relative_to(root) else place
 
 
 def _added(night: Night, commit: str, new: bool) -> list[Ingested]:

@@ -72,7 +72,7 @@ class Kept:
 class Night:
     """One run of one hardware class. ``subject`` is the software and driver that were measured,
     ``fingerprint`` what must be alike for nights to be compared. ``folder`` is where the run's
-    record was, ``machine`` the facts that asv shows.
+    record was, seen from the results if it is below; ``machine`` the facts that asv shows.
     """
 
     run: str
@@ -132,7 +132,7 @@ def night_of(run: RunRecord, folder: Path) -> Night:
     for plan in run.plans:
         ladder = {p.case: p for p in points(run, plan)}
         for arm in plan.arms:
-            if arm.role in (Role.ABLATION, Role.CONTROL):
+            if arm.role in (Role.ABLATION, Role.CONTROL) or not _own(arm):
                 continue
             kept = _kept(run, plan, arm, ladder.get(arm.case.id))
             if kept is not None:
@@ -155,13 +155,19 @@ def _refuse(run: RunRecord, folder: Path) -> None:
         why, fix = "the run was interrupted", f"scaleproof run --resume {folder}"
     elif run.software.get("suite", "").endswith("-dirty"):
         why, fix = "the suites had changes that no commit has", "git commit, then measure again"
-    elif not any(timed(run, plan) for plan in run.plans):
-        why, fix = "the run has no timed launch, only profiles or sweeps", "pytest suites/"
+    elif not any(timed(run, p) and any(map(_own, p.arms)) for p in run.plans):
+        why = "the run has only profiles, sweeps or other environments, no timed launch of its own"
+        fix = "pytest suites/"
     if why:
         raise RecordError(
             f"{why}: no history takes it", where=str(folder),
             expected="a complete run of committed suites", fix=fix,
         )  # fmt: skip
+
+
+def _own(arm: Arm) -> bool:
+    """Whether it says something of the run's own software, or of its pinned control."""
+    return arm.case.setup in ("", PINNED)
 
 
 def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> Kept | None:

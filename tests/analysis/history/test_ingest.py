@@ -20,6 +20,7 @@ from harness.analysis.history import asv, ledger
 from harness.analysis.history.ingest import ingest
 from harness.analysis.history.night import keep, night_of, nights
 from harness.base.errors import RecordError
+from harness.interface.cli.main import main
 from harness.record import Purpose
 from harness.record.store import load
 
@@ -90,6 +91,32 @@ def test_profiles_alone_are_no_night(tmp_path: Path) -> None:
     kept = tuple(x for x in run.launches if x.purpose is not Purpose.TIMED)
     with pytest.raises(RecordError, match="only profiles"):
         night_of(dataclasses.replace(run, launches=kept), tmp_path)
+
+
+def test_of_several_runs_those_that_can_be_kept_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["ingest", str(tmp_path), *map(str, SAMPLES), "--results", str(tmp_path / "results")]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert f"not kept: {tmp_path}" in out and len(nights(tmp_path / "results")) == 2
+    assert main(["ingest", str(tmp_path), "--results", str(tmp_path)]) == 4, "alone it is an error"
+
+
+def test_a_comparison_of_environments_is_no_night(tmp_path: Path) -> None:
+    run = load(SAMPLES[0])
+    plans = [
+        dataclasses.replace(
+            plan,
+            arms=tuple(
+                dataclasses.replace(arm, case=dataclasses.replace(arm.case, setup="2.13"))
+                for arm in plan.arms
+            ),
+        )
+        for plan in run.plans
+    ]
+    with pytest.raises(RecordError, match="other environments"):
+        night_of(dataclasses.replace(run, plans=tuple(plans)), tmp_path)
 
 
 def test_a_node_swapped_for_an_equal_one_goes_on_with_the_series(tmp_path: Path) -> None:

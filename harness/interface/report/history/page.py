@@ -29,14 +29,18 @@ def write(path: Path, results: Path, nights: Sequence[Night], trends: Sequence[T
     commits = ledger.commits(results / asv.LEDGER)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.told(path.parent):
-        files.write({path: render(nights, trends, commits, path.parent)})
+        files.write({path: render(nights, trends, commits, path.parent, results)})
 
 
 def render(
-    nights: Sequence[Night], trends: Sequence[Trend], commits: dict[str, str], place: Path
+    nights: Sequence[Night],
+    trends: Sequence[Trend],
+    commits: dict[str, str],
+    place: Path,
+    results: Path,
 ) -> str:
-    """``commits``: run -> commit of the ledger, which nights are linked by; ``place`` is where the
-    page will be.
+    """``commits``: run -> commit of the ledger, which nights are linked by; ``place`` is the folder
+    that the page will be in.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parents[1]), autoescape=True, trim_blocks=True
@@ -51,7 +55,10 @@ def render(
         machines=", ".join(sorted({t.series.machine for t in trends})),
         first=nights[0].started_at[:10], last=nights[-1].started_at[:10], count=len(nights),
         moved=[_row(t) for t in moved], quiet=_by_case(quiet),
-        nights=[_night(n, b, commits, place) for n, b in _newest_first(nights)],
+        nights=[
+            _night(n, b, commits, os.path.relpath(results, place), results)
+            for n, b in _newest_first(nights)
+        ],
         data=Markup(data),
     )  # fmt: skip
 
@@ -92,15 +99,16 @@ def _by_case(trends: Sequence[Trend]) -> list[dict[str, Any]]:
 
 
 def _night(
-    night: Night, before: Night | None, commits: dict[str, str], place: Path
+    night: Night, before: Night | None, commits: dict[str, str], way: str, results: Path
 ) -> dict[str, Any]:
+    """A row; ``way`` leads from the page to the results."""
     report = Path(night.folder) / "report.html"
     broken = [case for case, kept in night.cases.items() if kept.error]
     return {
         "anchor": commits.get(night.run, night.run)[:8], "run": night.run,
         "when": night.started_at[:16].replace("T", " "), "machine": night.hardware,
         "cases": len(night.cases), "broken": broken, "folder": night.folder,
-        "report": os.path.relpath(report, place) if report.is_file() else "",
+        "report": f"{way}/{report}" if (results / report).is_file() else "",
         "changed": changed(before, night) if before else [],
         "subject": ", ".join(f"{k} {v}" for k, v in sorted(night.subject.items())),
     }  # fmt: skip

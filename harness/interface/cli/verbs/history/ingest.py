@@ -47,13 +47,18 @@ def _ingested(asked: Asked) -> Answer:
     """A line for each machine that got values."""
     from harness.analysis.history.ingest import ingest, summary
 
-    added = ingest(asked.options.runs, asked.options.results)
+    refused: list[RecordError] = []
+    several = len(asked.options.runs) > 1
+    told = refused.append if several else None
+    added = ingest(asked.options.runs, asked.options.results, told)
     lines = [f" {summary(x)}" for x in added]
+    lines += [f" not kept: {error.where}: {error.what}" for error in refused]
     lines += ["", " next     scaleproof history; asv publish && asv preview"]
     machines = sorted({x.machine for x in added})
     lines += [f" compare  asv compare main~1 main --machine {m}" for m in machines]
     exit_ = Exit.PASSED if added else Exit.NOTHING_JUDGED
-    return Answer(document={"series": to_doc(tuple(added))}, lines=lines, exit=exit_)
+    document = {"series": to_doc(tuple(added)), "refused": [str(e) for e in refused]}
+    return Answer(document=document, lines=lines, exit=exit_)
 
 
 def _history(asked: Asked) -> Answer:

@@ -14,7 +14,7 @@ from harness.analysis import packing
 from harness.base.documents import Json, to_doc
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
-from harness.record.launch import STALLS
+from harness.record.launch import STALLS, num_stalls
 
 #: Clocks of one machine may step by this much, s; a launch's wall time holds its stepping.
 CLOCK_S = 0.05
@@ -128,14 +128,19 @@ def _turns(run: RunRecord) -> Iterator[str]:
 
 def _stalled(run: RunRecord) -> Iterator[str]:
     """What was timed again was a scheduled stand-in that nothing but the host kept from it."""
-    again = [x for x in run.launches if x.purpose is Purpose.STALLED]
-    for x in again:
-        if not x.stood_still or any(r.planted_s is None for r in x.ranks):
-            yield f"{x.launch} was timed again, but the host did not stand still"
+    slots: dict[str, list[LaunchRecord]] = {}
+    for x in (x for x in run.launches if x.purpose is Purpose.STALLED):
+        slots.setdefault(x.slot or x.launch, []).append(x)
+    for launches in slots.values():
+        still = [x for x in launches if x.stood_still]
+        scheduled = all(r.planted_s is not None for x in still for r in x.ranks)
+        if not (still and scheduled and all(x.usable or x in still for x in launches)):
+            yield f"{launches[0].launch} was timed again, but the host did not stand still"
             return
-    for plan, times in Counter(x.plan for x in again).items():
+    for plan in sorted({x.plan for x in run.launches}):
+        times = num_stalls(x for x in run.launches if x.plan == plan)
         if times > STALLS:
-            yield f"{times} launches of plan {plan} were timed again, {STALLS} may be"
+            yield f"launches of plan {plan} were timed again {times} times, {STALLS} may be"
             return
 
 
@@ -149,7 +154,8 @@ def _seats(run: RunRecord) -> Iterator[str]:
         first = launches[0]
         plan = plans[first.plan]
         names = tuple(x.arm for x in launches)
-        draw = packing.lot(plan.protocol.seed, first.purpose, first.attempt, first.turn, names)
+        purpose = Purpose.TIMED if first.purpose is Purpose.STALLED else first.purpose
+        draw = packing.lot(plan.protocol.seed, purpose, first.attempt, first.turn, names)
         worlds = [plan.arm(name).case for name in names]
         seats = packing.seats(worlds, run.settings.nodes, draw) or []
         drawn = [(s.hosts, s.devices if first.slot else ()) for s in seats]

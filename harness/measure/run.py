@@ -1,10 +1,10 @@
 """The Run: a record in the making, from its first plan on; written down after every block."""
 
-import dataclasses
 import datetime
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.judging import pairs, verdicts
@@ -15,7 +15,7 @@ from harness.measure.bench import mean_wall_s
 from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
 from harness.record.chain import Chain, Kind, bodies
-from harness.record.launch import STALLS
+from harness.record.launch import STALLS, num_stalls
 from harness.record.store import save
 from harness.spec import (
     Arm,
@@ -75,8 +75,7 @@ class Run:
     def judge_by(self, thresholds: Sequence[Threshold]) -> None:
         """The rules of this run; strict ones judge the worst pair."""
         self.thresholds = tuple(
-            dataclasses.replace(t, statistic=Statistic.WORST) if self.settings.strict else t
-            for t in thresholds
+            replace(t, statistic=Statistic.WORST) if self.settings.strict else t for t in thresholds
         )
 
     def resume(self, folder: Path) -> None:
@@ -124,17 +123,18 @@ class Run:
         self._chain.add(kind, *told)
 
     def enter(self, launches: Sequence[LaunchRecord]) -> list[LaunchRecord]:
-        """Launches that ran at once and have ended, as they stand in the record."""
-        entered = []
-        for launch in launches:
-            before = [x.purpose for x in self.launches if x.plan == launch.plan]
-            stalled = launch.purpose is Purpose.TIMED and launch.stood_still
-            if stalled and before.count(Purpose.STALLED) < STALLS:
-                launch = dataclasses.replace(launch, purpose=Purpose.STALLED)
-            self.launches.append(launch)
-            entered.append(launch)
-        self._link(Kind.LAUNCH, *entered)
-        return entered
+        """Launches that ran at once and have ended, as they stand in the record.
+
+        Where the host stood still all of them are timed again, as they were seated.
+        """
+        again = [x for x in launches if x.purpose is Purpose.TIMED and x.stood_still]
+        if again and all(x.usable or x.stood_still for x in launches):
+            before = [x for x in self.launches if x.plan == again[0].plan]
+            if num_stalls(before) < STALLS:
+                launches = [replace(x, purpose=Purpose.STALLED) for x in launches]
+        self.launches += launches
+        self._link(Kind.LAUNCH, *launches)
+        return list(launches)
 
     def begin(self, block: Block) -> None:
         """A block, before its first launch."""
@@ -159,7 +159,7 @@ class Run:
 
     def record(self, *, complete: bool) -> RunRecord:
         bare = self.bare(complete=complete)
-        return dataclasses.replace(bare, verdicts=verdicts.verdicts(bare))
+        return replace(bare, verdicts=verdicts.verdicts(bare))
 
     def bare(self, *, complete: bool = True) -> RunRecord:
         """The run so far without verdicts, as if it ended here unless told otherwise."""

@@ -1,5 +1,6 @@
 """What one launch measured, and how it ended."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -11,7 +12,7 @@ from harness.spec import Metric
 
 #: How what is wrong with a launch begins where a scheduled stand-in missed its deadlines.
 STOOD_STILL = "slot too short"
-#: So many launches of a plan are timed again because of that.
+#: So many times launches of a plan are timed again because of that, with those beside them.
 STALLS = 2
 
 
@@ -24,7 +25,8 @@ class Purpose(StrEnum):
     """What a launch was for: only ``timed`` ones are compared, budgets come from ``profile``.
 
     ``probe`` ones run a baseline alone and beside others. ``stalled`` ones were timed, but the host
-    stood still while a scheduled stand-in waited: that says nothing of it, and it is timed again.
+    stood still while a scheduled stand-in waited: that says nothing of it, and it is timed again,
+    with those that ran beside it.
     """
 
     GATE = "gate"
@@ -243,3 +245,8 @@ class LaunchRecord:
         for name in path.split("."):
             value = None if value is None else getattr(value, name)
         return value  # type: ignore[no-any-return]
+
+
+def num_stalls(launches: Iterable[LaunchRecord]) -> int:
+    """How often some of these were timed again."""
+    return len({x.slot or x.launch for x in launches if x.purpose is Purpose.STALLED})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -10,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import audit
+from harness.analysis.judging import neighbours
 from harness.launch.engine import make
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
-from harness.record import Purpose, RunRecord, chain
+from harness.record import LaunchRecord, Purpose, RunRecord, chain
+from harness.record.launch import STALLS, STOOD_STILL
 from harness.spec import Catalogue, Device, Protocol, Settings, Site
 from harness.spec.recipes import ladder
 from harness.spec.targets import normalise
@@ -39,7 +43,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
     )  # fmt: skip
     settings = Settings(engine="emulated", nodes=NODES, timeline=False, fabric=False)
     session = Session(known, settings, tmp_path_factory.mktemp("packed"), (), Progress())
-    with session:
+    with session, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(neighbours, "LEAST", math.inf)  # a busy host must not part them here
         Measurer(session).measure([plan])
         return session.save(complete=True), session.run.folder
 
@@ -81,3 +86,34 @@ def test_the_record_is_whole_and_a_launch_that_was_moved_is_found(
         launches = (*run.launches[:first], doctored, *run.launches[first + 1 :])
         told = audit.audit(replace(run, launches=launches), tmp_path / "copy", links)
         assert any("its seed draws" in what for what in told), told
+
+
+def test_a_host_that_stood_still_costs_a_slot_as_it_was_seated(
+    packed: tuple[RunRecord, Path], tmp_path: Path
+) -> None:
+    """Else the block's order and the seats would not be those that its seed draws."""
+    run, folder = packed
+    timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
+    slot = [x for x in timed if x.slot == next(x.slot for x in timed if x.slot)]
+    assert len(slot) > 1
+    scheduled = tuple(replace(r, planted_s=0.005) for r in slot[0].ranks)
+    still = replace(slot[0], wrong=(f"{STOOD_STILL}: 3 ms late",), ranks=scheduled)
+    late = [still, *slot[1:]]
+    session = Session(Catalogue(), run.settings, tmp_path, (), Progress())
+    tries = [[replace(x, slot=f"try-{i}") for x in late] for i in range(STALLS + 1)]
+    entered = [session.run.enter(launches) for launches in tries]
+    assert [{x.purpose for x in xs} for xs in entered] == [{Purpose.STALLED}] * STALLS + [
+        {Purpose.TIMED}
+    ]
+    broken = replace(slot[1], wrong=("it sent too much",))
+    assert session.run.enter([replace(still, plan="other"), broken])[0].purpose is Purpose.TIMED
+
+    def told(*again: LaunchRecord) -> list[str]:
+        at = run.launches.index(slot[0])
+        launches = (*run.launches[:at], *again, *run.launches[at:])
+        complaints = audit.audit(replace(run, launches=launches, head=""), folder, [])
+        return [text for text in complaints if re.search("order|seed draws|stand still", text)]
+
+    assert told(*entered[0]) == []
+    wrong = replace(broken, purpose=Purpose.STALLED, slot=entered[0][0].slot)
+    assert len(told(entered[0][0], wrong)) >= 1

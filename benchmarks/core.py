@@ -24,7 +24,7 @@ from harness.analysis.timeline.reader import read
 from harness.analysis.verify import verify
 from harness.base import modules
 from harness.interface.cli.main import main
-from harness.interface.report import html
+from harness.interface.report.page import page
 from harness.record.store import load
 
 HERE = Path(__file__).parent
@@ -73,14 +73,14 @@ class Core:
         assert not verify(self.run, SAMPLE).differences
 
     def time_report(self) -> None:
-        html.render(self.run)
+        page.render(self.run)
 
     def time_list(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             assert main(["list"]) == 0
 
     def peakmem_report(self) -> None:
-        html.render(self.run)
+        page.render(self.run)
 
 
 class Reader:

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.verify import verify
-from harness.interface.report.html import render
+from harness.interface.report.page.page import render
 from harness.record.store import load, save
 
 ROOT = Path(__file__).parents[2]

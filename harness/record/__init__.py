@@ -19,6 +19,7 @@ from harness.record.launch import (
 from harness.record.outcome import Reason, ScalingPoint, Status, Verdict
 from harness.record.rank import (
     Allocator,
+    Ceiling,
     Check,
     Issued,
     RankRecord,

@@ -54,6 +54,17 @@ class Allocator:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """What a rank's device does at most: FLOP/s of a matrix product, B/s of a copy in its memory
+    (each byte read and written), as measured there.
+    """
+
+    dtype: str
+    matmul_flops: float
+    copy_bps: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpanRow:
     """One span of a profiled window; ns of the rank's own clock."""
 
@@ -113,7 +124,8 @@ class RankRecord:
     Where sockets are counted, ``written_bytes`` are all that went
     through write calls in it, and ``shared`` names writable memory that was mapped for others
     meanwhile. ``phases_s`` says where the rank's time before its first step went; ``replica`` is a
-    digest of the parameters after the last step, where all ranks must hold the same.
+    digest of the parameters after the last step, where all ranks must hold the same. ``ceiling`` is
+    what the device does at most, of gates of one rank.
 
     Of profiled launches: ``clock_offset_ns`` is this rank's clock less rank 0's, known to
     ``clock_half_ns``; ``trace_sha256`` is the digest of ``rank<r>.trace.json.gz``. Of a user's own
@@ -159,3 +171,4 @@ class RankRecord:
     trace_sha256: str = ""
     window_ns: tuple[int, int] | None = None
     watched: Watched | None = None
+    ceiling: Ceiling | None = None

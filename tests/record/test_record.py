@@ -252,6 +252,22 @@ def test_impossible_efficiency_is_implausible(sample_run: RunRecord) -> None:
     assert (found.status, found.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
 
 
+def test_two_cases_side_by_side_scale_nothing(sample_run: RunRecord) -> None:
+    """A codec on a slow link, or a pinned environment beside a newer one, may be twice as fast."""
+
+    def twice(doc: Any) -> None:
+        even(doc, 2.0)
+        (plan,) = doc["plans"]
+        plan["contrasts"] = [{**c, "metric": "throughput_ratio"} for c in plan["contrasts"]]
+        renamed = from_doc(Plan, plan).hash
+        for entry in (*doc["launches"], *doc["blocks"]):
+            entry["plan"] = renamed
+        doc["windows"] = {renamed: windows for windows in doc["windows"].values()}
+
+    found = judged(sample_run, twice)["efficiency@2/plain"]
+    assert found.value == pytest.approx(2.0, rel=0.02) and found.status is Status.RECORDED
+
+
 @pytest.mark.parametrize("placed", ["Replicate", "Shard(dim=0)"])
 def test_a_sharded_optimizer_may_beat_linear_scaling(sample_run: RunRecord, placed: str) -> None:
     """Each of two ranks does half of AdamW: where that is half of a step, 1.25 is no mistake."""

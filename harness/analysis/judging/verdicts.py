@@ -92,15 +92,19 @@ def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion:
 
 
 def _perfect(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
-    """The value of a throughput's ratio under perfect scaling; None for all other metrics."""
+    """The value of a throughput's ratio under perfect scaling; None for all other metrics.
+
+    Two cases side by side scale nothing: a codec on a slow link, or a newer torch, may well be
+    twice as fast.
+    """
     metric = metrics.metric(contrast.metric)
-    if metric.read != "throughput" or metric.form is not Form.RATIO:
+    if metric.read != "throughput" or metric.form is not Form.RATIO or not metric.scaling:
         return None
     if metric.of_schedule:
         return 1.0
     ranks = sum(plan.arm(b).case.world_size for b in contrast.baseline)
     linear = plan.arm(contrast.subject).case.world_size / ranks
-    return linear if metric.scaling and not metric.per_rank else 1.0
+    return 1.0 if metric.per_rank else linear
 
 
 def _gain(run: RunRecord, plan: Plan, contrast: Contrast) -> float:

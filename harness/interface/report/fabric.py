@@ -4,38 +4,57 @@ from functools import partial
 from statistics import median
 
 from harness.base.numbers import si
-from harness.interface.report.text import Column, rule, table, wrap
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column, rule, wrap
 from harness.record import RunRecord, Swept
 from harness.record.fabric import sizes, swept
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
     """A line for each world and operation; nothing where nothing was swept."""
-    operations = swept(run.fabric)
-    if not operations:
+    if not run.fabric:
         return []
+    return [
+        rule("fabric", width), *tabled(run).lines(width), *wrap(f" {note(run)}", width, 1), "",
+    ]  # fmt: skip
+
+
+def tabled(run: RunRecord) -> Table[Swept]:
+    """A row for each world and operation."""
+    operations = swept(run.fabric)
     shown = sizes(run.settings.device)[1:]
     firsts = {id(s) for s, above in zip(operations, [None, *operations], strict=False)
               if above is None or _name(s) != _name(above)}  # fmt: skip
     columns = [
         Column[Swept]("ranks", 9, lambda s: _name(s) if id(s) in firsts else "", left=True),
         Column("operation", 9, lambda s: s.operation, left=True),
-        Column("latency", 8, lambda s: si(median(s.latency_s), "s") if s.latency_s else "n/a"),
+        Column(
+            "latency", 8, lambda s: si(median(s.latency_s), "s") if s.latency_s else "n/a",
+            raw=lambda s: median(s.latency_s) if s.latency_s else None,
+        ),
         *(
-            Column(f"bus at {_binary(size)}", size >> 10, partial(_bus, payload=size))
+            Column(
+                f"bus at {_binary(size)}", size >> 10, partial(_bus, payload=size),
+                raw=partial(_bps, payload=size),
+            )
             for size in shown
         ),
         Column("", 9, _wrong, left=True),
-    ]
+    ]  # fmt: skip
+    return Table(columns=columns, rows=operations)
+
+
+def note(run: RunRecord) -> str:
+    """Over what was measured, how often, and what the figures are."""
     transports = ", ".join(dict.fromkeys(r.transport for r in run.fabric))
-    sweeps_ = max(len({r.launch for r in one.rows}) for one in operations)
-    note = (
-        f" over {transports}; every result checked; medians of {sweeps_} "
-        f"sweep{'s' if sweeps_ > 1 else ''}; bus = what the busiest link carries"
+    sweeps = max((len({r.launch for r in s.rows}) for s in swept(run.fabric)), default=0)
+    out = (
+        f"over {transports}; every result checked; medians of {sweeps} "
+        f"sweep{'s' if sweeps > 1 else ''}; bus = what the busiest link carries"
     )
-    if sweeps_ == 1:
-        note += "; one sweep has no spread: --sweeps 4 shows whether a low figure stays low"
-    return [rule("fabric", width), *table(columns, operations, width), *wrap(note, width, 1), ""]
+    if sweeps == 1:
+        out += "; one sweep has no spread: --sweeps 4 shows whether a low figure stays low"
+    return out
 
 
 def _binary(size: int) -> str:
@@ -51,8 +70,12 @@ def _name(one: Swept) -> str:
 
 
 def _bus(one: Swept, payload: int) -> str:
+    return si(_bps(one, payload), "B/s")
+
+
+def _bps(one: Swept, payload: int) -> float | None:
     rates = one.bus_bps(payload)
-    return si(median(rates), "B/s") if rates else "n/a"
+    return median(rates) if rates else None
 
 
 def _wrong(one: Swept) -> str:

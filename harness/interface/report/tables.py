@@ -1,27 +1,24 @@
 """The end of a run: the scaling table, the verdicts, what was covered, where the record lies."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import islice, zip_longest
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.points import shown_against, tabled
-from harness.analysis.ladder import LadderRow, in_table, ladder_rows
-from harness.base.numbers import duration, rate, si
-from harness.interface.report import fabric, recovery, script, text, timeline
+from harness.analysis.ladder import in_table
+from harness.base.numbers import duration, si
+from harness.interface.report import fabric, recovery, script, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline
-from harness.interface.report.text import Column, rule, table, wrap
+from harness.interface.report.scaling import interval, scaling_table
+from harness.interface.report.text import rule, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
-from harness.spec import Form, StandIn, metrics
+from harness.spec import Form, metrics
 
-#: A line of the scaling table: a name, and a rung unless the name has more lines than rungs.
-Named: TypeAlias = tuple[str, LadderRow | None]
-#: The lines of a ladder's name, and its rungs.
-Ladder: TypeAlias = tuple[list[str], list[LadderRow]]
+#: Phases of a rank that any training has.
+_TRAINING = ("model", "data")
 
 
 def header(run: RunRecord) -> str:
@@ -34,142 +31,6 @@ def header(run: RunRecord) -> str:
         f"machine {run.machine.key}",
     ]
     return "scaling: " + " · ".join(parts)
-
-
-def interval(value: float | None, low: float | None, high: float | None) -> str:
-    """``0.954 [0.946, 0.961]``"""
-    if value is None:
-        return "n/a"
-    if low is None or high is None:
-        return f"{value:.3f} [n/a]"
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
-    """Every rung against plain, worst ladder first; stand-ins apart."""
-    ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # by whether it is a stand-in
-    worst = {p.hash: min((SEVERITY.index(v.status) for v in run.verdicts if v.plan == p.hash),
-             default=9) for p in run.plans}  # fmt: skip
-    for plan in sorted(run.plans, key=lambda p: worst[p.hash]):
-        rungs = ladder_rows(run, plan)
-        if not rungs:
-            continue
-        names = text.named(plan.arms[-1].case).split("\n")
-        if (against := shown_against(plan)) != "plain":
-            names.append(f"  v {against}")
-        ladders[bool(plan.arms[0].case.stand_in)].append((names, rungs))
-    every = [*ladders[False], *ladders[True]]
-    if not every:
-        return []
-    measured = any(r.row.energy_j is not None for _, rungs in every for r in rungs)
-    columns = [c for c in _COLUMNS if measured or c.header != "J/sample"]
-    header, lines = _laid_out(columns, every, width)
-    num_real = len(ladders[False])
-    out = [header, *(line for of_one in lines[:num_real] for line in of_one)]
-    if ladders[True]:
-        kinds = sorted({s for p in run.plans for a in p.arms for s in a.case.stand_in})
-        out.append(f" -- stand-ins ({', '.join(kinds)}): never compared with hardware --")
-        out += [line for of_one in lines[num_real:] for line in of_one]
-    if crowded := sorted(
-        {
-            a.case.world
-            for p in run.plans
-            for a in p.arms
-            if StandIn.OVERSUBSCRIBED in run.stand_ins(a.case)
-        }
-    ):
-        out.append(
-            f" -- oversubscribed ({', '.join(crowded)}): more ranks than cores, a stand-in that is"
-            " never compared with hardware --"
-        )
-    return out
-
-
-def _laid_out(
-    columns: Sequence[Column[Named]], ladders: Sequence[Ladder], width: int
-) -> tuple[str, list[list[str]]]:
-    """The header, and the lines of each ladder.
-
-    A verdict is never shown without its bound: where that has no room beside the names, these have
-    lines of their own.
-    """
-    beside = [list(zip_longest(names, rungs, fillvalue=None)) for names, rungs in ladders]
-    flat = [(name or "", rung) for ladder in beside for name, rung in ladder]
-    header, *lines = table(columns, flat, width)
-    bounded = any(r.verdict and r.verdict.bound for _, rungs in ladders for r in rungs)
-    if not bounded or "bound" in header.split():
-        rest = iter(lines)
-        return header, [list(islice(rest, len(ladder))) for ladder in beside]
-    rungs_alone = [("", rung) for _, rungs in ladders for rung in rungs]
-    header, *lines = table(columns[1:], rungs_alone, width - 2)
-    rest = (f"  {line}" for line in lines)
-    return f"  {header}", [
-        [*wrap(" ".join([" " + names[0], *(n.strip() for n in names[1:])]), width, 3),
-         *islice(rest, len(rungs))]
-        for names, rungs in ladders
-    ]  # fmt: skip
-
-
-def _column(
-    header: str, keep: int, cell: Callable[[LadderRow], str], left: bool = False
-) -> Column[Named]:
-    return Column(header, keep, lambda line: "" if line[1] is None else cell(line[1]), left)
-
-
-def _told(value: float | None, form: str, scale: float = 1.0, none: str = "") -> str:
-    return none if value is None else format(value * scale, form)
-
-
-def _sent(one: LadderRow) -> str:
-    several = one.row.case.world_size > 1
-    return _told(one.row.sent_bytes, ".2f", 1e-6, "n/a" if several else "")
-
-
-def _efficiency(one: LadderRow) -> str:
-    p = one.point
-    return interval(p.efficiency, p.efficiency_low, p.efficiency_high)
-
-
-def _bound(one: LadderRow) -> str:
-    bound = one.verdict.bound if one.verdict else ""
-    return f"{bound} *" if bound and not one.shown else bound
-
-
-def _status(verdict: Verdict | None) -> str:
-    """The word; a figure that no rule judges is marked where nobody should rely on it."""
-    if verdict is None:
-        return ""
-    doubtful = verdict.status is Status.RECORDED and verdict.doubt
-    return f"{verdict.status} ~" if doubtful else str(verdict.status)
-
-
-#: Phases of a rank that any training has.
-_TRAINING = ("model", "data")
-_COLUMNS = (
-    Column[Named]("case", 100, lambda line: line[0], left=True),
-    _column("ranks", 99, lambda r: r.row.case.world),
-    _column("samples/s", 58, lambda r: rate(r.point.throughput)),
-    _column("tok/s", 6, lambda r: "" if r.row.tokens_per_s is None else rate(r.row.tokens_per_s)),
-    _column("per rank", 20, lambda r: rate(r.point.throughput / r.row.case.world_size)),
-    _column("ms/step", 30, lambda r: _told(r.row.step_s, ".1f", 1e3, "n/a")),
-    _column("speedup", 60, lambda r: f"{r.point.speedup:.2f}x"),
-    _column("efficiency [95%]", 90, _efficiency, left=True),
-    _column("p95", 62, lambda r: _told(r.point.p95, ".3f", none="n/a")),
-    _column("worst", 72, lambda r: f"{r.point.worst:.3f}"),
-    _column("v wrapped", 15, lambda r: _told(r.wrapped, ".3f")),
-    _column("n", 10, lambda r: str(r.point.n)),
-    _column("detects", 8, lambda r: _told(r.verdict.mde if r.verdict else None, ".1%")),
-    _column("serial", 4, lambda r: _told(r.point.karp_flatt, ".3f")),
-    _column("MB sent", 9, _sent),
-    _column("of form", 7, lambda r: _told(r.row.sent_of_form, ".3f")),
-    _column("peak MB", 3, lambda r: _told(r.row.peak_bytes, ".0f", 1e-6, "n/a")),
-    _column("kB/step", 0, lambda r: _told(r.row.growth, "+.1f", 1e-3)),
-    _column("TFLOP/s", 2, lambda r: _told(r.row.flops, ".3g", 1e-12)),
-    _column("MFU", 1, lambda r: _told(r.row.mfu, ".2f", none="n/a")),
-    _column("J/sample", 5, lambda r: _told(r.row.energy_j, ".3g", none="n/a")),
-    _column("bound", 80, _bound),
-    _column("verdict", 98, lambda r: _status(r.verdict), left=True),
-)
 
 
 def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> list[str]:

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
+from harness.base.documents import Json
 from harness.record import Status
 from harness.spec import CaseSpec
 
@@ -27,12 +28,16 @@ _COLORS = {
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """A column: its header, and a row's cell. The lowest ``keep`` goes first from a wide table."""
+    """A column: its header, and a row's cell. The lowest ``keep`` goes first from a wide table.
+
+    ``raw`` is the cell's value for programs, where its words are not.
+    """
 
     header: str
     keep: int
     cell: Callable[[Row], str]
     left: bool = False
+    raw: Callable[[Row], Json] | None = None
 
 
 def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[str]:
@@ -90,6 +95,11 @@ def shown(path: Path) -> Path:
     return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
 
 
+def printable(line: str) -> str:
+    """Without control characters: a name in a record moves no cursor and paints nothing."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", line)
+
+
 def wants_color(stream: TextIO) -> bool:
     """Colour on a terminal, unless NO_COLOR is set (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR")
@@ -105,5 +115,5 @@ def paint(line: str) -> str:
 def write(lines: Sequence[str], stream: TextIO) -> None:
     """Print lines, in colour where that is wanted."""
     color = wants_color(stream)
-    for line in lines:
+    for line in map(printable, lines):
         stream.write((paint(line) if color else line) + "\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.interface.report.html import render
+from harness.interface.report.page.page import render
 from harness.record import RunRecord
 
 CHROMIUM = shutil.which("chromium")

@@ -15,7 +15,7 @@ from harness.interface.cli.main import main
 from harness.interface.report import tables
 from harness.interface.report.digest import document, markdown, table
 from harness.interface.report.headline import decide, headline
-from harness.interface.report.html import render
+from harness.interface.report.page.page import render
 from harness.interface.report.text import paint
 from harness.record import Reason, RunRecord, Status
 

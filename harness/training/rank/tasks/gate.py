@@ -29,6 +29,7 @@ from harness.training.describe import expect, model_facts
 from harness.training.observe import issued, sockets
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
+from harness.training.rank.ceiling import ceiling
 from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale, snapshot
 from harness.training.rank.setup import Rank
 
@@ -64,9 +65,11 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     twin = loaded.at_once(task.twin)
     checks, counted, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))
     more, norm = full_size(loaded, case, context(case))
+    alone = case.plain and not case.stand_in  # a device that waits has no ceiling
     return rank.record(
-        trainer.ran(), memory, checks=(*checks, *more), issued=counted, grad_norm=norm
-    )
+        trainer.ran(), memory, checks=(*checks, *more), issued=counted, grad_norm=norm,
+        ceiling=ceiling(rank.accelerator, case.precision) if alone else None,
+    )  # fmt: skip
 
 
 class Traffic(NamedTuple):

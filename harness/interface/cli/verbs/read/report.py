@@ -54,7 +54,7 @@ def act(asked: Asked) -> Answer:
 
 def _proposal(path: Path) -> Answer:
     """Written beside the record, and printed."""
-    from harness.interface.report.html import speedup
+    from harness.interface.report.page.scaling import speedup
 
     run, folder = load(path), path if path.is_dir() else path.parent
     if not (plot := speedup(run)):
@@ -70,13 +70,13 @@ def _proposal(path: Path) -> Answer:
 
 
 def of_run(path: Path, *, every: bool = False) -> Answer:
-    from harness.interface.report.html import render
+    from harness.interface.report.page.page import render
 
     run = load(path)
     file = (path if path.is_dir() else path.parent) / "report.html"
     page: Path | None = file
     try:
-        write_text(file, render(run))
+        write_text(file, render(run, file.parent))
     except PermissionError:
         page = None
     rerun = shlex.join(run.settings.argv)

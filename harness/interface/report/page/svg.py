@@ -93,7 +93,7 @@ def chart(
 def _axes(plane: _Plane, x_label: str, y_label: str) -> Iterator[str]:
     """Grid, ticks and labels."""
     powers = range(int(math.log2(plane.bottom or 1.0)), int(math.log2(plane.top)) + 1)
-    for tick in [2.0**p for p in powers] if plane.log else _ticks(plane.top):
+    for tick in [2.0**p for p in powers] if plane.log else ticks(0.0, plane.top):
         y = plane.y(tick)
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
@@ -138,11 +138,13 @@ def _mark(kind: str, x: float, y: float, color: str, title: str) -> str:
     return f'{shapes[kind]} fill="{color}">{title}</{shapes[kind][1:].split()[0]}>'
 
 
-def _ticks(top: float) -> list[float]:
-    raw = top / 5
+def ticks(low: float, high: float) -> list[float]:
+    """Round values from low to high, six at most."""
+    raw = (high - low) / 5 or 1.0
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= raw)
-    return [round(i * step, 10) for i in range(int(top / step) + 1)]
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [float(f"{i * step:.10g}") for i in range(first, last + 1)]
 
 
 def strip(
@@ -203,7 +205,7 @@ def stacked(
         f'<svg viewBox="0 0 {WIDTH} {bottom + 30 + 20 * legend_rows}" role="img"'
         f' aria-label="parts in {escape(unit)}">'
     ]
-    for tick in _ticks(most):
+    for tick in ticks(0.0, most):
         out.append(
             f'<line class="grid" x1="{px(tick):.1f}" x2="{px(tick):.1f}" y1="4" y2="{bottom}"/>'
             f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 15}" text-anchor="middle">{tick:g}</text>'

@@ -1,0 +1,264 @@
+"""A page for every case: what it is, every launch and pair, bytes, checks, and how it ran."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from harness.analysis.judging import obstacles, pairs
+from harness.analysis.judging.points import budgets
+from harness.analysis.ladder import ArmRow, arm_row
+from harness.base.documents import Json
+from harness.base.numbers import rate, si
+from harness.interface.report.page import measured, spent
+from harness.interface.report.page.measured import Figure, RankRow
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column
+from harness.record import Check, Issued, LaunchRecord, Purpose, RunRecord, Verdict
+from harness.record.outcome import SEVERITY
+from harness.spec import Form, Plan, metrics
+
+#: Cases with drawings, those with the worst verdicts first; the others have their tables.
+DRAWN = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One case of the page: a line of the table of cases, and a page of its own."""
+
+    anchor: str
+    status: str
+    row: ArmRow
+    gate: str
+    gate_ok: bool
+    figures: Mapping[str, Json]
+    spec: Sequence[tuple[str, str]]
+    launches: Markup
+    verdicts: Markup
+    bytes: Markup
+    checks: Markup
+    ranks: Sequence[RankRow]
+    drawn: Sequence[Figure]
+    operators: Sequence[tuple[str, int, str]]
+    folders: Sequence[tuple[str, str]]
+    unsure: Sequence[str]
+
+
+def anchors(run: RunRecord) -> dict[str, str]:
+    """Case hash -> what links of the page call it; unlike cases never share one."""
+    out: dict[str, str] = {}
+    for arm in (a for p in run.plans for a in p.arms):
+        name = "case-" + re.sub(r"[^\w-]+", "-", arm.case.id)
+        taken = {v for k, v in out.items() if k != arm.case.hash}
+        out[arm.case.hash] = f"{name}-{arm.case.hash[:4]}" if name in taken else name
+    return out
+
+
+def cases(run: RunRecord, folder: Path | None) -> list[Case]:
+    """Every case of a run, as its plans have them; ``folder`` is where its files lie, if at all."""
+    of_plans = {a.case.hash: (p, a) for p in reversed(run.plans) for a in reversed(p.arms)}
+    order = list(dict.fromkeys(a.case.hash for p in run.plans for a in p.arms))
+    names, gates = anchors(run), pairs.gates(run)
+    worst = {h: _worst([v for v in run.verdicts if v.case_hash == h]) for h in order}
+    drawn = set(sorted(order, key=lambda h: worst[h])[:DRAWN])
+    out = []
+    for case_hash in order:
+        plan, arm = of_plans[case_hash]
+        row, gate = arm_row(run, plan, arm), gates.get(case_hash)
+        own = [x for x in run.launches if x.case == case_hash]
+        here = folder if case_hash in drawn else None
+        out.append(_case(run, plan, row, gate, own, names[case_hash], here))
+    return out
+
+
+def _worst(verdicts: Sequence[Verdict]) -> int:
+    return min((SEVERITY.index(v.status) for v in verdicts), default=len(SEVERITY))
+
+
+def _case(
+    run: RunRecord,
+    plan: Plan,
+    row: ArmRow,
+    gate: LaunchRecord | None,
+    own: Sequence[LaunchRecord],
+    anchor: str,
+    folder: Path | None,
+) -> Case:
+    judged = [v for v in run.verdicts if v.case_hash == row.case.hash]
+    failure = obstacles.gate_failure(gate) if gate else None
+    checks = gate.ranks[0].checks if gate and gate.ranks else ()
+    unchecked = "in every launch" if row.case.script else "not checked"
+    passed = f"{len(checks)} checks hold" if gate else unchecked
+    profiled = budgets(run, row.case)
+    budget = profiled[0].budget if profiled else None
+    drawn = list(measured.figures(run, folder, plan, own)) if folder else []
+    if budget is not None and len(budget.ranks) > 1:
+        told = "a mean step of every rank, profiled"
+        drawn.append(
+            Figure(title="Where each rank's time went", svg=spent.ranks(budget), note=told)
+        )
+    return Case(
+        anchor=anchor, status=str(SEVERITY[_worst(judged)]) if judged else "", row=row,
+        gate=failure or passed, gate_ok=gate is not None and failure is None,
+        figures=_figures(row), spec=_spec(row),
+        launches=_launches(own).html(f"launches of {row.case.id}"),
+        verdicts=_verdicts(judged).html(f"pairs of {row.case.id}"),
+        bytes=_bytes(row, gate).html(f"bytes of {row.case.id}"),
+        checks=_checks(checks).html(f"checks of {row.case.id}"),
+        ranks=measured.ranks(folder, own) if folder else [],
+        drawn=drawn,
+        operators=[
+            (o.name, o.count, f"{o.self_ns / 1e6:.3f}")
+            for o in (budget.operators if budget else ())
+        ],
+        folders=[(str(x.purpose), x.launch) for x in own],
+        unsure=budget.unsure if budget else (),
+    )  # fmt: skip
+
+
+def _figures(row: ArmRow) -> dict[str, Json]:
+    """What the table of cases has in numbers, in SI units."""
+    names = ("throughput", "step_s", "p95_s", "worst_s", "sent_bytes", "peak_bytes", "growth",
+             "flops", "mfu", "energy_j", "tokens_per_s", "sent_of_form")  # fmt: skip
+    return {"case": row.case.id, "launches": len(row.launches)} | {
+        name: getattr(row, name) for name in names
+    }
+
+
+def _spec(row: ArmRow) -> list[tuple[str, str]]:
+    """What is run: identity, and what follows from it."""
+    out = [(name, value) for name, value in row.case.series.items()]
+    facts = row.described.facts if row.described else None
+    expected = row.described.expected if row.described else None
+    if facts is not None:
+        out.append(("parameters", f"{facts.num_params:,}"))
+        out.append(("FLOP a sample", si(facts.flops_per_sample)))
+    if expected is not None:
+        out.append(("samples a step", f"{expected.global_batch:,}"))
+        out.append(("memory of a rank, by its closed form", si(float(expected.memory_bytes), "B")))
+    ran = row.launches[0].ranks[0].ran if row.launches else None
+    if ran is not None:
+        told = (ran.module, ran.schedule, ran.compressor, ran.compute_dtype)
+        out.append(("what ran", " ".join(filter(None, told))))
+    return [(name, value) for name, value in out if value]
+
+
+def _launches(own: Sequence[LaunchRecord]) -> Table[LaunchRecord]:
+    """Every launch, in the order in which they ran."""
+    return Table(columns=_LAUNCH, rows=own)
+
+
+def _ms(header: str, name: str) -> Column[LaunchRecord]:
+    def value(x: LaunchRecord) -> float | None:
+        return None if x.steps is None else float(getattr(x.steps, name))
+
+    def cell(x: LaunchRecord) -> str:
+        return "" if (v := value(x)) is None else f"{v * 1e3:.2f}"
+
+    return Column(header, 9, cell, raw=value)
+
+
+def _told(header: str, name: str, unit: str, scale: float = 1.0) -> Column[LaunchRecord]:
+    def cell(x: LaunchRecord) -> str:
+        value = getattr(x, name)
+        return "" if value is None else f"{value:.1%}" if unit == "%" else si(value * scale, unit)
+
+    return Column(header, 9, cell, raw=lambda x: getattr(x, name))
+
+
+def _ended(x: LaunchRecord) -> str:
+    if x.usable:
+        return ""
+    return "; ".join([*x.wrong, *([x.cause.message] if x.cause else [])]) or str(x.status)
+
+
+_LAUNCH: Sequence[Column[LaunchRecord]] = (
+    Column("launch", 9, lambda x: x.launch.rpartition("-")[2], left=True),
+    Column("for", 9, lambda x: str(x.purpose), left=True),
+    Column("block", 9, lambda x: str(x.block) if x.purpose is Purpose.TIMED else ""),
+    Column("turn", 9, lambda x: str(x.turn) if x.purpose is Purpose.TIMED else ""),
+    Column("samples/s", 9, lambda x: rate(x.throughput) if x.throughput else "",
+           raw=lambda x: x.throughput),
+    _ms("mean ms", "mean_s"), _ms("median", "median_s"), _ms("p95", "p95_s"),
+    _ms("worst", "worst_s"),
+    _told("sent a step", "sent_bytes", "B"), _told("peak memory", "peak_bytes", "B"),
+    _told("cores denied", "denied", "%"),
+    Column("ended", 9, _ended, left=True),
+)  # fmt: skip
+
+
+def _verdicts(judged: Sequence[Verdict]) -> Table[Verdict]:
+    """Every verdict of a case with each of its pairs, in the order in which they were measured."""
+
+    def show(v: Verdict, value: float) -> str:
+        metric = metrics.metric(v.metric)
+        return si(value, metric.unit) if metric.form is Form.ABSOLUTE else f"{value:.4f}"
+
+    def interval(v: Verdict) -> str:
+        return "" if v.low is None or v.high is None else f"[{show(v, v.low)}, {show(v, v.high)}]"
+
+    return Table(
+        columns=[
+            Column[Verdict]("verdict", 9, lambda v: str(v.status), left=True),
+            Column("metric", 9, lambda v: v.metric, left=True),
+            Column("against", 9, lambda v: v.against, left=True),
+            Column("value", 9, lambda v: "" if v.value is None else show(v, v.value),
+                   raw=lambda v: v.value),
+            Column("interval", 9, interval, left=True),
+            Column("bound", 9, lambda v: v.bound, left=True),
+            Column("pairs", 9, lambda v: " ".join(show(v, p) for p in v.pairs), left=True),
+            Column("confirmed by", 9, lambda v: " ".join(show(v, p) for p in v.again), left=True),
+        ],
+        rows=judged,
+    )  # fmt: skip
+
+
+def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]]:
+    """What was sent against what the closed form says, and the collectives that sent it."""
+    expected = row.described.expected if row.described else None
+    if expected is None or row.case.world_size == 1:
+        return Table(columns=[], rows=[])
+    wanted = max(expected.sent_bytes)
+    rows = [
+        (
+            "sent by the busiest rank in a step",
+            "not counted" if row.sent_bytes is None else si(row.sent_bytes, "B"),
+            f"{si(wanted, 'B')} = {expected.formula}",
+        )
+    ]
+    issued: Mapping[str, Issued] = gate.ranks[0].issued if gate and gate.ranks else {}
+    for name in dict.fromkeys([*issued, *expected.payload_bytes]):
+        seen, payload = issued.get(name), expected.payload_bytes.get(name)
+        rows.append(
+            (
+                f"{name}, rank 0",
+                "none" if seen is None else f"{si(float(seen.payload_bytes), 'B')} in {seen.count}",
+                "not said" if payload is None else si(payload[0], "B"),
+            )
+        )
+    columns = [
+        Column[tuple[str, str, str]]("bytes", 9, lambda r: r[0], left=True),
+        Column("measured", 9, lambda r: r[1]),
+        Column("closed form", 9, lambda r: r[2], left=True),
+    ]
+    return Table(columns=columns, rows=rows)
+
+
+def _checks(checks: Sequence[Check]) -> Table[Check]:
+    """The correctness gate."""
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.3g}"
+
+    return Table(
+        columns=[
+            Column[Check]("check", 9, lambda c: c.name, left=True),
+            Column("holds", 9, lambda c: "yes" if c.ok else "NO", left=True),
+            Column("value", 9, lambda c: number(c.value), raw=lambda c: c.value),
+            Column("limit", 9, lambda c: number(c.limit), raw=lambda c: c.limit),
+            Column("detail", 9, lambda c: c.detail, left=True),
+        ],
+        rows=checks,
+    )

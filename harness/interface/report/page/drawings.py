@@ -1,0 +1,170 @@
+"""Drawings of one case or one rung: figures over steps, a waterfall, one step of all ranks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from harness.interface.report.page.svg import COLORS, RIGHT, WIDTH, ticks
+
+#: As many points of a line are drawn; of more the largest of each group.
+POINTS = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trail:
+    """One figure over the steps of a launch; ``steps`` where not every one of them has it."""
+
+    name: str
+    values: Sequence[float]
+    steps: Sequence[int] = ()
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """(step, value): the largest of every group, so that no peak is lost."""
+        every = list(zip(self.steps or range(len(self.values)), self.values, strict=True))
+        size = -(-len(every) // POINTS)
+        return [max(every[i : i + size], key=lambda p: p[1]) for i in range(0, len(every), size)]
+
+
+def over_steps(trails: Sequence[Trail], *, title: str, unit: str, cut: int = 0) -> str:
+    """A line for each launch; steps before ``cut`` are grey, since they do not count."""
+    left, top, height, bottom = 56, 10, 150, 34
+    longest = 1 + max(step for t in trails for step, _ in t.points)
+    ends = [v for t in trails for v in t.values]
+    low, high = min(ends), max(ends)
+    low = 0.0 if low > 0 and high > 3 * (high - low) and unit == "ms" else low
+    room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    low, high = (low if low == 0 else low - room), high + room
+
+    def x(step: float) -> float:
+        return left + step / max(longest - 1, 1) * (WIDTH - left - RIGHT)
+
+    def y(value: float) -> float:
+        return top + (high - value) / (high - low) * height
+
+    out = [
+        f'<svg viewBox="0 0 {WIDTH} {top + height + bottom}" role="img"'
+        f' aria-label="{escape(title)} in {escape(unit)} over steps">'
+    ]
+    for tick in ticks(low, high):
+        out.append(
+            f'<line class="grid" x1="{left}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
+            f'<text class="tick" x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>'
+        )
+    if cut:
+        out.append(
+            f'<rect class="cut" x="{left}" y="{top}" width="{x(cut) - left:.1f}" height="{height}">'
+            f"<title>{cut} steps of warm-up, not counted</title></rect>"
+        )
+    for i, trail in enumerate(trails):
+        points = " ".join(f"{x(step):.0f},{y(v):.1f}" for step, v in trail.points)
+        most = max(trail.values)
+        out.append(
+            f'<polyline class="trail" points="{points}" stroke="{COLORS[i % len(COLORS)]}">'
+            f"<title>{escape(trail.name)}: {min(trail.values):.4g} to {most:.4g} {escape(unit)}</title></polyline>"
+        )
+    at = top + height + 16
+    out.append(f'<text class="tick" x="{left}" y="{at}">step 0</text>')
+    out.append(
+        f'<text class="tick" x="{WIDTH - RIGHT}" y="{at}" text-anchor="end">step {longest - 1}</text>'
+        f'<text class="label" x="{(left + WIDTH) / 2:.0f}" y="{at + 12}" text-anchor="middle">{escape(title)}, {escape(unit)}</text>'
+    )
+    return "\n".join([*out, "</svg>"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fall:
+    """A waterfall: from one total to another, and by which parts."""
+
+    start: tuple[str, float]
+    parts: Sequence[tuple[str, float]]
+    end: tuple[str, float]
+
+
+def waterfall(fall: Fall, colors: Mapping[str, str], *, unit: str) -> str:
+    """A row for each part, with its amount in words; what saved time goes to the left."""
+    left, right, row = 150, 86, 24
+    rows = 2 + len(fall.parts)
+    at, most = fall.start[1], max(fall.start[1], fall.end[1])
+    for _, value in fall.parts:
+        at += value
+        most = max(most, at)
+    most = most * 1.02 or 1.0
+
+    def px(value: float) -> float:
+        return left + max(value, 0.0) / most * (WIDTH - left - right)
+
+    out = [
+        f'<svg viewBox="0 0 {WIDTH} {row * rows + 12}" role="img"'
+        f' aria-label="from {escape(fall.start[0])} to {escape(fall.end[0])}">'
+    ]
+    at = 0.0
+    lines = [(*fall.start, True), *((n, v, False) for n, v in fall.parts), (*fall.end, True)]
+    for i, (name, value, whole) in enumerate(lines):
+        begin, end = (0.0, value) if whole else (at, at + value)
+        at, y = end, 6 + row * i
+        low, high = sorted((px(begin), px(end)))
+        color = "var(--soft)" if whole else colors[name]
+        words = f"{value:.2f} {unit}" if whole else f"{value:+.2f} {unit}"
+        bold = ' font-weight="600"' if whole else ""
+        out.append(
+            f'<text class="legend" x="{left - 8}" y="{y + 14}" text-anchor="end"{bold}>{escape(name)}</text>'
+            f'<rect x="{low:.1f}" y="{y}" width="{max(high - low, 1):.1f}" height="{row - 6}" fill="{color}">'
+            f"<title>{escape(name)}: {escape(words)}</title></rect>"
+            f'<text class="legend" x="{high + 6:.1f}" y="{y + 14}"{bold}>{escape(words)}</text>'
+        )
+        if i + 1 < len(lines):
+            out.append(
+                f'<line class="grid" x1="{px(at):.1f}" x2="{px(at):.1f}" y1="{y}" y2="{y + 2 * row - 6}"/>'
+            )
+    return "\n".join([*out, "</svg>"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """One rank's step: (term, start, end) from the step's beginning."""
+
+    name: str
+    parts: Sequence[tuple[str, float, float]]
+
+
+def lanes(ranks: Sequence[Lane], colors: Mapping[str, str], *, unit: str) -> str:
+    """One step of all ranks on one clock."""
+    left, row = 64, 22
+    longest = max((end for r in ranks for _, _, end in r.parts), default=1.0) or 1.0
+    bottom = 6 + row * len(ranks)
+    used = [name for name in colors if any(name == n for r in ranks for n, _, _ in r.parts)]
+
+    def px(value: float) -> float:
+        return left + value / longest * (WIDTH - left - RIGHT)
+
+    out = [
+        f'<svg viewBox="0 0 {WIDTH} {bottom + 30 + 20 * -(-len(used) // 4)}" role="img"'
+        f' aria-label="one step of {len(ranks)} ranks in {escape(unit)}">'
+    ]
+    for i, rank in enumerate(ranks):
+        y = 6 + row * i
+        out.append(
+            f'<text class="tick" x="{left - 6}" y="{y + 12}" text-anchor="end">{escape(rank.name)}</text>'
+        )
+        out += [
+            f'<rect x="{px(a):.1f}" y="{y}" width="{max(px(b) - px(a), 0.3):.1f}" height="{row - 6}"'
+            f' fill="{colors[n]}"><title>{escape(n)} {b - a:.2f} {escape(unit)}</title></rect>'
+            for n, a, b in rank.parts
+        ]
+    for tick in ticks(0.0, longest):
+        out.append(
+            f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 12}" text-anchor="middle">{tick:g}</text>'
+        )
+    out.append(legend(used, colors, left, bottom + 34))
+    return "\n".join([*out, "</svg>"])
+
+
+def legend(names: Sequence[str], colors: Mapping[str, str], left: int, top: int) -> str:
+    """Names beside their colours, four to a row; ``top`` is the first row's base line."""
+    out = []
+    for i, name in enumerate(names):
+        x, y = left + (i % 4) * 122, top + 20 * (i // 4)
+        out.append(f'<rect x="{x}" y="{y - 10}" width="10" height="10" fill="{colors[name]}"/>')
+        out.append(f'<text class="legend" x="{x + 14}" y="{y}">{escape(name)}</text>')
+    return "".join(out)

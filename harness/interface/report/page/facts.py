@@ -1,0 +1,93 @@
+"""The machine, its software and settings, and what a rank used of them."""
+
+from collections.abc import Sequence
+
+from harness.analysis.ladder import ArmRow
+from harness.base.documents import fields_of
+from harness.base.numbers import rate, si
+from harness.host.machine import Machine, peaks
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column
+from harness.record import LaunchRecord, RunRecord
+
+
+def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What was measured on and with: titles, and names and values under each."""
+    software = sorted(run.software.items())
+    for name, versions in sorted(run.setups.items()):
+        software += [(f"{name}: {k}", v) for k, v in sorted(versions.items())]
+    every = [
+        ("Machine", _machine(run.machine)),
+        ("The host before the run", [(f.check, f.text) for f in run.admission]),
+        ("Software", software),
+        ("Settings", sorted((k, _told(v)) for k, v in fields_of(run.settings).items())),
+        ("Environment", sorted(run.environment.items())),
+    ]
+    return [(title, rows) for title, rows in every if rows]
+
+
+def nodes(run: RunRecord) -> Table[Machine]:
+    """The machines of a run on several nodes."""
+    return Table(
+        columns=[
+            Column[Machine]("node", 9, lambda m: m.host, left=True),
+            Column("cpu", 9, lambda m: m.cpu, left=True),
+            Column("cores", 9, lambda m: str(m.num_cores), raw=lambda m: m.num_cores),
+            Column("memory", 9, lambda m: f"{m.memory_gib} GiB", raw=lambda m: m.memory_gib),
+            Column("gpus", 9, lambda m: f"{m.num_gpus}x {m.gpu}" if m.gpu else "none", left=True),
+            Column("driver", 9, lambda m: m.driver or "", left=True),
+            Column("kernel", 9, lambda m: m.kernel, left=True),
+        ],
+        rows=run.nodes,
+    )
+
+
+def _machine(m: Machine) -> list[tuple[str, str]]:
+    peak = ", ".join(f"{tflops:g} TFLOP/s {dtype}" for dtype, tflops in peaks(m.gpu).items())
+    gpu = f"{m.num_gpus}x {m.gpu}, {m.gpu_memory_gib} GiB, driver {m.driver}" if m.gpu else "none"
+    return [
+        ("cpu", f"{m.num_cores} cores of {m.cpu}, {m.memory_gib} GiB"),
+        ("gpu", gpu),
+        ("peak of one device", peak or "unknown: no MFU"),
+        ("hardware class", m.hardware_class),
+        ("host", f"{m.host}, kernel {m.kernel}"),
+    ]
+
+
+def work(row: ArmRow) -> str:
+    """``12,300 tokens/s, 41.2 TFLOP/s (MFU 0.42), 0.31 J a sample``, as far as it is known."""
+    known = (
+        ("{} tokens/s", None if row.tokens_per_s is None else rate(row.tokens_per_s)),
+        ("{}FLOP/s a rank", None if row.flops is None else si(row.flops)),
+        ("MFU {:.2f}", row.mfu),
+        ("{:.3g} J a sample", row.energy_j),
+    )
+    return ", ".join(form.format(value) for form, value in known if value is not None) or "n/a"
+
+
+def busy(launches: Sequence[LaunchRecord]) -> str:
+    """What host and devices were used, shown and never judged: CPUs a rank, and the allocator."""
+    ranks = [r for x in launches for r in x.ranks if r.window_s]
+    if not ranks:
+        return "n/a"
+    out = [f"{sum(r.cpu_s / r.window_s for r in ranks) / len(ranks):.2f} CPU"]
+    used = [u for x in launches for g in x.gpus if g.utilization_pct for u in g.utilization_pct]
+    if used:
+        out.append(f"device {min(used)} to {max(used)}%")
+    clocks = [c for x in launches for g in x.gpus for c in g.sm_clock_mhz or ()]
+    watts = [w for x in launches for g in x.gpus for w in g.power_w or ()]
+    out += [f"{min(clocks)} to {max(clocks)} MHz"] if clocks else []
+    out += [f"{min(watts):.0f} to {max(watts):.0f} W"] if watts else []
+    if kept := [r.allocator for r in ranks if r.allocator]:
+        held = max(a.reserved_bytes - a.allocated_bytes for a in kept)
+        retries = sum(a.num_retries for a in kept)
+        out.append(f"{si(float(held), 'B')} reserved but free, {retries} allocation retries")
+    return ", ".join(out)
+
+
+def _told(setting: object) -> str:
+    if isinstance(setting, tuple):
+        return " ".join(map(str, setting))
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    return "not set" if setting in (None, "") else str(setting)

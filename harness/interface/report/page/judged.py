@@ -1,0 +1,69 @@
+"""The verdicts of a page, worst first, each with its pairs as dots."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from harness.base.numbers import si
+from harness.interface.report.page import svg
+from harness.record import Reason, RunRecord, Verdict
+from harness.record.outcome import SEVERITY
+from harness.spec import Form, metrics
+
+
+def judged(run: RunRecord, anchors: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A row for each verdict. ``anchors``: case hash -> its page."""
+    scales = _scales(run)
+    ranked = sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
+    return [
+        _verdict(run, v, scales.get(v.metric, (0.0, 1.0)))
+        | {"anchor": anchors.get(v.case_hash, ""), "number": i}
+        for i, v in enumerate(ranked)
+    ]
+
+
+def _scales(run: RunRecord) -> dict[str, tuple[float, float]]:
+    """One scale for all strips of a metric: the same place means the same value."""
+    rules = {t.name: t for t in run.thresholds}
+    seen: dict[str, list[float]] = {}
+    for v in run.verdicts:
+        rule = rules.get(v.rule or "")
+        ends = (v.low, v.high, *((rule.at_least, rule.at_most) if rule else ()))
+        seen.setdefault(v.metric, []).extend(
+            [*v.pairs, *v.again, *(e for e in ends if e is not None)]
+        )
+    return {metric: (min(values), max(values)) for metric, values in seen.items() if values}
+
+
+def _verdict(run: RunRecord, v: Verdict, scale: tuple[float, float]) -> dict[str, Any]:
+    metric = metrics.metric(v.metric)
+    rules = {t.name: t for t in run.thresholds}
+    rule = rules.get(v.rule or "")
+    bounds = [b for b in (rule.at_least, rule.at_most) if b is not None] if rule else []
+    absolute = metric.form is Form.ABSOLUTE
+
+    def show(x: float | None) -> str:
+        return "" if x is None else si(x, metric.unit) if absolute else f"{x:.3f}"
+
+    cases = (a.case for p in run.plans if p.hash == v.plan for a in p.arms)
+    stand_in = any(run.stand_ins(c) for c in cases if c.id == v.case)
+    return {
+        "status": str(v.status),
+        "waived": v.waived,
+        "case": v.case,
+        "stand_in": stand_in,
+        "metric": v.metric if absolute or v.against == "gate" else f"{v.metric} v {v.against}",
+        "value": show(v.value),
+        "interval": "" if v.low is None else f"[{show(v.low)}, {show(v.high)}]",
+        "bound": v.bound,
+        "strip": Markup(svg.strip(v.pairs, v.low, v.high, bounds, scale)),
+        "again": Markup(svg.strip(v.again, None, None, bounds, scale)) if v.again else "",
+        "order": "" if v.value is None else f"{v.value:.6g}",
+        "p95": show(v.p95),
+        "worst": show(v.worst),
+        "lag1": "" if v.lag1 is None else f"{v.lag1:+.2f}",
+        "n": v.n or "",
+        "mde": "" if v.mde is None else f"{v.mde * 100:.1f}%",
+        "why": "" if v.reason in (Reason.MET, Reason.NO_RULE) else v.detail,
+    }

@@ -1,0 +1,190 @@
+"""What the samples and traces of a case show: steps, memory, ranks, one step of all ranks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup
+
+from harness.analysis.timeline.profiled import close_launch, trace_path
+from harness.base.errors import ScaleproofError
+from harness.base.numbers import si
+from harness.interface.report.page import drawings, svg
+from harness.interface.report.page.drawings import Lane, Trail
+from harness.interface.report.page.spent import COLORS
+from harness.interface.report.timeline import TERMS
+from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.record.store import Samples, load_samples
+from harness.spec import Plan
+
+#: As many launches and ranks are drawn; the tables have them all.
+LAUNCHES, RANKS = 12, 16
+#: A step is drawn in so many pieces: what is shorter is not seen.
+PIECES = 400
+#: Of larger traces no step is drawn, to keep a page quick: bytes of all ranks, compressed.
+TRACE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A drawing with its title, and what to know of it."""
+
+    title: str
+    svg: Markup
+    note: str = ""
+
+
+def figures(
+    run: RunRecord, folder: Path, plan: Plan, launches: Sequence[LaunchRecord]
+) -> Iterator[Figure]:
+    """What the files of these launches show; nothing of files that are gone."""
+    timed = [x for x in launches if x.purpose is Purpose.TIMED and x.steps is not None]
+    read = [(x, samples) for x in timed[:LAUNCHES] if (samples := _samples(folder, x))]
+    if read:
+        yield from _over_steps(run, plan, read)
+    profiled = next((x for x in launches if x.budget is not None), None)
+    if profiled is not None and (figure := _one_step(folder, profiled)):
+        yield figure
+
+
+def _samples(folder: Path, launch: LaunchRecord) -> list[Samples]:
+    try:
+        return [load_samples(folder, launch.launch, rank) for rank in launch.ranks]
+    except ScaleproofError:
+        return []
+
+
+def _over_steps(
+    run: RunRecord, plan: Plan, read: Sequence[tuple[LaunchRecord, Sequence[Samples]]]
+) -> Iterator[Figure]:
+    cut = run.window(plan, read[0][0]).cut
+    steps, memory = [], []
+    for launch, ranks in read:
+        name = f"launch {launch.launch.rpartition('-')[2]}, block {launch.block}"
+        count = min(len(s.step_s) for s in ranks)
+        slowest = np.max([s.step_s[:count] for s in ranks], axis=0)
+        steps.append(Trail(name=name, values=(slowest * 1e3).tolist()))
+        held = np.max([s.rss_bytes[:count] for s in ranks], axis=0)
+        looked = np.flatnonzero(held)
+        if len(looked) > 1:
+            values = (held[looked] / 1e6).tolist()
+            memory.append(Trail(name=name, values=values, steps=looked.tolist()))
+    told = f"{len(steps)} launches; each step counts as its slowest rank's"
+    drawn = drawings.over_steps(steps, title="step time", unit="ms", cut=cut)
+    yield Figure(title="Every step", svg=Markup(drawn), note=told)
+    if memory:
+        drawn = drawings.over_steps(memory, title="resident memory", unit="MB", cut=cut)
+        yield Figure(title="Memory", svg=Markup(drawn), note="of the largest rank's process")
+
+
+def _one_step(folder: Path, launch: LaunchRecord) -> Figure | None:
+    """The step whose length is the median, on one clock."""
+    shown = _shown_ranks(launch)
+    paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
+    try:
+        if sum(p.stat().st_size for p in paths) > TRACE_BYTES:
+            note = f"its traces are large: scaleproof timeline {folder}"
+            return Figure(title="One step of all ranks", svg=Markup(""), note=note)
+        _, lanes, closed = close_launch(folder, launch.launch, launch.ranks)
+    except (OSError, ScaleproofError):
+        return None
+    lengths = np.array([r.step_ns for r in closed.budget.ranks]).max(axis=0)
+    step = int(np.argsort(lengths)[len(lengths) // 2])
+    edges = {
+        lane.rank: lane.edges[step : step + 2] + closed.offsets_ns.get(lane.rank, 0)
+        for lane in lanes
+    }
+    begin = min(int(e[0]) for e in edges.values())
+    out = []
+    for rank in shown:
+        low, high = (int(e) for e in edges[rank])
+        tracks = {TERMS[t]: spans for t, spans in closed.tracks[rank].items()}
+        out.append(Lane(name=f"rank {rank}", parts=list(_pieces(tracks, low, high, begin))))
+    note = f"step {step} of {closed.budget.steps}, profiled"
+    note += (
+        "" if len(shown) == len(launch.ranks) else f"; {len(shown)} of {len(launch.ranks)} ranks"
+    )
+    drawn = drawings.lanes(out, COLORS, unit="ms")
+    return Figure(title="One step of all ranks", svg=Markup(drawn), note=note)
+
+
+def _shown_ranks(launch: LaunchRecord) -> list[int]:
+    """All of them; of many the first, the last and whom the others waited for."""
+    ranks = [r.rank for r in launch.ranks]
+    if len(ranks) <= RANKS:
+        return ranks
+    blame = launch.budget.blame if launch.budget else None
+    late = [] if blame is None else [blame.rank]
+    return sorted({*ranks[: RANKS // 2], *ranks[1 - RANKS // 2 :], *late})
+
+
+def _pieces(
+    tracks: dict[str, np.ndarray], low: int, high: int, begin: int
+) -> Iterator[tuple[str, float, float]]:
+    """(term, start, end) in ms since ``begin``: of every piece of the step its largest term."""
+    size = max((high - low) / PIECES, 1.0)
+    edges = low + size * np.arange(PIECES + 1)
+    names = list(tracks)
+    held = np.zeros((len(names), PIECES))
+    for i, name in enumerate(names):
+        ends = tracks[name].astype(float)
+        if len(ends):
+            # Time covered before each edge, differenced: no loop over a million kernels.
+            before = np.concatenate(([0.0], np.cumsum(ends[:, 1] - ends[:, 0])))
+            at = np.searchsorted(ends[:, 0], edges, side="right")
+            over = np.where(at > 0, np.maximum(ends[np.maximum(at - 1, 0), 1] - edges, 0), 0.0)
+            held[i] = np.diff(before[at] - over)
+    largest = held.argmax(axis=0)
+    starts = np.flatnonzero(np.concatenate(([True], largest[1:] != largest[:-1])))
+    for a, b in zip(starts, [*starts[1:], PIECES], strict=True):
+        if held[largest[a], a:b].any():
+            yield names[largest[a]], (edges[a] - begin) / 1e6, (edges[b] - begin) / 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """One rank over the timed launches of a case; ``strip`` shows its mean step in each."""
+
+    name: str
+    host: str
+    device: str
+    step_ms: float
+    strip: Markup
+    cores: float
+    peak: str
+
+
+def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
+    """Every rank's own mean step, launch by launch, on one scale; of many those that were slowest.
+
+    Nothing where one rank is all there is, or samples are gone.
+    """
+    timed = [x for x in launches if x.purpose is Purpose.TIMED and x.steps is not None]
+    seen = [(x, samples) for x in timed[:LAUNCHES] if (samples := _samples(folder, x))]
+    if not seen or len(seen[0][0].ranks) < 2:
+        return []
+    means: dict[int, list[float]] = {}
+    for launch, samples in seen:
+        kept = launch.steps.count if launch.steps else 0
+        for rank, s in zip(launch.ranks, samples, strict=True):
+            means.setdefault(rank.rank, []).append(float(s.step_s[-kept:].mean()) * 1e3)
+    every = [v for values in means.values() for v in values]
+    shown = sorted(means, key=lambda r: -sum(means[r]) / len(means[r]))[:RANKS]
+    out = []
+    for number in sorted(shown):
+        own = [r for x, _ in seen for r in x.ranks if r.rank == number]
+        peaks = [r.peak_bytes for r in own if r.peak_bytes is not None]
+        strip = svg.strip(means[number], None, None, (), (min(every), max(every)))
+        out.append(
+            RankRow(
+                name=f"rank {rank}",
+                host=own[0].host,
+                device=own[0].device,
+                step_ms=sum(means[number]) / len(means[number]),
+                strip=Markup(strip),
+                cores=sum(r.cpu_s / r.window_s for r in own if r.window_s) / len(own),
+                peak=si(float(max(peaks)), "B") if peaks else "n/a",
+            )  # fmt: skip
+        )
+    return out

@@ -1,0 +1,106 @@
+"""Speedup and efficiency over ranks, and the same figures as a table."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from harness.analysis.judging.points import points
+from harness.interface.report.page import svg
+from harness.interface.report.page.svg import Curve
+from harness.interface.report.scaling import twin
+from harness.record import RunRecord, ScalingPoint
+from harness.spec import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Ladders of one mode that may be drawn together: stand-ins stay apart."""
+
+    title: str
+    charts: Sequence[tuple[str, Markup]]
+    table: Markup
+
+
+def groups(run: RunRecord) -> list[Group]:
+    """Speedup and efficiency, one pair for each mode, hardware and stand-ins apart."""
+    found: dict[tuple[bool, str], list[Plan]] = {}
+    for plan in run.plans:
+        if len(points(run, plan)) > 1:
+            case = plan.arms[0].case
+            found.setdefault((bool(case.stand_in), str(case.mode)), []).append(plan)
+    return [_group(run, mode, stand_in, found[stand_in, mode]) for stand_in, mode in sorted(found)]
+
+
+def speedup(run: RunRecord) -> str:
+    """The first chart of a run's page as a picture of its own; empty where nothing was scaled."""
+    drawn = next((str(group.charts[0][1]) for group in groups(run)), "")
+    if not drawn:
+        return ""
+    style = (
+        "<style>svg{background:#fff;font-family:sans-serif}.grid{stroke:#ddd}"
+        ".tick,.legend,.label{font-size:12px;fill:#333}.asked{stroke-width:2.5}</style>"
+    )
+    drawn = drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    head, close, rest = drawn.partition(">")
+    return f"{head}{close}{style}{rest}"
+
+
+def _group(run: RunRecord, mode: str, stand_in: bool, plans: Sequence[Plan]) -> Group:
+    names = list(_names(plans))
+    rungs = [points(run, plan) for plan in plans]
+    grid = sorted({float(p.world_size) for ladder in rungs for p in ladder})
+    none: list[float | None] = [None] * len(grid)
+    title = f"{mode} scaling" + (" · stand-in" if stand_in else "")
+    charts = []
+    for field, unit, ideal in (
+        ("speedup", "x over the baseline", grid),
+        ("efficiency", "share of ideal speedup", [1.0] * len(grid)),
+    ):
+        curves = [
+            _series(run, plan, name, ladder, field)
+            for plan, name, ladder in zip(plans, names, rungs, strict=True)
+        ]
+        best = Curve(name="ideal", x=grid, y=ideal, low=none, high=none)
+        drawn = svg.chart(
+            curves, y_label=f"{field}, {unit}", x_label="ranks", ideal=best,
+            log=field == "speedup",
+        )  # fmt: skip
+        charts.append((f"{field.capitalize()}, {title}", Markup(drawn)))
+    return Group(title=title, charts=charts, table=twin(run, plans).html(f"{title} as a table"))
+
+
+def _names(plans: Sequence[Plan]) -> Iterator[str]:
+    """Names of ladders; those that share one say in what they differ."""
+    often = Counter(plan.name for plan in plans)
+    for plan in plans:
+        case = plan.arms[-1].case
+        yield plan.name if often[plan.name] == 1 else case.family + case.extras
+
+
+def _series(
+    run: RunRecord, plan: Plan, name: str, points: Sequence[ScalingPoint], field: str
+) -> Curve:
+    """One field of the points with its interval, the bounds of its rules and their verdicts."""
+
+    def column(suffix: str) -> list[Any]:
+        return [getattr(p, field + suffix) for p in points]
+
+    rules = {t.name: t for t in run.thresholds}
+    bounds, told = [], []
+    for p in points:
+        judged = [
+            v
+            for v in run.verdicts
+            if v.plan == plan.hash and v.case == p.case and v.metric == field and v.rule in rules
+            and v.against == p.against
+        ]  # fmt: skip
+        ends = [(rules[v.rule].at_least, rules[v.rule].at_most) for v in judged if v.rule]
+        bounds += [(float(p.world_size), b) for pair in ends for b in pair if b is not None]
+        told.append(", ".join(f"{v.status} {v.bound}" for v in judged))
+    return Curve(
+        name=name, x=[float(p.world_size) for p in points], y=column(""), low=column("_low"),
+        high=column("_high"), bounds=bounds, told=told,
+    )  # fmt: skip

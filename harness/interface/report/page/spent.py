@@ -1,0 +1,121 @@
+"""Where the time went: every rung's step in its parts, and from the ideal step to the real one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+from markupsafe import Markup
+
+from harness.analysis.judging.points import budgets
+from harness.analysis.rungs import Rung, rungs
+from harness.analysis.timeline.losses import WORDS
+from harness.interface.report import timeline
+from harness.interface.report.page import drawings, svg
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column
+from harness.record import Budget, RunRecord, Term
+
+#: A rung's name and its budget.
+Named: TypeAlias = tuple[str, Budget]
+
+#: Okabe and Ito again, and grey for what nobody does.
+_COLORS = {
+    Term.COMPUTE: "#0072B2",
+    Term.MOVE: "#56B4E9",
+    Term.TRANSFER: "#D55E00",
+    Term.WAIT: "#CC79A7",
+    Term.BUBBLE: "#E69F00",
+    Term.UNDIVIDED: "#D55E00",
+    Term.DATA: "#009E73",
+    Term.LAUNCH: "#F0E442",
+    Term.IDLE: "#9aa0a6",
+    Term.OTHER: "#5f6368",
+}
+#: The words of terms in a chart, and their colours.
+COLORS = {timeline.TERMS[term]: color for term, color in _COLORS.items()}
+_FALLING = {WORDS[term]: color for term, color in _COLORS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """One ladder's profiled rungs."""
+
+    title: str
+    anchor: str
+    against: str
+    perturbation: float
+    refused: bool
+    stacked: Markup
+    waterfall: Markup
+    table: Markup
+
+
+def spent(run: RunRecord, anchors: Mapping[str, str]) -> list[Spent]:
+    """The profiled ladders, those that lost most first. ``anchors``: case hash -> its page."""
+    found = sorted(rungs(run), key=lambda r: float(r.losses.efficiency))
+    return [_spent(run, rung, anchors.get(rung.arm.case.hash, "")) for rung in found]
+
+
+def ranks(budget: Budget, ideal_ns: Fraction | None = None) -> Markup:
+    """A bar for every rank of one window; dashed is what the baseline's step allows."""
+    few = budget.ranks if len(budget.ranks) <= 16 else [*budget.ranks[:8], *budget.ranks[-8:]]
+    bars = [svg.Bar(name=f"rank {r.rank}", parts=_parts(r.mean_ns)) for r in few]
+    mark = None if ideal_ns is None else float(ideal_ns) / 1e6
+    return Markup(svg.stacked(bars, COLORS, unit="ms", mark=mark))
+
+
+def _parts(mean_ns: Callable[[Term], float]) -> list[tuple[str, float]]:
+    return [(timeline.TERMS[t], mean_ns(t) / 1e6) for t in _COLORS]
+
+
+def _spent(run: RunRecord, rung: Rung, anchor: str) -> Spent:
+    seen: list[Named] = []
+    for arm in rung.plan.arms:
+        if (launches := budgets(run, arm.case)) and (budget := launches[0].budget) is not None:
+            name = "plain" if arm.case.plain else arm.case.world
+            seen.append((name, budget))
+    bars = [svg.Bar(name=name, parts=_parts(budget.mean_ns)) for name, budget in seen]
+    losses = rung.losses
+    parts = [(WORDS[t], float(e) / 1e6) for t, e in losses.excess_ns.items()]
+    parts = [p for p in parts if abs(p[1]) >= 0.005 * float(losses.step_ns) / 1e6]
+    rest = float(losses.step_ns - losses.ideal_ns) / 1e6 - sum(v for _, v in parts)
+    parts.sort(key=lambda p: -p[1])
+    if abs(rest) >= 0.005:
+        parts.append(("all else", rest))
+    fall = drawings.Fall(
+        start=("ideal step", float(losses.ideal_ns) / 1e6), parts=parts,
+        end=("real step", float(losses.step_ns) / 1e6),
+    )  # fmt: skip
+    return Spent(
+        title=rung.arm.case.id, anchor=anchor, against=rung.against,
+        perturbation=rung.perturbation, refused=rung.refused,
+        stacked=Markup(
+            svg.stacked(bars, COLORS, unit="ms", mark=float(losses.ideal_ns) / 1e6)
+        ),
+        waterfall=Markup(
+            drawings.waterfall(fall, _FALLING | {"all else": "var(--soft)"}, unit="ms")
+        ),
+        table=_table(seen).html(f"{rung.arm.case.id}: parts of a step"),
+    )  # fmt: skip
+
+
+def _table(seen: Sequence[Named]) -> Table[Named]:
+    """The chart's figures: ms of each term in a mean step of a mean rank."""
+    terms = [t for t in _COLORS if any(b.total_ns(t) for _, b in seen)]
+
+    def column(term: Term) -> Column[Named]:
+        def value(row: Named) -> float:
+            return row[1].mean_ns(term) / 1e6
+
+        return Column(timeline.TERMS[term], 9, lambda row: f"{value(row):.2f}", raw=value)
+
+    return Table(
+        columns=[
+            Column[Named]("ranks", 9, lambda row: row[0], left=True),
+            Column("ms/step", 9, lambda row: f"{row[1].step_ns / 1e6:.2f}",
+                   raw=lambda row: row[1].step_ns / 1e6),
+            *map(column, terms),
+        ],
+        rows=seen,
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+"""The scaling table: every rung of every ladder, in the terminal and on the page."""
+
+from collections.abc import Callable, Sequence
+from itertools import islice, zip_longest
+from typing import TypeAlias
+
+from harness.analysis.judging.points import shown_against
+from harness.analysis.ladder import LadderRow, ladder_rows
+from harness.base.numbers import rate
+from harness.interface.report import text
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column, table, wrap
+from harness.record import RunRecord, Status
+from harness.record.outcome import SEVERITY
+from harness.spec import Plan, StandIn
+
+#: A line of the scaling table: a name, and a rung unless the name has more lines than rungs.
+Named: TypeAlias = tuple[str, LadderRow | None]
+#: The lines of a ladder's name, and its rungs.
+Ladder: TypeAlias = tuple[list[str], list[LadderRow]]
+#: The column of what devices took.
+ENERGY = "J/sample"
+
+
+def interval(value: float | None, low: float | None, high: float | None) -> str:
+    """``0.954 [0.946, 0.961]``"""
+    if value is None:
+        return "n/a"
+    if low is None or high is None:
+        return f"{value:.3f} [n/a]"
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
+    """Every rung against plain, worst ladder first; stand-ins apart."""
+    ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # by whether it is a stand-in
+    worst = {p.hash: min((SEVERITY.index(v.status) for v in run.verdicts if v.plan == p.hash),
+             default=9) for p in run.plans}  # fmt: skip
+    for plan in sorted(run.plans, key=lambda p: worst[p.hash]):
+        rungs = ladder_rows(run, plan)
+        if not rungs:
+            continue
+        names = text.named(plan.arms[-1].case).split("\n")
+        if (against := shown_against(plan)) != "plain":
+            names.append(f"  v {against}")
+        ladders[bool(plan.arms[0].case.stand_in)].append((names, rungs))
+    every = [*ladders[False], *ladders[True]]
+    if not every:
+        return []
+    told = [r for _, rungs in every for r in rungs]
+    columns = [_NAMES, *map(_lifted, _measured(RUNGS, told))]
+    header, lines = _laid_out(columns, every, width)
+    num_real = len(ladders[False])
+    out = [header, *(line for of_one in lines[:num_real] for line in of_one)]
+    if ladders[True]:
+        kinds = sorted({s for p in run.plans for a in p.arms for s in a.case.stand_in})
+        out.append(f" -- stand-ins ({', '.join(kinds)}): never compared with hardware --")
+        out += [line for of_one in lines[num_real:] for line in of_one]
+    if crowded := sorted(
+        {
+            a.case.world
+            for p in run.plans
+            for a in p.arms
+            if StandIn.OVERSUBSCRIBED in run.stand_ins(a.case)
+        }
+    ):
+        out.append(
+            f" -- oversubscribed ({', '.join(crowded)}): more ranks than cores, a stand-in that is"
+            " never compared with hardware --"
+        )
+    return out
+
+
+def _laid_out(
+    columns: Sequence[Column[Named]], ladders: Sequence[Ladder], width: int
+) -> tuple[str, list[list[str]]]:
+    """The header, and the lines of each ladder.
+
+    A verdict is never shown without its bound: where that has no room beside the names, these have
+    lines of their own.
+    """
+    beside = [list(zip_longest(names, rungs, fillvalue=None)) for names, rungs in ladders]
+    flat = [(name or "", rung) for ladder in beside for name, rung in ladder]
+    header, *lines = table(columns, flat, width)
+    bounded = any(r.verdict and r.verdict.bound for _, rungs in ladders for r in rungs)
+    if not bounded or "bound" in header.split():
+        rest = iter(lines)
+        return header, [list(islice(rest, len(ladder))) for ladder in beside]
+    rungs_alone = [("", rung) for _, rungs in ladders for rung in rungs]
+    header, *lines = table(columns[1:], rungs_alone, width - 2)
+    rest = (f"  {line}" for line in lines)
+    return f"  {header}", [
+        [*wrap(" ".join([" " + names[0], *(n.strip() for n in names[1:])]), width, 3),
+         *islice(rest, len(rungs))]
+        for names, rungs in ladders
+    ]  # fmt: skip
+
+
+def _number(
+    header: str,
+    keep: int,
+    value: Callable[[LadderRow], float | None],
+    form: Callable[[float], str],
+    none: str = "",
+) -> Column[LadderRow]:
+    """A column of numbers; ``none`` stands where there is none."""
+
+    def cell(one: LadderRow) -> str:
+        return none if (v := value(one)) is None else form(v)
+
+    return Column(header, keep, cell, raw=value)
+
+
+def _as(form: str, scale: float = 1.0, unit: str = "") -> Callable[[float], str]:
+    return lambda value: format(value * scale, form) + unit
+
+
+def _sent(one: LadderRow) -> str:
+    several = one.row.case.world_size > 1
+    none = "n/a" if several else ""
+    return none if one.row.sent_bytes is None else f"{one.row.sent_bytes * 1e-6:.2f}"
+
+
+def _efficiency(one: LadderRow) -> str:
+    p = one.point
+    return interval(p.efficiency, p.efficiency_low, p.efficiency_high)
+
+
+def _bound(one: LadderRow) -> str:
+    bound = one.verdict.bound if one.verdict else ""
+    return f"{bound} *" if bound and not one.shown else bound
+
+
+def _status(one: LadderRow) -> str:
+    """The word; a figure that no rule judges is marked where nobody should rely on it."""
+    if one.verdict is None:
+        return ""
+    doubtful = one.verdict.status is Status.RECORDED and one.verdict.doubt
+    return f"{one.verdict.status} ~" if doubtful else str(one.verdict.status)
+
+
+def _lifted(column: Column[LadderRow]) -> Column[Named]:
+    """A rung's column in a table whose lines also hold names."""
+    return Column(
+        column.header, column.keep,
+        lambda line: "" if line[1] is None else column.cell(line[1]), column.left,
+    )  # fmt: skip
+
+
+#: What is told of a rung.
+RUNGS: Sequence[Column[LadderRow]] = (
+    Column("ranks", 99, lambda r: r.row.case.world, raw=lambda r: r.row.case.world_size),
+    _number("samples/s", 58, lambda r: r.point.throughput, rate),
+    _number("tok/s", 6, lambda r: r.row.tokens_per_s, rate),
+    _number("per rank", 20, lambda r: r.point.throughput / r.row.case.world_size, rate),
+    _number("ms/step", 30, lambda r: r.row.step_s, _as(".1f", 1e3), "n/a"),
+    _number("speedup", 60, lambda r: r.point.speedup, _as(".2f", unit="x")),
+    Column("efficiency [95%]", 90, _efficiency, left=True, raw=lambda r: r.point.efficiency),
+    _number("p95", 62, lambda r: r.point.p95, _as(".3f"), "n/a"),
+    _number("worst", 72, lambda r: r.point.worst, _as(".3f")),
+    _number("v wrapped", 15, lambda r: r.wrapped, _as(".3f")),
+    Column("n", 10, lambda r: str(r.point.n), raw=lambda r: r.point.n),
+    _number("detects", 8, lambda r: r.verdict.mde if r.verdict else None, _as(".1%")),
+    _number("serial", 4, lambda r: r.point.karp_flatt, _as(".3f")),
+    Column("MB sent", 9, _sent, raw=lambda r: r.row.sent_bytes),
+    _number("of form", 7, lambda r: r.row.sent_of_form, _as(".3f")),
+    _number("peak MB", 3, lambda r: r.row.peak_bytes, _as(".0f", 1e-6), "n/a"),
+    _number("kB/step", 0, lambda r: r.row.growth, _as("+.1f", 1e-3)),
+    _number("TFLOP/s", 2, lambda r: r.row.flops, _as(".3g", 1e-12)),
+    _number("MFU", 1, lambda r: r.row.mfu, _as(".2f"), "n/a"),
+    _number(ENERGY, 5, lambda r: r.row.energy_j, _as(".3g"), "n/a"),
+    Column("bound", 80, _bound),
+    Column("verdict", 98, _status, left=True),
+)
+_NAMES = Column[Named]("case", 100, lambda line: line[0], left=True)
+
+
+def twin(run: RunRecord, plans: Sequence[Plan]) -> Table[LadderRow]:
+    """The rungs of these ladders as one table: what a chart of them shows."""
+    rows = [row for plan in plans for row in ladder_rows(run, plan)]
+    case = Column[LadderRow](
+        "case", 100, lambda r: r.row.case.family + r.row.case.extras, left=True
+    )
+    return Table(columns=[case, *_measured(RUNGS, rows)], rows=rows)
+
+
+def _measured(
+    columns: Sequence[Column[LadderRow]], rows: Sequence[LadderRow]
+) -> list[Column[LadderRow]]:
+    """Energy only where a device told it."""
+    told = any(r.row.energy_j is not None for r in rows)
+    return [c for c in columns if told or c.header != ENERGY]

@@ -1,0 +1,120 @@
+"""One table in four forms: for terminals, pages, Markdown and other programs."""
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from markupsafe import Markup, escape
+
+from harness.base.documents import Json
+from harness.interface.report import text
+from harness.interface.report.text import Column
+from harness.record import Status
+
+Row = TypeVar("Row")
+#: What makes a spreadsheet take a text for a formula.
+_FORMULA = re.compile(r"^[=+\-@\t\r]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Generic[Row]):
+    """Columns and rows of one thing; a column that says nothing of any row is left out."""
+
+    columns: Sequence[Column[Row]]
+    rows: Sequence[Row]
+
+    @property
+    def told(self) -> list[Column[Row]]:
+        """The columns that say something."""
+        return [c for c in self.columns if any(c.cell(row) for row in self.rows)]
+
+    def lines(self, width: int) -> list[str]:
+        """For a terminal: columns drop until it fits."""
+        return text.table(self.columns, self.rows, width) if self.rows else []
+
+    def html(self, name: str, ids: Sequence[str] = ()) -> Markup:
+        """For a page: sorted by its header; cells carry their value beside their words.
+
+        ``ids`` are what rows are linked by.
+        """
+        if not self.rows:
+            return Markup("")
+        columns = self.told
+        head = Markup("").join(
+            Markup("<th{}>{}</th>").format(_aligned(c), c.header) for c in columns
+        )
+        body = Markup("\n").join(
+            Markup("<tr{}>{}</tr>").format(
+                Markup(' id="{}"').format(ids[i]) if ids else "",
+                Markup("").join(_cell(c, row) for c in columns),
+            )
+            for i, row in enumerate(self.rows)
+        )
+        return Markup(
+            '<div class="wide" tabindex="0" role="region" aria-label="{0}"><table><thead><tr>{1}'
+            "</tr></thead><tbody>\n{2}\n</tbody></table></div>"
+        ).format(name, head, body)
+
+    def markdown(self) -> list[str]:
+        """For a CI system's summary."""
+        columns = self.told
+        lines = [[c.header for c in columns], ["---" if c.left else "---:" for c in columns]]
+        lines += [[_harmless(c.cell(row)) for c in columns] for row in self.rows]
+        return [f"| {' | '.join(cells)} |" for cells in lines]
+
+    def csv(self) -> list[str]:
+        """For other programs: whole values, a column for each end of an interval."""
+        return written([{c.header: plain(c, row) for c in self.columns} for row in self.rows])
+
+
+def plain(column: Column[Row], row: Row) -> Json:
+    """A cell's value for programs."""
+    return column.cell(row).replace("\n", " ") if column.raw is None else column.raw(row)
+
+
+def written(rows: Sequence[Mapping[str, Json]]) -> list[str]:
+    """Rows as comma-separated values with a header; texts that are formulas are kept from it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([_quoted(row.get(name)) for name in names])
+    return out.getvalue().splitlines()
+
+
+def _quoted(value: Json) -> Json:
+    formula = isinstance(value, str) and _FORMULA.match(value) and not _number(value)
+    return f"'{value}" if formula else value
+
+
+def _number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _harmless(cell: str) -> str:
+    """A cell that can neither end its column nor be HTML."""
+    cell = cell.replace("\n", " ").replace("|", "\\|").replace("`", "'")
+    return cell.replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _aligned(column: Column[Row]) -> Markup:
+    return Markup("" if column.left else ' class="n"')
+
+
+def _cell(column: Column[Row], row: Row) -> Markup:
+    words, value = column.cell(row), None if column.raw is None else column.raw(row)
+    kinds = ["" if column.left else "n"]
+    kinds += [str(s) for s in Status if words.split(" ")[0] == s]
+    attributes = Markup(' class="{}"').format(" ".join(filter(None, kinds)))
+    if isinstance(value, int | float):
+        attributes += Markup(' data-v="{}"').format(f"{value:.6g}")
+    lines = Markup("<br>").join(map(escape, words.split("\n")))
+    return Markup("<td{}>{}</td>").format(attributes, lines)

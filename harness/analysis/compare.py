@@ -1,18 +1,22 @@
-"""Two runs side by side, only over what both ran, each ratio with its interval."""
+"""Two runs side by side, only over what both ran, each ratio with its interval.
+
+values of launches by case -> Welch's t on logarithms -> Compared -> Comparison
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import geometric_mean
 
 from harness.analysis.judging.fingerprint import between, fingerprint
 from harness.analysis.judging.pairs import timed
-from harness.analysis.judging.points import points
+from harness.analysis.judging.points import budgets, points
 from harness.base import stats
 from harness.base.documents import Json, fields_of
 from harness.base.errors import SpecError
-from harness.record import RunRecord
+from harness.record import RunRecord, Term
+from harness.record.budget import EXPOSED
 from harness.spec import CaseSpec
 from harness.spec.metrics import COMPARABLE, METRICS
 
@@ -40,6 +44,7 @@ class Compared:
     """One case in both runs. ``ratio`` is B / A, with its 95 % interval where launches are two."""
 
     case: CaseSpec
+    metric: str
     a: float | None
     b: float | None
     ratio: float | None
@@ -51,10 +56,21 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shift:
+    """How a case's mean step changed from A to B: ns, in all and of each term."""
+
+    case: str
+    before_ns: float
+    after_ns: float
+    terms_ns: Mapping[Term, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """All rows, their geometric mean over the cases both ran, and what differs between the runs.
 
-    ``forced`` lists the fields of the fingerprint in which they should have been alike.
+    ``forced`` lists the fields of the fingerprint in which they should have been alike. ``others``
+    are the same cases on the other metrics, ``shifts`` how the parts of their steps changed.
     """
 
     metric: str
@@ -65,17 +81,8 @@ class Comparison:
     differs: tuple[str, ...]
     not_compared: tuple[str, ...]
     forced: tuple[str, ...] = ()
-
-
-def compare_hardware(a: RunRecord, b: RunRecord, metric: str) -> Comparison:
-    """Two machines on the same cases. Stand-ins are refused: they say nothing of hardware."""
-    cases = [run.stand_ins(c) for run in (a, b) for c in _cases(run)]
-    if cases and all(cases):
-        raise SpecError(
-            "both runs have only stand-ins (paced, emulated), which say nothing about hardware",
-            expected="runs with real compute", fix="pytest suites/ -k 'not paced'",
-        )  # fmt: skip
-    return _compare(a, b, metric, hardware=True)
+    others: tuple[Compared, ...] = ()
+    shifts: tuple[Shift, ...] = ()
 
 
 def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> Comparison:
@@ -87,14 +94,38 @@ def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> 
             expected="two runs with the same fingerprint, or --force (marks the result)",
             fix="scaleproof compare-hardware RUN_A RUN_B",
         )
-    return replace(_compare(a, b, metric, hardware=False), forced=tuple(unlike))
+    others = [side_by_side(a, b, m, hardware=False).rows for m in COMPARABLE if m != metric]
+    return replace(
+        side_by_side(a, b, metric, hardware=False), forced=tuple(unlike),
+        others=tuple(row for rows in others for row in rows if row.ratio is not None),
+        shifts=tuple(_shifts(a, b)),
+    )  # fmt: skip
+
+
+def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
+    """Of cases that both runs profiled; what could not be divided in one is divided in neither."""
+    for case in _cases(a):
+        before, after = budgets(a, case), budgets(b, case)
+        old, new = (x[0].budget if x else None for x in (before, after))
+        if old is None or new is None:
+            continue
+        known = [t for t in Term if old.total_ns(t) or new.total_ns(t)]
+        if old.total_ns(Term.UNDIVIDED) or new.total_ns(Term.UNDIVIDED):
+            known = [t for t in known if t not in EXPOSED]
+            whole = {Term.UNDIVIDED: new.mean_ns(*EXPOSED) - old.mean_ns(*EXPOSED)}
+        else:
+            whole = {}
+        yield Shift(
+            case=case.id, before_ns=old.step_ns, after_ns=new.step_ns,
+            terms_ns={t: new.mean_ns(t) - old.mean_ns(t) for t in known} | whole,
+        )  # fmt: skip
 
 
 def _cases(run: RunRecord) -> list[CaseSpec]:
     return list({arm.case.hash: arm.case for p in run.plans for arm in p.arms}.values())
 
 
-def _key(case: CaseSpec, hardware: bool) -> str:
+def key_of(case: CaseSpec, hardware: bool) -> str:
     """Across hardware a case keeps its identity but for where it computes."""
     if not hardware:
         return case.hash
@@ -102,7 +133,8 @@ def _key(case: CaseSpec, hardware: bool) -> str:
     return str(sorted((k, v) for k, v in case.series.items() if k not in skip))
 
 
-def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comparison:
+def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comparison:
+    """Every case of either run on one metric; across ``hardware`` stand-ins are left out."""
     if metric not in COMPARABLE:
         raise SpecError(
             f"--metric {metric}", expected=", ".join(COMPARABLE), fix="--metric throughput"
@@ -131,6 +163,7 @@ def _compare(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comp
         rows.append(
             Compared(
                 case=case,
+                metric=metric,
                 a=mean_a,
                 b=mean_b,
                 ratio=ratio,
@@ -181,7 +214,7 @@ def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[Case
             read = (x.value(METRICS[metric]) for x in usable)
             values = [value for value in read if value is not None and value > 0]
             if values:
-                out.setdefault(_key(arm.case, hardware), (arm.case, []))[1].extend(values)
+                out.setdefault(key_of(arm.case, hardware), (arm.case, []))[1].extend(values)
     return out
 
 
@@ -190,7 +223,7 @@ def _efficiency(run: RunRecord, hardware: bool) -> dict[str, float]:
     for plan in run.plans:
         cases = {arm.case.id: arm.case for arm in plan.arms}
         for point in points(run, plan):
-            by_id[_key(cases[point.case], hardware)] = point.efficiency
+            by_id[key_of(cases[point.case], hardware)] = point.efficiency
     return by_id
 
 

@@ -102,12 +102,17 @@ class Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Arms measured in the same blocks, and the contrasts that are judged."""
+    """Arms measured in the same blocks, and the contrasts that are judged.
+
+    ``epoch_samples`` are those of one epoch, where the recipe states it: reports then tell how long
+    it takes.
+    """
 
     name: str
     arms: tuple[Arm, ...]
     contrasts: tuple[Contrast, ...]
     protocol: Protocol
+    epoch_samples: int | None = None
 
     def arm(self, name: str) -> Arm:
         """The arm of that name; AssertionError if a recipe forgot it."""

@@ -103,6 +103,7 @@ def ladder(
     protocol: Protocol = REAL,
     shape: Nodes | None = None,
     ablations: Sequence[Ablation] = (),
+    epoch_samples: int | None = None,
 ) -> Plan:
     """The case at each world size, against each kind of baseline.
 
@@ -114,6 +115,7 @@ def ladder(
         metrics: each judged at each rung against each baseline.
         shape: ranks per node of a world; one node without it.
         ablations: what the largest rung is also measured without, in the same blocks.
+        epoch_samples: samples of one epoch; reports then tell how long it takes.
     """
     nodes = shape or _one
     if unknown := [kind for kind in baselines if kind not in _AGAINST]:
@@ -138,6 +140,7 @@ def ladder(
         arms=tuple(order),
         contrasts=tuple(contrasts),
         protocol=protocol,
+        epoch_samples=epoch_samples,
     )
 
 

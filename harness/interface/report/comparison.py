@@ -2,17 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 
-from harness.analysis.compare import DRIFT, Compared, Comparison
+from harness.analysis.compare import DRIFT, Compared, Comparison, Reading, Shift
 from harness.analysis.judging.fingerprint import between
 from harness.base.numbers import rate, si
-from harness.interface.report.text import Column, table, wrap
+from harness.interface.report.text import Column, rule, table, wrap
+from harness.interface.report.timeline import TERMS
 from harness.measure.setups.interleaving import SAME, Difference
-from harness.record import RunRecord
+from harness.record import RunRecord, Term
 from harness.spec.metrics import METRICS
 
+#: Readings that are worth a line of their own.
+_CHANGED = (Reading.FASTER, Reading.SLOWER)
 
-def lines(a: RunRecord, b: RunRecord, comparison: Comparison, width: int) -> list[str]:
-    """Machines, what differs, one row per case, and the geometric mean over what both ran."""
+
+def lines(
+    a: RunRecord, b: RunRecord, comparison: Comparison, width: int, *, every: bool = False
+) -> list[str]:
+    """Machines, what differs, a row for each case, the geometric mean over what both ran, other
+    figures that changed (all with ``every``), and how the parts of steps changed.
+    """
     out = []
     for ab, run in (("A", a), ("B", b)):
         torch = run.software.get("torch", "n/a")
@@ -26,6 +34,7 @@ def lines(a: RunRecord, b: RunRecord, comparison: Comparison, width: int) -> lis
     for text in comparison.differs:
         out += wrap(f" differs: {text}", width, 10)
     out += ["", *_table(comparison, width), ""]
+    out += [*_others(comparison, width, every), *_shifts(comparison, width)]
     both = sum(r.ratio is not None for r in comparison.rows)
     if comparison.mean is not None:
         span = "n/a: a case has fewer than 2 launches"
@@ -46,6 +55,48 @@ def lines(a: RunRecord, b: RunRecord, comparison: Comparison, width: int) -> lis
     for text in comparison.not_compared:
         out += wrap(f" not compared: {text}", width, 15)
     return out
+
+
+def _others(comparison: Comparison, width: int, every: bool) -> list[str]:
+    """The same cases on other metrics: those that changed, and how many did not."""
+    shown = [r for r in comparison.others if every or r.reading in _CHANGED]
+    rest = len(comparison.others) - len(shown)
+    columns = [
+        Column[Compared]("case", 8, lambda r: r.case.id, left=True),
+        Column("metric", 9, lambda r: r.metric, left=True),
+        Column("A", 7, lambda r: _value(r.a, METRICS[r.metric].unit)),
+        Column("B", 7, lambda r: _value(r.b, METRICS[r.metric].unit)),
+        Column("B/A [95%]", 8, _ratio, left=True),
+        Column("reading", 9, lambda r: str(r.reading), left=True),
+    ]
+    out = [rule("other figures", width), *table(columns, shown, width)] if shown else []
+    if rest:
+        out.append(f" {rest} other figures did not change, or it cannot be told (--every)")
+    return [*out, ""] if out else []
+
+
+def _shifts(comparison: Comparison, width: int) -> list[str]:
+    """Profiled steps of both runs, and by how many ms each part of them grew."""
+    if not (shifts := comparison.shifts):
+        return []
+    terms = [t for t in TERMS if any(abs(s.terms_ns.get(t, 0.0)) > 1e4 for s in shifts)]
+
+    def term(which: Term) -> Column[Shift]:
+        return Column(
+            TERMS[which],
+            7 - terms.index(which),
+            lambda s: f"{s.terms_ns.get(which, 0.0) / 1e6:+.2f}",
+        )
+
+    columns = [
+        Column[Shift]("case", 8, lambda s: s.case, left=True),
+        Column("A ms", 9, lambda s: f"{s.before_ns / 1e6:.2f}"),
+        Column("B ms", 9, lambda s: f"{s.after_ns / 1e6:.2f}"),
+        Column("B - A", 10, lambda s: f"{(s.after_ns - s.before_ns) / 1e6:+.2f}"),
+        *map(term, terms),
+    ]
+    told = rule("how a profiled step changed, ms", width)
+    return [told, *table(columns, shifts, width), ""]
 
 
 def interleaved(
@@ -94,16 +145,12 @@ def _table(comparison: Comparison, width: int) -> list[str]:
     def name(row: Compared) -> str:
         return row.case.family + row.case.extras if id(row) in first else ""
 
-    def ratio(row: Compared) -> str:
-        span = "n/a" if row.low is None else f"{row.low:.2f}, {row.high:.2f}"
-        return "-" if row.ratio is None else f"{row.ratio:.2f} [{span}]"
-
     columns = [
         Column("case", 10, name, left=True),
         Column("ranks", 9, lambda r: r.case.world),
         Column("A", 7, lambda r: _value(r.a, unit)),
         Column("B", 7, lambda r: _value(r.b, unit)),
-        Column("B/A [95%]", 8, ratio, left=True),
+        Column("B/A [95%]", 8, _ratio, left=True),
         Column("eff A", 3, lambda r: "" if r.efficiency_a is None else f"{r.efficiency_a:.3f}"),
         Column("eff B", 3, lambda r: "" if r.efficiency_b is None else f"{r.efficiency_b:.3f}"),
         Column("reading", 9, lambda r: str(r.reading), left=True),
@@ -115,6 +162,11 @@ def _table(comparison: Comparison, width: int) -> list[str]:
         for row, line in zip(rows, alone, strict=True):
             shown += [*(wrap(f" {name(row)}", width, 3) if name(row) else ()), f"  {line}"]
     return [header, *shown]
+
+
+def _ratio(row: Compared) -> str:
+    span = "n/a" if row.low is None else f"{row.low:.2f}, {row.high:.2f}"
+    return "-" if row.ratio is None else f"{row.ratio:.2f} [{span}]"
 
 
 def _value(value: float | None, unit: str) -> str:

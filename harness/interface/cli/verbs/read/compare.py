@@ -1,4 +1,4 @@
-"""``compare`` and ``compare-hardware``: two runs, or two environments in the same blocks."""
+"""``compare``: two runs of one hardware class, or two environments in the same blocks."""
 
 import argparse
 import shutil
@@ -15,57 +15,46 @@ from harness.measure.setups import interleaving
 from harness.record.store import load
 from harness.spec.metrics import COMPARABLE
 
-HELP = {
-    "compare": "compare two runs on one hardware class",
-    "compare-hardware": "compare two machines on the cases that both ran",
-}
-EXAMPLES = {
-    "compare": (
+HELP = dict(compare="compare two runs on one hardware class")
+EXAMPLES = dict(
+    compare=(
         "compare BEFORE AFTER --fail-on worse",
         "compare old/bin/python new/bin/python --interleave ddp/decoder-tiny/weak --gpus 8",
     ),
-    "compare-hardware": (
-        "compare-hardware RUN_A RUN_B",
-        "compare-hardware RUN_A RUN_B --metric step_s",
-    ),
-}
+)
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("a", type=Path, help="a run; with --interleave the python of an environment")
     sub.add_argument("b", type=Path)
-    usual = "step_s" if verb == "compare" else "throughput"
-    sub.add_argument("--metric", default=usual, choices=COMPARABLE)
+    sub.add_argument("--metric", default="step_s", choices=COMPARABLE)
     sub.add_argument(
         "--fail-on", choices=("worse",), help="exit 1 where B is worse than A in any case"
     )
-    if verb == "compare":
-        sub.add_argument("--force", action="store_true", help="compare anyway; marks the result")
-        sub.add_argument(
-            "--interleave", action="append", default=[], metavar="CASE",
-            help="measure this case in the environments A and B, in the same blocks",
-        )  # fmt: skip
-        measuring.add_to(sub, cases=True)
+    sub.add_argument("--force", action="store_true", help="compare anyway; marks the result")
+    sub.add_argument(
+        "--every", action="store_true", help="also figures of other metrics that did not change"
+    )
+    sub.add_argument(
+        "--interleave", action="append", default=[], metavar="CASE",
+        help="measure this case in the environments A and B, in the same blocks",
+    )  # fmt: skip
+    measuring.add_to(sub, cases=True)
 
 
 def act(asked: Asked) -> Answer:
-    if asked.verb == "compare" and asked.options.interleave:
+    said = asked.options
+    if said.interleave:
         return _interleaved(asked)
-    a, b, metric = load(asked.options.a), load(asked.options.b), asked.options.metric
-    if asked.verb == "compare":
-        compared = compare.compare(a, b, metric, force=asked.options.force)
-    else:
-        compared = compare.compare_hardware(a, b, metric)
+    a, b = load(said.a), load(said.b)
+    compared = compare.compare(a, b, said.metric, force=said.force)
     both = any(row.ratio is not None for row in compared.rows)
     worse = any(row.reading is compare.Reading.SLOWER for row in compared.rows)
-    if asked.options.fail_on and worse:
-        status = Exit.FAILED
-    else:
-        status = Exit.PASSED if both else Exit.NOTHING_JUDGED
+    status = Exit.PASSED if both else Exit.NOTHING_JUDGED
     return Answer(
         document=to_doc(compared),
-        lines=comparison.lines(a, b, compared, text.columns()),
-        exit=status,
+        lines=comparison.lines(a, b, compared, text.columns(), every=said.every),
+        exit=Exit.FAILED if said.fail_on and worse else status,
     )
 
 

@@ -1,0 +1,326 @@
+"""Machines side by side on the cases that they ran, device for device and in all.
+
+    runs -> Sides (what they are, what their devices reach at most) -> Entries (a case on a side)
+         -> Totals (a ladder's largest world on each side) -> HardwareComparison
+
+Ratios are of one side over the first; nothing is averaged that not every side ran.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from harness.analysis.compare import Compared, Reading, differing, key_of, side_by_side
+from harness.analysis.judging.points import points
+from harness.analysis.ladder import ArmRow, arm_row
+from harness.analysis.rungs import rungs
+from harness.base.errors import SpecError
+from harness.host.machine import Machine, peaks
+from harness.record import Ceiling, Purpose, RunRecord, ScalingPoint, Swept, Term
+from harness.record.fabric import swept
+from harness.spec import CaseSpec, Device, Plan, Precision
+
+HOUR_S = 3600.0
+#: Prices are told for so many samples or tokens.
+MILLION = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One run's machine. Prices are of an hour of all its devices, in whatever money.
+
+    ``matmul_flops`` maps a dtype to the FLOP/s that one device was seen to reach, ``peak_flops`` to
+    its data sheet's; ``copy_bps`` and ``bus_bps`` are B/s in its memory and of an all-reduce.
+    """
+
+    name: str
+    run: str
+    machine: Machine
+    num_devices: int
+    torch: str
+    price: float | None
+    matmul_flops: Mapping[str, float]
+    peak_flops: Mapping[str, float]
+    copy_bps: float | None
+    bus_bps: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One case on one side, None where it is not known.
+
+    ``per_device`` in samples/s; ``ratio`` is of the metric over the first side's, with its 95 %
+    interval. ``attained`` is FLOP/s over what the device's matrix product reaches, ``headroom`` the
+    share of a device's memory that is left. ``energy_j`` and prices are per sample and per token,
+    prices per million. ``lost_ns`` is each term's growth against its baseline in a mean step.
+    """
+
+    side: str
+    case: CaseSpec
+    throughput: float | None
+    per_device: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    reading: Reading | None
+    point: ScalingPoint | None
+    step_s: float | None
+    mfu: float | None
+    attained: float | None
+    peak_bytes: float | None
+    headroom: float | None
+    energy_j: float | None
+    energy_token_j: float | None
+    price: float | None
+    price_tokens: float | None
+    epoch_s: float | None
+    lost_ns: Mapping[Term, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """A ladder's largest world on one side: ``alone`` is one device, ``together`` all that it has.
+
+    ``share`` is ``together`` over ``alone`` times the devices; ``ratio`` of ``together`` over the
+    first side's, ``ratio_alone`` of the sums of their devices.
+    """
+
+    side: str
+    ladder: str
+    devices: int
+    alone: float
+    together: float
+    share: float
+    ratio: float | None
+    ratio_alone: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """Geometric mean of one side over the first, over the cases that every side ran."""
+
+    side: str
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareComparison:
+    """``missing`` are the cases that some side did not run, ``not_compared`` those that may not be
+    compared, and why; ``differs`` only what is not the same on all sides.
+    """
+
+    metric: str
+    sides: tuple[Side, ...]
+    entries: tuple[Entry, ...]
+    totals: tuple[Total, ...]
+    num_common: int
+    means: tuple[Mean, ...]
+    missing: tuple[str, ...]
+    not_compared: tuple[str, ...]
+    differs: tuple[str, ...]
+
+
+def compare_hardware(
+    runs: Sequence[RunRecord], metric: str, prices: Sequence[float | None] = ()
+) -> HardwareComparison:
+    """Two or more runs. Stand-ins are refused: they say nothing of hardware."""
+    cases = [bool(run.stand_ins(a.case)) for run in runs for p in run.plans for a in p.arms]
+    if cases and all(cases):
+        raise SpecError(
+            "the runs have only stand-ins (paced, emulated), which say nothing about hardware",
+            expected="runs with real compute", fix="pytest suites/ -k 'not paced'",
+        )  # fmt: skip
+    first, *others = runs
+    against = [side_by_side(first, run, metric, hardware=True) for run in (first, *others)]
+    sides = [
+        _side(name, run, price)
+        for name, run, price in zip(names(len(runs)), runs, _padded(prices, runs), strict=True)
+    ]
+    rows = [{key_of(r.case, True): r for r in c.rows} for c in against]
+    ran = [{k for k, r in of_side.items() if r.b is not None} for of_side in rows]
+    common = set.intersection(*ran)
+    every = dict.fromkeys(k for of_side in rows for k in of_side)
+    refused = dict.fromkeys(text for c in against for text in c.not_compared)
+    found = [_entries(s, run, r) for s, run, r in zip(sides, runs, rows, strict=True)]
+    return HardwareComparison(
+        metric=metric, sides=tuple(sides),
+        entries=tuple(e for k in every for of_side in found if (e := of_side.get(k)) is not None),
+        totals=tuple(_totals(sides, runs)),
+        num_common=len(common),
+        means=tuple(_means(sides, rows, common)),
+        missing=tuple(_missing(every, rows, ran, sides)),
+        not_compared=tuple(refused),
+        differs=tuple(dict.fromkeys(_differing(sides, runs))),
+    )  # fmt: skip
+
+
+def names(count: int) -> list[str]:
+    """A, B, C, ..."""
+    return [chr(ord("A") + i) for i in range(count)]
+
+
+def ceilings(run: RunRecord) -> list[Ceiling]:
+    """What the devices of a run were measured to reach."""
+    gates = [x for x in run.launches if x.purpose is Purpose.GATE]
+    return [r.ceiling for x in gates for r in x.ranks if r.ceiling is not None]
+
+
+def _padded(prices: Sequence[float | None], runs: Sequence[RunRecord]) -> list[float | None]:
+    return [*prices, *[None] * (len(runs) - len(prices))]
+
+
+def _side(name: str, run: RunRecord, price: float | None) -> Side:
+    found = ceilings(run)
+    matmul = {dtype: max(c.matmul_flops for c in found if c.dtype == dtype) for dtype in
+              sorted({c.dtype for c in found})}  # fmt: skip
+    on_gpus = run.settings.device is Device.CUDA
+    known = peaks(run.machine.gpu) if on_gpus else {}
+    reduced = [s for s in swept(run.fabric) if s.operation == "all_reduce" and s.bus_bps()]
+    return Side(
+        name=name, run=run.run, machine=run.machine, num_devices=sum(run.settings.nodes),
+        torch=run.software.get("torch", "n/a"), price=price, matmul_flops=matmul,
+        peak_flops={dtype: tflops * 1e12 for dtype, tflops in known.items()},
+        copy_bps=max((c.copy_bps for c in found), default=None),
+        bus_bps=_largest_bus(reduced),
+    )  # fmt: skip
+
+
+def _largest_bus(reduced: Sequence[Swept]) -> float | None:
+    """Of the largest world: what all ranks together reach."""
+    worlds = sorted(reduced, key=lambda s: sum(s.nodes))
+    return median(worlds[-1].bus_bps()) if worlds else None
+
+
+def _entries(side: Side, run: RunRecord, rows: Mapping[str, Compared]) -> dict[str, Entry]:
+    out: dict[str, Entry] = {}
+    lost = {r.arm.case.hash: r.losses.excess_ns for r in rungs(run) if not r.refused}
+    for plan in run.plans:
+        of_case = {p.case: p for p in points(run, plan)}
+        for arm in plan.arms:
+            key = key_of(arm.case, True)
+            compared, row = rows.get(key), arm_row(run, plan, arm)
+            if compared is None or compared.b is None or row.throughput is None or key in out:
+                continue
+            terms = {t: float(e) for t, e in lost.get(arm.case.hash, {}).items()}
+            out[key] = _entry(side, plan, row, compared, of_case.get(arm.case.id), terms)
+    return out
+
+
+def _entry(
+    side: Side,
+    plan: Plan,
+    row: ArmRow,
+    compared: Compared,
+    point: ScalingPoint | None,
+    lost_ns: Mapping[Term, float],
+) -> Entry:
+    case, first = row.case, side.name == "A"
+    facts = row.described.facts if row.described else None
+    tokens = facts.tokens_per_sample if facts and facts.tokens_per_sample > 1 else None
+    ceiling = side.matmul_flops.get("float32" if case.precision is Precision.FP32 else "bfloat16")
+    hour = None if side.price is None else side.price * case.world_size / side.num_devices
+    rate = row.throughput
+    price = None if hour is None or not rate else hour / HOUR_S / rate * MILLION
+    memory = _memory_bytes(side.machine, case)
+    return Entry(
+        side=side.name, case=case, throughput=rate,
+        per_device=None if rate is None else rate / case.world_size,
+        ratio=None if first else compared.ratio, low=None if first else compared.low,
+        high=None if first else compared.high, reading=None if first else compared.reading,
+        point=point, step_s=row.step_s, mfu=row.mfu,
+        attained=row.flops / ceiling if row.flops and ceiling else None,
+        peak_bytes=row.peak_bytes,
+        headroom=None if row.peak_bytes is None or memory is None else 1 - row.peak_bytes / memory,
+        energy_j=row.energy_j,
+        energy_token_j=row.energy_j / tokens if row.energy_j and tokens else None,
+        price=price, price_tokens=price / tokens if price and tokens else None,
+        epoch_s=plan.epoch_samples / rate if plan.epoch_samples and rate else None,
+        lost_ns=lost_ns,
+    )  # fmt: skip
+
+
+def _memory_bytes(machine: Machine, case: CaseSpec) -> float | None:
+    """What a rank may have at most."""
+    if case.device is Device.CUDA:
+        return None if machine.gpu_memory_gib is None else machine.gpu_memory_gib * 2**30
+    return machine.memory_gib * 2**30 / max(case.nodes)
+
+
+def _totals(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[Total]:
+    """Of every ladder that has a plain baseline: its largest world beside the sum of its devices.
+
+    Machines with unlike numbers of devices meet here: each with all that it has.
+    """
+    seen: dict[str, list[Total]] = {}
+    for side, run in zip(sides, runs, strict=True):
+        for plan in run.plans:
+            if any(run.stand_ins(a.case) for a in plan.arms):
+                continue
+            largest = max(points(run, plan, "plain"), key=lambda p: p.world_size, default=None)
+            if largest is None or largest.world_size == 1:
+                continue
+            alone = largest.throughput / largest.speedup
+            case = next(a.case for a in plan.arms if a.case.id == largest.case)
+            ladder = case.family + case.extras
+            before = next((t for t in seen.get(ladder, ()) if t.side == "A"), None)
+            summed = alone * largest.world_size
+            seen.setdefault(ladder, []).append(
+                Total(
+                    side=side.name,
+                    ladder=ladder,
+                    devices=largest.world_size,
+                    alone=alone,
+                    together=largest.throughput,
+                    share=largest.throughput / summed,
+                    ratio=None if before is None else largest.throughput / before.together,
+                    ratio_alone=None
+                    if before is None
+                    else summed / (before.alone * before.devices),
+                )  # fmt: skip
+            )
+    for totals in seen.values():
+        yield from totals
+
+
+def _means(
+    sides: Sequence[Side], rows: Sequence[Mapping[str, Compared]], common: set[str]
+) -> Iterator[Mean]:
+    """Nothing where no case is common to all."""
+    for side, of_side in zip(sides[1:], rows[1:], strict=True):
+        shared = [of_side[k] for k in common]
+        if not shared:
+            continue
+        logs = [math.log(r.ratio) for r in shared if r.ratio]
+        radii = [
+            math.log(r.high / r.ratio) / 1.96
+            for r in shared
+            if r.high is not None and r.ratio is not None
+        ]
+        center = math.fsum(logs) / len(logs)
+        low = high = None
+        if len(radii) == len(logs):  # one case without an interval: nobody knows the mean's
+            radius = 1.96 * math.sqrt(math.fsum(r * r for r in radii)) / len(logs)
+            low, high = math.exp(center - radius), math.exp(center + radius)
+        yield Mean(side=side.name, mean=math.exp(center), low=low, high=high)
+
+
+def _missing(
+    every: Mapping[str, None],
+    rows: Sequence[Mapping[str, Compared]],
+    ran: Sequence[set[str]],
+    sides: Sequence[Side],
+) -> Iterator[str]:
+    for key in every:
+        lacking = [s.name for s, have in zip(sides, ran, strict=True) if key not in have]
+        if lacking:
+            case = next(of_side[key].case for of_side in rows if key in of_side)
+            yield f"{case.id}: not measured on {', '.join(lacking)}"
+
+
+def _differing(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[str]:
+    for side, run in zip(sides[1:], runs[1:], strict=True):
+        both = f"A | {side.name}: " if len(sides) > 2 else ""
+        yield from (f"{both}{text}" for text in differing(runs[0], run))

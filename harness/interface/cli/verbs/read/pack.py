@@ -1,0 +1,126 @@
+"""``pack`` and ``unpack``: records as one file that travels."""
+
+import argparse
+import hashlib
+import tempfile
+from pathlib import Path
+
+from harness.analysis.verify import verify
+from harness.base import files
+from harness.base.documents import to_doc
+from harness.base.errors import RecordError
+from harness.base.numbers import si
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.record import RunRecord, archive, chain, redaction
+from harness.record.archive import Packed
+from harness.record.store import load
+
+HELP = dict(
+    pack="put runs into one file, with the digest of everything in it",
+    unpack="take the runs out of such a file, and check that nothing was changed",
+)
+EXAMPLES = dict(
+    pack=(
+        "pack RUN_A RUN_B --to acceptance.tar.gz",
+        "pack RUN --to public.tar.gz --redact --redact-also 'ACME Corp'",
+    ),
+    unpack=(
+        "unpack acceptance.tar.gz",
+        "unpack acceptance.tar.gz --to elsewhere",
+    ),
+)
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    if verb == "unpack":
+        sub.add_argument("archive", type=Path)
+        sub.add_argument(
+            "--to", type=Path, default=Path("results"), metavar="DIR",
+            help="the results that they become part of (default: results)",
+        )  # fmt: skip
+        return
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    sub.add_argument("--to", type=Path, required=True, metavar="FILE", help="the file to write")
+    sub.add_argument(
+        "--no-traces", action="store_true", help="without the traces of profiled launches"
+    )
+    sub.add_argument(
+        "--redact", action="store_true",
+        help="without names of hosts and users, addresses, paths and traces; verify still holds",
+    )  # fmt: skip
+    sub.add_argument(
+        "--redact-also", action="append", default=[], metavar="TEXT",
+        help="another text that must not be in it",
+    )  # fmt: skip
+
+
+def act(asked: Asked) -> Answer:
+    return _unpack(asked) if asked.verb == "unpack" else _pack(asked)
+
+
+def _pack(asked: Asked) -> Answer:
+    said = asked.options
+    redacted = said.redact or bool(said.redact_also)
+    packed = []
+    for path in said.runs:
+        run, folder = load(path), path if path.is_dir() else path.parent
+        if redacted:
+            packed.append(_redacted(run, folder, tuple(said.redact_also)))
+        else:
+            held = Packed(run=run.run, folder=archive.of_run(run), head=run.head)
+            packed.append((held, archive.files_of(folder, traces=not said.no_traces)))
+    body, manifest = archive.write(packed)
+    with files.told(said.to.parent):
+        said.to.parent.mkdir(parents=True, exist_ok=True)
+        said.to.write_bytes(body)
+    digest = hashlib.sha256(body).hexdigest()
+    lines = [
+        f" {said.to}: {len(manifest.runs)} run{'s' if len(manifest.runs) > 1 else ''},"
+        f" {len(manifest.files)} files, {si(float(len(body)), 'B')}",
+        f" sha256 {digest}",
+    ]
+    if redacted:
+        lines += text.wrap(
+            " names of hosts and users, addresses and paths are out, and so are traces and logs;"
+            " look at it before it leaves: scaleproof unpack and report", text.columns(), 1,
+        )  # fmt: skip
+    told = {"archive": str(said.to), "sha256": digest, **to_doc(manifest)}
+    return Answer(document=told, lines=lines)
+
+
+def _redacted(
+    run: RunRecord, folder: Path, more: tuple[str, ...]
+) -> tuple[Packed, dict[str, bytes]]:
+    """A run without names; RecordError if it would not verify any more."""
+    clean, links = redaction.redact(run, chain.read(folder), more)
+    body = redaction.files(clean, links, archive.files_of(folder, traces=False))
+    with tempfile.TemporaryDirectory() as name:
+        for path, content in body.items():
+            target = Path(name) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        wrong = verify(load(Path(name)), Path(name)).differences
+    if wrong:
+        raise RecordError(
+            f"without names the run would not verify: {wrong[0]}", where=str(folder),
+            expected="a run that verifies", fix=f"scaleproof verify {folder}",
+        )  # fmt: skip
+    held = Packed(
+        run=clean.run, folder=archive.of_run(clean), head=clean.head,
+        redacted_from=run.head or "unchained",
+    )  # fmt: skip
+    return held, body
+
+
+def _unpack(asked: Asked) -> Answer:
+    said = asked.options
+    manifest, folders = archive.unpack(said.archive, said.to)
+    lines = [f" {len(manifest.files)} files, every one as it was packed"]
+    for packed, folder in zip(manifest.runs, folders, strict=True):
+        shown = text.shown(folder)
+        if packed.redacted_from:
+            lines.append(f" {packed.run}: without names, of the chain {packed.redacted_from[:16]}")
+        lines += [f" verify  scaleproof verify {shown}", f" report  scaleproof report {shown}"]
+    told = {"folders": [str(f) for f in folders], **to_doc(manifest)}
+    return Answer(document=told, lines=lines)

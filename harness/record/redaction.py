@@ -1,0 +1,117 @@
+"""A record without names: hosts, users, addresses and paths are replaced, everything else stays.
+
+    record, chain -> names found in them -> texts replaced -> hashes of cases and plans anew
+                  -> the chain linked anew -> a record that verifies, of another head
+
+Figures, samples and verdicts are untouched. The new chain says that nothing was left out of the
+redacted record; that it is the one that was measured, only its owner can show, with the old one.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from harness.base.documents import Json, from_doc, to_doc
+from harness.base.errors import RecordError
+from harness.record.chain import Link
+from harness.record.record import RunRecord
+
+_PATH = re.compile(r"""(?:^|(?<=[\s='":,(\[]))~?/(?:[^\s/'":,]+/)*([^\s/'":,]*)""")
+_HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
+_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+_MAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+")
+
+
+def redact(
+    run: RunRecord, links: tuple[Link, ...], more: tuple[str, ...] = ()
+) -> tuple[RunRecord, tuple[Link, ...]]:
+    """The run and its chain without names; ``more`` are texts that must not be in it either.
+
+    RecordError where a name cannot be told from a word of the record itself.
+    """
+    doc = to_doc(run)
+    names = _names(run, doc, more)
+
+    def cleaned(value: Json) -> Json:
+        return _mapped(value, lambda text: _replaced(text, names))
+
+    try:
+        clean = from_doc(RunRecord, cleaned(doc), "record")
+    except ValueError as error:
+        raise RecordError(
+            f"a name to take out is a word of the record itself: {error}", where=run.run,
+            expected="hosts and users with names of their own", fix="scaleproof pack RUN",
+        ) from None  # fmt: skip
+    anew = _hashes(run, clean)
+
+    def renamed(value: Json) -> Json:
+        return _mapped(cleaned(value), lambda text: anew.get(text, text))
+
+    new: list[Link] = []
+    for link in links:
+        before = new[-1].hash if new else ""
+        new.append(replace(link, before=before, body=renamed(link.body)))
+    head = new[-1].hash if new else ""
+    clean = from_doc(RunRecord, {**_mapped(to_doc(clean), lambda t: anew.get(t, t)), "head": head})
+    return clean, tuple(new)
+
+
+def files(
+    run: RunRecord, links: tuple[Link, ...], samples: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """The files of a redacted run: its record, its chain, and the samples as they are."""
+    text = json.dumps(to_doc(run), indent=1)
+    out = {
+        "record.json": text.encode(),
+        "record.sha256": (hashlib.sha256(text.encode()).hexdigest() + "\n").encode(),
+    }
+    if links:
+        out["chain.jsonl"] = "".join(link.line + "\n" for link in links).encode()
+    return out | {name: body for name, body in samples.items() if name.endswith(".npz")}
+
+
+def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
+    """Name -> what stands in its place, the longest first: one may hold another."""
+    hosts = dict.fromkeys(
+        h
+        for h in (
+            run.machine.host, *(m.host for m in run.nodes),
+            *(r.host for x in run.launches for r in x.ranks),
+        )
+        if h
+    )  # fmt: skip
+    out = {host: f"host-{i}" for i, host in enumerate(hosts)}
+    out |= {h.partition(".")[0]: name for h, name in list(out.items()) if "." in h}
+    users = dict.fromkeys(_HOME.findall(json.dumps(doc)))
+    out |= {user: f"user-{i}" for i, user in enumerate(users) if user not in out}
+    out |= {text: "redacted" for text in more if text}
+    return dict(sorted(out.items(), key=lambda pair: -len(pair[0])))
+
+
+def _replaced(text: str, names: Mapping[str, str]) -> str:
+    text = _MAIL.sub("address", _ADDRESS.sub("address", text))
+    text = _PATH.sub(r"PATH/\1", text)
+    for name, other in names.items():
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", other, text)
+    return text
+
+
+def _mapped(value: Json, change: Callable[[str], str]) -> Json:
+    """The document with every text in it changed, keys as well: some are hashes or names."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(k): _mapped(v, change) for k, v in value.items()}
+    return [_mapped(v, change) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _hashes(old: RunRecord, new: RunRecord) -> dict[str, str]:
+    """Hashes of cases and plans, where names in them have changed."""
+    out = {}
+    for before, after in zip(old.plans, new.plans, strict=True):
+        out[before.hash] = after.hash
+        for a, b in zip(before.arms, after.arms, strict=True):
+            out[a.case.hash] = b.case.hash
+    return {a: b for a, b in out.items() if a != b}

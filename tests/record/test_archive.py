@@ -1,0 +1,214 @@
+"""Records that travel: packed, checked, unpacked, and without names."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from harness.analysis.judging.verdicts import verdicts
+from harness.base.documents import from_doc, to_doc
+from harness.base.errors import RecordError
+from harness.interface.cli.main import main
+from harness.record import RunRecord, archive, chain, redaction
+from harness.record.archive import MANIFEST, Packed
+from harness.record.store import load
+
+
+@pytest.fixture
+def packed(sample: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "runs.tar.gz"
+    assert (
+        main(["pack", str(sample), str(sample.with_name("ddp-nano-again")), "--to", str(file)]) == 0
+    )
+    return file
+
+
+def test_what_was_packed_is_what_comes_out(
+    packed: Path, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["unpack", str(packed), "--to", str(tmp_path / "there")]) == 0
+    found = sorted((tmp_path / "there").glob("runs/*/*"))
+    assert len(found) == 2
+    for folder in found:
+        assert main(["verify", str(folder)]) == 0
+    (same,) = (f for f in found if load(f) == load(sample))
+    for name in ("record.json", "chain.jsonl"):
+        assert (same / name).read_bytes() == (sample / name).read_bytes()
+    assert main(["unpack", str(packed), "--to", str(tmp_path / "there")]) == 0, "twice is once"
+    (found[0] / "record.json").write_text("{}")
+    assert main(["unpack", str(packed), "--to", str(tmp_path / "there")]) != 0
+    assert "another one than in the archive" in capsys.readouterr().err
+    assert (found[0] / "record.json").read_text() == "{}", "nothing that is there is overwritten"
+
+
+def test_the_same_runs_make_the_same_bytes(packed: Path, sample: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.tar.gz"
+    main(["pack", str(sample), str(sample.with_name("ddp-nano-again")), "--to", str(again)])
+    assert again.read_bytes() == packed.read_bytes()
+
+
+def rewritten(file: Path, edit: Any) -> None:
+    """The archive with its members changed."""
+    with tarfile.open(file) as tar:
+        members = [(m.name, (tar.extractfile(m) or io.BytesIO()).read()) for m in tar]
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, body in edit(members):
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    file.write_bytes(gzip.compress(out.getvalue()))
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (
+            lambda ms: [(n, b + b" " if n.endswith("record.json") else b) for n, b in ms],
+            "not what was packed",
+        ),
+        (lambda ms: ms[:-1], "missing"),
+        (lambda ms: [*ms, ("runs/a/b/c.txt", b"x")], "not listed"),
+        (lambda ms: [*ms, ("../../evil", b"x")], "no file of a record"),
+        (lambda ms: [*ms, ("/etc/evil", b"x")], "no file of a record"),
+        (lambda ms: [*ms, ("evil", b"x")], "no file of a run"),
+        (lambda ms: [m for m in ms if m[0] != MANIFEST], "cannot be read"),
+    ],
+)
+def test_an_archive_that_was_changed_is_refused_and_writes_nothing(
+    packed: Path, tmp_path: Path, edit: Any, told: str
+) -> None:
+    rewritten(packed, edit)
+    with pytest.raises(RecordError, match=told):
+        archive.unpack(packed, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_no_archive(noise: bytes) -> None:
+    with pytest.MonkeyPatch.context():
+        file = Path("/dev/shm") / f"noise-{hashlib.sha256(noise).hexdigest()[:8]}"
+        file.write_bytes(noise)
+        try:
+            with pytest.raises(RecordError):
+                archive.read(file)
+        finally:
+            file.unlink()
+
+
+SECRETS = ("gpu-node-07", "alice", "10.0.3.17", "/scratch/acme", "bob@acme.example")
+
+
+def named(run: RunRecord, folder: Path, to: Path) -> Path:
+    """A copy of the sample full of names, with a chain that fits, as if it had run so."""
+    doc = to_doc(run)
+    doc["machine"]["host"] = "gpu-node-07.cluster.example"
+    for x in doc["launches"]:
+        for r in x["ranks"]:
+            r["host"] = "gpu-node-07.cluster.example"
+    doc["settings"]["argv"] = ["scaleproof", "run", "--path", "/home/alice/mine", "--cpus", "2"]
+    doc["settings"]["cluster"] = "/scratch/acme/cluster.toml"
+    doc["environment"]["MASTER_ADDR"] = "10.0.3.17"
+    doc["notes"] = ["gpu-node-07: alice (bob@acme.example) was logged in"]
+    old = {
+        p["name"]: from_doc(RunRecord, to_doc(run)).plans[i].hash
+        for i, p in enumerate(doc["plans"])
+    }
+    for arm in doc["plans"][0]["arms"]:
+        arm["case"]["knobs"] = {"mine.file": "/home/alice/data.bin"}
+    text = json.dumps(doc)
+    hashes = {old[p.name]: p.hash for p in from_doc(RunRecord, doc).plans}
+    for a, b in zip(run.plans[0].arms, from_doc(RunRecord, doc).plans[0].arms, strict=True):
+        hashes[a.case.hash] = b.case.hash
+        text = text.replace(f'"{a.case.id}"', f'"{b.case.id}"')
+    for a, b in hashes.items():
+        text = text.replace(f'"{a}"', f'"{b}"')
+    edited = from_doc(RunRecord, json.loads(text))
+    edited = dataclasses.replace(edited, verdicts=verdicts(edited))  # other names, other rules
+    shutil.copytree(folder, to)
+    (to / "chain.jsonl").unlink()
+    links = chain.Chain(to)
+    for link in chain.read(folder):
+        body = link.body
+        if link.kind is chain.Kind.SEALED:
+            names = (
+                "run",
+                "started_at",
+                "settings",
+                "machine",
+                "software",
+                "thresholds",
+                "admission",
+            )
+            body = {**body, **{n: to_doc(getattr(edited, n)) for n in names}}
+        elif link.kind is chain.Kind.PLAN:
+            body = {"hash": edited.plans[0].hash, "plan": to_doc(edited.plans[0])}
+        elif link.kind is chain.Kind.LAUNCH:
+            body = to_doc(next(x for x in edited.launches if x.launch == body["launch"]))
+        else:
+            told = json.dumps(body)
+            for a, b in hashes.items():
+                told = told.replace(f'"{a}"', f'"{b}"')
+            body = json.loads(told)
+        links.add(link.kind, body)
+    whole = json.dumps({**to_doc(edited), "head": links.head})
+    (to / "record.json").write_text(whole)
+    (to / "record.sha256").write_text(hashlib.sha256(whole.encode()).hexdigest())
+    return to
+
+
+def test_names_go_and_verify_still_holds(
+    sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
+    folder, file = named(sample_run, sample, tmp_path / "named"), tmp_path / "public.tar.gz"
+    whole = (folder / "record.json").read_text() + (folder / "chain.jsonl").read_text()
+    assert all(secret in whole for secret in SECRETS)
+    words = ["pack", str(folder), "--to", str(file), "--redact", "--redact-also", "EPYC"]
+    assert main(words) == 0
+    manifest, files = archive.read(file)
+    for name, body in files.items():
+        for secret in (*SECRETS, "EPYC"):
+            assert secret.encode() not in body, name
+    archive.unpack(file, tmp_path / "there")
+    (there,) = (tmp_path / "there").glob("runs/*/*")
+    assert main(["verify", str(there)]) == 0
+    assert [v.value for v in load(there).verdicts] == [v.value for v in sample_run.verdicts]
+    assert manifest.runs[0].redacted_from and load(there).head == manifest.runs[0].head
+
+
+def test_what_was_changed_after_redaction_is_found(
+    sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "public.tar.gz"
+    main(["pack", str(sample), "--to", str(file), "--redact"])
+    archive.unpack(file, tmp_path)
+    (there,) = tmp_path.glob("runs/*/*")
+    lines = (there / "chain.jsonl").read_text().splitlines()
+    (there / "chain.jsonl").write_text("\n".join([*lines[:5], *lines[6:]]) + "\n")
+    assert main(["verify", str(there)]) != 0
+
+
+def test_a_host_that_is_called_like_a_word_of_the_record_is_refused(
+    sample_run: RunRecord, sample: Path
+) -> None:
+    doc = to_doc(sample_run)
+    doc["machine"]["host"] = "timed"
+    with pytest.raises(RecordError, match="a word of the record itself"):
+        redaction.redact(from_doc(RunRecord, doc), ())
+
+
+def test_an_archive_of_nothing_is_read(tmp_path: Path) -> None:
+    body, _ = archive.write([(Packed(run="a", folder="runs/m/a", head=""), {"record.json": b"{}"})])
+    (tmp_path / "a.tar.gz").write_bytes(body)
+    manifest, files = archive.read(tmp_path / "a.tar.gz")
+    assert list(files) == ["runs/m/a/record.json"] and manifest.runs[0].run == "a"

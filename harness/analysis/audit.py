@@ -197,6 +197,8 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
         yield from _alike(kind, _json(entries), chain.bodies(links, kind), whole=run.complete)
     rows = [row for body in chain.bodies(links, Kind.SWEEP) for row in body]
     yield from _alike(Kind.SWEEP, _json(run.fabric), rows, whole=run.complete)
+    pairs = [] if run.suspects is None else [_json(run.suspects)]
+    yield from _alike(Kind.PAIRED, pairs, chain.bodies(links, Kind.PAIRED), whole=run.complete)
     if run.complete and links[-1].kind is not Kind.ENDED:
         yield "the record is complete, but the chain does not end"
 

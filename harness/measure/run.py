@@ -15,6 +15,7 @@ from harness.measure.bench import mean_wall_s
 from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
 from harness.record.chain import Chain, Kind, bodies
+from harness.record.fabric import Suspects
 from harness.record.launch import STALLS, num_stalls
 from harness.record.store import save
 from harness.spec import (
@@ -60,6 +61,7 @@ class Run:
         self.launch_sd: float | None = None
         self.blocks = list[Block]()
         self.setups: Mapping[str, Mapping[str, str]] = {}
+        self.suspects: Suspects | None = None
         self._chain: Chain | None = None
         self.judge_by(thresholds)
 
@@ -88,7 +90,7 @@ class Run:
         self.admission, self.launch_sd = old.admission, old.launch_sd
         self.launches, self.fabric = list(old.launches), list(old.fabric)
         self.recoveries, self.blocks = list(old.recoveries), list(old.blocks)
-        self.setups = dict(old.setups)
+        self.setups, self.suspects = dict(old.setups), old.suspects
         self._link(Kind.SITTING, {"machine": self.machine})
 
     def announce(self, plans: Sequence[Plan]) -> None:
@@ -152,6 +154,11 @@ class Run:
         self.fabric += rows
         self._link(Kind.SWEEP, rows)
 
+    def paired(self, suspects: Suspects) -> None:
+        """What pairs of nodes came to."""
+        self.suspects = suspects
+        self._link(Kind.PAIRED, suspects)
+
     def tried(self, trial: Trial) -> None:
         """What one trial of a recovery measured."""
         self.recoveries.append(trial)
@@ -188,6 +195,7 @@ class Run:
             out_of_time=tuple(self.out_of_time),
             blocks=tuple(self.blocks),
             setups=dict(self.setups),
+            suspects=self.suspects,
             head=self._chain.head if self._chain else "",
             offered={
                 kind: tuple(self._catalogue.entries[kind])

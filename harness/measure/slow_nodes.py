@@ -10,37 +10,16 @@ between two nodes that were never paired is not seen.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from harness.record.fabric import Paired, Suspects
 
 #: A pair is slow under this share of what is usual.
 SLOW = 0.8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Two nodes and the bus bandwidth between them, B/s."""
-
-    a: int
-    b: int
-    bps: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suspects:
-    """What was measured, the limit under which a pair is slow, and what that comes to.
-
-    ``nodes`` are slow with whomever they were paired; ``links`` are between nodes that are well.
-    """
-
-    pairs: tuple[Pair, ...]
-    limit_bps: float
-    nodes: tuple[int, ...]
-    links: tuple[Pair, ...]
-
-
-def search(num_nodes: int, measure: Callable[[int, int], float]) -> Suspects:
-    """Measure pairs of at least 3 nodes until every slow one is explained."""
-    rates: dict[tuple[int, int], float] = {}
+def search(hosts: Sequence[str], measure: Callable[[int, int], float]) -> Suspects:
+    """Measure pairs of at least 3 nodes, by their numbers, until every slow one is explained."""
+    num_nodes, rates = len(hosts), dict[tuple[int, int], float]()
 
     def pair(a: int, b: int) -> None:
         key = (min(a, b), max(a, b))
@@ -63,9 +42,12 @@ def search(num_nodes: int, measure: Callable[[int, int], float]) -> Suspects:
     bad = tuple(
         n for n in range(num_nodes) if len(of_node := _of(n, rates)) > 1 and set(of_node) <= slow
     )
-    pairs = tuple(Pair(a=a, b=b, bps=rate) for (a, b), rate in rates.items())
-    links = tuple(p for p in pairs if p.bps < limit and not {p.a, p.b} & set(bad))
-    return Suspects(pairs=pairs, limit_bps=limit, nodes=bad, links=links)
+    pairs = {k: Paired(a=hosts[k[0]], b=hosts[k[1]], bps=rate) for k, rate in rates.items()}
+    links = tuple(p for k, p in pairs.items() if p.bps < limit and not {*k} & {*bad})
+    return Suspects(
+        pairs=tuple(pairs.values()), limit_bps=limit, nodes=tuple(hosts[n] for n in bad),
+        links=links,
+    )  # fmt: skip
 
 
 def _of(node: int, rates: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:

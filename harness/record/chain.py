@@ -33,6 +33,7 @@ class Kind(StrEnum):
     LAUNCH = "launch"
     SWEEP = "sweep"
     TRIAL = "trial"
+    PAIRED = "paired"  # nodes, pair by pair
     SITTING = "sitting"  # a run that was interrupted goes on
     ENDED = "ended"
 

@@ -71,6 +71,28 @@ class Row:
         return None if rate is None else rate * factor(self.operation, sum(self.nodes))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Two nodes by their hosts, and the bus bandwidth between them, B/s."""
+
+    a: str
+    b: str
+    bps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspects:
+    """Nodes measured pair by pair, and the limit under which a pair is slow.
+
+    ``nodes`` are slow with whomever they were paired; ``links`` are between nodes that are well.
+    """
+
+    pairs: tuple[Paired, ...]
+    limit_bps: float
+    nodes: tuple[str, ...]
+    links: tuple[Paired, ...]
+
+
 def label(network: Sequence[tuple[str, Json]]) -> str:
     """What an emulated network is set to, as ``+emulated.rate_mbit=100``."""
     return "".join(

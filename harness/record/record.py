@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from harness.host.admission import Finding
 from harness.host.machine import Machine
 from harness.record.described import Described
-from harness.record.fabric import Row
+from harness.record.fabric import Row, Suspects
 from harness.record.launch import LaunchRecord, Purpose
 from harness.record.outcome import Verdict
 from harness.record.recovery import Trial
@@ -73,7 +73,7 @@ class RunRecord:
     faults that were planted, and what came after them. ``blocks`` says in which order arms were
     launched, ``head`` is the hash of the chain's last link ("" = unchained). ``device_s`` is what
     the run held its devices for: each rank's device, from its start to its end. ``setups`` is the
-    software of each setup that a case names.
+    software of each setup that a case names, ``suspects`` what pairs of nodes came to.
     """
 
     schema: int
@@ -103,6 +103,7 @@ class RunRecord:
     head: str = ""
     device_s: float = 0.0
     setups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    suspects: Suspects | None = None
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""

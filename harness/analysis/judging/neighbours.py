@@ -8,6 +8,7 @@ again, one world at a time.
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 from statistics import fmean, median
 
 from harness.analysis.judging.pairs import like_launches_sd, timed
@@ -62,7 +63,23 @@ def lost(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
     return max(out)
 
 
-def slow_devices(run: RunRecord) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class SlowDevice:
+    """One that takes ``slower`` longer than the median of ``among`` that ran the same world."""
+
+    node: int
+    host: str
+    device: int
+    slower: float
+    among: int
+
+    @property
+    def told(self) -> str:
+        where = f"node {self.node} ({self.host}), device {self.device}"
+        return f"{where}: {self.slower:.1%} slower than the median of {self.among}"
+
+
+def slow_devices(run: RunRecord) -> list[SlowDevice]:
     """Devices that were clearly slower than the others when all of them ran the same world."""
     slots: dict[str, list[LaunchRecord]] = {}
     for x in run.launches:
@@ -75,9 +92,15 @@ def slow_devices(run: RunRecord) -> list[str]:
         sd = median(abs(s - usual) for s in speeds) / 0.6745
         for x, speed in zip(launches, speeds, strict=True):
             if usual - speed > max(SLOW, ODD * sd):
-                where = f"node {x.hosts[0]} ({x.ranks[0].host}), device {x.devices[0]}"
-                slower = -math.expm1(speed - usual)
-                out.append(f"{where}: {slower:.1%} slower than the median of {len(launches)}")
+                out.append(
+                    SlowDevice(
+                        node=x.hosts[0],
+                        host=x.ranks[0].host,
+                        device=x.devices[0],
+                        slower=-math.expm1(speed - usual),
+                        among=len(launches),
+                    )  # fmt: skip
+                )
     return out
 
 

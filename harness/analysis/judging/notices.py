@@ -49,7 +49,7 @@ def findings(run: RunRecord) -> list[str]:
                 name = f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"
                 gpus[name] = gpus.get(name, 0) + 1
     out += [f"{name} in {count} launches" for name, count in gpus.items()]
-    out += [*switched_off(run), *shaped(run), *neighbours.slow_devices(run)]
+    out += [*switched_off(run), *shaped(run), *(d.told for d in neighbours.slow_devices(run))]
     if run.complete and run.launches and not run.head:
         out.append(
             f"unchained (schema {run.schema}): whether launches were left out cannot be said"

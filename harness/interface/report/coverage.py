@@ -2,12 +2,11 @@
 
 from collections.abc import Collection, Iterable
 
-from harness.analysis.judging import notices, pairs
-from harness.analysis.judging.series import series
+from harness.analysis.judging import notices
+from harness.analysis.reached import reached
 from harness.interface.report.text import wrap
 from harness.record import Purpose, RunRecord, Status
 from harness.spec import CaseSpec, Reach
-from harness.spec.rules import reach
 
 
 def coverage(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
@@ -78,29 +77,15 @@ def _list(names: Iterable[str]) -> str:
 
 def unmet(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
     """Rules that met nothing: because they could not here, or because they match no case."""
-    cases = [a.case for p in run.plans for a in p.arms]
-    if not cases:
+    if not any(p.arms for p in run.plans):
         return []
-    hardware = run.machine.hardware_class
-    judged = [
-        (p.arm(c.subject).case, c)
-        for p in run.plans
-        for c in pairs.judged_of(p, run.thresholds, hardware)
-    ]
-    largest = sum(run.settings.nodes)
-    nodes = max(len(c.nodes) for c in cases)
-    device = max((c.device for c in cases), key=str)
-    others = series(run)
     beyond: dict[str, list[str]] = {}
     unused = []
-    for t in run.thresholds:
-        state, why = reach(t, judged, hardware, device, largest, nodes)
-        if any(other.matched_by(t, run) for other in others):
-            state = Reach.MATCHED
-        if state is Reach.OUT_OF_REACH:
-            beyond.setdefault(why, []).append(t.name)
-        elif state is Reach.UNMATCHED:
-            unused.append(t.name)
+    for rule, met, why in reached(run):
+        if met is Reach.OUT_OF_REACH:
+            beyond.setdefault(why, []).append(rule.name)
+        elif met is Reach.UNMATCHED:
+            unused.append(rule.name)
     out: list[str] = []
     number = sum(map(len, beyond.values()))
     if not every and (unused or beyond):

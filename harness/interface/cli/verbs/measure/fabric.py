@@ -8,6 +8,7 @@ from harness.base.errors import Exit, SpecError
 from harness.base.numbers import si
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
 from harness.measure import slow_nodes
 from harness.measure.confirming import USUAL
 from harness.measure.sweeper import Sweeper
@@ -70,27 +71,28 @@ def _pairs(asked: Asked) -> Answer:
     with measuring.session(asked, known, site) as session:
         sweeper = Sweeper(session)
         session.ready()
-        suspects = slow_nodes.search(
-            len(site.nodes), lambda a, b: sweeper.pair_bps(site, knobs, (a, b))
-        )
-        names = [m.host for m in session.run.nodes]
-    names = names or [f"node {i}" for i in range(len(site.nodes))]
+        hosts = [m.host for m in session.run.nodes]
+        if len(set(hosts)) < len(site.nodes):  # emulated on one machine
+            hosts = [f"node {i}" for i in range(len(site.nodes))]
+        suspects = slow_nodes.search(hosts, lambda a, b: sweeper.pair_bps(site, knobs, (a, b)))
+        session.run.paired(suspects)
+        session.save(complete=True)
     lines = []
     for pair in sorted(suspects.pairs, key=lambda p: p.bps):
         slow = "  slow" if pair.bps < suspects.limit_bps else ""
-        lines.append(f" {names[pair.a]} - {names[pair.b]}  {si(pair.bps, 'B/s')}{slow}")
+        lines.append(f" {pair.a} - {pair.b}  {si(pair.bps, 'B/s')}{slow}")
     lines.append(f" {len(suspects.pairs)} pairs; slow is under {si(suspects.limit_bps, 'B/s')}")
-    lines += [f" NODE  {names[n]} is slow with every partner" for n in suspects.nodes]
+    lines += [f" NODE  {host} is slow with every partner" for host in suspects.nodes]
     lines += [
-        f" LINK  {names[p.a]} - {names[p.b]} is slow, but both nodes are fast with others"
-        for p in suspects.links
+        f" LINK  {p.a} - {p.b} is slow, but both nodes are fast with others" for p in suspects.links
     ]
     bad = bool(suspects.nodes or suspects.links)
     if not bad:
         lines.append(" no node and no link is slower than the others")
     if (exclude := asked.options.exclude) is not None:
-        exclude.write_text("".join(f"{names[n]}\n" for n in suspects.nodes))
+        exclude.write_text("".join(f"{host}\n" for host in suspects.nodes))
         lines.append(f" {len(suspects.nodes)} slow nodes written to {exclude}")
+    lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
     return Answer(document=to_doc(suspects), lines=lines, exit=Exit.FAILED if bad else Exit.PASSED)
 
 

@@ -1,0 +1,98 @@
+"""``handover``: the acceptance document of a system, and the archive that proves it."""
+
+import argparse
+import datetime
+import hashlib
+from pathlib import Path
+
+from harness.analysis.handover import Handover, handover
+from harness.base import files
+from harness.base.documents import to_doc
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.record import RunRecord, archive
+from harness.record.archive import Packed
+from harness.record.outcome import exit_status
+from harness.record.store import load, write_text
+from harness.spec.rules import load_thresholds
+
+HELP = dict(handover="write the acceptance document of a system, and the archive that proves it")
+EXAMPLES = dict(
+    handover=(
+        "handover RUN --to acceptance",
+        "handover LADDERS FABRIC RECOVERY --contract contract.toml --to acceptance",
+    ),
+)
+#: What the folder of a handover holds.
+PAGE, ARCHIVE, EXCLUDE = "handover.html", "runs.tar.gz", "exclude.txt"
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="a folder to write to")
+    sub.add_argument(
+        "--contract", type=Path, metavar="FILE",
+        help="the rules that were agreed on, as in thresholds.toml (default: those of the runs)",
+    )  # fmt: skip
+
+
+def act(asked: Asked) -> Answer:
+    """Page, archive and exclude list in one folder."""
+    from harness.interface.report.page.handover import Archived, render
+
+    paths, to = asked.options.runs, asked.options.to
+    runs = [(load(path), path if path.is_dir() else path.parent) for path in paths]
+    rules = None if (agreed := asked.options.contract) is None else load_thresholds(agreed)
+    found = handover(runs, datetime.datetime.now(datetime.UTC).date(), rules)
+    packed = [
+        (
+            Packed(run=run.run, folder=archive.of_run(run), head=run.head),
+            archive.files_of(folder, traces=True),
+        )
+        for run, folder in runs
+    ]
+    body, manifest = archive.write(packed)
+    held = Archived(file=ARCHIVE, sha256=hashlib.sha256(body).hexdigest(), manifest=manifest)
+    with files.told(to):
+        to.mkdir(parents=True, exist_ok=True)
+        (to / ARCHIVE).write_bytes(body)
+    write_text(to / EXCLUDE, "".join(f"{host}\n" for host, _ in found.exclude))
+    write_text(to / PAGE, render(found, runs, held))
+    statuses = [v.counts for run, _ in runs for v in run.verdicts]
+    return Answer(
+        document={**to_doc(found), "archive": str(to / ARCHIVE), "sha256": held.sha256},
+        lines=_lines(found, runs, to, held.sha256),
+        exit=exit_status([found.status] if found.status != "RECORDED" else statuses),
+    )
+
+
+def _lines(found: Handover, runs: list[tuple[RunRecord, Path]], to: Path, digest: str) -> list[str]:
+    from harness.interface.report.page.handover import MEANS, contract, sentence
+
+    width = text.columns()
+    out = [f" {found.status}", *text.wrap(f" {sentence(found)}", width, 1)]
+    out += text.wrap(f" {MEANS[found.status]}", width, 1)
+    judged = [r for r in found.requirements if r.status is not None]
+    if judged:
+        table = contract(found)
+        shown = type(table)(columns=table.columns, rows=judged)
+        out += ["", *shown.lines(width)]
+    if unmeasured := [r.rule.name for r in found.requirements if r.status is None]:
+        out += text.wrap(f" not measured: {', '.join(unmeasured)}", width, 15)
+    if found.beyond:
+        names = ", ".join(name for name, _ in found.beyond)
+        out += text.wrap(f" for other hardware: {names}", width, 21)
+    if any(r.late for r in found.requirements):
+        out += text.wrap(
+            " rules that were given after the measurement: the chain does not vouch for their"
+            " having been settled before", width, 1,
+        )  # fmt: skip
+    out.append("")
+    for host, why in found.exclude:
+        out += text.wrap(f" EXCLUDE  {host}: {why}", width, 10)
+    for seal in found.seals:
+        for difference in seal.differences:
+            out += text.wrap(f" DOES NOT VERIFY  {seal.run}: {difference}", width, 18)
+    return [
+        *out, f" document  {to / PAGE}", f" archive   {to / ARCHIVE}", f" sha256    {digest}",
+    ]  # fmt: skip

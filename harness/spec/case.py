@@ -35,10 +35,13 @@ class Device(StrEnum):
 
 
 class Data(StrEnum):
-    """Resident: batches lie on the device before the window. Loaded: every step makes its own."""
+    """Resident: batches lie on the device before the window. Loaded: every step makes its own.
+    Prefetched: a thread makes those of the next steps meanwhile.
+    """
 
     RESIDENT = "resident"
     LOADED = "loaded"
+    PREFETCHED = "prefetched"
 
 
 class Precision(StrEnum):

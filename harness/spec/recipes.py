@@ -198,7 +198,7 @@ def shapes(
 
 def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
     """A rung without its communication, or with its data at hand: what that saves is its cost."""
-    if kind is Ablation.DATA and rung.case.data is not Data.LOADED:
+    if kind is Ablation.DATA and rung.case.data is Data.RESIDENT:
         raise SpecError(
             "the data of this case is on the device already: nothing to ablate", where=rung.case.id,
             expected="data=loaded", fix="--set data=loaded",

@@ -1,7 +1,8 @@
-"""Where a rank's batches come from: made before the window, or loaded in every step."""
+"""Where a rank's batches come from: made before the window, in every step, or ahead of it."""
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from harness.training.rank.window import Feed
 STEPS_PER_EPOCH = 64
 #: Bytes of batches made beforehand at most; beyond, the first ones are used again.
 POOL_BYTES = 1 << 30
+#: Batches that are made ahead of the step that trains on them.
+AHEAD = 2
 
 
 def make_feed(
@@ -33,6 +36,8 @@ def make_feed(
 
     if ctx.case.data is Data.LOADED:
         return make
+    if ctx.case.data is Data.PREFETCHED:
+        return _ahead(make, steps)
     batches: list[Batch] = []
     pool = 0
     for step in range(steps):
@@ -46,3 +51,20 @@ def make_feed(
                 dataclasses.replace(batches[step % known], ids=sampler.ids(step, ctx.shard))
             )
     return lambda step: batches[step]
+
+
+def _ahead(make: Feed, steps: int) -> Feed:
+    """The same batches, made by a thread while earlier ones are trained on."""
+    maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
+    waiting: dict[int, Future[Batch]] = {}
+
+    def take(step: int) -> Batch:
+        for coming in range(step, min(step + AHEAD + 1, steps)):
+            if coming not in waiting:
+                waiting[coming] = maker.submit(make, coming)
+        batch = waiting[step].result()
+        if step + 1 == steps:
+            maker.shutdown()
+        return batch
+
+    return take

@@ -1,0 +1,85 @@
+"""What could make a large term smaller: settings of the case that can be tried beside it.
+
+A remedy is one change of a case. Which of them help is measured, not known: what removes transfer
+may cost compute, and a smaller bucket may be worse than a larger one.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.base.documents import Json
+from harness.record import Expected, Term
+from harness.record.budget import EXPOSED
+from harness.spec import CaseSpec, Catalogue, Data, Mode
+
+#: How much smaller and larger buckets are tried.
+BUCKETS = (0.25, 4.0)
+#: The strategy that sends compressed gradients instead of what a dense one sends.
+COMPRESSED, DENSE = "compressed", "ddp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """One change of a case: ``change`` names what of it becomes what.
+
+    ``alike`` is whether the training still computes the same: a codec loses something, and a larger
+    batch trains otherwise.
+    """
+
+    name: str
+    change: Mapping[str, Json]
+    alike: bool = True
+
+    def of(self, case: CaseSpec) -> CaseSpec:
+        """The case with its change."""
+        fields: dict[str, Any] = {k: v for k, v in self.change.items() if "." not in k}
+        knobs = {k: v for k, v in self.change.items() if "." in k}
+        return replace(case, **fields, knobs={**case.knobs, **knobs})
+
+
+def remedies(term: Term, case: CaseSpec, expected: Expected, known: Catalogue) -> Iterator[Remedy]:
+    """What may be tried against a term, the mildest first."""
+    own = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
+    if term in own or (term is Term.WAIT and Term.BUBBLE in own):
+        name, _, value = own.get(term) or own[Term.BUBBLE]
+        yield Remedy(name=f"{name}={value}", change={name: _number(value)})
+    if term in (Term.TRANSFER, Term.UNDIVIDED) and expected.stages == 1:
+        yield from _of_communication(case, known)
+    if term in (Term.DATA, Term.MOVE) and case.data is not Data.RESIDENT:
+        if case.data is Data.LOADED:
+            yield Remedy(name="data=prefetched", change={"data": Data.PREFETCHED})
+        yield Remedy(name="data=resident", change={"data": Data.RESIDENT})
+    if term in (*EXPOSED, Term.LAUNCH, Term.IDLE, Term.OTHER):
+        yield _twice(case, expected)
+
+
+def _of_communication(case: CaseSpec, known: Catalogue) -> Iterator[Remedy]:
+    """Other buckets, then codecs, where the strategy takes them."""
+    knob = "bucket_cap_mb"
+    defaults = known.get("strategies", case.strategy).knobs
+    if knob in defaults:
+        now = float(case.knobs_of(case.strategy, defaults)[knob])
+        for factor in BUCKETS:
+            name = f"{case.strategy}.{knob}"
+            yield Remedy(name=f"{name}={now * factor:g}", change={name: now * factor})
+    if case.strategy == DENSE and not any(k.startswith(f"{DENSE}.") for k in case.knobs):
+        for codec in known.entries["compressors"]:
+            if not codec.startswith("masked"):  # a plant
+                change: dict[str, Json] = {"strategy": COMPRESSED, "compressor": codec}
+                yield Remedy(name=f"{COMPRESSED}:{codec}", change=change, alike=codec == "none")
+
+
+def _twice(case: CaseSpec, expected: Expected) -> Remedy:
+    """Twice the work for each exchange of gradients."""
+    strong = case.mode is Mode.STRONG
+    batch = expected.global_batch if strong else expected.global_batch // case.world_size
+    field = "global_batch" if strong else "micro_batch"
+    return Remedy(name=f"{field}={2 * batch}", change={field: 2 * batch}, alike=False)
+
+
+def _number(value: str) -> Json:
+    try:
+        return int(value)
+    except ValueError:
+        return value

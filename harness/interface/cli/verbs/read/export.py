@@ -1,0 +1,62 @@
+"""``export``: the figures of runs as a file for other programs."""
+
+import argparse
+from pathlib import Path
+
+from harness.base import files
+from harness.base.errors import SpecError
+from harness.interface.cli.answer import Answer, Asked
+from harness.record.store import load
+
+HELP = dict(export="write launches, steps, points, verdicts or budgets for other programs")
+EXAMPLES = dict(
+    export=(
+        "export RUN_A RUN_B --table launches --to launches.parquet",
+        "export RUN --to scaleproof.prom",
+    ),
+)
+#: What has a row in a table; the first one is the usual.
+_TABLES = ("launches", "steps", "points", "verdicts", "budgets")
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    sub.add_argument(
+        "--to", type=Path, required=True, metavar="FILE",
+        help="ends with .csv, .jsonl, .parquet or .prom (OpenMetrics)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--table", choices=_TABLES, help=f"what has a row (default: {_TABLES[0]}; not for .prom)"
+    )
+
+
+def act(asked: Asked) -> Answer:
+    from harness.interface import export
+
+    said = asked.options
+    if (form := said.to.suffix) not in export.FORMS:
+        raise SpecError(
+            f"--to {said.to}: no form has this ending", expected=", ".join(export.FORMS),
+            fix=f"--to {said.to.stem}.csv",
+        )  # fmt: skip
+    if form == ".prom":
+        if said.table:
+            raise SpecError(
+                "--table has no effect on OpenMetrics: a file of gauges has all cases",
+                fix=f"scaleproof export {said.runs[0]} --to {said.to}",
+            )  # fmt: skip
+        body = export.openmetrics([load(path) for path in said.runs]).encode()
+        count = sum(not line.startswith(b"#") for line in body.splitlines())
+    else:
+        for path in said.runs:
+            load(path)  # a clear error before pandas is there
+        runs = [path if path.is_dir() else path.parent for path in said.runs]
+        frame = export.TABLES[said.table or _TABLES[0]](runs)
+        body, count = export.table(frame, form), len(frame)
+    with files.told(said.to.parent):
+        said.to.parent.mkdir(parents=True, exist_ok=True)
+        said.to.write_bytes(body)
+    return Answer(
+        document={"file": str(said.to), "rows": count},
+        lines=[f" {said.to}: {count} {'samples' if form == '.prom' else 'rows'}"],
+    )

@@ -1,0 +1,27 @@
+"""``completion``: what a shell sources to complete words of this program at TAB."""
+
+import argparse
+
+from harness.interface.cli.answer import Answer, Asked
+
+HELP = dict(completion="print the completion script of a shell")
+EXAMPLES = dict(
+    completion=(
+        "completion bash > ~/.local/share/bash-completion/completions/scaleproof",
+        "completion fish > ~/.config/fish/completions/scaleproof.fish",
+    ),
+)
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    sub.add_argument("shell", choices=SHELLS)
+
+
+def act(asked: Asked) -> Answer:
+    from argcomplete.shell_integration import shellcode
+
+    shell = asked.options.shell
+    # The script for bash is zsh's, too.
+    script = shellcode(["scaleproof"], shell="bash" if shell == "zsh" else shell)
+    return Answer(document={"shell": shell, "script": script}, lines=script.splitlines())

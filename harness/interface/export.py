@@ -1,0 +1,113 @@
+"""Frames of records as files for other programs: CSV, JSON lines, Parquet, OpenMetrics."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from harness.analysis.judging.points import points
+from harness.analysis.ladder import arm_row
+from harness.base.errors import SpecError
+from harness.interface import frames
+from harness.interface.report.tabled import written
+from harness.record import RunRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: What a table has a row for.
+TABLES: Mapping[str, Callable[[frames.Runs], pd.DataFrame]] = {
+    "launches": frames.launches,
+    "steps": frames.steps,
+    "points": frames.points,
+    "verdicts": frames.verdicts,
+    "budgets": frames.budgets,
+}
+#: The end of a file's name -> what it is.
+FORMS = (".csv", ".jsonl", ".parquet", ".prom")
+
+
+def table(frame: pd.DataFrame, form: str) -> bytes:
+    """A frame as one of ``FORMS``, but OpenMetrics."""
+    if form == ".csv":
+        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        return "".join(f"{line}\n" for line in written([_named(row) for row in rows])).encode()
+    if form == ".jsonl":
+        return frame.to_json(orient="records", lines=True, double_precision=15).encode()
+    if importlib.util.find_spec("fastparquet") is None:
+        raise SpecError(
+            "Parquet needs the package fastparquet", expected="or another form: .csv, .jsonl",
+            fix="pip install 'scaleproof[parquet]'",
+        )  # fmt: skip
+    whole = frame.copy()
+    for column in whole.select_dtypes("object"):  # lists, and columns of several kinds
+        if not whole[column].map(lambda v: v is None or isinstance(v, str | bool)).all():
+            whole[column] = whole[column].map(lambda v: None if v is None else str(v))
+    out: bytes = whole.to_parquet(None, engine="fastparquet", index=False)
+    return out
+
+
+def _named(row: Mapping[object, object]) -> dict[str, object]:
+    return {str(k): v for k, v in row.items()}
+
+
+#: name, unit, what it is; each a gauge with labels of the case and where it ran.
+_GAUGES: Sequence[tuple[str, str, str]] = (
+    ("throughput_samples_per_second", "", "Samples a second of the whole world."),
+    ("step_seconds", "seconds", "A mean optimizer step."),
+    ("peak_memory_bytes", "bytes", "Peak memory of the largest rank."),
+    ("sent_bytes", "bytes", "Bytes that the busiest rank sends in a step."),
+    ("efficiency_ratio", "ratio", "Throughput a rank over its baseline's."),
+    ("efficiency_low_ratio", "ratio", "The lower end of its interval."),
+    ("efficiency_high_ratio", "ratio", "The upper end of its interval."),
+    ("verdict_info", "", "1 for each verdict, with its status."),
+)
+
+
+def openmetrics(runs: Sequence[RunRecord]) -> str:
+    """Gauges of every case, for a node exporter's textfile collector or a push gateway.
+
+    Format: https://prometheus.io/docs/specs/om/open_metrics_spec/
+    """
+    samples: dict[str, list[str]] = {name: [] for name, _, _ in _GAUGES}
+
+    def add(name: str, labels: Mapping[str, str], value: float | None) -> None:
+        if value is not None and math.isfinite(value):
+            told = ",".join(f'{k}="{_escaped(v)}"' for k, v in labels.items())
+            samples[name].append(f"scaleproof_{name}{{{told}}} {value!r}")
+
+    for run in runs:
+        where = {"machine": run.machine.hardware_class, "run": run.run}
+        for plan in run.plans:
+            for arm in plan.arms:
+                row, labels = arm_row(run, plan, arm), {**where, "case": arm.case.id}
+                add("throughput_samples_per_second", labels, row.throughput)
+                add("step_seconds", labels, row.step_s)
+                add("peak_memory_bytes", labels, row.peak_bytes)
+                add("sent_bytes", labels, row.sent_bytes)
+            for p in points(run, plan):
+                labels = {**where, "case": p.case, "against": p.against}
+                add("efficiency_ratio", labels, p.efficiency)
+                add("efficiency_low_ratio", labels, p.efficiency_low)
+                add("efficiency_high_ratio", labels, p.efficiency_high)
+        for v in run.verdicts:
+            told = {"metric": v.metric, "against": v.against, "rule": v.rule or "",
+                    "status": str(v.status)}  # fmt: skip
+            add("verdict_info", {**where, "case": v.case, **told}, 1.0)
+    lines = []
+    for name, unit, what in _GAUGES:
+        kind, family = ("info", name.removesuffix("_info")) if name.endswith("_info") else (
+            "gauge", name)  # fmt: skip
+        lines.append(f"# TYPE scaleproof_{family} {kind}")
+        lines += [f"# UNIT scaleproof_{family} {unit}"] if unit else []
+        lines.append(f"# HELP scaleproof_{family} {what}")
+        lines += dict.fromkeys(samples[name])
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _escaped(text: str) -> str:
+    text = re.sub(r"[\x00-\x09\x0b-\x1f\x7f]", "?", text)
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

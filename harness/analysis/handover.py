@@ -7,12 +7,13 @@ A requirement that nothing judged is not met: it stands in the document as not m
 """
 
 import datetime
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.analysis import nodes as nodes_
 from harness.analysis.judging import neighbours
+from harness.analysis.nodes import Drift, Examined
 from harness.analysis.reached import reached
 from harness.analysis.verify import rejudge, verify
 from harness.base.documents import fields_of
@@ -37,15 +38,6 @@ class Requirement:
     evidence: tuple[tuple[str, Verdict], ...]
     waived: bool
     late: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drift:
-    """A fact in which nodes of a system differ: what most of them have, and who has what else."""
-
-    fact: str
-    usual: str
-    others: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,14 +177,17 @@ def _exclude(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
 
 
 def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
-    """What is not the same on all nodes: the most frequent value is taken for the usual one."""
+    """Between all machines that any of the runs used."""
     nodes = {m.host: m for run in runs for m in (run.nodes or (run.machine,))}
-    for fact in _SHARED:
-        values = {host: str(fields_of(machine)[fact]) for host, machine in nodes.items()}
-        (usual, _), *others = Counter(values.values()).most_common()
-        if others:
-            odd = tuple((host, value) for host, value in values.items() if value != usual)
-            yield Drift(fact=fact, usual=usual, others=odd)
+    yield from nodes_.drift(
+        [
+            Examined(
+                host=host, findings=(),
+                facts={fact: str(fields_of(machine)[fact]) for fact in _SHARED},
+            )
+            for host, machine in nodes.items()
+        ]
+    )  # fmt: skip
 
 
 def _seal(run: RunRecord, folder: Path) -> Seal:

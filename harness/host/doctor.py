@@ -6,8 +6,11 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from harness.host import accelerators, admission, machine, nvml
+from harness.host import accelerators, admission, environment, facts, machine, nvml
 from harness.host.admission import Finding, Level
+
+#: Locked memory that RDMA needs, and shared memory that NCCL and data loaders do: bytes.
+_LOCKED, _SHARED = 32 << 30, 8 << 30
 
 
 def examine() -> list[Finding]:
@@ -58,7 +61,8 @@ def _shared_memory() -> Finding:
         advice = "mount /dev/shm: NCCL and data loaders need it"
         return _found("shared memory", False, "/dev/shm is missing", advice)
     text, advice = f"{free >> 20} MiB free in /dev/shm", "enlarge /dev/shm (containers: --shm-size)"
-    return _found("shared memory", free > 64 << 20, text, advice)
+    enough = _SHARED if nvml.gpus() else 64 << 20
+    return _found("shared memory", free > enough, text, advice)
 
 
 def _files() -> Finding:
@@ -83,6 +87,35 @@ def _leftovers() -> Finding:
     return _found("leftover ranks", not left, f"pids {left}" if left else "none", advice)
 
 
+def _locked_memory() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    endless = soft == resource.RLIM_INFINITY
+    text = "unlimited" if endless else f"limit {soft >> 20} MiB"
+    advice = "ulimit -l unlimited (Slurm: PropagateResourceLimitsExcept=MEMLOCK): RDMA pins memory"
+    needed = machine.detect().infiniband
+    return _found("locked memory", endless or soft >= _LOCKED or not needed, text, advice)
+
+
+def _clock() -> Finding:
+    path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    if not path.is_file():
+        return _found("clock source", True, "n/a")
+    source = path.read_text().strip()
+    advice = "clocksource=tsc on the kernel's command line: this one is slow to read"
+    return _found("clock source", source in facts.GOOD_CLOCKS, source, advice)
+
+
+def _ways() -> Finding:
+    """Ways between devices that the environment forbids although the hardware has them."""
+    here = machine.detect()
+    off = environment.switched_off(
+        environment.recorded(), infiniband=here.infiniband, num_gpus=here.num_gpus
+    )
+    advice = "unset it, unless the way is broken here"
+    return _found("backends", not off, "; ".join(off) or "nothing is switched off", advice)
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    _torch, _plugin, _governor, _shared_memory, _files, _gpus, _leftovers,
+    _torch, _plugin, _governor, _clock, _shared_memory, _locked_memory, _files, _gpus, _ways,
+    _leftovers,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 
 _RECORDED = re.compile(r"^(NCCL|GLOO|TORCH|PYTORCH|CUDA|OMP|MKL|SCALEPROOF)_")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.I)
@@ -38,3 +39,17 @@ def of_backends(*backends: str) -> dict[str, str]:
 def names_interface(name: str) -> bool:
     """Whether a variable names a network interface: there a node knows better than a case."""
     return name.endswith("_IFNAME")
+
+
+def switched_off(variables: Mapping[str, str], *, infiniband: bool, num_gpus: int) -> list[str]:
+    """Ways between devices that variables forbid although the hardware has them."""
+    there = {
+        "NCCL_IB_DISABLE": (infiniband, "InfiniBand"),
+        "NCCL_P2P_DISABLE": (num_gpus > 1, "direct transfers between GPUs"),
+        "NCCL_SHM_DISABLE": (num_gpus > 1, "shared memory between ranks"),
+    }
+    return [
+        f"{what} is switched off by {name}={variables[name]}, and this hardware has it"
+        for name, (has, what) in there.items()
+        if has and variables.get(name, "0") != "0"
+    ]

@@ -4,6 +4,7 @@ Any call may be missing (old driver, MIG slice) or fail (lost device): its field
 """
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -160,6 +161,28 @@ def _gpu(device: _Device) -> Gpu:
         pids=tuple(sorted(int(p.pid) for p in processes)),
         bus_id=None if plugged is None else _text(plugged.busId),
     )
+
+
+#: How two devices are joined, by the nearest common ancestor of their slots (nvml.h).
+_JOINED = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+#: NVML_P2P_CAPS_INDEX_NVLINK, and NVML_P2P_STATUS_OK.
+_OVER_NVLINK, _OK = 2, 0
+
+
+def topology() -> tuple[tuple[int, int, str], ...]:
+    """(device, device, what joins them) of every pair: NVLink, or the PCIe path as nvidia-smi names
+    it. Pairs that the driver says nothing of are left out.
+    """
+    with _nvml() as nvml:
+        devices = _visible(nvml) if nvml is not None else []
+        found = []
+        for a, b in itertools.combinations(devices, 2):
+            direct = a("GetP2PStatus", b.handle, _OVER_NVLINK)
+            level = a("GetTopologyCommonAncestor", b.handle)
+            kind = "NVLink" if direct == _OK and direct is not None else _JOINED.get(level)
+            if kind is not None:
+                found.append((a.index, b.index, kind))
+        return tuple(found)
 
 
 def _watts(milliwatts: int | None) -> int | None:

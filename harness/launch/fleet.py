@@ -9,7 +9,7 @@ import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from harness.base.documents import from_doc, to_doc
+from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.link import Link, Message
@@ -25,6 +25,8 @@ TICK_S, POLL_S = 0.2, 1.0
 JOIN_S = 300.0
 #: Seconds for a case to be described; the agent itself gives up a file after a minute.
 DESCRIBE_S = 90.0
+#: Seconds for a node to say how it is: a busy one is looked at for some of them.
+EXAMINE_S = 60.0
 
 
 class Fleet:
@@ -134,6 +136,23 @@ class Fleet:
             if time.monotonic() > deadline:
                 self._links[0].lose("its agent does not describe the cases")
             self._check_alive()
+
+    def examine(self) -> list[tuple[Node, Json]]:
+        """(node, its facts and findings) of every agent, in their order."""
+        self.ready()
+        for link in self._links:
+            link.send({"examine": True})
+        said: dict[int, Json] = {}
+        deadline = time.monotonic() + EXAMINE_S
+        while len(said) < len(self._links):
+            for link, message, _ in self._receive():
+                if "examined" in message:
+                    said[link.node] = message["examined"]
+            if time.monotonic() > deadline:
+                silent = next(link for link in self._links if link.node not in said)
+                silent.lose("its agent does not say how its machine is")
+            self._check_alive()
+        return [(x.about, said[x.node]) for x in self._links if x.about is not None]
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start a world and wait until it is over; KeyboardInterrupt ends it first."""

@@ -4,6 +4,7 @@ from statistics import median
 
 from harness.analysis.judging import neighbours
 from harness.analysis.judging.pairs import timed
+from harness.host import environment
 from harness.record import Purpose, RunRecord
 from harness.record.fabric import swept
 from harness.spec import Device
@@ -49,26 +50,15 @@ def findings(run: RunRecord) -> list[str]:
                 name = f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"
                 gpus[name] = gpus.get(name, 0) + 1
     out += [f"{name} in {count} launches" for name, count in gpus.items()]
-    out += [*switched_off(run), *shaped(run), *(d.told for d in neighbours.slow_devices(run))]
+    out += environment.switched_off(
+        run.environment, infiniband=run.machine.infiniband, num_gpus=run.machine.num_gpus
+    )
+    out += [*shaped(run), *(d.told for d in neighbours.slow_devices(run))]
     if run.complete and run.launches and not run.head:
         out.append(
             f"unchained (schema {run.schema}): whether launches were left out cannot be said"
         )
     return list(dict.fromkeys(out))
-
-
-def switched_off(run: RunRecord) -> list[str]:
-    """Ways between devices that the environment forbids although the hardware has them."""
-    there = {
-        "NCCL_IB_DISABLE": (run.machine.infiniband, "InfiniBand"),
-        "NCCL_P2P_DISABLE": (run.machine.num_gpus > 1, "direct transfers between GPUs"),
-        "NCCL_SHM_DISABLE": (run.machine.num_gpus > 1, "shared memory between ranks"),
-    }
-    return [
-        f"{what} is switched off by {name}={run.environment[name]}, and this hardware has it"
-        for name, (has, what) in there.items()
-        if has and run.environment.get(name, "0") != "0"
-    ]
 
 
 def shaped(run: RunRecord) -> list[str]:

@@ -11,6 +11,7 @@ One message a frame (``harness.channel``):
                  <- {"file": name}, bytes     what ranks left, if no disk is shared
     -> {"kill": LAUNCH}                       that launch ends; "ended" follows
     -> {"reach": [Address...]}                <- {"reached": [bool...]}
+    -> {"examine": true}                      <- {"examined": {"facts", "findings"}}
 
 An agent serves several launches at once; what it says of one has its name ("of").
 

@@ -40,7 +40,7 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _prel
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
-from harness.host import environment, leftovers, machine, nvml
+from harness.host import admission, doctor, environment, facts, leftovers, machine, nvml
 from harness.host.accelerators import Accelerators, torch_build
 from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token
@@ -250,6 +250,10 @@ class Agent:
             for world in self.worlds:
                 if world.spec.launch == message["kill"]:
                     world.end()
+        elif "examine" in message:
+            found = [*doctor.examine(), *admission.examine(on_gpus=True)]
+            told = {"facts": facts.facts(), "findings": to_doc(tuple(found))}
+            self.channel.send({"examined": told})
         elif "reach" in message:
             self.empty_door()
             doors = [from_doc(Address, a) for a in message["reach"]]

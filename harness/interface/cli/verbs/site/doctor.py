@@ -5,16 +5,17 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from harness.analysis.nodes import Examined, drift
 from harness.analysis.stacks import Activity, Frame, tally
-from harness.base.documents import to_doc
-from harness.base.errors import Exit
-from harness.host import admission, doctor, ranks
+from harness.base.documents import from_doc, to_doc
+from harness.base.errors import Exit, SpecError
+from harness.host import admission, doctor, facts, ranks
 from harness.host.admission import Finding, Level
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.launch.engine import make
-from harness.spec import Catalogue, Entry
+from harness.spec import Catalogue, Entry, Site
 
 HELP = dict(
     doctor="check this machine for anything that spoils measurements; changes nothing",
@@ -23,7 +24,7 @@ HELP = dict(
 EXAMPLES = dict(
     doctor=(
         "doctor",
-        "doctor --json",
+        "doctor --engine slurm --nodes 8x8 --json",
     ),
     attach=(
         "attach 12345",
@@ -35,7 +36,9 @@ PAUSE_S = 0.2
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """``doctor`` takes nothing, ``attach`` a job."""
+    """``doctor`` takes an engine and its nodes, ``attach`` a job."""
+    if verb == "doctor":
+        measuring.add_to(sub, cases=False)
     if verb == "attach":
         sub.add_argument(
             "pid", type=measuring.positive, metavar="PID", help="its launcher, or one of its ranks"
@@ -48,7 +51,55 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """A line for each check, or for each rank."""
-    return _attach(asked) if asked.verb == "attach" else _doctor()
+    if asked.verb == "attach":
+        return _attach(asked)
+    known, site = measuring.site(asked)
+    several = len(site.nodes) > 1 or known.get("engines", site.engine).engine.remote
+    return _nodes(asked, known, site) if several else _doctor()
+
+
+def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
+    """Every node's own findings, then what is not alike on all of them."""
+    with measuring.session(asked, known, site) as session:
+        session.ready()
+        said = session.bench.worlds.examine()
+    if not said:
+        raise SpecError(
+            f"--engine {site.engine} starts whole worlds: no agent of ours can look at its nodes",
+            expected="an engine that starts agents", fix="scaleproof doctor --engine slurm",
+        )  # fmt: skip
+    examined = [
+        Examined(
+            host=node.machine.host, facts=told["facts"],
+            findings=from_doc(tuple[Finding, ...], told["findings"]),
+        )
+        for node, told in said
+    ]  # fmt: skip
+    found, width, lines = list(drift(examined)), text.columns(), list[str]()
+    findings: dict[tuple[str, str, str, str], list[str]] = {}
+    for node in examined:
+        for f in node.findings:
+            if f.level is not Level.OK:
+                findings.setdefault((f.level, f.check, f.text, f.advice), []).append(node.host)
+    for (level, check, told, advice), hosts in findings.items():
+        where = f"all {len(hosts)} nodes" if len(hosts) == len(examined) else ", ".join(hosts)
+        lines += text.wrap(f" {level:<4}  {check}: {told} on {where}", width, 7)
+        lines += text.wrap(f"       try: {advice}", width, 12) if advice else []
+    lines += ["", text.rule("what is not alike on all nodes", width)] if found else []
+    for one in found:
+        lines += text.wrap(f" {one.fact}: {one.usual} on most", width, 4)
+        for host, value in one.others:
+            lines += text.wrap(f"    {host}: {value}", width, 8)
+    bad = [f for node in examined for f in node.findings if f.level is Level.BAD]
+    told = f"{len(found)} facts are not" if found else "all facts are"
+    lines.append(
+        f" {len(examined)} nodes, {len(examined[0].facts)} facts each: {told} alike;"
+        f" {len(bad)} problems"
+    )
+    broken = any(f.check in {c.check for c in doctor.examine()} for f in bad)
+    exit_ = Exit.FAILED if found or broken else Exit.INCONCLUSIVE if bad else Exit.PASSED
+    document = {"nodes": to_doc(tuple(examined)), "drift": to_doc(tuple(found))}
+    return Answer(document=document, lines=lines, exit=exit_)
 
 
 def _doctor() -> Answer:
@@ -67,7 +118,8 @@ def _doctor() -> Answer:
     if unfit:
         lines.append(" a run now would end INCONCLUSIVE: noisy host")
     exit_ = Exit.FAILED if broken else Exit.INCONCLUSIVE if unfit else Exit.PASSED
-    return Answer(document={"checks": to_doc(tuple(checks))}, lines=lines, exit=exit_)
+    document = {"checks": to_doc(tuple(checks)), "facts": facts.facts()}
+    return Answer(document=document, lines=lines, exit=exit_)
 
 
 def engines(known: Mapping[str, Entry]) -> list[Finding]:

@@ -76,20 +76,22 @@ def _refuse_unknown(doc: Json, known: Json, where: str) -> None:
 
 def json_schema(cls: type, *, title: str) -> dict[str, Json]:
     """JSON Schema (2020-12) that accepts what ``from_doc(cls, ...)`` accepts."""
-    schema = _closed(json.loads(json.dumps(msgspec.json.schema(cls))))
+    schema = closed(json.loads(json.dumps(msgspec.json.schema(cls))))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
 
-def _closed(schema: Json) -> Json:
+def closed(schema: Json) -> Json:
     """The same in one order, whatever the process, and without room for unknown fields.
 
     Docstrings lose their indentation, as from Python 3.13 on they do by themselves.
     """
     if isinstance(schema, list):
-        return sorted(map(_closed, schema), key=str)
+        return sorted(map(closed, schema), key=str)
     if not isinstance(schema, dict):
         return schema
-    closed = {k: v if k == "default" else _closed(v) for k, v in sorted(schema.items())}
-    if isinstance(told := closed.get("description"), str):
-        closed["description"] = inspect.cleandoc(told)
-    return {**closed, "additionalProperties": False} if "properties" in closed else closed
+    out = {k: v if k == "default" else closed(v) for k, v in sorted(schema.items())}
+    if "prefixItems" in schema:  # the places of a tuple
+        out["prefixItems"] = [closed(place) for place in schema["prefixItems"]]
+    if isinstance(told := out.get("description"), str):
+        out["description"] = inspect.cleandoc(told)
+    return {**out, "additionalProperties": False} if "properties" in out else out

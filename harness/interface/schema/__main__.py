@@ -1,0 +1,5 @@
+"""``python -m harness.interface.schema``."""
+
+from harness.interface.schema import write
+
+write()

@@ -1,0 +1,84 @@
+"""Every ``--json`` document follows the schema that is shipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from harness.host import admission
+from harness.interface.cli.main import main, verbs
+from harness.interface.schema import ANSWERS, answers_schema
+from harness.interface.schema.documents import DOCUMENTS
+
+ROOT = Path(__file__).parents[3]
+ONE, OTHER = "results/samples/ddp-nano", "results/samples/ddp-nano-again"
+
+
+def test_the_shipped_schema_is_the_one_of_the_code() -> None:
+    told = "python -m harness.interface.schema"
+    assert json.loads(ANSWERS.read_text()) == json.loads(json.dumps(answers_schema())), told
+
+
+def test_every_verb_has_one() -> None:
+    assert set(DOCUMENTS) == {*verbs(), "error"} - {"join"}, "join becomes an agent"
+
+
+def check(verb: str, document: Any) -> None:
+    """ValidationError where a document does not follow its verb's schema."""
+    schema = json.loads(ANSWERS.read_text())
+    jsonschema.validate(document, {"$defs": schema["$defs"], **schema["properties"][verb]})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["doctor"],
+        ["list"],
+        ["list", "strategies"],
+        ["report", ONE],
+        ["report", ONE, "--summary"],
+        ["report", ONE, "--proposal"],
+        ["verify", ONE],
+        ["verify", ONE, "--thresholds", "suites/thresholds.toml"],
+        ["compare", ONE, OTHER],
+        ["compare-hardware", ONE, OTHER, "--price", "A=3.5"],
+        ["rules", "suites/thresholds.toml"],
+        ["audit", "examples/audit/claims.md"],
+        ["completion", "bash"],
+        ["pack", ONE, "--to", "{}/a.tar.gz"],
+        ["unpack", "{}/a.tar.gz", "--to", "{}/results"],
+        ["handover", ONE, OTHER, "--to", "{}/acceptance"],
+        ["export", ONE, "--to", "{}/a.csv"],
+        ["ingest", ONE, OTHER, "--results", "{}/history"],
+        ["history", "--results", "{}/history"],
+        ["status", "--results", "{}"],
+        ["init", "{}/new"],
+        ["report", "nowhere"],
+        ["run", "ddp/mlp-nano", "--dry-run", "--cpus", "2"],
+        ["plan", "ddp/mlp-nano/weak", "--cpus", "2"],
+    ],
+    ids=lambda words: "-".join(w.rpartition("/")[2] for w in words),
+)
+def test_what_is_printed_follows_it(
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(admission, "examine", lambda on_gpus: ())
+    place = tmp_path_factory.getbasetemp() / "answers"
+    status = main([word.format(place) for word in words] + ["--json"])
+    printed = json.loads(capsys.readouterr().out)
+    check("error" if status == 4 else words[0], printed)
+
+
+def test_a_document_with_another_field_does_not_follow_it() -> None:
+    check("cancel", {"job": "7"})
+    for wrong in ({"job": 7}, {}, {"job": "7", "more": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            check("cancel", wrong)

@@ -1,7 +1,5 @@
 """A run in few words for other programs: JSON of a page's length, Markdown for CI, CSV."""
 
-import csv
-import io
 import shlex
 
 from harness.analysis.judging import notices
@@ -9,6 +7,7 @@ from harness.analysis.ladder import ladder_rows
 from harness.base.documents import Json
 from harness.base.numbers import rate, si
 from harness.interface.report.headline import decide, headline
+from harness.interface.report.tabled import harmless, written
 from harness.record import Purpose, RunRecord
 from harness.record.outcome import SEVERITY, exit_status
 
@@ -60,8 +59,8 @@ def markdown(run: RunRecord) -> list[str]:
         low, high = row["low"], row["high"]
         span = "" if low is None else f"[{low:.4g}, {high:.4g}]"
         value = "" if row["value"] is None else f"{row['value']:.4g}"
-        cells = (row["status"], f"`{row['case']}`", row["metric"], value, span, row["bound"])
-        out.append("| " + " | ".join(str(c).replace("|", "\\|") for c in cells) + " |")
+        cells = (row["status"], row["case"], row["metric"], value, span, row["bound"])
+        out.append("| " + " | ".join(harmless(str(c)) for c in cells) + " |")
     return [*out, "", *(f"- undecided: {line}" for line in decide(run))]
 
 
@@ -119,8 +118,4 @@ def _method(run: RunRecord) -> list[str]:
 
 def table(run: RunRecord) -> list[str]:
     """CSV with a header."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows(run))
-    return text.getvalue().splitlines()
+    return written(rows(run)) if run.verdicts else [",".join(COLUMNS)]

@@ -62,12 +62,12 @@ class Table(Generic[Row]):
         """For a CI system's summary."""
         columns = self.told
         lines = [[c.header for c in columns], ["---" if c.left else "---:" for c in columns]]
-        lines += [[_harmless(c.cell(row)) for c in columns] for row in self.rows]
+        lines += [[harmless(c.cell(row)) for c in columns] for row in self.rows]
         return [f"| {' | '.join(cells)} |" for cells in lines]
 
-    def csv(self) -> list[str]:
-        """For other programs: whole values, a column for each end of an interval."""
-        return written([{c.header: plain(c, row) for c in self.columns} for row in self.rows])
+    def records(self) -> list[dict[str, Json]]:
+        """For other programs: whole values where there are some."""
+        return [{c.header: plain(c, row) for c in self.told} for row in self.rows]
 
 
 def plain(column: Column[Row], row: Row) -> Json:
@@ -99,7 +99,7 @@ def _number(value: str) -> bool:
     return True
 
 
-def _harmless(cell: str) -> str:
+def harmless(cell: str) -> str:
     """A cell that can neither end its column nor be HTML."""
     cell = cell.replace("\n", " ").replace("|", "\\|").replace("`", "'")
     return cell.replace("<", "&lt;").replace(">", "&gt;")

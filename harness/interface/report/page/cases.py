@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from markupsafe import Markup
+from typing import Any
 
 from harness.analysis.judging import obstacles, pairs
 from harness.analysis.judging.points import budgets
@@ -35,15 +34,27 @@ class Case:
     gate_ok: bool
     figures: Mapping[str, Json]
     spec: Sequence[tuple[str, str]]
-    launches: Markup
-    verdicts: Markup
-    bytes: Markup
-    checks: Markup
+    launches: Table[Any]
+    verdicts: Table[Any]
+    bytes: Table[Any]
+    checks: Table[Any]
     ranks: Sequence[RankRow]
     drawn: Sequence[Figure]
     operators: Sequence[tuple[str, int, str]]
     folders: Sequence[tuple[str, str]]
     unsure: Sequence[str]
+
+    @property
+    def document(self) -> dict[str, Json]:
+        """Every number of this case."""
+        return {
+            **self.figures, "launches": self.launches.records(), "pairs": self.verdicts.records(),
+            "bytes": self.bytes.records(), "checks": self.checks.records(),
+            "ranks": [
+                {"rank": r.name, "step_ms": r.step_ms, "cores": r.cores, "peak": r.peak}
+                for r in self.ranks
+            ],
+        }  # fmt: skip
 
 
 def anchors(run: RunRecord) -> dict[str, str]:
@@ -103,10 +114,10 @@ def _case(
         anchor=anchor, status=str(SEVERITY[_worst(judged)]) if judged else "", row=row,
         gate=failure or passed, gate_ok=gate is not None and failure is None,
         figures=_figures(row), spec=_spec(row),
-        launches=_launches(own).html(f"launches of {row.case.id}"),
-        verdicts=_verdicts(judged).html(f"pairs of {row.case.id}"),
-        bytes=_bytes(row, gate).html(f"bytes of {row.case.id}"),
-        checks=_checks(checks).html(f"checks of {row.case.id}"),
+        launches=Table(columns=_LAUNCH, rows=own),
+        verdicts=_verdicts(judged),
+        bytes=_bytes(row, gate),
+        checks=_checks(checks),
         ranks=measured.ranks(folder, own) if folder else [],
         drawn=drawn,
         operators=[
@@ -143,11 +154,6 @@ def _spec(row: ArmRow) -> list[tuple[str, str]]:
         told = (ran.module, ran.schedule, ran.compressor, ran.compute_dtype)
         out.append(("what ran", " ".join(filter(None, told))))
     return [(name, value) for name, value in out if value]
-
-
-def _launches(own: Sequence[LaunchRecord]) -> Table[LaunchRecord]:
-    """Every launch, in the order in which they ran."""
-    return Table(columns=_LAUNCH, rows=own)
 
 
 def _ms(header: str, name: str) -> Column[LaunchRecord]:

@@ -1,24 +1,32 @@
 """Every number of the page as one document, embedded in it: the page is an export, too."""
 
 import json
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
 from harness.analysis.judging.points import points
 from harness.analysis.rungs import rungs
 from harness.base.documents import Json, fields_of, to_doc
+from harness.interface.report import fabric, recovery
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.page.cases import Case
+from harness.interface.report.page.scaling import Group
+from harness.interface.report.page.spent import Spent
 from harness.record import RunRecord
 
 
-def embedded(run: RunRecord, cases: list[Case]) -> Markup:
+def embedded(
+    run: RunRecord, cases: Sequence[Case], groups: Sequence[Group], spent: Sequence[Spent]
+) -> Markup:
     """As the text of a script element, which nothing in it can end."""
-    told = json.dumps(document(run, cases), separators=(",", ":"))
+    told = json.dumps(document(run, cases, groups, spent), separators=(",", ":"))
     return Markup(told.replace("<", "\\u003c"))
 
 
-def document(run: RunRecord, cases: list[Case]) -> dict[str, Json]:
+def document(
+    run: RunRecord, cases: Sequence[Case], groups: Sequence[Group], spent: Sequence[Spent]
+) -> dict[str, Json]:
     """In SI units, times of budgets in ns."""
     named = {"launches"}  # the record has them
     return {
@@ -30,7 +38,8 @@ def document(run: RunRecord, cases: list[Case]) -> dict[str, Json]:
         "points": [
             {"plan": p.name, **to_doc(point)} for p in run.plans for point in points(run, p)
         ],
-        "cases": [case.figures for case in cases],
+        "cases": [case.document for case in cases],
+        "scaling": [row for group in groups for row in group.table.records()],
         "spent": [
             {
                 "case": r.arm.case.id, "against": r.against, "step_ns": float(r.losses.step_ns),
@@ -40,5 +49,8 @@ def document(run: RunRecord, cases: list[Case]) -> dict[str, Json]:
             }
             for r in rungs(run)
         ],
-        "fabric": to_doc(run.fabric), "recoveries": to_doc(run.recoveries),
+        "parts_ms": {one.title: one.table.records() for one in spent},
+        "fabric": to_doc(run.fabric), "swept": fabric.tabled(run).records(),
+        "recoveries": to_doc(run.recoveries),
+        "recovered": {case: t.records() for case, t in recovery.tabled(run).items()},
     }  # fmt: skip

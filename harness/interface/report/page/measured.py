@@ -178,7 +178,7 @@ def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
         strip = svg.strip(means[number], None, None, (), (min(every), max(every)))
         out.append(
             RankRow(
-                name=f"rank {rank}",
+                name=f"rank {number}",
                 host=own[0].host,
                 device=own[0].device,
                 step_ms=sum(means[number]) / len(means[number]),

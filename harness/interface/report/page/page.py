@@ -41,6 +41,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
         anchors(run),
         cases(run, folder),
     )
+    groups, lost = scaling.groups(run), spent(run, linked)
     return environment.get_template("page.html.jinja").render(
         run=run,
         headline=headline(run),
@@ -50,9 +51,9 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
         verdicts=judged(run, linked),
         together=verdicts.together(run.verdicts),
         pairs=FIRST_LOOK,
-        groups=scaling.groups(run),
+        groups=groups,
         stand_ins=any(run.stand_ins(a.case) for p in run.plans for a in p.arms),
-        spent=spent(run, linked),
+        spent=lost,
         explained=[line.strip() for line in timeline.remarks(run, WIDE)],
         cases=of_cases,
         work=facts.work,
@@ -70,5 +71,5 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
         rerun=shlex.join(run.settings.argv),
         facts=facts.facts(run),
         nodes=facts.nodes(run).html("nodes") if len(run.nodes) > 1 else "",
-        data=data.embedded(run, of_cases),
+        data=data.embedded(run, of_cases, groups, lost),
     )

@@ -8,9 +8,11 @@ from typing import Any
 from markupsafe import Markup
 
 from harness.analysis.judging.points import points
+from harness.analysis.ladder import LadderRow
 from harness.interface.report.page import svg
 from harness.interface.report.page.svg import Curve
 from harness.interface.report.scaling import twin
+from harness.interface.report.tabled import Table
 from harness.record import RunRecord, ScalingPoint
 from harness.spec import Plan
 
@@ -21,7 +23,7 @@ class Group:
 
     title: str
     charts: Sequence[tuple[str, Markup]]
-    table: Markup
+    table: Table[LadderRow]
 
 
 def groups(run: RunRecord) -> list[Group]:
@@ -69,7 +71,7 @@ def _group(run: RunRecord, mode: str, stand_in: bool, plans: Sequence[Plan]) -> 
             log=field == "speedup",
         )  # fmt: skip
         charts.append((f"{field.capitalize()}, {title}", Markup(drawn)))
-    return Group(title=title, charts=charts, table=twin(run, plans).html(f"{title} as a table"))
+    return Group(title=title, charts=charts, table=twin(run, plans))
 
 
 def _names(plans: Sequence[Plan]) -> Iterator[str]:

@@ -48,7 +48,7 @@ class Spent:
     refused: bool
     stacked: Markup
     waterfall: Markup
-    table: Markup
+    table: Table[Named]
 
 
 def spent(run: RunRecord, anchors: Mapping[str, str]) -> list[Spent]:
@@ -96,7 +96,7 @@ def _spent(run: RunRecord, rung: Rung, anchor: str) -> Spent:
         waterfall=Markup(
             drawings.waterfall(fall, _FALLING | {"all else": "var(--soft)"}, unit="ms")
         ),
-        table=_table(seen).html(f"{rung.arm.case.id}: parts of a step"),
+        table=_table(seen),
     )  # fmt: skip
 
 

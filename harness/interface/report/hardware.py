@@ -110,7 +110,7 @@ def sides(found: HardwareComparison) -> Table[Side]:
 
     return Table(
         columns=[
-            Column("", 10, lambda s: s.name, left=True),
+            Column("machine", 10, lambda s: s.name, left=True),
             Column("devices", 9, lambda s: str(s.num_devices), raw=lambda s: s.num_devices),
             *(c for d in dtypes for c in (matmul(d), of_peak(d))),
             _number("memory copy", 8, lambda s: s.copy_bps, lambda v: si(v, "B/s")),
@@ -141,7 +141,7 @@ def entries(found: HardwareComparison) -> Table[Entry]:
         columns=[
             Column("case", 90, name, left=True, raw=case),
             Column("ranks", 89, lambda e: e.case.world),
-            Column("", 100, lambda e: e.side, left=True),
+            Column("on", 100, lambda e: e.side, left=True),
             _number("samples/s", 80, lambda e: e.throughput, rate),
             _number("per device", 60, lambda e: e.per_device, rate),
             Column("v A [95%]", 95, _ratio, left=True, raw=lambda e: e.ratio),
@@ -182,7 +182,7 @@ def totals(found: HardwareComparison) -> Table[Total]:
     return Table(
         columns=[
             Column("ladder", 90, lambda t: t.ladder, left=True),
-            Column("", 100, lambda t: t.side, left=True),
+            Column("on", 100, lambda t: t.side, left=True),
             Column("devices", 85, lambda t: str(t.devices), raw=lambda t: t.devices),
             _number("one alone", 70, lambda t: t.alone, rate),
             _number("sum of devices", 60, lambda t: t.alone * t.devices, rate),
@@ -209,7 +209,7 @@ def lost(found: HardwareComparison) -> Table[Entry]:
     return Table(
         columns=[
             Column("case", 90, lambda e: e.case.id, left=True),
-            Column("", 100, lambda e: e.side, left=True),
+            Column("on", 100, lambda e: e.side, left=True),
             _number(
                 "lost", 95, lambda e: sum(e.lost_ns.values()) / 1e6, lambda v: f"{v:.2f}"
             ),

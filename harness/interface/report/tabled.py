@@ -44,7 +44,7 @@ class Table(Generic[Row]):
             return Markup("")
         columns = self.told
         head = Markup("").join(
-            Markup("<th{}>{}</th>").format(_aligned(c), c.header) for c in columns
+            Markup("<th{}>{}</th>").format(_aligned(c), c.header or "result") for c in columns
         )
         body = Markup("\n").join(
             Markup("<tr{}>{}</tr>").format(

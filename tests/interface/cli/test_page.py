@@ -1,4 +1,4 @@
-"""The HTML page in a real browser: it renders without a network, filters and sorts."""
+"""The HTML pages in a real browser: they render without a network, filter, sort and print."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.interface.cli.main import main
 from harness.interface.report.page.page import render
 from harness.record import RunRecord
+from harness.record.store import load
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
@@ -98,3 +100,95 @@ def test_screenshot_is_not_blank(sample_run: RunRecord, tmp_path: Path) -> None:
     page.write_text(render(sample_run))
     browse(page, "--window-size=1200,1600", f"--screenshot={tmp_path}/page.png")
     assert (tmp_path / "page.png").stat().st_size > 30_000
+
+
+@pytest.fixture(scope="module")
+def pages(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The report of a run, two machines side by side, and an acceptance document."""
+    place = tmp_path_factory.mktemp("pages")
+    other = sample.with_name("ddp-nano-again")
+    report = place / "report.html"
+    report.write_text(render(load(sample), sample))
+    machines = ["compare-hardware", str(sample), str(other), "--price", "A=3.5", "--price", "B=2"]
+    assert main([*machines, "--page", str(place / "machines.html")]) == 0
+    main(["handover", str(sample), str(other), "--to", str(place / "acceptance")])
+    return {
+        "report": report, "machines": place / "machines.html",
+        "handover": place / "acceptance" / "handover.html",
+    }  # fmt: skip
+
+
+NAMES = ("report", "machines", "handover")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_says_nothing_on_the_console_and_prints(
+    pages: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    page = tmp_path / f"{name}.html"
+    page.write_text(pages[name].read_text())
+    assert console(page) == []
+    browse(page, f"--print-to-pdf={tmp_path}/page.pdf")
+    printed = (tmp_path / "page.pdf").read_bytes()
+    assert printed[:5] == b"%PDF-" and len(printed) > 20_000
+    broken = page.read_text().replace("</body>", "<script>nowhere()</script></body>")
+    page.write_text(broken)
+    assert any("nowhere" in line for line in console(page)), "or this would see nothing"
+
+
+def console(page: Path) -> list[str]:
+    """What a page and its scripts complain of."""
+    done = subprocess.run(
+        [str(CHROMIUM), *FLAGS, "--enable-logging=stderr", f"--user-data-dir={page.parent}/profile",
+         "--virtual-time-budget=2000", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    return [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_axe_finds_nothing_serious_in_the_others(
+    pages: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    assert axe(tmp_path / "page.html", pages[name].read_text()) == []
+
+
+def test_a_link_opens_the_page_of_its_case(pages: dict[str, Path], tmp_path: Path) -> None:
+    script = (
+        "<script>const link=document.querySelector('#verdicts a[href^=\"#case\"]');link.click();"
+        "setTimeout(()=>{const at=document.getElementById(link.hash.slice(1));"
+        "document.body.dataset.opened=at.open;"
+        "document.body.dataset.high=at.querySelector('svg').getBoundingClientRect().height>40},300)"
+        "</script>"
+    )
+    page = tmp_path / "report.html"
+    page.write_text(pages["report"].read_text().replace("</body>", f"{script}</body>"))
+    dom = browse(page, "--virtual-time-budget=3000", "--dump-dom")
+    assert 'data-opened="true"' in dom and 'data-high="true"' in dom
+
+
+def test_machines_filter_and_sort(pages: dict[str, Path], tmp_path: Path) -> None:
+    script = (
+        "<script>const cells=()=>[...document.querySelectorAll('[aria-label=cases] tbody tr')];"
+        "document.querySelectorAll('[aria-label=cases] th button')[3].click();"
+        "const v=cells().map(r=>parseFloat(r.cells[3].dataset.v));"
+        "document.body.dataset.sorted=v.every((x,i)=>!i||v[i-1]<=x);"
+        "const f=document.getElementById('filter');f.value='single/';f.dispatchEvent(new Event('input'));"
+        "document.body.dataset.shown=cells().filter(r=>!r.hidden).length</script>"
+    )
+    page = tmp_path / "machines.html"
+    page.write_text(pages["machines"].read_text().replace("</body>", f"{script}</body>"))
+    dom = browse(page, "--dump-dom")
+    assert 'data-sorted="true"' in dom
+    assert int(re.search(r'data-shown="(\d+)"', dom)[1]) >= 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("width", [480, 1200])
+def test_nothing_runs_out_of_the_window(
+    pages: dict[str, Path], name: str, width: int, tmp_path: Path
+) -> None:
+    script = "<script>document.body.dataset.wide=document.documentElement.scrollWidth<=window.innerWidth</script>"
+    page = tmp_path / "page.html"
+    page.write_text(pages[name].read_text().replace("</body>", f"{script}</body>"))
+    assert 'data-wide="true"' in browse(page, f"--window-size={width},1600", "--dump-dom")

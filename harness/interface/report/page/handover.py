@@ -90,6 +90,7 @@ def contract(found: Handover) -> Table[Requirement]:
             Column("metric", 70, lambda r: r.rule.metric, left=True),
             Column("bound", 97, lambda r: r.rule.bound),
             Column("measured [95%]", 98, _measured, left=True),
+            Column("at", 50, _where, left=True),
             Column("pairs", 30, lambda r: str(r.evidence[0][1].n) if r.evidence else ""),
             Column("cases", 40, lambda r: str(len(r.evidence)) if r.evidence else ""),
             Column("source of the bound", 20, lambda r: str(r.rule.source), left=True),
@@ -105,14 +106,18 @@ def _word(r: Requirement) -> str:
 
 
 def _measured(r: Requirement) -> str:
-    """The worst evidence's figure, and where that was."""
+    """The worst evidence's figure."""
     if not r.evidence:
         return ""
     v = r.evidence[0][1]
     if v.value is None:
         return v.detail
-    where = f" at {v.case}" if len(r.evidence) > 1 else ""
-    return _figure(v) + where
+    return _figure(v)
+
+
+def _where(r: Requirement) -> str:
+    """The case of the worst evidence."""
+    return r.evidence[0][1].case if r.evidence else ""
 
 
 def _figure(v: Verdict) -> str:
@@ -153,8 +158,8 @@ def _run(run: RunRecord) -> _Run:
     told = [*coverage(run, WIDE), *tables.cost(run, WIDE)]
     return _Run(
         run=run, groups=scaling.groups(run), spent=spent(run, {}),
-        fabric=fabric.tabled(run).html("fabric") if run.fabric else Markup(""),
-        recoveries=[(c, t.html(f"recovery of {c}")) for c, t in recovery.tabled(run).items()],
+        fabric=fabric.tabled(run).html(f"fabric of {run.run}") if run.fabric else Markup(""),
+        recoveries=[(c, t.html(f"recovery of {c} in {run.run}")) for c, t in recovery.tabled(run).items()],
         suspects=links,
         coverage=[(k, v) for k, v in (line.split(maxsplit=1) for line in told if line.strip())],
         noise=noise,

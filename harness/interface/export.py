@@ -37,16 +37,17 @@ def table(frame: pd.DataFrame, form: str) -> bytes:
         return "".join(f"{line}\n" for line in written([_named(row) for row in rows])).encode()
     if form == ".jsonl":
         return frame.to_json(orient="records", lines=True, double_precision=15).encode()
-    if importlib.util.find_spec("fastparquet") is None:
+    if importlib.util.find_spec("pyarrow") is None:
         raise SpecError(
-            "Parquet needs the package fastparquet", expected="or another form: .csv, .jsonl",
+            "Parquet needs the package pyarrow", expected="or another form: .csv, .jsonl",
             fix="pip install 'scaleproof[parquet]'",
         )  # fmt: skip
     whole = frame.copy()
-    for column in whole.select_dtypes("object"):  # lists, and columns of several kinds
+    mixed = [name for name in whole.columns if str(whole[name].dtype) == "object"]
+    for column in mixed:  # lists, and columns of several kinds
         if not whole[column].map(lambda v: v is None or isinstance(v, str | bool)).all():
             whole[column] = whole[column].map(lambda v: None if v is None else str(v))
-    out: bytes = whole.to_parquet(None, engine="fastparquet", index=False)
+    out: bytes = whole.to_parquet(None, engine="pyarrow", index=False)
     return out
 
 

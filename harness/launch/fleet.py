@@ -84,7 +84,7 @@ class Fleet:
                 self._polled_at = 0.0
                 _, says = self._poll()
             if lost or state is State.ENDED or time.monotonic() - since > JOIN_S:
-                self._give_up(lost, says or f"{JOIN_S:.0f} s have passed")
+                raise absent(self._links, self.num_agents, says or f"{JOIN_S:.0f} s have passed")
             watch(self._num_here, self.num_agents, says)
         if self._listener is not None:  # nobody else is wanted
             self._listener.close()
@@ -108,51 +108,32 @@ class Fleet:
             for channel in self._listener.accept(TICK_S):
                 self._links.append(Link(node=len(self._links), channel=channel))
 
-    def _give_up(self, lost: Sequence[Link], says: str) -> None:
-        """Some agent never came: say which."""
-        came = {link.about.order for link in self._links if link.about is not None}
-        missing = sorted(set(range(self.num_agents)) - came) if -1 not in came else []
-        whose = f" (missing: nodes {', '.join(map(str, missing))})" if missing else ""
-        raise LaunchError(
-            f"{self._num_here} of {self.num_agents} agents are ready{whose}: "
-            + "; ".join([f"{link.name}: {link.lost}" for link in lost] or [says])
-            + (f" ({says})" if lost and says else ""),
-            where="engine",
-            expected="every node can run: python -c 'import torch, harness'",
-            fix="scaleproof doctor",
-        )
-
     def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
         """Ask node 0 what each case will do; nothing is launched."""
         self.ready()
-        self._links[0].send(
-            {"describe": [{"case": to_doc(c), "files": dict(f)} for c, f in requests]}
-        )
-        deadline = time.monotonic() + DESCRIBE_S * len(requests)
-        while True:
-            for _, message, _ in self._receive():
-                if "described" in message:
-                    return [from_doc(Described, d) for d in message["described"]]
-            if time.monotonic() > deadline:
-                self._links[0].lose("its agent does not describe the cases")
-            self._check_alive()
+        asked = [{"case": to_doc(c), "files": dict(f)} for c, f in requests]
+        (said,) = self._ask(self._links[:1], {"describe": asked}, DESCRIBE_S * len(requests))
+        return [from_doc(Described, d) for d in said["described"]]
 
     def examine(self) -> list[tuple[Node, Json]]:
         """(node, its facts and findings) of every agent, in their order."""
         self.ready()
-        for link in self._links:
-            link.send({"examine": True})
+        said = self._ask(self._links, {"examine": True}, EXAMINE_S)
+        return [(node, told["examined"]) for node, told in zip(self.nodes, said, strict=True)]
+
+    def _ask(self, links: Sequence[Link], asked: Json, within_s: float) -> list[Json]:
+        """What each of these agents answers; LaunchError if one is lost, or says nothing."""
+        for link in links:
+            link.send(asked)
         said: dict[int, Json] = {}
-        deadline = time.monotonic() + EXAMINE_S
-        while len(said) < len(self._links):
-            for link, message, _ in self._receive():
-                if "examined" in message:
-                    said[link.node] = message["examined"]
+        deadline = time.monotonic() + within_s
+        while len(said) < len(links):
+            said |= {link.node: message for link, message, _ in self._receive()}
             if time.monotonic() > deadline:
-                silent = next(link for link in self._links if link.node not in said)
-                silent.lose("its agent does not say how its machine is")
+                silent = next(link for link in links if link.node not in said)
+                silent.lose(f"its agent does not answer: {', '.join(asked)}")
             self._check_alive()
-        return [(x.about, said[x.node]) for x in self._links if x.about is not None]
+        return [said[link.node] for link in links]
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start a world and wait until it is over; KeyboardInterrupt ends it first."""
@@ -246,6 +227,20 @@ class Fleet:
         if self._job is not None:
             self._job.stop()
         self._job, self._listener, self._links = None, None, []
+
+
+def absent(links: Sequence[Link], wanted: int, says: str) -> LaunchError:
+    """Some of the wanted agents never came: which ones, and what their engine ``says``."""
+    here = [link.about.order for link in links if link.about is not None]
+    missing = sorted(set(range(wanted)) - {*here}) if -1 not in here else []
+    whose = f" (missing: nodes {', '.join(map(str, missing))})" if missing else ""
+    lost = [f"{link.name}: {link.lost}" for link in links if link.lost]
+    return LaunchError(
+        f"{len(here)} of {wanted} agents are ready{whose}: " + "; ".join(lost or [says])
+        + (f" ({says})" if lost and says else ""),
+        where="engine", expected="every node can run: python -c 'import torch, harness'",
+        fix="scaleproof doctor",
+    )  # fmt: skip
 
 
 def shares(spec: LaunchSpec, links: Sequence[Link], where: Where) -> list[tuple[Link, Share]]:

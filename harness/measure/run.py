@@ -30,6 +30,9 @@ from harness.spec import (
     Window,
 )
 
+#: Kinds of what could have been run.
+_OFFERED = ("strategies", "models", "compressors")
+
 
 class Run:
     """What was measured so far, and what is known of where. ``queued_s`` is time in a queue."""
@@ -129,10 +132,9 @@ class Run:
 
         Where the host stood still all of them are timed again, as they were seated.
         """
-        again = [x for x in launches if x.purpose is Purpose.TIMED and x.stood_still]
-        if again and all(x.usable or x.stood_still for x in launches):
-            before = [x for x in self.launches if x.plan == again[0].plan]
-            if num_stalls(before) < STALLS:
+        if any(x.purpose is Purpose.TIMED and x.stood_still for x in launches):
+            before = [x for x in self.launches if x.plan in {y.plan for y in launches}]
+            if num_stalls(before) < STALLS and all(x.usable or x.stood_still for x in launches):
                 launches = [replace(x, purpose=Purpose.STALLED) for x in launches]
         self.launches += launches
         self._link(Kind.LAUNCH, *launches)
@@ -197,10 +199,7 @@ class Run:
             setups=dict(self.setups),
             suspects=self.suspects,
             head=self._chain.head if self._chain else "",
-            offered={
-                kind: tuple(self._catalogue.entries[kind])
-                for kind in ("strategies", "models", "compressors")
-            },
+            offered={kind: tuple(self._catalogue.entries[kind]) for kind in _OFFERED},
         )
 
     def save(self, *, complete: bool) -> RunRecord:

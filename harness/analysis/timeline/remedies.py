@@ -15,8 +15,6 @@ from harness.spec import CaseSpec, Catalogue, Data, Mode
 
 #: How much smaller and larger buckets are tried.
 BUCKETS = (0.25, 4.0)
-#: The strategy that sends compressed gradients instead of what a dense one sends.
-COMPRESSED, DENSE = "compressed", "ddp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +61,17 @@ def _of_communication(case: CaseSpec, known: Catalogue) -> Iterator[Remedy]:
         for factor in BUCKETS:
             name = f"{case.strategy}.{knob}"
             yield Remedy(name=f"{name}={now * factor:g}", change={name: now * factor})
-    if case.strategy == DENSE and not any(k.startswith(f"{DENSE}.") for k in case.knobs):
-        for codec in known.entries["compressors"]:
-            if not codec.startswith("masked"):  # a plant
-                change: dict[str, Json] = {"strategy": COMPRESSED, "compressor": codec}
-                yield Remedy(name=f"{COMPRESSED}:{codec}", change=change, alike=codec == "none")
+    hooked = known.get("strategies", case.strategy).head.get("HOOKED")
+    if not hooked or any(k.startswith(f"{case.strategy}.") for k in case.knobs):
+        return  # the strategy that compresses has no such knob
+    for other in known.entries["strategies"].values():
+        if not other.head["SUPPORTS"].get("compressor"):
+            continue
+        for codec, entry in known.entries["compressors"].items():
+            if not entry.head.get("CONTROL"):  # wrong on purpose
+                change: dict[str, Json] = {"strategy": other.name, "compressor": codec}
+                alike = not entry.head.get("ERROR_BOUND")
+                yield Remedy(name=f"{other.name}:{codec}", change=change, alike=alike)
 
 
 def _twice(case: CaseSpec, expected: Expected) -> Remedy:

@@ -33,7 +33,7 @@ class Table(Generic[Row]):
 
     def lines(self, width: int) -> list[str]:
         """For a terminal: columns drop until it fits."""
-        return text.table(self.columns, self.rows, width) if self.rows else []
+        return text.table(self.told, self.rows, width) if self.rows else []
 
     def html(self, name: str, ids: Sequence[str] = ()) -> Markup:
         """For a page: sorted by its header; cells carry their value beside their words.

@@ -5,8 +5,8 @@ Started by exec in a session of its own, so that Ctrl-C reaches only whoever sta
     python -m harness.training.agent.agent --fd N                              over a socket pair
     python -m harness.training.agent.agent --join HOST:PORT --token-file FILE  over the network
 
-It answers ``describe`` and ``launch`` (see ``wire.messages``). When the other end is gone it
-leaves, and every process that its ranks have started goes with it.
+It answers the messages of ``wire.messages``. When the other end is gone it leaves, and all goes
+with it that its ranks have started.
 """
 
 import argparse
@@ -40,8 +40,9 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _prel
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
-from harness.host import admission, doctor, environment, facts, leftovers, machine, nvml
+from harness.host import environment, leftovers, machine, nvml
 from harness.host.accelerators import Accelerators, torch_build
+from harness.host.examination import examination
 from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Share
@@ -247,13 +248,10 @@ class Agent:
             spec = from_doc(LaunchSpec, message["launch"])
             self.launch(spec, from_doc(Share, message["share"]))
         elif "kill" in message:
-            for world in self.worlds:
-                if world.spec.launch == message["kill"]:
-                    world.end()
+            for world in (w for w in self.worlds if w.spec.launch == message["kill"]):
+                world.end()
         elif "examine" in message:
-            found = [*doctor.examine(), *admission.examine(on_gpus=True)]
-            told = {"facts": facts.facts(), "findings": to_doc(tuple(found))}
-            self.channel.send({"examined": told})
+            self.channel.send({"examined": examination()})
         elif "reach" in message:
             self.empty_door()
             doors = [from_doc(Address, a) for a in message["reach"]]

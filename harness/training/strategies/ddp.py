@@ -10,6 +10,7 @@ from harness.training.trainer import LocalTrainer, element_bytes, num_elements, 
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(bucket_cap_mb=25.0, static_graph=False, bucket_view=True)
+HOOKED = True  # what it sends can go through a compressor
 
 
 def expect(

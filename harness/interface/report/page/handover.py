@@ -159,7 +159,10 @@ def _run(run: RunRecord) -> _Run:
     return _Run(
         run=run, groups=scaling.groups(run), spent=spent(run, {}),
         fabric=fabric.tabled(run).html(f"fabric of {run.run}") if run.fabric else Markup(""),
-        recoveries=[(c, t.html(f"recovery of {c} in {run.run}")) for c, t in recovery.tabled(run).items()],
+        recoveries=[
+            (c, t.html(f"recovery of {c} in {run.run}"))
+            for c, t in recovery.tabled(run).items()
+        ],
         suspects=links,
         coverage=[(k, v) for k, v in (line.split(maxsplit=1) for line in told if line.strip())],
         noise=noise,

@@ -4,11 +4,11 @@ import argparse
 
 from harness.interface.cli.answer import Answer, Asked
 
-HELP = dict(completion="print the completion script of a shell")
+HELP = dict(completion="print what a shell needs to complete words: eval or save its output")
 EXAMPLES = dict(
     completion=(
-        "completion bash > ~/.local/share/bash-completion/completions/scaleproof",
-        "completion fish > ~/.config/fish/completions/scaleproof.fish",
+        "completion bash",
+        "completion fish",
     ),
 )
 SHELLS = ("bash", "zsh", "fish")

@@ -1,0 +1,131 @@
+"""doctor: facts of a machine, of many nodes, and what is not alike."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.host import admission, environment, facts, nvml
+from harness.host.admission import Finding, Level
+from harness.interface.cli.main import main
+from harness.interface.cli.verbs.site import doctor
+from harness.launch.engine import make
+from harness.spec import Catalogue
+
+
+def test_facts_are_texts_and_none_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("SCALEPROOF_TOKEN", "hidden")
+    found = facts.facts()
+    assert found["environment: NCCL_ALGO"] == "Ring" and "hidden" not in str(found)
+    assert found["limit: cpus"] and found["version: torch"] and found["hardware: cpu"]
+    assert all(isinstance(v, str) and v for v in found.values())
+
+
+class Board:
+    """Four devices: two pairs over NVLink, the pairs over the processors' link."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 4
+
+    def nvmlDeviceGetHandleByIndex(self, i: int) -> int:
+        return i
+
+    def nvmlDeviceGetP2PStatus(self, a: int, b: int, which: int) -> int:
+        return 0 if a // 2 == b // 2 and which == 2 else 3
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, a: int, b: int) -> int:
+        return 50
+
+
+def test_links_between_devices_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Board())  # type: ignore[arg-type]
+    kinds = {(a, b): kind for a, b, kind in nvml.topology()}
+    assert kinds == {(0, 1): "NVLink", (2, 3): "NVLink", (0, 2): "SYS", (0, 3): "SYS",
+                     (1, 2): "SYS", (1, 3): "SYS"}  # fmt: skip
+
+
+def test_a_way_that_is_switched_off_is_told_only_where_it_is_there() -> None:
+    off = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1"}
+    assert len(environment.switched_off(off, infiniband=True, num_gpus=8)) == 2
+    assert environment.switched_off(off, infiniband=False, num_gpus=1) == []
+    assert environment.switched_off({}, infiniband=True, num_gpus=8) == []
+
+
+def said(host: str, *findings: Finding, **changes: str) -> tuple[Any, Any]:
+    node = SimpleNamespace(machine=SimpleNamespace(host=host))
+    told = {"hardware: host": host, "version: torch": "2.13.0", **changes}
+    return node, {"facts": told, "findings": [vars(f) | {"level": str(f.level)} for f in findings]}
+
+
+def nodes(monkeypatch: pytest.MonkeyPatch, *answers: tuple[Any, Any]) -> None:
+    """A session whose agents answer like that."""
+    worlds = SimpleNamespace(examine=lambda: list(answers))
+
+    class Session:
+        bench = SimpleNamespace(worlds=worlds)
+
+        def __enter__(self) -> Session:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def ready(self) -> None: ...
+
+    monkeypatch.setattr(doctor.measuring, "session", lambda *a: Session())
+
+
+BAD = Finding(check="load", level=Level.BAD, text="others compute", advice="stop them")
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "told"),
+    [
+        ([said("a"), said("b"), said("c")], 0, "all facts are alike; 0 problems"),
+        ([said("a"), said("b"), said("c", **{"version: torch": "2.12.0"})], 1,
+         "c: 2.12.0"),
+        ([said("a"), said("b", BAD)], 3, "load: others compute on b"),
+        ([said("a", BAD), said("b", BAD)], 3, "on all 2 nodes"),
+    ],
+)  # fmt: skip
+def test_outliers_and_problems_are_named_with_their_nodes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    answers: list[Any], status: int, told: str,
+) -> None:  # fmt: skip
+    nodes(monkeypatch, *answers)
+    code = main(["doctor", "--nodes", f"{len(answers)}x1", "--engine", "emulated"])
+    seen = capsys.readouterr().out
+    assert told in seen
+    assert code == {3: 10}.get(status, status), seen
+
+
+def test_real_agents_say_how_their_nodes_are(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    if not (here := make(Catalogue().get("engines", "emulated")).probe()).available:
+        pytest.skip(here.reason)
+    words = ["doctor", "--engine", "emulated", "--nodes", "2x1", "--results", str(tmp_path)]
+    assert main([*words, "--json"]) in (0, 10)
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["nodes"]) == 2 and told["drift"] == []
+    assert all(n["facts"]["version: torch"] for n in told["nodes"])
+    assert {f["check"] for f in told["nodes"][0]["findings"]} >= {"torch", "clock source", "load"}
+
+
+def test_one_machine_is_looked_at_without_an_agent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(admission, "examine", lambda on_gpus: ())
+    assert main(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["facts"]["limit: open files"] and "clock source" in str(told["checks"])

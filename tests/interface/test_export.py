@@ -1,0 +1,90 @@
+"""Exports are read again by the programs that they are for."""
+
+from __future__ import annotations
+
+import io
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from harness.interface import export, frames
+from harness.interface.cli.main import main
+from harness.interface.report.tabled import written
+from harness.record.store import load
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("table", export.TABLES)
+def test_every_table_in_every_form_is_the_same(sample: Path, tmp_path: Path, table: str) -> None:
+    frame = export.TABLES[table](sample)
+    assert len(frame)
+    for form in (".csv", ".jsonl", ".parquet"):
+        file = tmp_path / f"x{form}"
+        assert main(["export", str(sample), "--table", table, "--to", str(file)]) == 0
+        read = {
+            ".csv": lambda f: pd.read_csv(f),
+            ".jsonl": lambda f: pd.read_json(f, lines=True, dtype=False),
+            ".parquet": lambda f: pd.read_parquet(f, engine="pyarrow"),
+        }[form](file)
+        assert list(read.columns) == list(frame.columns) and len(read) == len(frame)
+        for name in frame.select_dtypes("number"):
+            assert read[name].astype(float).to_numpy() == pytest.approx(
+                frame[name].astype(float).to_numpy(), rel=1e-12, nan_ok=True
+            ), (form, name)
+
+
+def test_openmetrics_is_what_the_record_says(sample: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.prom"
+    assert main(["export", str(sample), "--to", str(file)]) == 0
+    families = {f.name: f for f in text_string_to_metric_families(file.read_text())}
+    run, told = load(sample), families["scaleproof_efficiency_ratio"].samples
+    against = {s.labels["case"]: s.value for s in told}
+    judged = {v.case: v.value for v in run.verdicts if v.against == "plain"}
+    assert against == pytest.approx(judged)
+    assert len(families["scaleproof_verdict"].samples) == len(run.verdicts)
+
+
+def test_labels_cannot_break_out(sample: Path) -> None:
+    run = load(sample)
+    object.__setattr__(run.plans[0].arms[0].case, "model", 'a"} 1\nevil 2\\')
+    vars(run.plans[0].arms[0].case).pop("id", None)
+    vars(run.plans[0].arms[0].case).pop("family", None)
+    families = list(text_string_to_metric_families(export.openmetrics([run])))
+    assert all(f.name.startswith("scaleproof_") for f in families)
+
+
+def test_a_text_that_is_a_formula_is_none_in_a_spreadsheet() -> None:
+    (_, row) = written([{"a": "=1+2", "b": "-3.5", "c": "@x", "d": -1.5}])
+    assert row == "'=1+2,-3.5,'@x,-1.5"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--to", "x.xlsx"], "no form has this ending"),
+        (["--to", "x.prom", "--table", "steps"], "has no effect"),
+    ],
+)
+def test_what_cannot_be_exported_is_told(
+    sample: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(sample), *words]) == 4
+    assert told in capsys.readouterr().err
+
+
+def test_the_example_runs_as_it_stands(
+    sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["read_runs.py", str(sample)])
+    names = runpy.run_path(str(ROOT / "examples/frames/read_runs.py"))
+    assert names["parts"].sum(axis=1).gt(0).all()
+    told = capsys.readouterr().out
+    assert "between launches" in told and "efficiency_low" in told
+    lines = pd.read_json(io.StringIO(json.dumps(frames.points(sample).to_dict("records"))))
+    assert len(lines) == 3

@@ -1,16 +1,22 @@
-"""What the offline half costs: reading, judging and rendering the tracked sample."""
+"""What the offline half costs: reading, judging and rendering runs, listing and collecting."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.verify import verify
+from harness.base.documents import from_doc
 from harness.interface.report.page.page import render
+from harness.record import SCHEMA, RunRecord
 from harness.record.store import load, save
+from harness.record.upgrade import upgrade
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "results" / "samples" / "ddp-nano"
@@ -33,7 +39,49 @@ def test_verify(benchmark: Any) -> None:
 
 
 def test_page(benchmark: Any) -> None:
-    assert "<svg" in benchmark(render, load(SAMPLE))
+    assert "<svg" in benchmark(render, load(SAMPLE), SAMPLE)
+
+
+def test_page_of_sixteen_cases(benchmark: Any) -> None:
+    """The record of a main job: 2 s at most."""
+    told = gzip.decompress((ROOT / "tests/golden/main-job.json.gz").read_bytes())
+    run = from_doc(RunRecord, upgrade(json.loads(told), SCHEMA))
+    assert len({a.case.hash for p in run.plans for a in p.arms}) >= 16
+    assert "<svg" in benchmark(render, run)
+
+
+def test_page_of_five_hundred_cases(benchmark: Any) -> None:
+    """The sample's ladder 167 times over, under other names: 10 s at most."""
+    run = many(load(SAMPLE), 167)
+    page = benchmark.pedantic(render, (run, SAMPLE), rounds=3)
+    assert page.count('class="case"') >= 500
+
+
+def many(run: RunRecord, times: int) -> RunRecord:
+    """A run with its plan so many times, of models with other names."""
+    (plan,) = run.plans
+    plans, launches, verdicts_, described = [], list(run.launches), [], dict(run.described)
+    for i in range(times):
+        cases = {a.name: replace(a.case, model=f"model{i}") for a in plan.arms}
+        other = replace(
+            plan, name=f"ladder {i}",
+            arms=tuple(replace(a, case=cases[a.name]) for a in plan.arms),
+        )  # fmt: skip
+        plans.append(other)
+        described |= {cases[a.name].hash: run.described[a.case.hash] for a in plan.arms}
+        launches += [
+            replace(x, plan=other.hash, case=cases[x.arm].hash) for x in run.launches
+        ]
+        subjects = {c.name: cases[c.subject] for c in plan.contrasts}
+        verdicts_ += [
+            replace(v, plan=other.hash, case=subjects[v.contrast].id,
+                    case_hash=subjects[v.contrast].hash)
+            for v in run.verdicts
+        ]  # fmt: skip
+    return replace(
+        run, plans=tuple(plans), launches=tuple(launches), verdicts=tuple(verdicts_),
+        described=described,
+    )  # fmt: skip
 
 
 def test_list(benchmark: Any) -> None:
@@ -44,3 +92,24 @@ def test_list(benchmark: Any) -> None:
         return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode
 
     assert benchmark.pedantic(run, rounds=5, warmup_rounds=1) == 0
+
+
+def test_collecting_five_hundred_cases(benchmark: Any, tmp_path: Path) -> None:
+    """The whole process of ``pytest --collect-only``: interpreter, plugin, 125 ladders of 4."""
+    (tmp_path / "test_many.py").write_text(
+        "from harness import scaling\n"
+        "from harness.spec.recipes import ladder\n"
+        "def many(site):\n"
+        "    return [ladder(site.case('ddp/mlp-nano', micro_batch=i + 1), (1, 2, 4, 8))"
+        " for i in range(125)]\n"
+        "@scaling(many)\n"
+        "def test_ladder(verdict): ...\n"
+    )
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--cpus", "8", str(tmp_path)]
+
+    def run() -> str:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    told = benchmark.pedantic(run, rounds=3, warmup_rounds=1)
+    assert told.count("::test_ladder") >= 500, told[-500:]

@@ -70,14 +70,16 @@ def sentence(found: Handover) -> str:
     """``11 of 14 requirements hold, 1 fails, 2 were not measured``"""
     total = len(found.requirements)
     told = [f"{found.count(Status.PASS)} of {total} requirements hold"]
+    failed = found.count(Status.FAIL) + found.count(Status.ERROR) - found.num_waived
     counted = (
-        (found.count(Status.FAIL) + found.count(Status.ERROR) - found.num_waived, "fail"),
-        (found.num_waived, "fail and are waived"),
-        (found.count(Status.INCONCLUSIVE), "are undecided"),
-        (found.count(None), "were not measured"),
-        (found.count(Status.RECORDED), "were measured and cannot be judged here"),
+        (failed, "fails", "fail"),
+        (found.num_waived, "fails and is waived", "fail and are waived"),
+        (found.count(Status.INCONCLUSIVE), "is undecided", "are undecided"),
+        (found.count(None), "was not measured", "were not measured"),
+        (found.count(Status.RECORDED), "cannot be judged here", "cannot be judged here"),
     )
-    return ", ".join([*told, *(f"{number} {what}" for number, what in counted if number)])
+    told += [f"{n} {one if n == 1 else several}" for n, one, several in counted if n]
+    return ", ".join(told)
 
 
 def contract(found: Handover) -> Table[Requirement]:

@@ -1,0 +1,79 @@
+"""advise: what a run lost its time to, and with --try what really helps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.timeline.remedies import Remedy
+from harness.base.documents import from_doc, to_doc
+from harness.interface.cli.main import main
+from harness.interface.cli.verbs.measure import advise
+from harness.record import RunRecord
+from harness.record.store import load, save
+
+BETTER = Remedy(name="paced.step_ms=20", change={"paced.step_ms": 20.0})
+WORSE = Remedy(name="paced.step_ms=40", change={"paced.step_ms": 40.0}, alike=False)
+
+
+def trusted(sample: Path, to: Path, **case: Any) -> Path:
+    """The sample, its profiles taken for undisturbed."""
+    shutil.copytree(sample, to)
+    doc = to_doc(load(sample))
+    for x in doc["launches"]:
+        x.update(perturbation=1.0, perturbation_low=1.0)
+    save(from_doc(RunRecord, doc), to)
+    return to
+
+
+def test_large_terms_are_listed_with_what_may_help(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trusted(sample, tmp_path / "run")
+    assert main(["advise", str(run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    growth = [loss["excess_ns"] for loss in told["losses"]]
+    assert growth == sorted(growth, reverse=True) and told["tried"] == []
+    transfer = next(x for x in told["losses"] if x["term"] == "exposed_transfer")
+    assert {"ddp.bucket_cap_mb=100", "micro_batch=16"} <= {r["name"] for r in transfer["remedies"]}
+    main(["advise", str(run)])
+    assert "exposed transfer" in capsys.readouterr().out
+
+
+def test_a_profile_that_is_not_trusted_advises_nothing(
+    sample: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["advise", str(sample)]) == 4
+    assert "is not trusted" in capsys.readouterr().err
+    assert main(["advise", str(sample), "--case", "fsdp"]) == 4
+    assert "has 'fsdp' in its name" in capsys.readouterr().err
+
+
+def test_what_is_tried_is_measured_best_and_worst(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a stand-in that keeps its schedule it is known what each of its steps takes."""
+    monkeypatch.delenv("SCALEPROOF_NO_TIMELINE")
+    words = ["--cpus", "2", "--no-fabric", "--results", str(tmp_path)]
+    case = ["ddp/paced-small/weak", "--set", "paced.mode=schedule", "--set", "paced.step_ms=30",
+            "--set", "paced.noise=0"]  # fmt: skip
+    main(["run", *case, *words])
+    (record,) = tmp_path.glob("runs/*/*/record.json")
+
+    def two(*_: Any) -> Iterator[Remedy]:
+        yield from (BETTER, WORSE)
+
+    monkeypatch.setattr(advise, "remedies", two)
+    monkeypatch.setattr(advise, "LARGE", -10.0)  # whatever its profile shows
+    monkeypatch.setattr(advise, "BLOCKS", 1)
+    capsys.readouterr()
+    assert main(["advise", str(record.parent), "--try", "--results", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    gains = {t["remedy"]: t["ratio"] for t in told["tried"]}
+    assert gains == pytest.approx({BETTER.name: 1.5, WORSE.name: 0.75}, rel=0.05)
+    assert main(["verify", told["run"]]) == 0

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from harness.spec import Catalogue, Data, Device, Site
-from harness.training import context
+from harness.training.context import load
+from harness.training.describe import case_batching
 from harness.training.rank.feed import AHEAD, make_feed
 
 KNOWN = Catalogue()
@@ -18,8 +19,8 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,))
 
 def batches(data: Data, steps: int) -> list[Any]:
     case = KNOWN.normalise(SITE.case("ddp/mlp-nano", data=data).at(1))
-    loaded = context.load(KNOWN.files(case))
-    batching = context.case_batching(loaded, case)
+    loaded = load(KNOWN.files(case))
+    batching = case_batching(loaded, case)
     ctx: Any = SimpleNamespace(case=case, batching=batching, shard=0, device=torch.device("cpu"))
     feed = make_feed(loaded, ctx, steps)
     return [feed(step) for step in range(steps)]

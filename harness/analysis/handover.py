@@ -7,7 +7,7 @@ A requirement that nothing judged is not met: it stands in the document as not m
 """
 
 import datetime
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,16 +178,14 @@ def _exclude(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
 
 def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
     """Between all machines that any of the runs used."""
-    nodes = {m.host: m for run in runs for m in (run.nodes or (run.machine,))}
+    known: dict[str, Mapping[str, str]] = {}
+    for run in runs:
+        for machine in run.nodes or (run.machine,):
+            told = {fact: str(fields_of(machine)[fact]) for fact in _SHARED}
+            known[machine.host] = run.facts.get(machine.host, told)
     yield from nodes_.drift(
-        [
-            Examined(
-                host=host, findings=(),
-                facts={fact: str(fields_of(machine)[fact]) for fact in _SHARED},
-            )
-            for host, machine in nodes.items()
-        ]
-    )  # fmt: skip
+        [Examined(host=host, facts=facts, findings=()) for host, facts in known.items()]
+    )
 
 
 def _seal(run: RunRecord, folder: Path) -> Seal:

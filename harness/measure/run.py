@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import references
-from harness.host import doctor, environment, machine
+from harness.host import doctor, environment, facts, machine
 from harness.host.admission import Finding
 from harness.measure.bench import mean_wall_s
 from harness.measure.resume import unfinished
@@ -65,6 +65,7 @@ class Run:
         self.blocks = list[Block]()
         self.setups: Mapping[str, Mapping[str, str]] = {}
         self.suspects: Suspects | None = None
+        self.facts: Mapping[str, Mapping[str, str]] = {self.machine.host: facts.facts()}
         self._chain: Chain | None = None
         self.judge_by(thresholds)
 
@@ -198,6 +199,7 @@ class Run:
             blocks=tuple(self.blocks),
             setups=dict(self.setups),
             suspects=self.suspects,
+            facts=self.facts,
             head=self._chain.head if self._chain else "",
             offered={kind: tuple(self._catalogue.entries[kind]) for kind in _OFFERED},
         )

@@ -105,6 +105,7 @@ class Session:
             self.ready()
             self.run.nodes = tuple(node.machine for node in self.bench.worlds.nodes)
             self.run.machine = self.run.nodes[0]
+            self.run.facts = {n.machine.host: n.facts for n in self.bench.worlds.nodes}
             self.run.notes += self.bench.fleets.notes
 
     def ready(self) -> None:

@@ -73,7 +73,8 @@ class RunRecord:
     faults that were planted, and what came after them. ``blocks`` says in which order arms were
     launched, ``head`` is the hash of the chain's last link ("" = unchained). ``device_s`` is what
     the run held its devices for: each rank's device, from its start to its end. ``setups`` is the
-    software of each setup that a case names, ``suspects`` what pairs of nodes came to.
+    software of each setup that a case names, ``suspects`` what pairs of nodes came to, ``facts``
+    of each host what it has in common with others of its kind: hardware, links, versions, limits.
     """
 
     schema: int
@@ -104,6 +105,7 @@ class RunRecord:
     device_s: float = 0.0
     setups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     suspects: Suspects | None = None
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""

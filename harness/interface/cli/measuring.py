@@ -98,11 +98,17 @@ def results(asked: Asked) -> Path:
 
 
 def judged(session: Session, record: RunRecord, asked: Asked) -> Answer:
-    """The tables of a run, and what its verdicts come to."""
+    """The tables of a run, its page, and what its verdicts come to."""
+    from harness.interface.report.page import page as pages
+
+    page = pages.write(record, session.run.folder)
+    shown = page and text.shown(page)
     rerun = shlex.join(session.run.settings.argv)  # as the run was begun, if it was resumed
     return Answer(
         document=to_doc(record),
-        lines=tables.summary(record, text.shown(session.run.folder), rerun, text.columns()),
+        lines=tables.summary(
+            record, text.shown(session.run.folder), rerun, text.columns(), page=shown
+        ),
         exit=exit_status(
             [v.counts for v in record.verdicts], inconclusive_fails=not record.settings.lenient
         ),

@@ -303,9 +303,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     scaling = config.stash[KEY]
     if scaling.record is None or scaling.session is None:
         return
+    from harness.interface.report.page import page as pages
+
     width = min(140, max(80, terminalreporter._tw.fullwidth))
     folder = text.shown(scaling.session.run.folder)
-    lines = tables.summary(scaling.record, folder, scaling.rerun, width)
+    page = pages.write(scaling.record, scaling.session.run.folder)
+    lines = tables.summary(
+        scaling.record, folder, scaling.rerun, width, page=page and text.shown(page)
+    )
     color = terminalreporter._tw.hasmarkup
     terminalreporter.write_line("")
     for line in lines:

@@ -59,7 +59,7 @@ class Node:
 
     ``order`` is where a scheduler put it among the others; -1 = nobody said. ``environment`` are
     the variables of backends that can change speed and are set there, whatever a case says.
-    ``accelerators`` are the GPUs that ranks can use there.
+    ``accelerators`` are the GPUs that ranks can use there, ``facts`` what nodes have in common.
     """
 
     agent: str
@@ -69,6 +69,7 @@ class Node:
     software: Mapping[str, str]
     environment: Mapping[str, str]
     accelerators: Accelerators
+    facts: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,7 @@ Started by exec in a session of its own, so that Ctrl-C reaches only whoever sta
     python -m harness.training.agent.agent --fd N                              over a socket pair
     python -m harness.training.agent.agent --join HOST:PORT --token-file FILE  over the network
 
-It answers the messages of ``wire.messages``. When the other end is gone it leaves, and all goes
-with it that its ranks have started.
+It answers ``wire.messages``. When the other end is gone it leaves, with all that its ranks started.
 """
 
 import argparse
@@ -40,7 +39,7 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _prel
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
-from harness.host import environment, leftovers, machine, nvml
+from harness.host import environment, facts, leftovers, machine, nvml
 from harness.host.accelerators import Accelerators, torch_build
 from harness.host.examination import examination
 from harness.launch.wire import processes
@@ -194,6 +193,7 @@ class Agent:
             software=machine.software(),
             environment=environment.of_backends(),
             accelerators=usable(),
+            facts=facts.facts(),
         )
         self.channel.send({"hello": to_doc(node)})
 

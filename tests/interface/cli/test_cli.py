@@ -172,7 +172,8 @@ def test_run_measures_judges_and_writes_a_record_that_verifies(tmp_path: Path) -
     done = scaleproof("run", "ddp/mlp-nano/weak", "--cpus", "2", cwd=tmp_path)
     assert done.returncode == 5, "no rule applies, so nothing was judged"
     (folder,) = tmp_path.glob("results/runs/*/*")
-    assert f"report     scaleproof report {folder.relative_to(tmp_path)}" in done.stdout
+    assert f"page       {folder.relative_to(tmp_path)}/report.html" in done.stdout
+    assert (folder / "report.html").is_file()
     assert scaleproof("verify", str(folder), cwd=tmp_path).returncode == 0
     assert scaleproof("report", str(folder), cwd=tmp_path).returncode == 0
     assert (folder / "report.html").is_file()

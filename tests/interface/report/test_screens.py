@@ -31,7 +31,12 @@ def main_job() -> RunRecord:
 
 def screen(run: RunRecord, columns: int) -> str:
     folder = Path("results/runs") / run.machine.hardware_class / run.run
-    return "\n".join(tables.summary(run, folder, "pytest suites/", columns)) + "\n"
+    return (
+        "\n".join(
+            tables.summary(run, folder, "pytest suites/", columns, page=folder / "report.html")
+        )
+        + "\n"
+    )
 
 
 @pytest.mark.parametrize("columns", [80, 100, 140])
@@ -40,7 +45,7 @@ def test_the_screen_of_a_main_job(main_job: RunRecord, columns: int) -> None:
     if os.environ.get("SCALEPROOF_GOLDEN") == "write":
         golden.write_text(seen)
     assert seen == golden.read_text()
-    whole = (" rerun", " report")  # commands are not broken: they are to be copied
+    whole = (" rerun", " page")  # commands are not broken: they are to be copied
     assert all(len(line) <= columns for line in seen.splitlines() if not line.startswith(whole))
 
 

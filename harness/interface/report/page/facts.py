@@ -23,7 +23,15 @@ def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
         ("Settings", sorted((k, _told(v)) for k, v in fields_of(run.settings).items())),
         ("Environment", sorted(run.environment.items())),
     ]
+    every[1:1] = [("Topology, network, limits and clocks", _shared(run))]
     return [(title, rows) for title, rows in every if rows]
+
+
+def _shared(run: RunRecord) -> list[tuple[str, str]]:
+    """What the first node was seen to have, but for what stands elsewhere on the page."""
+    own = next(iter(run.facts.values()), {})
+    elsewhere = ("hardware: ", "version: ", "environment: ")
+    return [(name, text) for name, text in own.items() if not name.startswith(elsewhere)]
 
 
 def nodes(run: RunRecord) -> Table[Machine]:

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.standard import FIRST_LOOK
+from harness.base.files import FullDiskError
 from harness.base.numbers import rate, si
 from harness.interface.report import fabric, recovery, script, tables, timeline
 from harness.interface.report.coverage import coverage
@@ -23,6 +24,7 @@ from harness.interface.report.page.judged import judged
 from harness.interface.report.page.spent import spent
 from harness.record import RunRecord
 from harness.record.outcome import SEVERITY
+from harness.record.store import write_text
 
 #: Wider than any sentence: the browser wraps.
 WIDE = 10_000
@@ -73,3 +75,13 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
         nodes=facts.nodes(run).html("nodes") if len(run.nodes) > 1 else "",
         data=data.embedded(run, of_cases, groups, lost),
     )
+
+
+def write(run: RunRecord, folder: Path) -> Path | None:
+    """The page beside a run's record; None where there is no room, or nobody may write."""
+    file = folder / "report.html"
+    try:
+        write_text(file, render(run, folder))
+    except (OSError, FullDiskError):
+        return None
+    return file

@@ -70,15 +70,10 @@ def _proposal(path: Path) -> Answer:
 
 
 def of_run(path: Path, *, every: bool = False) -> Answer:
-    from harness.interface.report.page.page import render
+    from harness.interface.report.page import page as pages
 
     run = load(path)
-    file = (path if path.is_dir() else path.parent) / "report.html"
-    page: Path | None = file
-    try:
-        write_text(file, render(run, file.parent))
-    except PermissionError:
-        page = None
+    page = pages.write(run, path if path.is_dir() else path.parent)
     rerun = shlex.join(run.settings.argv)
     lines = tables.summary(run, path, rerun, text.columns(), every=every, page=page)
     if every:

@@ -55,14 +55,12 @@ class Run:
         self.started_at = now.isoformat(timespec="seconds")
         self._before_s, self._began = 0.0, time.monotonic()
         self.plans, self.described = list[Plan](), dict[str, Described]()
-        self.launches: list[LaunchRecord] = []
+        self.launches, self.blocks = list[LaunchRecord](), list[Block]()
         self.windows: dict[str, dict[str, Window]] = {}
-        self.fabric: list[Row] = []
-        self.recoveries: list[Trial] = []
+        self.fabric, self.recoveries = list[Row](), list[Trial]()
         self.out_of_time, self.notes = list[str](), doctor.notes()
         self.admission: tuple[Finding, ...] = ()
         self.launch_sd: float | None = None
-        self.blocks = list[Block]()
         self.setups: Mapping[str, Mapping[str, str]] = {}
         self.suspects: Suspects | None = None
         self.facts: Mapping[str, Mapping[str, str]] = {self.machine.host: facts.facts()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,8 @@ from harness.record.store import load, save
 from harness.record.upgrade import upgrade
 
 ROOT = Path(__file__).parents[2]
+#: As a user's, where what was imported once is kept as bytecode.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 SAMPLE = ROOT / "results" / "samples" / "ddp-nano"
 
 
@@ -69,9 +72,7 @@ def many(run: RunRecord, times: int) -> RunRecord:
         )  # fmt: skip
         plans.append(other)
         described |= {cases[a.name].hash: run.described[a.case.hash] for a in plan.arms}
-        launches += [
-            replace(x, plan=other.hash, case=cases[x.arm].hash) for x in run.launches
-        ]
+        launches += [replace(x, plan=other.hash, case=cases[x.arm].hash) for x in run.launches]
         subjects = {c.name: cases[c.subject] for c in plan.contrasts}
         verdicts_ += [
             replace(v, plan=other.hash, case=subjects[v.contrast].id,
@@ -89,7 +90,10 @@ def test_list(benchmark: Any) -> None:
     command = [sys.executable, "-m", "harness", "list"]
 
     def run() -> int:
-        return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode
+        done = subprocess.run(
+            command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=False
+        )
+        return done.returncode
 
     assert benchmark.pedantic(run, rounds=5, warmup_rounds=1) == 0
 
@@ -105,10 +109,15 @@ def test_collecting_five_hundred_cases(benchmark: Any, tmp_path: Path) -> None:
         "@scaling(many)\n"
         "def test_ladder(verdict): ...\n"
     )
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--cpus", "8", str(tmp_path)]
+    command = [
+        sys.executable, "-m", "pytest", "-p", "no:hypothesispytest",  # ours, not another plugin's
+        "--collect-only", "-q", "--cpus", "8", str(tmp_path),
+    ]  # fmt: skip
 
     def run() -> str:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        )
         return done.stdout
 
     told = benchmark.pedantic(run, rounds=3, warmup_rounds=1)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.judging import expected as references
 from harness.base.documents import Json
 from harness.base.errors import SpecError
 from harness.host import machine
@@ -137,5 +136,7 @@ def thresholds(
         paths = [p / "thresholds.toml" for p in dict.fromkeys(beside)]
         rules = [rule for path in paths if path.is_file() for rule in load_thresholds(path, known)]
     if expected is not None:
+        from harness.analysis.judging import expected as references
+
         rules += references.rules(Path(expected), machine.detect().hardware_class)
     return tuple(rules)

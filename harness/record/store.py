@@ -6,14 +6,15 @@ record.sha256        digest of record.json: detects edits, not forgery
 launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs
 """
 
+from __future__ import annotations
+
 import hashlib
 import io
 import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.documents import from_doc, to_doc
@@ -21,6 +22,9 @@ from harness.base.errors import RecordError
 from harness.record.rank import RankRecord
 from harness.record.record import SCHEMA, RunRecord
 from harness.record.upgrade import upgrade
+
+if TYPE_CHECKING:
+    import numpy as np
 
 TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
@@ -91,6 +95,8 @@ def samples_path(folder: Path, launch: str, rank: int) -> Path:
 
 def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
     """Read one rank's samples and check their digest."""
+    import numpy as np  # what only lists and collects has none
+
     path = samples_path(folder, launch, rank.rank)
     try:
         raw = path.read_bytes()

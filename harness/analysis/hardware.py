@@ -7,6 +7,7 @@ Ratios are of one side over the first; nothing is averaged that not every side r
 """
 
 import math
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -24,6 +25,8 @@ from harness.spec import CaseSpec, Device, Plan, Precision
 HOUR_S = 3600.0
 #: Prices are told for so many samples or tokens.
 MILLION = 1e6
+#: What sides are called.
+LETTERS = string.ascii_uppercase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +136,11 @@ def compare_hardware(
             "the runs have only stand-ins (paced, emulated), which say nothing about hardware",
             expected="runs with real compute", fix="pytest suites/ -k 'not paced'",
         )  # fmt: skip
+    if len(runs) > len(LETTERS):
+        raise SpecError(
+            f"{len(runs)} runs at once", expected=f"{len(LETTERS)} at most: {LETTERS}",
+            fix="scaleproof compare-hardware RUN_A RUN_B",
+        )  # fmt: skip
     first, *others = runs
     against = [side_by_side(first, run, metric, hardware=True) for run in (first, *others)]
     sides = [
@@ -159,7 +167,7 @@ def compare_hardware(
 
 def names(count: int) -> list[str]:
     """A, B, C, ..."""
-    return [chr(ord("A") + i) for i in range(count)]
+    return list(LETTERS[:count])
 
 
 def ceilings(run: RunRecord) -> list[Ceiling]:

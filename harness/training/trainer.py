@@ -15,7 +15,8 @@ class LocalTrainer:
     """Trains ``module`` on this rank's shard.
 
     ``synchronise(last)`` is called before each micro-batch and says whether its backward is the
-    one that communicates; ``whole`` turns a sharded tensor into the full one.
+    one that communicates; ``average`` after the last one, where gradients are exchanged only then;
+    ``whole`` turns a sharded tensor into the full one.
     """
 
     def __init__(
@@ -25,12 +26,14 @@ class LocalTrainer:
         *,
         named: Callable[[], Iterator[tuple[str, nn.Parameter]]] | None = None,
         synchronise: Callable[[bool], None] = lambda last: None,
+        average: Callable[[], None] | None = None,
         whole: Callable[[Tensor], Tensor] = lambda t: t,
         placements: tuple[str, ...] = (),
     ) -> None:
         self.module, self.ctx = module, ctx
         self.named = named or module.named_parameters
-        self.synchronise, self.whole, self.placements = synchronise, whole, placements
+        self.synchronise, self.average = synchronise, average
+        self.whole, self.placements = whole, placements
         self.optimizer = ctx.optimizer(p for _, p in self.named())
         self.compute_dtype = observe_dtype(module)
 
@@ -49,6 +52,9 @@ class LocalTrainer:
             with span("backward", payload=i):
                 loss.backward()
             total += loss.detach()
+        if self.average is not None:
+            with span("average", Category.COMMUNICATION):
+                self.average()
         with span("optimizer", Category.OPTIMIZER):
             self.optimizer.step()
         return total

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from harness.analysis import trials
 from harness.analysis.timeline.remedies import Remedy
 from harness.base.documents import from_doc, to_doc
 from harness.interface.cli.main import main
-from harness.interface.cli.verbs.measure import advise
 from harness.record import RunRecord
 from harness.record.store import load, save
 
@@ -68,9 +68,9 @@ def test_what_is_tried_is_measured_best_and_worst(
     def two(*_: Any) -> Iterator[Remedy]:
         yield from (BETTER, WORSE)
 
-    monkeypatch.setattr(advise, "remedies", two)
-    monkeypatch.setattr(advise, "LARGE", -10.0)  # whatever its profile shows
-    monkeypatch.setattr(advise, "BLOCKS", 1)
+    monkeypatch.setattr(trials, "remedies", two)
+    monkeypatch.setattr(trials, "LARGE", -10.0)  # whatever its profile shows
+    monkeypatch.setattr(trials, "BLOCKS", 1)
     capsys.readouterr()
     assert main(["advise", str(record.parent), "--try", "--results", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -55,7 +55,7 @@ def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     strategies = {a["case"]["strategy"] for p in run["plans"] for a in p["arms"]}
     every = {"single", "ddp", "fsdp", "pipeline", "compressed"}
     assert strategies == ({"single", "ddp"} if chosen else every)
-    assert "is overhead" in done.stdout and "report     scaleproof report" in done.stdout
+    assert "is overhead" in done.stdout and "page       " in done.stdout
     verified = subprocess.run(
         [sys.executable, "-m", "harness", "verify", str(path.parent)],
         capture_output=True,

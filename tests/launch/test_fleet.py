@@ -45,7 +45,7 @@ def node(order: int, host: str = "10.0.0.1", **gpus: Any) -> Node:
     return Node(
         agent=f"{order}", door=Address(host, 1), order=order, machine=machine.detect(),
         software=machine.software(), environment={},
-        accelerators=Accelerators(**{"build": "cpu", **gpus}),
+        accelerators=Accelerators(**{"build": "cpu", **gpus}), facts={},
     )  # fmt: skip
 
 

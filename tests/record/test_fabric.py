@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.analysis.judging.notices import PAYLOAD_SHARE, shaped, switched_off
+from harness.analysis.judging.notices import PAYLOAD_SHARE, findings, shaped
 from harness.analysis.judging.series import series
 from harness.analysis.judging.verdicts import verdicts
 from harness.host.admission import Finding, Level
@@ -212,7 +212,11 @@ def test_a_way_that_is_switched_off_is_noticed_only_where_it_is_there(
     asked = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0"}
     run = replace(sample_run, environment=asked)
     there = replace(run, machine=replace(run.machine, infiniband=True, num_gpus=8))
-    assert switched_off(replace(run, machine=replace(run.machine, infiniband=False))) == []
-    assert [text.split(" is switched off by ")[1] for text in switched_off(there)] == [
+
+    def told(run: RunRecord) -> list[str]:
+        return [t.split(" is switched off by ")[1] for t in findings(run) if "switched off" in t]
+
+    assert told(replace(run, machine=replace(run.machine, infiniband=False))) == []
+    assert told(there) == [
         "NCCL_IB_DISABLE=1, and this hardware has it", "NCCL_P2P_DISABLE=1, and this hardware has it",
     ]  # fmt: skip

@@ -17,9 +17,9 @@ from harness.analysis.timeline.views.difference import Change
 from harness.analysis.timeline.views.idleness import Idleness
 from harness.analysis.timeline.views.kernels import Kernel
 from harness.analysis.timeline.views.tallies import Range
+from harness.analysis.trials import Loss, Tried
 from harness.analysis.verify import Verification
 from harness.host.admission import Finding
-from harness.interface.cli.verbs.measure.advise import Loss, Tried
 from harness.interface.cli.verbs.measure.detached import Detached
 from harness.interface.nightly.notice import News
 from harness.interface.report.plans import Outlook

@@ -40,7 +40,7 @@ def test_what_a_node_sets_beyond_the_case_is_told(monkeypatch: pytest.MonkeyPatc
     there = {"NCCL_ALGO": "Ring", "NCCL_NET_PLUGIN": "ofi", "NCCL_SOCKET_IFNAME": "ib0"}
     node = Node(
         agent="1", door=Address("10.0.0.1", 1), order=0, machine=machine.detect(), software={},
-        environment=there, accelerators=Accelerators(build="cpu"),
+        environment=there, accelerators=Accelerators(build="cpu"), facts={},
     )  # fmt: skip
     worlds = SimpleNamespace(nodes=(node,), queued_s=0.0)
     monkeypatch.setattr(deploy, "open_worlds", lambda *_: worlds)

@@ -8,10 +8,11 @@ from markupsafe import Markup
 
 from harness.analysis.hardware import Entry, HardwareComparison
 from harness.base.documents import to_doc
-from harness.interface.report import hardware, timeline
+from harness.interface.report import timeline
 from harness.interface.report.page import svg
 from harness.interface.report.page.spent import COLORS
 from harness.interface.report.page.svg import Curve
+from harness.interface.report.sides import hardware
 
 HERE = Path(__file__).parent
 

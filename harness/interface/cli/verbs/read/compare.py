@@ -10,7 +10,8 @@ from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.interface.cli import beside, measuring
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.report import comparison, text
+from harness.interface.report import text
+from harness.interface.report.sides import comparison
 from harness.measure.setups import interleaving
 from harness.record.store import load
 from harness.spec.metrics import COMPARABLE

@@ -10,7 +10,8 @@ from harness.analysis.hardware import compare_hardware, names
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.report import hardware, text
+from harness.interface.report import text
+from harness.interface.report.sides import hardware
 from harness.record.store import load, write_text
 from harness.spec.metrics import COMPARABLE
 

@@ -1,0 +1,107 @@
+"""What a rung lost most to, with what may help; and every remedy beside the case as it is.
+
+Rung -> Loss (a large term, its remedies) -> Plan (the case, each remedy, in the same blocks)
+     -> Tried (the gain of each, with its interval)
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from harness.analysis.rungs import Rung
+from harness.analysis.timeline.advice import LARGE
+from harness.analysis.timeline.remedies import Remedy, remedies
+from harness.record import RunRecord, Term
+from harness.spec import Arm, Catalogue, Contrast, Plan
+from harness.spec.plan import Role
+
+#: Blocks of a trial: two pairs of launches each.
+BLOCKS = 4
+#: The arm without a change.
+NOW = "as it is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A large term of one rung: ns that it grew by, what it would give back, and what may help."""
+
+    case: str
+    term: Term
+    excess_ns: float
+    share: float
+    gain: float
+    remedies: tuple[Remedy, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One remedy beside the case as it is: the ratio of throughputs with its interval."""
+
+    case: str
+    remedy: str
+    alike: bool
+    ratio: float | None
+    low: float | None
+    high: float | None
+    worst: float | None
+    num_pairs: int
+    why: str
+
+
+def losses(rung: Rung, known: Catalogue) -> Iterator[Loss]:
+    """The terms that grew by a large share of the step, the largest first.
+
+    A stand-in computes as long as it was told to, and a script has no setting to change.
+    """
+    found = rung.losses
+    for term, excess in sorted(found.excess_ns.items(), key=lambda pair: -pair[1]):
+        share = float(excess / found.step_ns)
+        if share < LARGE:
+            return
+        may_help: tuple[Remedy, ...] = ()
+        if rung.expected is not None and not (term is Term.COMPUTE and rung.arm.case.stand_in):
+            may_help = tuple(remedies(term, rung.arm.case, rung.expected, known))
+        yield Loss(
+            case=rung.arm.case.id, term=term, excess_ns=float(excess), share=share,
+            gain=found.gain(term), remedies=may_help,
+        )  # fmt: skip
+
+
+def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
+    """The rung as it is, and with each change, in the same blocks."""
+    case = rung.arm.case
+    arms = [Arm(name=NOW, case=case, role=Role.BASELINE)]
+    arms += [Arm(name=r.name, case=r.of(case), role=Role.SUBJECT) for r in changes]
+    contrasts = tuple(
+        Contrast(
+            name=f"throughput_ratio@{r.name}", metric="throughput_ratio", subject=r.name,
+            baseline=(NOW,), against="other",
+        )
+        for r in changes
+    )  # fmt: skip
+    return Plan(
+        name=f"{case.id}: what may help", arms=tuple(arms), contrasts=contrasts,
+        protocol=replace(rung.plan.protocol, min_blocks=BLOCKS, max_blocks=BLOCKS),
+    )  # fmt: skip
+
+
+def tried(record: RunRecord, plan: Plan, changes: Sequence[Remedy]) -> list[Tried]:
+    """What each change came to, the best first; what made it slower is among them."""
+    found = {v.contrast: v for v in record.verdicts if v.plan == plan.hash}
+    out = []
+    for contrast, remedy in zip(plan.contrasts, changes, strict=True):
+        v = found.get(contrast.name)
+        value = None if v is None else v.value
+        out.append(
+            Tried(
+                case=plan.arm(NOW).case.id,
+                remedy=remedy.name,
+                alike=remedy.alike,
+                ratio=value,
+                low=None if v is None else v.low,
+                high=None if v is None else v.high,
+                worst=None if v is None else v.worst,
+                num_pairs=0 if v is None else v.n,
+                why="not measured" if v is None else v.detail if value is None else "",
+            )  # fmt: skip
+        )
+    return sorted(out, key=lambda t: -(t.ratio or 0.0))

@@ -1,0 +1,65 @@
+"""Advice for people: what a run lost its time to, what may help, and what did."""
+
+from collections.abc import Sequence
+
+from harness.analysis.timeline.advice import LARGE
+from harness.analysis.timeline.losses import WORDS
+from harness.analysis.trials import Loss, Tried
+from harness.interface.report.text import Column, rule, table, wrap
+
+
+def lost(losses: Sequence[Loss], width: int) -> list[str]:
+    """A row for each large term, with what may help it."""
+    if not losses:
+        return [f" no part of a step grew by {LARGE:.0%} of it or more: there is nothing to advise"]
+    names = dict.fromkeys(loss.case for loss in losses)
+    firsts = {id(next(x for x in losses if x.case == name)) for name in names}
+    columns = [
+        Column[Loss]("case", 5, lambda x: x.case if id(x) in firsts else "", left=True),
+        Column("lost to", 9, lambda x: WORDS[x.term], left=True),
+        Column("ms a step", 8, lambda x: f"{x.excess_ns / 1e6:.2f}"),
+        Column("of the step", 7, lambda x: f"{x.share:.1%}"),
+        Column("gives back", 9, lambda x: f"+{x.gain:.3f}"),
+        Column("may help", 10, _may_help, left=True),
+    ]
+    note = " gives back = efficiency without all of that growth: no remedy can do more"
+    return [*table(columns, losses, width), *wrap(note, width, 1)]
+
+
+def outcome(tried: Sequence[Tried], width: int) -> list[str]:
+    """A table for each case."""
+    columns = [
+        Column[Tried]("tried", 10, lambda t: t.remedy + ("" if t.alike else " *"), left=True),
+        Column("gain [95%]", 9, _gain, left=True),
+        Column("worst pair", 6, lambda t: "" if t.worst is None else f"{t.worst - 1:+.1%}"),
+        Column("pairs", 4, lambda t: str(t.num_pairs or "")),
+        Column("", 8, _reads, left=True),
+    ]
+    out = [rule("measured beside the case as it is, in the same blocks", width)]
+    for case in dict.fromkeys(t.case for t in tried):
+        out += [f" {case}", *table(columns, [t for t in tried if t.case == case], width)]
+    notes = " gain = samples a second against the case as it is"
+    if any(not t.alike for t in tried):
+        notes += "; * trains otherwise: another batch, or gradients that lost something"
+    return [*out, *wrap(notes, width, 1)]
+
+
+def _may_help(loss: Loss) -> str:
+    return "\n".join(remedy.name for remedy in loss.remedies) or "-"
+
+
+def _gain(t: Tried) -> str:
+    if t.ratio is None:
+        return "n/a"
+    span = "" if t.low is None or t.high is None else f" [{t.low - 1:+.1%}, {t.high - 1:+.1%}]"
+    return f"{t.ratio - 1:+.1%}{span}"
+
+
+def _reads(t: Tried) -> str:
+    if t.ratio is None:
+        return t.why
+    if t.low is not None and t.low > 1:
+        return "faster"
+    if t.high is not None and t.high < 1:
+        return "SLOWER"
+    return "no difference to be seen"

@@ -1,0 +1,39 @@
+"""An all-reduce for each tensor after backward: the arm that shows what DDP's buckets earn."""
+
+from dataclasses import replace
+
+import torch.distributed as dist
+from torch import nn
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec
+from harness.training.context import Knobs, RankContext
+from harness.training.strategies import ddp
+from harness.training.trainer import LocalTrainer, element_bytes
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """The bytes of DDP, but one message for each parameter, and nothing hidden behind backward."""
+    like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
+    largest = max(p.numel() for p in model.parameters()) * element_bytes(model)
+    return replace(like, largest_message=float(largest), module=type(model).__name__)
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    """Every rank starts from rank 0's weights; gradients are averaged once backward is through."""
+    together = ctx.world_size > 1
+    if together:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.detach(), src=0)
+
+    def average() -> None:
+        for parameter in model.parameters():
+            if together and parameter.grad is not None:
+                parameter.grad /= ctx.world_size  # before it is summed, as DDP does
+                dist.all_reduce(parameter.grad)
+
+    return LocalTrainer(model, ctx, average=average, placements=("Replicate",))

@@ -240,7 +240,9 @@ def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]
         rows.append(
             (
                 f"{name}, rank 0",
-                "none" if seen is None else f"{si(float(seen.payload_bytes), 'B')} in {seen.count}",
+                "not recorded"
+                if seen is None
+                else f"{si(float(seen.payload_bytes), 'B')} in {seen.count}",
                 "not said" if payload is None else si(payload[0], "B"),
             )
         )

@@ -23,7 +23,7 @@ LAUNCHES, RANKS = 12, 16
 #: A step is drawn in so many pieces: what is shorter is not seen.
 PIECES = 400
 #: Of larger traces no step is drawn, to keep a page quick: bytes of all ranks, compressed.
-TRACE_BYTES = 1 << 20
+TRACE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Figure | None:
     paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
     try:
         if sum(p.stat().st_size for p in paths) > TRACE_BYTES:
-            note = f"its traces are large: scaleproof timeline {folder}"
+            note = "its traces are large: scaleproof timeline RUN"
             return Figure(title="One step of all ranks", svg=Markup(""), note=note)
         _, lanes, closed = close_launch(folder, launch.launch, launch.ranks)
     except (OSError, ScaleproofError):

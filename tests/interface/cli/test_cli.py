@@ -31,16 +31,17 @@ def screen(
     return capsys.readouterr().out
 
 
+BOTH = ("results/samples/ddp-nano", "results/samples/ddp-nano-again")
+
+
 @pytest.mark.parametrize("columns", [80, 100, 140])
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
         ("report", ["report", "results/samples/ddp-nano"]),
         ("verify", ["verify", "results/samples/ddp-nano"]),
-        (
-            "compare",
-            ["compare-hardware", "results/samples/ddp-nano", "results/samples/ddp-nano-again"],
-        ),
+        ("compare", ["compare", *BOTH, "--every"]),
+        ("machines", ["compare-hardware", *BOTH]),
     ],
 )
 def test_golden_screens(

@@ -65,7 +65,7 @@ def _others(comparison: Comparison, width: int, every: bool) -> list[str]:
         Column[Compared]("case", 8, lambda r: r.case.id, left=True),
         Column("metric", 9, lambda r: r.metric, left=True),
         Column("A", 7, lambda r: _value(r.a, METRICS[r.metric].unit)),
-        Column("B", 7, lambda r: _value(r.b, METRICS[r.metric].unit)),
+        Column("B", 6, lambda r: _value(r.b, METRICS[r.metric].unit)),
         Column("B/A [95%]", 8, _ratio, left=True),
         Column("reading", 9, lambda r: str(r.reading), left=True),
     ]
@@ -149,7 +149,7 @@ def _table(comparison: Comparison, width: int) -> list[str]:
         Column("case", 10, name, left=True),
         Column("ranks", 9, lambda r: r.case.world),
         Column("A", 7, lambda r: _value(r.a, unit)),
-        Column("B", 7, lambda r: _value(r.b, unit)),
+        Column("B", 6, lambda r: _value(r.b, unit)),
         Column("B/A [95%]", 8, _ratio, left=True),
         Column("eff A", 3, lambda r: "" if r.efficiency_a is None else f"{r.efficiency_a:.3f}"),
         Column("eff B", 3, lambda r: "" if r.efficiency_b is None else f"{r.efficiency_b:.3f}"),

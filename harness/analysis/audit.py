@@ -175,7 +175,8 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
         yield "the chain does not begin with what was settled before the first launch"
         return
     sealed = links[0].body
-    for name in ("run", "started_at", "settings", "machine", "software", "thresholds"):
+    names = ["run", "started_at", "settings", "machine", "software", "thresholds"]
+    for name in [*names, *(["facts"] if "facts" in sealed else [])]:
         if _json(getattr(run, name)) != sealed.get(name):
             yield f"{name} is not what was sealed before the first launch"
     alone = not any(link.kind is Kind.SITTING for link in links)

@@ -92,7 +92,7 @@ class Run:
         self.admission, self.launch_sd = old.admission, old.launch_sd
         self.launches, self.fabric = list(old.launches), list(old.fabric)
         self.recoveries, self.blocks = list(old.recoveries), list(old.blocks)
-        self.setups, self.suspects = dict(old.setups), old.suspects
+        self.setups, self.suspects, self.facts = dict(old.setups), old.suspects, old.facts
         self._link(Kind.SITTING, {"machine": self.machine})
 
     def announce(self, plans: Sequence[Plan]) -> None:
@@ -110,7 +110,7 @@ class Run:
             sealed = dict(
                 run=self.name, schema=SCHEMA, started_at=self.started_at, settings=self.settings,
                 machine=self.machine, software=self.software, admission=self.admission,
-                environment=environment.recorded(), thresholds=self.thresholds,
+                environment=environment.recorded(), thresholds=self.thresholds, facts=self.facts,
             )  # fmt: skip
             self._chain.add(Kind.SEALED, sealed)
         told = {body["hash"] for body in bodies(self._chain.links, Kind.PLAN)}

@@ -77,6 +77,9 @@ def test_the_record_is_whole_and_a_launch_that_was_moved_is_found(
     run, folder = packed
     links = chain.read(folder)
     assert audit.audit(run, folder, links) == []
+    other = {host: {**facts, "version: torch": "2.0"} for host, facts in run.facts.items()}
+    (told,) = audit.audit(replace(run, facts=other), folder, links)
+    assert told == "facts is not what was sealed before the first launch"
     shutil.copytree(folder, tmp_path / "copy")
     first = next(i for i, x in enumerate(run.launches) if x.slot and x.purpose is Purpose.TIMED)
     for doctored in (

@@ -17,8 +17,8 @@ from harness.interface.cli.main import main
 from harness.record import RunRecord
 from harness.record.store import load, save
 
-BETTER = Remedy(name="paced.step_ms=20", change={"paced.step_ms": 20.0})
-WORSE = Remedy(name="paced.step_ms=40", change={"paced.step_ms": 40.0}, alike=False)
+BETTER = Remedy(name="paced.step_ms=16", change={"paced.step_ms": 16.0})
+WORSE = Remedy(name="paced.step_ms=32", change={"paced.step_ms": 32.0}, alike=False)
 
 
 def trusted(sample: Path, to: Path, **case: Any) -> Path:
@@ -59,8 +59,8 @@ def test_what_is_tried_is_measured_best_and_worst(
 ) -> None:
     """Of a stand-in that keeps its schedule it is known what each of its steps takes."""
     monkeypatch.delenv("SCALEPROOF_NO_TIMELINE")
-    words = ["--cpus", "2", "--no-fabric", "--results", str(tmp_path)]
-    case = ["ddp/paced-small/weak", "--set", "paced.mode=schedule", "--set", "paced.step_ms=30",
+    words = ["--cpus", "1", "--no-fabric", "--results", str(tmp_path)]
+    case = ["ddp/paced-small/weak", "--set", "paced.mode=schedule", "--set", "paced.step_ms=24",
             "--set", "paced.noise=0"]  # fmt: skip
     main(["run", *case, *words])
     (record,) = tmp_path.glob("runs/*/*/record.json")

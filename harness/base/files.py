@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.base.errors import Exit, ScaleproofError
+from harness.base.errors import Exit, ScaleproofError, SpecError
 
 #: Bytes below which a disk counts as full when a rank has just failed.
 FLOOR_BYTES = 64 << 10
@@ -42,6 +42,19 @@ def refuse_full(folder: Path) -> None:
     """FullDiskError if there is no room: a launch that failed now says nothing of its case."""
     if shutil.disk_usage(folder).free < FLOOR_BYTES:
         raise FullDiskError(folder)
+
+
+def put(path: Path, body: bytes, option: str) -> None:
+    """Write what a user asked for with this option; ScaleproofError where that cannot be."""
+    try:
+        with told(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(body)
+    except OSError as error:
+        raise SpecError(
+            f"{option} {path}: cannot be written: {error.strerror or error}",
+            expected="a file in a folder of yours", fix=f"{option} ./{path.name}",
+        ) from None  # fmt: skip
 
 
 def write(texts: Mapping[Path, str]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
+from harness.base.files import put
 from harness.record import chain
 from harness.record.record import RunRecord
 from harness.record.signature import FILE as SIGNATURE
@@ -83,8 +84,9 @@ def read(path: Path) -> tuple[Manifest, dict[str, bytes]]:
         with tarfile.open(path, mode="r:gz") as tar:
             files = {m.name: _body(tar, m, path) for m in tar}
     except (OSError, tarfile.TarError, EOFError) as error:
+        why = getattr(error, "strerror", None) or error
         raise RecordError(
-            f"no archive of runs: {error}", where=str(path), expected="what scaleproof pack wrote",
+            f"no archive of runs: {why}", where=str(path), expected="what scaleproof pack wrote",
             fix=f"scaleproof pack RUN --to {path.name}",
         ) from None  # fmt: skip
     try:
@@ -112,8 +114,7 @@ def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
                 fix=f"scaleproof unpack {path} --to elsewhere",
             )  # fmt: skip
     for name, target in targets.items():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(files[name])
+        put(target, files[name], "--to")
     return manifest, [results / p.folder for p in manifest.runs]
 
 

@@ -130,3 +130,32 @@ def test_the_folder_holds_what_its_document_says(
     assert main(["unpack", str(tmp_path / "runs.tar.gz"), "--to", str(tmp_path / "out")]) == 0
     (folder,) = (tmp_path / "out").glob("runs/*/*")
     assert main(["handover", str(folder), "--to", str(tmp_path / "again")]) == 10
+
+
+def test_a_contract_without_rules_requires_nothing(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    words = ["handover", str(sample), "--contract", str(tmp_path / "empty.toml")]
+    assert main([*words, "--to", str(tmp_path / "to")]) == 4
+    assert "requires nothing" in capsys.readouterr().err and not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pack", "{}", "--to", "{}/in/the/way"],
+        ["export", "{}", "--to", "{}/in/the/way.csv"],
+        ["handover", "{}", "--to", "{}/in/the"],
+        ["compare-hardware", "{}", "{}", "--page", "{}/in/the/way"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_where_nothing_can_be_written_one_error_says_so(
+    words: list[str], sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_text("a file in the way")
+    given = [word.format(tmp_path if "/in/" in word else sample) for word in words]
+    assert main(given) == 4
+    told = capsys.readouterr().err
+    assert "cannot be written" in told and "Traceback" not in told

@@ -9,21 +9,22 @@ from harness.interface.report.text import Column, rule, table, wrap
 
 
 def lost(losses: Sequence[Loss], width: int) -> list[str]:
-    """A row for each large term, with what may help it."""
+    """A table for each case: a row for each large term, with what may help it."""
     if not losses:
         return [f" no part of a step grew by {LARGE:.0%} of it or more: there is nothing to advise"]
-    names = dict.fromkeys(loss.case for loss in losses)
-    firsts = {id(next(x for x in losses if x.case == name)) for name in names}
     columns = [
-        Column[Loss]("case", 5, lambda x: x.case if id(x) in firsts else "", left=True),
-        Column("lost to", 9, lambda x: WORDS[x.term], left=True),
+        Column[Loss]("lost to", 9, lambda x: WORDS[x.term], left=True),
         Column("ms a step", 8, lambda x: f"{x.excess_ns / 1e6:.2f}"),
         Column("of the step", 7, lambda x: f"{x.share:.1%}"),
         Column("gives back", 9, lambda x: f"+{x.gain:.3f}"),
         Column("may help", 10, _may_help, left=True),
     ]
+    out = []
+    for case in dict.fromkeys(loss.case for loss in losses):
+        of_case = [loss for loss in losses if loss.case == case]
+        out += [rule(case, width), *table(columns, of_case, width)]
     note = " gives back = efficiency without all of that growth: no remedy can do more"
-    return [*table(columns, losses, width), *wrap(note, width, 1)]
+    return [*out, *wrap(note, width, 1)]
 
 
 def outcome(tried: Sequence[Tried], width: int) -> list[str]:

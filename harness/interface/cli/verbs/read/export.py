@@ -53,9 +53,7 @@ def act(asked: Asked) -> Answer:
         runs = [path if path.is_dir() else path.parent for path in said.runs]
         frame = export.TABLES[said.table or _TABLES[0]](runs)
         body, count = export.table(frame, form), len(frame)
-    with files.told(said.to.parent):
-        said.to.parent.mkdir(parents=True, exist_ok=True)
-        said.to.write_bytes(body)
+    files.put(said.to, body, "--to")
     return Answer(
         document={"file": str(said.to), "rows": count},
         lines=[f" {said.to}: {count} {'samples' if form == '.prom' else 'rows'}"],

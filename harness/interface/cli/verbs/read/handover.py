@@ -8,12 +8,13 @@ from pathlib import Path
 from harness.analysis.handover import Handover, handover
 from harness.base import files
 from harness.base.documents import to_doc
+from harness.base.errors import SpecError
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record import RunRecord, archive
 from harness.record.archive import Packed
 from harness.record.outcome import exit_status
-from harness.record.store import load, write_text
+from harness.record.store import load
 from harness.spec.rules import load_thresholds
 
 HELP = dict(handover="write the acceptance document of a system, and the archive that proves it")
@@ -43,6 +44,12 @@ def act(asked: Asked) -> Answer:
     paths, to = asked.options.runs, asked.options.to
     runs = [(load(path), path if path.is_dir() else path.parent) for path in paths]
     rules = None if (agreed := asked.options.contract) is None else load_thresholds(agreed)
+    if rules == ():
+        raise SpecError(
+            "a contract without a rule requires nothing", where=str(agreed),
+            expected="one [[rule]] at least, as in suites/thresholds.toml",
+            fix=f"scaleproof rules {agreed}",
+        )  # fmt: skip
     found = handover(runs, datetime.datetime.now(datetime.UTC).date(), rules)
     packed = [
         (
@@ -53,11 +60,11 @@ def act(asked: Asked) -> Answer:
     ]
     body, manifest = archive.write(packed)
     held = Archived(file=ARCHIVE, sha256=hashlib.sha256(body).hexdigest(), manifest=manifest)
-    with files.told(to):
-        to.mkdir(parents=True, exist_ok=True)
-        (to / ARCHIVE).write_bytes(body)
-    write_text(to / EXCLUDE, "".join(f"{host}\n" for host, _ in found.exclude))
-    write_text(to / PAGE, render(found, runs, held))
+    exclude = "".join(f"{host}\n" for host, _ in found.exclude)
+    for name, content in (
+        (ARCHIVE, body), (EXCLUDE, exclude.encode()), (PAGE, render(found, runs, held).encode()),
+    ):  # fmt: skip
+        files.put(to / name, content, "--to")
     statuses = [v.counts for run, _ in runs for v in run.verdicts]
     return Answer(
         document={**to_doc(found), "archive": str(to / ARCHIVE), "sha256": held.sha256},

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from harness.analysis.compare import Reading
 from harness.analysis.hardware import compare_hardware, names
+from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.sides import hardware
-from harness.record.store import load, write_text
+from harness.record.store import load
 from harness.spec.metrics import COMPARABLE
 
 HELP = {"compare-hardware": "compare machines on the cases that all of them ran"}
@@ -57,7 +58,7 @@ def act(asked: Asked) -> Answer:
     if said.page is not None:
         from harness.interface.report.page.hardware import render
 
-        write_text(said.page, render(found))
+        files.put(said.page, render(found).encode(), "--page")
         lines = lines if said.csv or said.markdown else [*lines, f" page     {said.page}"]
     worse = any(e.reading is Reading.SLOWER for e in found.entries)
     status = Exit.PASSED if found.means else Exit.NOTHING_JUDGED

@@ -71,9 +71,7 @@ def _pack(asked: Asked) -> Answer:
             held = Packed(run=run.run, folder=archive.of_run(run), head=run.head)
             packed.append((held, archive.files_of(folder, traces=not said.no_traces)))
     body, manifest = archive.write(packed)
-    with files.told(said.to.parent):
-        said.to.parent.mkdir(parents=True, exist_ok=True)
-        said.to.write_bytes(body)
+    files.put(said.to, body, "--to")
     digest = hashlib.sha256(body).hexdigest()
     lines = [
         f" {said.to}: {len(manifest.runs)} run{'s' if len(manifest.runs) > 1 else ''},"

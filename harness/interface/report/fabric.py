@@ -14,19 +14,22 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     """A line for each world and operation; nothing where nothing was swept."""
     if not run.fabric:
         return []
-    return [
-        rule("fabric", width), *tabled(run).lines(width), *wrap(f" {note(run)}", width, 1), "",
-    ]  # fmt: skip
+    table = tabled(run, named=False).lines(width)
+    return [rule("fabric", width), *table, *wrap(f" {note(run)}", width, 1), ""]
 
 
-def tabled(run: RunRecord) -> Table[Swept]:
-    """A row for each world and operation."""
+def tabled(run: RunRecord, *, named: bool = True) -> Table[Swept]:
+    """A row for each world and operation; all ``named``, or only the first of each world."""
     operations = swept(run.fabric)
     shown = sizes(run.settings.device)[1:]
     firsts = {id(s) for s, above in zip(operations, [None, *operations], strict=False)
               if above is None or _name(s) != _name(above)}  # fmt: skip
+
+    def world(one: Swept) -> str:
+        return _name(one) if named or id(one) in firsts else ""
+
     columns = [
-        Column[Swept]("ranks", 9, lambda s: _name(s) if id(s) in firsts else "", left=True),
+        Column[Swept]("ranks", 9, world, left=True),
         Column("operation", 9, lambda s: s.operation, left=True),
         Column(
             "latency", 8, lambda s: si(median(s.latency_s), "s") if s.latency_s else "n/a",

@@ -31,7 +31,7 @@ def lines(found: HardwareComparison, width: int) -> list[str]:
     ceilings = sides(found)
     if len(ceilings.told) > 2:
         out += ["", *ceilings.lines(width)]
-    out += ["", rule("cases", width), *entries(found).lines(width)]
+    out += ["", rule("cases", width), *entries(found, named=False).lines(width)]
     if found.totals:
         out += ["", rule("all devices of each machine", width), *totals(found).lines(width)]
     if (spent := lost(found)).rows:
@@ -121,8 +121,8 @@ def sides(found: HardwareComparison) -> Table[Side]:
     )
 
 
-def entries(found: HardwareComparison) -> Table[Entry]:
-    """A row for each case and machine."""
+def entries(found: HardwareComparison, *, named: bool = True) -> Table[Entry]:
+    """A row for each case and machine; all ``named``, or only the first of each case."""
     rows = found.entries
     first = {
         id(e)
@@ -132,7 +132,7 @@ def entries(found: HardwareComparison) -> Table[Entry]:
     }  # fmt: skip
 
     def name(e: Entry) -> str:
-        return e.case.family + e.case.extras if id(e) in first else ""
+        return e.case.family + e.case.extras if named or id(e) in first else ""
 
     def case(e: Entry) -> Json:
         return e.case.id

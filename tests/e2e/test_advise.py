@@ -54,6 +54,7 @@ def test_a_profile_that_is_not_trusted_advises_nothing(
     assert "has 'fsdp' in its name" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_what_is_tried_is_measured_best_and_worst(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,8 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 def test_everything_shipped_is_found_with_a_sentence() -> None:
     entries = Catalogue().entries
-    assert set(entries["strategies"]) == {"single", "ddp", "fsdp", "pipeline", "compressed"}
+    known = {"single", "ddp", "ddp_naive", "fsdp", "pipeline", "compressed"}
+    assert set(entries["strategies"]) == known
     assert set(entries["models"]) >= {"decoder", "mlp", "vggfc", "resnet", "synthetic", "paced"}
     assert set(entries["compressors"]) >= {
         "none",

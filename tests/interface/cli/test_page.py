@@ -184,11 +184,10 @@ def test_machines_filter_and_sort(pages: dict[str, Path], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("width", [480, 1200])
-def test_nothing_runs_out_of_the_window(
-    pages: dict[str, Path], name: str, width: int, tmp_path: Path
+def test_nothing_runs_out_of_a_narrow_window(
+    pages: dict[str, Path], name: str, tmp_path: Path
 ) -> None:
     script = "<script>document.body.dataset.wide=document.documentElement.scrollWidth<=window.innerWidth</script>"
     page = tmp_path / "page.html"
     page.write_text(pages[name].read_text().replace("</body>", f"{script}</body>"))
-    assert 'data-wide="true"' in browse(page, f"--window-size={width},1600", "--dump-dom")
+    assert 'data-wide="true"' in browse(page, "--window-size=480,1600", "--dump-dom")

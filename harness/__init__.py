@@ -27,17 +27,20 @@ if TYPE_CHECKING:  # for type checkers, as below
         PACED,
         REAL,
         Recipe,
+        beside,
         control,
         ladder,
+        learning,
         like,
         plain,
+        recovering,
+        scaling,
         shapes,
         strong_worlds,
         versus,
     )
     from harness.spec.script import script
     from harness.spec.site import rungs
-    from harness.spec.suite import recovering, scaling
     from harness.training.context import Knobs, RankContext, Trainer
     from harness.training.data import Batch, images, labels, uniform
     from harness.training.hooks import ErrorFeedback, Promise, all_gather, done
@@ -52,11 +55,11 @@ _NAMES = {
     "spec": "Batching CaseSpec Course Fault Mode Plan Precision Protocol Site",
     "spec.courses": "resharded",
     "spec.recipes": (
-        "ON_GPUS PACED REAL Recipe control ladder like plain shapes strong_worlds versus"
+        "ON_GPUS PACED REAL Recipe beside control ladder learning like plain recovering scaling"
+        " shapes strong_worlds versus"
     ),
     "spec.script": "script",
     "spec.site": "rungs",
-    "spec.suite": "recovering scaling",
     "training.context": "Knobs RankContext Trainer",
     "training.data": "Batch images labels uniform",
     "training.hooks": "ErrorFeedback Promise all_gather done",

@@ -130,7 +130,8 @@ def _launch(run: RunRecord, folder: Path, launch: LaunchRecord) -> _Launch:
     differences = []
     slot = [x for x in run.launches if launch.slot and x.slot == launch.slot and x is not launch]
     beside = [rank for other in slot for rank in other.ranks]
-    again = figures.figures(case, expected, launch.ranks, samples, cut, curve, beside)
+    target = figures.target(plan, run.described[launch.case])
+    again = figures.figures(case, expected, launch.ranks, samples, cut, curve, beside, target)
     for name, value in vars(again).items():
         recorded = getattr(launch, name)
         if name == "wrong":  # what the traces lacked does not follow from the samples
@@ -213,7 +214,8 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
         settled = run.schema >= SETTLED_SINCE
-        if settled and frozen and frozen != pilots.windows(plan, pilots.read(run, folder, plan)):
+        found = pilots.read(run, folder, plan)
+        if settled and frozen and frozen != pilots.windows(plan, found, run.described):
             out.append(f"{plan.name}: windows are {frozen}, the pilots give others")
         for launch in pairs.timed(run, plan, None):
             kept = run.window(plan, launch)

@@ -77,3 +77,21 @@ def karp_flatt(speedup: float, num_ranks: float) -> float | None:
     if num_ranks <= 1:
         return None
     return (1 / speedup - 1 / num_ranks) / (1 - 1 / num_ranks)
+
+
+def evenly(costs: Sequence[float], parts: int) -> list[int]:
+    """How many of these each part gets in turn, so that the largest sum is as small as can be."""
+    best: dict[tuple[int, int], tuple[float, int]] = {(0, 0): (0.0, 0)}  # (part, end)
+    for part in range(1, parts + 1):
+        for end in range(part, len(costs) - (parts - part) + 1):
+            best[part, end] = min(
+                (max(best[part - 1, start][0], sum(costs[start:end])), start)
+                for start in range(part - 1, end)
+                if (part - 1, start) in best
+            )
+    out, end = [], len(costs)
+    for part in range(parts, 0, -1):
+        start = best[part, end][1]
+        out.append(end - start)
+        end = start
+    return out[::-1]

@@ -287,7 +287,8 @@ def _figured(
     case, expected, ranks = order.arm.case, described.expected, launch.ranks
     samples = [load_samples(folder, launch.launch, r) for r in ranks]
     cut, curve = order.window.cut, order.reference
-    derived = figures.figures(case, expected, ranks, samples, cut, curve, beside)
+    target = figures.target(order.plan, described)
+    derived = figures.figures(case, expected, ranks, samples, cut, curve, beside, target)
     launch = replace(launch, **vars(derived))
     if order.purpose is not Purpose.PROFILE:
         return launch
@@ -308,9 +309,14 @@ def _figured(
 def alone(case: CaseSpec, described: Described, streamed: bool) -> CaseSpec:
     """The world of a case's reference: one rank for each shard, or for all in turn."""
     assert described.reference is not None
-    if described.reference.shards == case.world_size and not streamed:
+    shards = 1 if streamed else described.reference.shards
+    if shards == case.world_size:
         return case
-    return replace(case, world_size=1, nodes=(1,), stragglers="")
+    nodes, left = list[int](), shards
+    for ranks in case.nodes:
+        nodes += [min(ranks, left)] if left else []
+        left -= min(ranks, left)
+    return replace(case, world_size=shards, nodes=tuple(nodes), mesh="", stragglers="")
 
 
 def _left_by(ended: Ended, out: Path) -> tuple[RankRecord, ...]:

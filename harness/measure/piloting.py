@@ -86,4 +86,4 @@ def freeze(run: Run, plans: Sequence[Plan]) -> None:
     usable_pilots = pilots.read(so_far, run.folder)
     run.launch_sd = pilots.launch_sd(usable_pilots)
     new = [p for p in plans if p.hash not in run.windows]
-    run.freeze({p.hash: pilots.windows(p, usable_pilots) for p in new})
+    run.freeze({p.hash: pilots.windows(p, usable_pilots, run.described) for p in new})

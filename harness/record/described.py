@@ -11,7 +11,8 @@ class ModelFacts:
     ``activation_bytes_per_sample`` is what forward keeps for backward, ``cast_bytes`` the copies of
     weights among it, which do not grow with the batch. ``block_bytes`` are each block's part of a
     sample, ``again_bytes`` what the largest block needs while it is computed once more.
-    ``step_s`` is a step's time where the model itself sets it, as stand-ins do.
+    ``step_s`` is a step's time where the model itself sets it, as stand-ins do; ``loss_floor`` the
+    entropy of its data in nats, where that is known.
     """
 
     num_params: int
@@ -24,6 +25,7 @@ class ModelFacts:
     cast_bytes: int = 0
     block_bytes: tuple[int, ...] = ()
     again_bytes: int = 0
+    loss_floor: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,9 @@ class Expected:
     ``module``, ``schedule`` and ``placements`` must be what ran (placements () = not asserted).
     ``memory_bytes`` is what a rank will need, roughly. ``stages`` are the ranks that a sample
     passes through in turn: with several, no rank can go without its neighbours. ``remedies`` maps a
-    term of the budget to the setting that makes it smaller.
+    term of the budget to the setting that makes it smaller. Ranks that talk in every ``period``-th
+    step only send ``period`` times as much in it; what is timed is whole periods. ``blocks`` are
+    those of each rank in turn, where the knob ``split`` can move them.
     """
 
     sent_bytes: tuple[float, ...]
@@ -54,6 +58,8 @@ class Expected:
     global_batch: int
     stages: int = 1
     remedies: Mapping[str, str] = field(default_factory=dict)
+    period: int = 1
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """What one launch measured, and how it ended."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean, pstdev
 from typing import Any
 
 from harness.host.nvml import GpuWindow
@@ -108,6 +109,17 @@ class Growth:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reached:
+    """When the mean loss of some steps had come to where the plan asked: after how many steps, how
+    many samples, and s since training began.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchRecord:
     """One launch of one arm: a fresh world of processes, the unit of replication.
 
@@ -122,6 +134,8 @@ class LaunchRecord:
     as asked (world, samples, bytes): such a launch is never judged. A profiled launch has a
     ``budget``, and in ``perturbation`` the ratio of its profiled steps to its others, which is
     ``perturbation_low`` at least where there is an interval.
+
+    ``reached`` is None where the plan asks for no loss, or it was not reached.
 
     ``hosts`` are the nodes that it ran on, by number (empty = the first ones). Launches of one
     ``slot`` ran at once, each on ``devices`` of its own: the first one on every host.
@@ -158,6 +172,7 @@ class LaunchRecord:
     slot: str = ""
     hosts: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
+    reached: Reached | None = None
 
     @property
     def stood_still(self) -> bool:
@@ -221,6 +236,19 @@ class LaunchRecord:
         return max(sent) / self.steps.count if known and self.steps else None
 
     @property
+    def expert_variation(self) -> float | None:
+        """Standard deviation of experts' loads over their mean, in the most uneven layer."""
+        by_layer = loads(self.ranks).values()
+        return max((pstdev(load) / fmean(load) for load in by_layer), default=None)
+
+    @property
+    def dropped_share(self) -> float | None:
+        """Choices that found no room at their expert, of all."""
+        layers = [routed for rank in self.ranks for routed in (rank.routed or {}).values()]
+        asked = sum(sum(routed.asked) for routed in layers)
+        return sum(routed.dropped for routed in layers) / asked if asked else None
+
+    @property
     def energy_per_sample(self) -> float | None:
         """What its devices took in the kept window for each sample, J; None where one does not say.
 
@@ -245,6 +273,16 @@ class LaunchRecord:
         for name in path.split("."):
             value = None if value is None else getattr(value, name)
         return value  # type: ignore[no-any-return]
+
+
+def loads(ranks: Iterable[RankRecord]) -> Mapping[str, tuple[int, ...]]:
+    """Choices of each expert by layer, over all ranks; layers that nobody asked are left out."""
+    out: dict[str, tuple[int, ...]] = {}
+    for rank in ranks:
+        for layer, routed in (rank.routed or {}).items():
+            before = out.get(layer, (0,) * len(routed.asked))
+            out[layer] = tuple(a + b for a, b in zip(before, routed.asked, strict=True))
+    return out
 
 
 def num_stalls(launches: Iterable[LaunchRecord]) -> int:

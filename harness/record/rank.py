@@ -54,6 +54,17 @@ class Allocator:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Routed:
+    """What one rank's tokens asked of the experts of a layer: choices by expert, ``top`` a token,
+    and how many of them found no room.
+    """
+
+    asked: tuple[int, ...]
+    dropped: int
+    top: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ceiling:
     """What a rank's device does at most: FLOP/s of a matrix product, B/s of a copy in its memory
     (each byte read and written), as measured there.
@@ -124,8 +135,8 @@ class RankRecord:
     Where sockets are counted, ``written_bytes`` are all that went
     through write calls in it, and ``shared`` names writable memory that was mapped for others
     meanwhile. ``phases_s`` says where the rank's time before its first step went; ``replica`` is a
-    digest of the parameters after the last step, where all ranks must hold the same. ``ceiling`` is
-    what the device does at most, of gates of one rank.
+    digest of the parameters after the last step, where all ranks of that ``part`` of the model must
+    hold the same. ``ceiling`` is what the device does at most, of gates of one rank.
 
     Of profiled launches: ``clock_offset_ns`` is this rank's clock less rank 0's, known to
     ``clock_half_ns``; ``trace_sha256`` is the digest of ``rank<r>.trace.json.gz``. Of a user's own
@@ -160,6 +171,7 @@ class RankRecord:
     samples_sha256: str = ""
     busy_s: float | None = None
     replica: str = ""
+    part: int = 0
     throttled_s: float | None = None
     kernel_s: float | None = None
     written_bytes: int | None = None
@@ -172,3 +184,4 @@ class RankRecord:
     window_ns: tuple[int, int] | None = None
     watched: Watched | None = None
     ceiling: Ceiling | None = None
+    routed: Mapping[str, Routed] | None = None

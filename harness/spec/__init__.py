@@ -18,6 +18,7 @@ from harness.spec.case import (
 from harness.spec.catalogue import Catalogue, Entry, Kind
 from harness.spec.courses import Course, Fault
 from harness.spec.heads import EngineFacts, Supports
+from harness.spec.mesh import DATA, Dim, Mesh
 from harness.spec.metrics import Form, Metric
 from harness.spec.plan import BASELINES, PROFILED, Arm, Contrast, Plan, Protocol, Role, Window
 from harness.spec.rules import Reach, Source, Statistic, Threshold, Waiver

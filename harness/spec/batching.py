@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.spec.case import CaseSpec, Mode
+from harness.spec.mesh import Mesh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,6 +14,7 @@ class Batching:
 
     micros: tuple[int, ...]
     accumulate: int
+    mesh: Mesh
 
     @property
     def shards(self) -> int:
@@ -42,14 +44,14 @@ class Batching:
         return self.micros[shard] * self.shards / sum(self.micros)
 
 
-def batching(case: CaseSpec, default_micro: int, *, whole: bool) -> Batching:
+def batching(case: CaseSpec, default_micro: int, mesh: Mesh) -> Batching:
     """How a case's global batch falls apart; ValueError when it does not divide.
 
-    ``whole`` strategies (pipeline) see the whole batch as one shard and cut it themselves.
+    Ranks that differ only along a dimension that cuts the model see the same samples.
     """
-    if case.shares and whole:
+    shards = mesh.shards
+    if case.shares and shards != case.world_size:
         raise ValueError("this strategy does not support shards of unequal size")
-    shards = 1 if whole else case.world_size
     if case.mode is Mode.WEAK:
         total, rest = (case.micro_batch or default_micro) * case.world_size, 0
     else:
@@ -61,7 +63,7 @@ def batching(case: CaseSpec, default_micro: int, *, whole: bool) -> Batching:
             f"a batch of {case.global_batch or total} does not divide over {shards} shards"
             f" x {case.accumulate} accumulation steps"
         )
-    return Batching(micros=micros, accumulate=case.accumulate)
+    return Batching(micros=micros, accumulate=case.accumulate, mesh=mesh)
 
 
 def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from harness.base.documents import Json, to_doc
+from harness.spec.mesh import Mesh
 
 #: The strategy that wraps nothing: every ``plain`` baseline is it on one device.
 PLAIN = "single"
@@ -85,6 +86,7 @@ class CaseSpec:
     ``first_device`` is the device (or core) of local rank 0; each rank has ``devices_per_rank``.
     ``shares`` is how fast each rank's device is beside the others: the batch is cut accordingly,
     and gradients are weighted so that every sample counts alike; empty = all alike.
+    ``mesh`` is ``dp:2,tp:4``, ranks by dimension; empty = all along the strategy's own.
     ``stragglers`` is ``1:0.5`` for half of rank 1's core, several with commas: slow on purpose.
     ``script`` is a user's own training as it is typed, then strategy, model and size only name it;
     ``samples_per_step`` is what the user says of one rank of it. ``setup`` names the software that
@@ -114,6 +116,7 @@ class CaseSpec:
     first_device: int = 0
     devices_per_rank: int = 1
     shares: tuple[float, ...] = ()
+    mesh: str = ""
     stragglers: str = ""
     data: Data = Data.RESIDENT
     communicate: bool = True
@@ -207,6 +210,7 @@ class CaseSpec:
             world_size=world_size,
             nodes=nodes or (world_size,),
             shares=self.shares[:world_size] if world_size > 1 else (),
+            mesh=str(Mesh.parse(self.mesh).at(world_size)) if self.mesh else "",
             stragglers=",".join(p for p, r in slow if not r.isdigit() or int(r) < world_size),
         )
 

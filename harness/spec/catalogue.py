@@ -18,6 +18,7 @@ from harness.base.programs import PACKAGE
 from harness.spec.case import CaseSpec, Mode, StandIn
 from harness.spec.checks import check, check_knobs
 from harness.spec.heads import EngineFacts, Supports, facts, read_head
+from harness.spec.mesh import Mesh
 
 
 class Kind(NamedTuple):
@@ -170,7 +171,12 @@ class Catalogue:
         stand_in = {*case.stand_in}
         if model.head.get("STAND_IN"):
             stand_in.add(StandIn(model.head["STAND_IN"]))
-        return replace(case, knobs=dict(sorted(knobs.items())), stand_in=frozenset(stand_in))
+        mesh = Mesh.parse(case.mesh)
+        usual = mesh.sizes.keys() <= {strategy.supports.dims[0]}  # all along its own
+        return replace(
+            case, knobs=dict(sorted(knobs.items())), stand_in=frozenset(stand_in),
+            mesh="" if usual else str(mesh),
+        )  # fmt: skip
 
     @staticmethod
     def checked(entries: Sequence[Entry], asked: Mapping[str, Json], where: str) -> dict[str, Json]:
@@ -190,6 +196,9 @@ class Catalogue:
         """
         sizes = self.get("models", case.model).head["SIZES"]
         smallest = next(iter(sizes))
+        own = self.get("strategies", case.strategy).head.get("TWIN", {})  # to check it in few steps
+        asked = {f"{case.strategy}.{k}": v for k, v in own.items()}
+        case = replace(case, knobs={**case.knobs, **asked})
         if case.size == smallest and case.seq_len is None:
             return case
         batch = sizes[smallest]["batch"]

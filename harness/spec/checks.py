@@ -6,6 +6,7 @@ from harness.base.documents import Json
 from harness.base.errors import SpecError, nearest
 from harness.spec.case import CaseSpec, Device, Mode
 from harness.spec.heads import Supports
+from harness.spec.mesh import Mesh
 
 Sizes = Mapping[str, Mapping[str, Json]]
 
@@ -39,6 +40,7 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
     if case.shares and (len(case.shares) != case.world_size or min(case.shares) <= 0):
         what = f"shares {case.shares} for {case.world_size} ranks"
         yield what, "a number above 0 for each rank", "--set shares=[1,0.5]"
+    yield from _mesh(case, supports)
     try:
         if case.slowed and case.device is Device.CUDA:
             yield (
@@ -59,6 +61,26 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
         yield "strong mode derives the micro-batch", "global_batch alone", ""
     if not strong and case.global_batch is not None:
         yield "weak mode derives the global batch", "micro_batch alone", ""
+
+
+def _mesh(case: CaseSpec, supports: Supports) -> Iterator[tuple[str, str, str]]:
+    """A mesh that is none, that the strategy cannot lay out, or that has not the case's ranks."""
+    own = f"{supports.dims[0]}:{case.world_size}"
+    if not case.mesh:
+        return
+    try:
+        mesh = Mesh.parse(case.mesh)
+    except ValueError as error:
+        yield str(error), own, f"--set mesh={own}"
+        return
+    for dim in (d for d in mesh.sizes if d not in supports.dims):
+        what = f"strategy {case.strategy!r} has no dimension {str(dim)!r}"
+        yield what, ", ".join(supports.dims), f"--set mesh={own}"
+    if mesh.ranks != case.world_size:
+        what = f"mesh {case.mesh} is of {mesh.ranks} ranks, the world of {case.world_size}"
+        yield what, "as many places as ranks", f"--set mesh={mesh.at(case.world_size) or own}"
+    if case.shares:
+        yield "shares cut the batch of data-parallel ranks alone", "no mesh", ""
 
 
 #: Beyond any size, count or time that a knob can state.

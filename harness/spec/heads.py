@@ -6,13 +6,22 @@ Literal heads are parsed here rather than by importing: listing must not load to
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
 from harness.base.documents import Json, from_doc
 from harness.base.errors import SpecError, nearest
+from harness.spec.case import CaseSpec, Precision
+from harness.spec.mesh import Dim, Mesh
+
+#: Names of a model's head that strategies need, and what they say.
+NEEDED = {
+    "TENSOR": "how its layers are cut by width",
+    "CONTEXT": "which modules see the whole sequence",
+    "EXPERTS": "where its experts are",
+}
 
 Facts = TypeVar("Facts")
 _NOT_LITERAL = object()
@@ -23,29 +32,53 @@ class Supports:
     """SUPPORTS, the head of a strategy: what it can be asked for, and what must hold of it.
 
     ``oracle`` is the single-device reference that it is compared with: a world's shards in rank
-    order, a batch cut into ``parts`` (the name of the knob that says how many), or the former
-    within the compressor's error. ``initial``: whose start the ranks train from; ``broadcast`` ones
-    are given unequal starts. ``replicas``: all ranks end with equal bits. ``whole``: every rank is
-    given the whole batch. ``metrics`` and ``baselines`` are those of its usual ladder.
+    order, a batch cut into ``parts`` (the name of the knob that says how many), the former within
+    the compressor's error, or, where ranks train apart for a while, all of them ``simulated`` in
+    one process. ``initial``: whose start the ranks train from; ``broadcast`` ones
+    are given unequal starts. ``dims`` are the dimensions of a mesh that it can lay out; without a
+    mesh all ranks stand along the first. ``replicas``: ranks that hold the same parameters end with
+    equal bits. ``needs`` are names that a model's head must have, ``precisions`` those that it can
+    train in, ``products`` meshes of several dimensions that are tested. ``beside`` is the strategy
+    whose learning its own is measured by. ``metrics`` and ``baselines`` are those of its usual
+    ladder.
     """
 
     worlds: Literal["any", "one"]
-    oracle: Literal["shard_ordered", "micro_batched", "compressed"]
+    oracle: Literal["shard_ordered", "micro_batched", "compressed", "simulated"]
     initial: Literal["same_seed", "broadcast", "own"]
     parts: str = ""
+    dims: tuple[Dim, ...] = (Dim.DP,)
+    needs: tuple[str, ...] = ()
+    precisions: tuple[Precision, ...] = tuple(Precision)
+    products: tuple[str, ...] = ()
     replicas: bool = False
-    whole: bool = False
     compressor: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[str, ...] = ("weak", "strong")
+    beside: str = ""
     metrics: tuple[str, ...] = ("efficiency",)
     baselines: tuple[str, ...] = ("plain", "wrapped")
 
     def __post_init__(self) -> None:
+        if self.oracle == "simulated" and not self.beside:
+            raise ValueError("oracle 'simulated' needs beside, a strategy that trains as one")
         if self.oracle == "compressed" and not self.compressor:
             raise ValueError("oracle 'compressed' needs compressor=True")
         if self.oracle == "micro_batched" and not self.parts:
             raise ValueError("oracle 'micro_batched' needs parts, the knob that says how many")
+
+    def misses(self, head: Iterable[str], precision: Precision) -> str:
+        """Why a model with these names in its head cannot be trained so; empty if it can."""
+        for name in self.needs:
+            if name not in head:
+                return f"needs {name} in the model's head, {NEEDED[name]}"
+        if precision not in self.precisions:
+            return f"does not train in {precision}, but in {', '.join(self.precisions)}"
+        return ""
+
+    def mesh(self, case: CaseSpec) -> Mesh:
+        """Where the case's ranks stand."""
+        return Mesh.parse(case.mesh or f"{self.dims[0]}:{case.world_size}")
 
 
 @dataclass(frozen=True, kw_only=True)

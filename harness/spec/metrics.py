@@ -53,6 +53,11 @@ class Metric:
         return "budget." in self.read
 
     @property
+    def of_loss(self) -> bool:
+        """Whether it says when a loss was reached, not how fast steps are."""
+        return self.read.startswith("reached.")
+
+    @property
     def possible(self) -> tuple[float, float]:
         """Values lie between these: a bound outside is one that nothing can miss, or meet.
 
@@ -81,6 +86,8 @@ _PEAK = Metric(
     form=Form.ABSOLUTE, unit="B", read="peak_bytes", more_is_better=False, of_time=False
 )  # fmt: skip
 _SENT = replace(_PEAK, read="sent_bytes", between_ranks=True)
+_TO_LOSS = Metric(form=Form.ABSOLUTE, unit="s", read="reached.seconds", more_is_better=False)
+_SAMPLES_TO_LOSS = replace(_TO_LOSS, unit="samples", read="reached.samples", of_time=False)
 _FABRIC = Metric(form=Form.ABSOLUTE, unit="B/s", measured_by="scaleproof fabric")
 _RECOVERY = Metric(
     form=Form.ABSOLUTE, unit="s", more_is_better=False, measured_by="scaleproof recover"
@@ -116,6 +123,16 @@ METRICS: Mapping[str, Metric] = {
     "data_share": _share("data_share"),
     "host_idle_share": _share("host_idle_share"),
     "stage_imbalance": _share("stage_imbalance", between_ranks=True),
+    "expert_load_variation": Metric(
+        form=Form.ABSOLUTE, unit="1", read="expert_variation", more_is_better=False, of_time=False
+    ),
+    "dropped_tokens": Metric(
+        form=Form.ABSOLUTE, unit="1", read="dropped_share", more_is_better=False, of_time=False
+    ),
+    "time_to_loss": _TO_LOSS,
+    "time_to_loss_ratio": replace(_TO_LOSS, form=Form.RATIO, unit="1"),
+    "samples_to_loss": _SAMPLES_TO_LOSS,
+    "samples_to_loss_ratio": replace(_SAMPLES_TO_LOSS, form=Form.RATIO, unit="1"),
     "communication_cost": replace(_STEP, form=Form.SAVED, unit="1"),
     "data_cost": replace(_STEP, form=Form.SAVED, unit="1"),
     "bus_bandwidth": _FABRIC,

@@ -105,7 +105,8 @@ class Plan:
     """Arms measured in the same blocks, and the contrasts that are judged.
 
     ``epoch_samples`` are those of one epoch, where the recipe states it: reports then tell how long
-    it takes.
+    it takes. ``to_loss`` is how far above the floor of its data, in nats, a loss is to come: then
+    every launch trains all steps of the protocol, and when it was there is measured.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Plan:
     contrasts: tuple[Contrast, ...]
     protocol: Protocol
     epoch_samples: int | None = None
+    to_loss: float | None = None
 
     def arm(self, name: str) -> Arm:
         """The arm of that name; AssertionError if a recipe forgot it."""
@@ -129,6 +131,8 @@ class Plan:
     def pilot(self) -> Window:
         """Longer than a timed launch: what happens every now and then may lie beyond its end."""
         cut, steps = self.protocol.cut, self.protocol.steps
+        if self.to_loss is not None:
+            return self.window
         return Window(steps=cut + HORIZON * (steps - cut), cut=cut)
 
     def profile(self, outline: bool) -> Window:

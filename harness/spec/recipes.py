@@ -6,10 +6,12 @@ memory saved, codec break-even, A/A and the pinned control are all contrasts of 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.base.errors import SpecError
+from harness.base.marks import MARK, RECOVERS
 from harness.spec.case import PLAIN, Ablation, CaseSpec, Data, Mode
+from harness.spec.courses import Course
 from harness.spec.metrics import Form, metric
 from harness.spec.plan import Arm, Contrast, Plan, Protocol, Role
 from harness.spec.site import Site
@@ -18,9 +20,12 @@ from harness.spec.site import Site
 Recipe = Callable[[Site], Sequence[Plan]]
 #: Ranks on each node of a world of that size.
 Nodes = Callable[[int], tuple[int, ...]]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 REAL = Protocol(steps=32, cut=6)
 PACED = Protocol(steps=16, cut=2)
+#: All of a short training, a few times over.
+LEARNING = Protocol(steps=320, cut=6, max_blocks=4)
 #: Clocks and power of a GPU settle within seconds, not within steps.
 ON_GPUS = Protocol(steps=28, cut=6, cut_s=5.0, kept_s=5.0)
 
@@ -28,7 +33,7 @@ ON_GPUS = Protocol(steps=28, cut=6, cut_s=5.0, kept_s=5.0)
 def plain(case: CaseSpec) -> CaseSpec:
     """One device, no wrapper: what a user would run without any parallelism."""
     knobs = {k: v for k, v in case.knobs.items() if k.startswith(f"{case.model}.")}
-    return replace(case.at(1), strategy=PLAIN, compressor=None, knobs=knobs)
+    return replace(case.at(1), strategy=PLAIN, compressor=None, mesh="", knobs=knobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +232,67 @@ def versus(a: CaseSpec, b: CaseSpec, metrics: Sequence[str], *, protocol: Protoc
     )
 
 
+def beside(
+    name: str,
+    cases: Mapping[str, CaseSpec],
+    metrics: Sequence[str],
+    *,
+    protocol: Protocol = REAL,
+) -> Plan:
+    """Several cases in the same blocks, ratios to the first: schedules, strategies, codecs.
+
+    Args:
+        cases: by the name of their line in the table.
+        metrics: its columns.
+    """
+    first, *others = cases
+    roles = {first: Role.BASELINE}
+    contrasts = []
+    for m in metrics:
+        absolute = metric(m).form is Form.ABSOLUTE
+        for arm in cases if absolute else others:
+            contrasts.append(
+                Contrast(
+                    name=f"{m}@{arm}",
+                    metric=m,
+                    subject=arm,
+                    baseline=() if absolute else (first,),
+                    against="nothing" if absolute else "other",
+                )  # fmt: skip
+            )
+    return Plan(
+        name=name,
+        arms=tuple(
+            Arm(name=arm, case=case, role=roles.get(arm, Role.SUBJECT))
+            for arm, case in cases.items()
+        ),
+        contrasts=tuple(contrasts),
+        protocol=protocol,
+    )
+
+
+def learning(
+    case: CaseSpec, by: str, *, to_loss: float = 0.3, protocol: Protocol = LEARNING
+) -> Plan:
+    """When a case's loss is there, beside strategy ``by`` and beside ranks that do not talk at all.
+
+    For strategies that change the mathematics: how fast their steps are says nothing alone.
+
+    Args:
+        to_loss: nats above the floor of the data.
+    """
+    knobs = {k: v for k, v in case.knobs.items() if k.startswith(f"{case.model}.")}
+    usual = replace(case, strategy=by, knobs=knobs)
+    cases = {by: usual, "no communication": replace(usual, communicate=False), case.strategy: case}
+    metrics = (
+        "time_to_loss", "time_to_loss_ratio", "samples_to_loss", "samples_to_loss_ratio", "step_s",
+    )  # fmt: skip
+    plan = beside(f"{case.family}{case.extras} learning", cases, metrics, protocol=protocol)
+    apart = [replace(a, role=Role.ABLATION) for a in plan.arms if not a.case.communicate]
+    others = [a for a in plan.arms if a.case.communicate]
+    return replace(plan, arms=(*others, *apart), to_loss=to_loss)
+
+
 def like(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
     """The case against itself (A/A): whatever differs is noise, and nothing may be decided."""
     plan = versus(case, case, ("throughput_ratio",), protocol=protocol)
@@ -276,3 +342,30 @@ def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:
     assert case.mode is Mode.STRONG and case.global_batch is not None
     shards = [n * case.accumulate for n in worlds]
     return tuple(n for n, s in zip(worlds, shards, strict=True) if case.global_batch % s == 0)
+
+
+def scaling(*recipes: Recipe) -> Callable[[Function], Function]:
+    """One pytest item per verdict of the plans that ``recipes`` return for the site.
+
+    The function takes ``verdict`` and may add asserts of its own; the verdict itself is enforced
+    by the plugin, so a body of only a docstring is enough.
+    """
+
+    def mark(function: Function) -> Function:
+        setattr(function, MARK, recipes)
+        return function
+
+    return mark
+
+
+def recovering(*recipes: Callable[[Site], list[Course]]) -> Callable[[Function], Function]:
+    """One pytest item per course that ``recipes`` return for the site: broken, and gone on with.
+
+    The function takes ``verdict``: the worst that rules on recovery come to.
+    """
+
+    def mark(function: Function) -> Function:
+        setattr(function, RECOVERS, recipes)
+        return function
+
+    return mark

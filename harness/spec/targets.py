@@ -10,14 +10,15 @@ from harness.base.errors import SpecError, nearest
 from harness.base.marks import MARK
 from harness.spec.case import Ablation, CaseSpec, Mode
 from harness.spec.catalogue import Catalogue
+from harness.spec.metrics import metric
 from harness.spec.plan import Plan, Role
-from harness.spec.recipes import PACED, REAL, Recipe, ladder, pinned, strong_worlds
+from harness.spec.recipes import PACED, REAL, Recipe, ladder, learning, pinned, strong_worlds
 from harness.spec.site import Site
 
 #: Fields of a case that ``--set`` may change; the others follow from its name and the site.
 SETTABLE = (
     "micro_batch", "global_batch", "seq_len", "precision", "optimizer", "accumulate",
-    "checkpoint", "data", "seed", "shares", "devices_per_rank", "stragglers",
+    "checkpoint", "data", "seed", "shares", "mesh", "devices_per_rank", "stragglers",
 )  # fmt: skip
 
 
@@ -86,6 +87,8 @@ def case_plan(
     except ValueError as error:
         raise SpecError(str(error), fix="scaleproof list") from None
     supports = catalogue.get("strategies", case.strategy).supports
+    if supports.beside:
+        return learning(case, supports.beside)
     stand_in = catalogue.get("models", case.model).head.get("STAND_IN")
     worlds: Sequence[int] = site.worlds if supports.worlds == "any" else (1,)
     if mode is Mode.STRONG and case.global_batch is not None:  # without one, ``check`` says so
@@ -150,6 +153,22 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
 def normalise(plan: Plan, known: Catalogue, control: bool = False) -> Plan:
     """The plan with every case checked and brought to its one spelling; maybe with a control."""
     plan = pinned(plan) if control else plan
+    _learns(plan, known)
     subjects_first = sorted(plan.arms, key=lambda a: a.role is not Role.SUBJECT)  # to be blamed
     cases = {a.name: known.normalise(a.case) for a in subjects_first}
     return replace(plan, arms=tuple(replace(a, case=cases[a.name]) for a in plan.arms))
+
+
+def _learns(plan: Plan, known: Catalogue) -> None:
+    """SpecError if only the speed of a strategy is measured that trains other mathematics."""
+    if any(metric(c.metric).of_loss for c in plan.contrasts):
+        return
+    for arm in plan.arms:
+        if arm.case.script or arm.role is Role.CONTROL:
+            continue
+        if by := known.get("strategies", arm.case.strategy).supports.beside:
+            raise SpecError(
+                f"how fast {arm.case.strategy} steps says nothing of how it learns",
+                where=arm.case.id, expected=f"time_to_loss or samples_to_loss, beside {by}",
+                fix=f"scaleproof run {arm.case.family}",
+            )  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from harness.base import modules
 from harness.base.documents import Json
 from harness.record import WhatRan
-from harness.spec import Batching, CaseSpec, Optimizer, Precision, Supports
+from harness.spec import Batching, CaseSpec, Dim, Mesh, Optimizer, Precision, Supports
 from harness.spec.heads import facts
 from harness.training.data import Batch
 
@@ -41,7 +41,11 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """One rank's place in the world and the functions it trains with."""
+    """One rank's place in the world and the functions it trains with.
+
+    ``shard`` is the part of every batch that is this rank's; ``sample`` makes the inputs of so many
+    samples on the meta device.
+    """
 
     case: CaseSpec
     rank: int
@@ -50,11 +54,14 @@ class RankContext:
     batching: Batching
     loss: Callable[[Tensor, Tensor], Tensor]
     compressor: Compressor | None
+    mesh: Mesh
+    shard: int
+    sample: Callable[[int], Tensor]
 
     @property
-    def shard(self) -> int:
-        """Which part of every batch is this rank's."""
-        return self.rank % self.batching.shards
+    def part(self) -> int:
+        """Which part of the model is this rank's, where its depth is cut."""
+        return self.mesh.place(self.rank, Dim.PP)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -70,10 +77,16 @@ class RankContext:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
 
-    def optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    @property
+    def update(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+        """The optimizer's class and its settings."""
         if self.case.optimizer is Optimizer.SGD:
-            return torch.optim.SGD(parameters, lr=0.05)
-        return torch.optim.AdamW(parameters, lr=1e-3, fused=self.device.type != "cpu")
+            return torch.optim.SGD, dict(lr=0.05)
+        return torch.optim.AdamW, dict(lr=1e-3, fused=self.device.type != "cpu")
+
+    def optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        kind, settings = self.update
+        return kind(parameters, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +180,13 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
     if not isinstance(model, nn.Module):
         where = f"{loaded.model.__file__}: build(size)"
         raise TypeError(f"{where} returned {type(model).__name__}, not an nn.Module")
+    for stated in ("CONTEXT", "EXPERTS"):  # of which modules a mesh may ask for more
+        setattr(model, stated.lower(), getattr(loaded.model, stated, None))
+    if (tensor := getattr(loaded.model, "TENSOR", None)) is not None:
+        model.tensor = {  # type: ignore[assignment]  # what nn.Module may hold, too
+            **tensor,
+            "units": loaded.size(case)[tensor["units"]],
+        }
     if case.precision is Precision.BF16:
         model = model.to(torch.bfloat16)
     if case.checkpoint:
@@ -180,6 +200,21 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
 def parts(model: nn.Module) -> tuple[nn.Module, ...]:
     """What a model runs one after the other: the blocks of a sequence, or else all of it."""
     return tuple(model.children()) if isinstance(model, nn.Sequential) else (model,)
+
+
+def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor) -> Batch:
+    """What a rank is handed of these samples: where the sequence is cut, the part that is its own.
+
+    The strategy's file says which in ``positions``.
+    """
+    batch = make_batch(loaded, ctx.case, ids, ctx.device)
+    places = ctx.mesh.size(Dim.CP)
+    if places == 1:
+        return batch
+    length, place = batch.inputs.shape[1], ctx.mesh.place(ctx.rank, Dim.CP)
+    knobs = loaded.knobs(ctx.case)
+    own = loaded.strategy.positions(knobs, length, places)[place].to(ctx.device)
+    return replace(batch, inputs=batch.inputs[:, own], targets=batch.targets[:, own])
 
 
 def make_batch(loaded: Loaded, case: CaseSpec, ids: Tensor, device: torch.device) -> Batch:

@@ -34,16 +34,20 @@ def shard_of(global_ids: Tensor, shard: int, batching: Batching) -> Tensor:
 
 
 class Sampler:
-    """Sample ids of every step, for every shard."""
+    """Sample ids of every step, for every shard. ``fresh``: every epoch has samples of its own."""
 
-    def __init__(self, batching: Batching, *, steps_per_epoch: int, seed: int) -> None:
+    def __init__(
+        self, batching: Batching, *, steps_per_epoch: int, seed: int, fresh: bool = False
+    ) -> None:
         self.batching, self.steps_per_epoch, self.seed = batching, steps_per_epoch, seed
+        self.fresh = fresh
 
     def ids(self, step: int, shard: int) -> Tensor:
         """int64 ids of ``shard`` at ``step``, in the order they are trained on."""
         epoch, index = divmod(step, self.steps_per_epoch)
         size = self.batching.global_batch
         order = permutation(size * self.steps_per_epoch, self.seed, epoch)
+        order += epoch * len(order) * self.fresh
         return shard_of(order[index * size : (index + 1) * size], shard, self.batching)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.record import Described, Expected, ModelFacts, Reference
-from harness.spec import Batching, CaseSpec, Device, Precision, batching, digest
+from harness.spec import Batching, CaseSpec, Device, Dim, Mesh, Precision, batching, digest
 from harness.training.context import Loaded, build_model, make_batch, parts
 from harness.training.kept import kept
 from harness.training.trainer import element_bytes, training_bytes
@@ -19,11 +19,13 @@ FLOPS_SLACK = 1.2
 
 def case_batching(loaded: Loaded, case: CaseSpec) -> Batching:
     """How this case's global batch falls apart."""
-    return batching(case, loaded.size(case)["batch"], whole=loaded.supports.whole)
+    return batching(case, loaded.size(case)["batch"], loaded.supports.mesh(case))
 
 
 def describe(loaded: Loaded, case: CaseSpec) -> Described:
     """Facts and expectations, or why the case cannot run."""
+    if why := loaded.supports.misses(vars(loaded.model), case.precision):
+        return Described(unsupported=why)
     try:
         facts, model = _checked_facts(loaded, case)
         expected = expect(loaded, case, model, facts)
@@ -92,9 +94,10 @@ def reference(
 ) -> Reference | None:
     """What the losses of a case are compared with; None for a case that is wrong on purpose."""
     cut, supports = case_batching(loaded, case), loaded.supports
-    if not case.communicate or cut.shards not in (1, case.world_size):
+    if not case.communicate:
         return None
     parts = loaded.knobs(case)[supports.parts] if supports.parts else case.accumulate
+    mesh = supports.mesh(case)
     settings = [case.device, case.precision, case.optimizer, case.seed, case.checkpoint, case.data]
     settings += [case.setup] if case.setup else []  # other software may round otherwise
     compressor = loaded.compressor(case)
@@ -102,19 +105,23 @@ def reference(
     size = dict(loaded.size(case))
     ordered = supports.oracle == "micro_batched"
     doc = [case.model, size, settings, list(cut.micros), parts, ordered, encoding]
+    apart = supports.oracle == "simulated"
+    doc += [case.strategy, dict(loaded.knobs(case))] if apart else []
+    if (order := getattr(loaded.strategy, "order", None)) is not None:
+        doc.append(list(order(loaded.knobs(case), mesh.size(Dim.PP))))
     return Reference(
         key=digest(doc),
-        shards=cut.shards,
-        limit=loss_limit(case, supports.oracle, cut.shards),
+        shards=1 if apart else cut.shards,  # all of them in one process
+        limit=loss_limit(case, mesh),
         memory_bytes=training_bytes(
             facts.num_params, element_bytes(model), facts, cut.largest * case.accumulate
         ),
     )
 
 
-def loss_limit(case: CaseSpec, oracle: str, shards: int) -> float:
-    """Largest relative difference of a loss: two numbers add up to the same bits in any order."""
-    if case.device is Device.CPU and (oracle == "micro_batched" or shards <= 2):
+def loss_limit(case: CaseSpec, mesh: Mesh) -> float:
+    """Largest relative difference of a loss."""
+    if case.device is Device.CPU and mesh.exact:
         return 0.0
     return 2e-5 if case.precision is Precision.FP32 else 2e-2
 
@@ -143,6 +150,7 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         activations += x.numel() * x.element_size()
     tokens = getattr(loaded.model, "tokens", None)
     step_s = getattr(loaded.model, "step_s", None)
+    floor = getattr(loaded.model, "floor", None)
     return ModelFacts(
         num_params=sum(p.numel() for p in model.parameters()),
         flops_per_sample=float(loaded.model.flops(size)),
@@ -150,5 +158,6 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         activation_bytes_per_sample=activations,
         input_shape=tuple(one.inputs.shape[1:]),
         input_dtype=str(one.inputs.dtype).removeprefix("torch."),
+        loss_floor=None if floor is None else float(floor(size)),
         step_s=None if step_s is None else step_s(size),
     ), model

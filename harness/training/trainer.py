@@ -1,4 +1,4 @@
-"""The step that single, ddp, fsdp and compressed share: accumulate, backward, optimizer."""
+"""The step that most strategies share: accumulate, backward, optimizer."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,8 +16,12 @@ class LocalTrainer:
 
     ``synchronise(last)`` is called before each micro-batch and says whether its backward is the
     one that communicates; ``average`` after the last one, where gradients are exchanged only then;
-    ``whole`` turns a sharded tensor into the full one.
+    ``whole`` turns a sharded tensor into the full one. ``resumable``: module and optimizer are all
+    its state. ``weighted``: samples count alike, whatever a rank's share of them.
     """
+
+    resumable = True
+    weighted = True
 
     def __init__(
         self,
@@ -25,6 +29,7 @@ class LocalTrainer:
         ctx: RankContext,
         *,
         named: Callable[[], Iterator[tuple[str, nn.Parameter]]] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         synchronise: Callable[[bool], None] = lambda last: None,
         average: Callable[[], None] | None = None,
         whole: Callable[[Tensor], Tensor] = lambda t: t,
@@ -34,7 +39,7 @@ class LocalTrainer:
         self.named = named or module.named_parameters
         self.synchronise, self.average = synchronise, average
         self.whole, self.placements = whole, placements
-        self.optimizer = ctx.optimizer(p for _, p in self.named())
+        self.optimizer = optimizer or ctx.optimizer(p for _, p in self.named())
         self.compute_dtype = observe_dtype(module)
 
     def step(self, batch: Batch) -> Tensor | None:
@@ -44,7 +49,7 @@ class LocalTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=ctx.device)
         parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
-        scale = batching.weight(ctx.shard) / len(parts)
+        scale = (batching.weight(ctx.shard) if self.weighted else 1.0) / len(parts)
         for i, (inputs, targets) in enumerate(parts):
             self.synchronise(i == len(parts) - 1)
             with span("forward", payload=i), ctx.autocast():
@@ -56,8 +61,12 @@ class LocalTrainer:
             with span("average", Category.COMMUNICATION):
                 self.average()
         with span("optimizer", Category.OPTIMIZER):
-            self.optimizer.step()
+            self.update()
         return total
+
+    def update(self) -> None:
+        """Step the optimizer."""
+        self.optimizer.step()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.named():

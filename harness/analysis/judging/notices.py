@@ -1,19 +1,38 @@
 """What is worth a sentence without being a verdict: leaks, irreproducible losses, slow devices."""
 
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from harness.analysis.judging import neighbours
 from harness.analysis.judging.pairs import timed
 from harness.host import environment
-from harness.record import Purpose, RunRecord
+from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import swept
+from harness.record.launch import loads
 from harness.spec import Device
 
 #: Memory growth below this a step, or seen over fewer steps, is an allocator that settles.
 LEAK_BYTES, LEAK_STEPS = 65_536, 20
+#: An expert that is asked so many times its even share holds up all others.
+OVERLOADED = 2.0
 #: Payload of a full frame over its bytes on the wire (MTU 1500, TCP with time stamps); how far a
 #: shaped link may be off.
 PAYLOAD_SHARE, SHAPED_OFF = 0.956, 0.06
+
+
+def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
+    """The layer whose busiest expert is asked far more than its even share, and what to change."""
+    every = [(x, loads(x.ranks)) for x in launches]
+    worst = [
+        (max(load) * len(load) / sum(load), name, x) for x, of in every for name, load in of.items()
+    ]
+    if worst and (most := max(worst, key=lambda w: w[0]))[0] >= OVERLOADED:
+        times, name, launch = most
+        yield (
+            f"the busiest expert of {name} is asked {times:.1f} times its even share, and"
+            f" {launch.dropped_share:.0%} of all choices find no room: weigh the balance of its"
+            " router more, or give experts more room (knobs of the model)"
+        )
 
 
 def findings(run: RunRecord) -> list[str]:
@@ -33,6 +52,7 @@ def findings(run: RunRecord) -> list[str]:
                 out.append(
                     f"{arm.case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
                 )
+            out += [f"{arm.case.id}: {told}" for told in overloaded(launches[-1:])]
             if len({x.losses for x in launches}) > 1:
                 if arm.case.device is Device.CPU:
                     out.append(f"{arm.case.id}: not reproducible: losses differ between launches")

@@ -83,6 +83,10 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
 
 def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion:
     """Why there is nothing to judge although nothing failed."""
+    if metrics.metric(contrast.metric).of_loss:
+        steps = plan.protocol.steps
+        why = f"no launch came within {plan.to_loss} nats of the data's floor in {steps} steps"
+        return Conclusion(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, why)
     if not metrics.metric(contrast.metric).profiled:
         return unmeasured(run, plan, "no pair of launches was measured")
     why = "this metric needs a profiled launch: none was made (--no-timeline or time budget)"

@@ -12,13 +12,22 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.samples import script
-from harness.analysis.samples.references import Curve, astray
+from harness.analysis.samples.references import Curve, astray, mean_losses
 from harness.analysis.samples.steadiness import steadiness
 from harness.base import stats
-from harness.record import Expected, Growth, RankRecord, Stalls, Steadiness, Steps
-from harness.record.launch import STOOD_STILL
+from harness.record import (
+    Described,
+    Expected,
+    Growth,
+    RankRecord,
+    Reached,
+    Stalls,
+    Steadiness,
+    Steps,
+)
+from harness.record.launch import STOOD_STILL, loads
 from harness.record.store import Samples
-from harness.spec import CaseSpec, Window
+from harness.spec import CaseSpec, Plan, Window
 
 #: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0. Beside it the
 #: protocol of small messages, in bytes a step and other rank.
@@ -29,6 +38,10 @@ STALL = 3.0
 BESIDE = 0.02
 #: The rank's clock and the kernel's may differ by two ticks, and by this share.
 TICKS_S, CLOCKS = 0.02, 0.01
+#: Steps whose losses are averaged before they are compared with a target.
+SMOOTH = 8
+#: A router that asks fewer experts than this many times ``top`` has collapsed.
+COLLAPSED = 1.25
 #: A scheduled stand-in that misses more deadlines than this, and more than one, had too short a
 #: slot, unless it caught up: the schedule is absolute, late steps need not move the window's end.
 MISSED_SHARE = 0.01
@@ -47,6 +60,7 @@ class Figures:
     foreign_load: float | None
     compared: int
     stalls: Stalls | None
+    reached: Reached | None
 
 
 def figures(
@@ -57,8 +71,11 @@ def figures(
     cut: int,
     reference: Curve | None = None,
     beside: Sequence[RankRecord] = (),
+    target: float | None = None,
 ) -> Figures:
     """Everything that a launch's record says of its samples; ``beside``: ranks of its slot.
+
+    ``target``: the loss that its plan asks for.
 
     ``expected`` is None of a user's own script, of which nothing is known beforehand.
     """
@@ -81,7 +98,34 @@ def figures(
         foreign_load=foreign_load(ranks, beside),
         compared=compared(samples, reference),
         stalls=stalls(samples, cut) if samples else None,
+        reached=reached(samples, target, expected) if samples and target and expected else None,
     )
+
+
+def reached(samples: Sequence[Samples], target: float, expected: Expected) -> Reached | None:
+    """When the mean loss of ``SMOOTH`` steps was ``target`` or less; None if it never was.
+
+    Every step trains on samples that were not seen before, so its loss is that of unseen data.
+    """
+    every = mean_losses(samples)
+    if len(every) < SMOOTH:
+        return None
+    smooth = np.convolve(every, np.ones(SMOOTH) / SMOOTH, "valid")
+    there = np.flatnonzero(smooth <= target)
+    if not len(there):
+        return None
+    steps = int(there[0]) + SMOOTH
+    return Reached(
+        steps=steps,
+        samples=steps * expected.global_batch,
+        seconds=max(float(s.marks_s[steps] - s.marks_s[0]) for s in samples),
+    )
+
+
+def target(plan: Plan, described: Described) -> float | None:
+    """The loss that a plan asks for: so far above the floor that the data's own noise sets."""
+    floor = described.facts.loss_floor if described.facts else None
+    return None if plan.to_loss is None or floor is None else floor + plan.to_loss
 
 
 def compared(samples: Sequence[Samples], reference: Curve | None) -> int:
@@ -222,11 +266,23 @@ def losses(samples: Sequence[Samples]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _bytes(rank: RankRecord, expected: Expected, steps: int) -> Iterator[str]:
+def _collapsed(ranks: Sequence[RankRecord]) -> Iterator[str]:
+    """Layers whose router asks next to nobody but as many experts as a token has: the others are
+    never trained. Told by 1 / sum of squared shares, the number of equally busy experts.
+    """
+    for layer, load in loads(ranks).items():
+        top = next(r.routed[layer].top for r in ranks if r.routed and layer in r.routed)
+        busy = sum(load) ** 2 / sum(x * x for x in load)
+        if len(load) > top and busy < COLLAPSED * top:
+            yield f"experts: the router of {layer} asks {busy:.2g} of {len(load)}: it has collapsed"
+
+
+def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterator[str]:
     """Whether a rank sent what its case has to send, all of it, and nothing past the sockets."""
     if rank.sent_bytes is None:
         return
-    want = expected.sent_bytes[rank.rank] * steps
+    talking = sum((step + 1) % expected.period == 0 for step in range(cut, cut + steps))
+    want = expected.sent_bytes[rank.rank] * expected.period * talking
     most = SENT_RATIO[1] * want + MESSAGE_SLACK * steps * max(1, len(expected.sent_bytes) - 1)
     if want and not SENT_RATIO[0] * want <= rank.sent_bytes <= most:
         ratio = rank.sent_bytes / want
@@ -288,9 +344,11 @@ def wrong(
     seen = consumed(samples, cut)
     if seen != kept * expected.global_batch:
         out.append(f"samples: {seen} consumed, {kept * expected.global_batch} asked for")
-    if len(unlike := {r.replica for r in ranks if r.replica}) > 1:
-        out.append(f"replicas: ranks ended with {len(unlike)} different sets of parameters")
-    out += [text for r in ranks for text in (*_bytes(r, expected, kept), *_clock(r))]
+    out += _collapsed(ranks)
+    held = {(r.part, r.replica) for r in ranks if r.replica}
+    if unlike := len(held) - len({part for part, _ in held}):
+        out.append(f"replicas: ranks ended with {unlike + 1} different sets of parameters")
+    out += [text for r in ranks for text in (*_bytes(r, expected, cut, kept), *_clock(r))]
     misses = max(r.clock_misses for r in ranks)
     planned_s = kept * (ranks[0].planted_s or math.inf)
     late = max(r.window_s for r in ranks) / planned_s - 1

@@ -1,13 +1,13 @@
 """Pilots: what discarded launches settle before the first one counts. Pure, from their samples."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from harness.analysis.samples import figures, steadiness
-from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.record import Described, LaunchRecord, Purpose, RunRecord
 from harness.record.store import load_samples
 from harness.spec import Arm, Plan, Window
 
@@ -59,10 +59,20 @@ def launch_sd(pilots: Sequence[Pilot]) -> float | None:
     return steadiness.launch_sd(pairs)
 
 
-def windows(plan: Plan, pilots: Sequence[Pilot]) -> dict[str, Window]:
-    """Arm -> its window: warm-up as its pilot showed it, and as many steps as are worth timing."""
-    sd = launch_sd(pilots)
-    return {arm.name: _window(plan, arm, pilots, sd) for arm in plan.arms}
+def windows(
+    plan: Plan, pilots: Sequence[Pilot], described: Mapping[str, Described]
+) -> dict[str, Window]:
+    """Arm -> its window: warm-up as its pilot showed it, and as many steps as are worth timing.
+
+    Ranks that talk every so many steps are timed for whole periods of it.
+    """
+    sd, out = launch_sd(pilots), {}
+    for arm in plan.arms:
+        window, told = _window(plan, arm, pilots, sd), described.get(arm.case.hash)
+        period = told.expected.period if told and told.expected else 1
+        kept = -(-(window.steps - window.cut) // period) * period
+        out[arm.name] = replace(window, steps=window.cut + kept)
+    return out
 
 
 def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
@@ -87,7 +97,7 @@ def _matching(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> list[Pilot]:
 
 def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> Window:
     matching = _matching(plan, arm, pilots)
-    if not matching:
+    if not matching or plan.to_loss is not None:
         return plan.window
     least = plan.window.steps - plan.window.cut
     warm_up, pilot = min(

@@ -1,14 +1,18 @@
 """For each large term: what it is, what removing it would give back, and how to try it."""
 
+import itertools
 from collections.abc import Iterator
 
 from harness.analysis.again import command
 from harness.analysis.timeline.losses import WORDS, Losses
+from harness.base.stats import evenly
 from harness.record import Budget, Expected, Term
 from harness.spec import CaseSpec, Data, Mode, Settings
 
 #: Terms below this share of the step are not worth a sentence.
 LARGE = 0.03
+#: Blocks are worth moving where the longest stage becomes so much shorter.
+MOVED = 0.05
 
 #: What to try in a script of the user's, where there is no setting to change.
 _LARGER = "a larger batch on each rank, or to accumulate gradients over several"
@@ -44,6 +48,8 @@ def advice(
     """
     if losses.step_ns <= losses.ideal_ns:
         return
+    if expected is not None and (moved := _moved(case, expected, budget, settings)):
+        yield moved
     for term in sorted(losses.excess_ns, key=lambda t: losses.excess_ns[t], reverse=True):
         share = losses.excess_ns[term] / losses.step_ns
         if share < LARGE:
@@ -60,6 +66,31 @@ def advice(
             f"{WORDS[term]} {float(share):.1%} of the step: {what};"
             f" without it at most +{losses.gain(term):.3f} efficiency; try {remedy}"
         )
+
+
+def _moved(case: CaseSpec, expected: Expected, budget: Budget, settings: Settings) -> str:
+    """Which blocks to move from the stage that computes longest; empty where that gains nothing."""
+    if not expected.blocks or len(expected.blocks) != len(budget.ranks):
+        return ""
+    if not budget.total_ns(Term.COMPUTE):
+        return ""
+    busy = [r.mean_ns(Term.COMPUTE) for r in budget.ranks]
+    costs = [t / n for t, n in zip(busy, expected.blocks, strict=True) for _ in range(n)]
+    split = evenly(costs, len(busy))
+    ends = list(itertools.accumulate(split, initial=0))
+    longest = max(sum(costs[a:b]) for a, b in itertools.pairwise(ends))
+    if longest > (1 - MOVED) * max(busy):
+        return ""
+    change = [new - old for new, old in zip(split, expected.blocks, strict=True)]
+    giver, taker = change.index(min(change)), change.index(max(change))
+    count = min(-change[giver], change[taker])
+    what = "layers" if count > 1 else "layer"
+    setting = {f"{case.strategy}.split": ",".join(map(str, split))}
+    return (
+        f"stages are uneven: the longest computes {max(busy) / 1e6:.1f} ms a step, the mean"
+        f" {sum(busy) / len(busy) / 1e6:.1f} ms; move {count} {what} from stage {giver} to stage"
+        f" {taker}: try {command(case, settings, setting)}"
+    )
 
 
 def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) -> str:

@@ -11,7 +11,7 @@ from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.views.tallies import operators
 from harness.base.errors import ScaleproofError
 from harness.record import Budget, Expected, RankRecord
-from harness.spec import CaseSpec
+from harness.spec import PROFILED, CaseSpec
 
 
 def trace_path(folder: Path, launch: str, rank: int) -> Path:
@@ -62,4 +62,5 @@ def talks(case: CaseSpec, expected: Expected | None) -> bool:
     """Whether every rank of a case communicates in its steps; a script's may."""
     if expected is None:
         return False
-    return case.world_size > 1 and case.communicate and bool(expected.payload_bytes)
+    often = expected.period <= PROFILED
+    return case.world_size > 1 and case.communicate and often and bool(expected.payload_bytes)

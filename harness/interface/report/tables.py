@@ -12,6 +12,7 @@ from harness.interface.report import fabric, recovery, script, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.scaling import interval, scaling_table
+from harness.interface.report.sides import beside
 from harness.interface.report.text import rule, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
@@ -45,7 +46,7 @@ def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> l
         quiet = quiet and v.reason is not Reason.CAUGHT
         plan = next((p for p in run.plans if p.hash == v.plan), None)
         shown = plan is not None and in_table(v, shown_against(plan))
-        laddered = plan is None or bool(tabled(plan))
+        laddered = plan is None or bool(tabled(plan)) or plan in beside.plans(run)
         said = v.status is Status.PASS or (v.status is Status.RECORDED and not laddered)
         if quiet and not every and (shown or not said):
             continue
@@ -195,7 +196,13 @@ def summary(
             out += wrap(f" ~ recorded in doubt: {next(iter(doubts))}", width, 3)
         if any(" *  " in line for line in table_):
             out.append(" * the verdict is on another figure, shown below")
-    out += ["", *script.lines(run, width), *fabric.lines(run, width), *recovery.lines(run, width)]
+    out += [
+        "",
+        *beside.lines(run, width),
+        *script.lines(run, width),
+        *fabric.lines(run, width),
+        *recovery.lines(run, width),
+    ]
     out += timeline.lines(run, width, every=every)
     out += [rule("verdicts", width), *verdict_lines(run, width)]
     out += [*counts(run), ""]

@@ -5,6 +5,7 @@ from typing import Any, NotRequired, TypedDict
 
 from harness.analysis.claims import Finding as Claim
 from harness.analysis.compare import Comparison
+from harness.analysis.fitting import Attempt
 from harness.analysis.handover import Requirement, Seal
 from harness.analysis.hardware import HardwareComparison
 from harness.analysis.history.ingest import Ingested
@@ -109,6 +110,14 @@ class Nodes(TypedDict):
 class Exported(TypedDict):
     file: str
     rows: int
+
+
+class Fitted(TypedDict):
+    case: str
+    limit_bytes: float
+    headroom: float
+    micro_batch: int | None
+    tried: Sequence[Attempt]
 
 
 class HandedOver(TypedDict):
@@ -286,6 +295,7 @@ DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
     "error": (Error,),
     "export": (Exported,),
     "fabric": (RunRecord,),
+    "fit": (Fitted,),
     "handover": (HandedOver,),
     "history": (History,),
     "ingest": (Added,),

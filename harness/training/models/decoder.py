@@ -1,6 +1,7 @@
 """Decoder-only transformer: GPT-2 and Llama shapes from nano to 8B, every strategy's workload."""
 
 import functools
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -28,6 +29,18 @@ SIZES = {
     ),
 }
 
+#: How layers are cut by width: by groups of heads, so that each rank has whole ones.
+TENSOR = {
+    "units": "kv",
+    "cut": {
+        "embed": "vocabulary", "block*.norm*": "norm", "block*.qkv": "column", "block*.out": "row",
+        "block*.up": "column", "block*.down": "row", "head.norm": "norm", "head.fc": "logits",
+    },
+}  # fmt: skip
+
+#: Modules that see the whole sequence at once, where it is cut: with ``attend(q, k, v)``.
+CONTEXT = "block*.attention"
+
 
 @functools.cache
 def _rotary(seq: int, dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -37,38 +50,66 @@ def _rotary(seq: int, dim: int, device: torch.device, dtype: torch.dtype) -> tup
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-def _rotate(x: Tensor) -> Tensor:
+def _rotate(x: Tensor, positions: Tensor | None, length: int) -> Tensor:
     """Rotary position embedding of (B, heads, S, dim), halves paired as in Llama."""
-    cos, sin = _rotary(x.shape[2], x.shape[3], x.device, x.dtype)
+    cos, sin = _rotary(length or x.shape[2], x.shape[3], x.device, x.dtype)
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
 
+class Attention(nn.Module):
+    """Causal attention of queries (B, heads, S, dim) to keys and values (B, groups, S, dim).
+
+    A rank that has a part of the sequence is told which ``positions`` of what ``length``, and
+    another way to ``attend`` to the others'.
+    """
+
+    positions: Tensor | None = None
+    length = 0
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = (_rotate(x, self.positions, self.length) for x in (q, k))
+        return self.attend(q, k, v)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1]
+        )
+
+
 class Block(nn.Module):
-    """Pre-norm attention (grouped query) and feed-forward (GELU, or SwiGLU when gated)."""
+    """Pre-norm attention (grouped query) and feed-forward (GELU, or SwiGLU when gated).
+
+    Rows of ``qkv`` and of a gated ``up`` are ordered by group of heads, so that any number of
+    groups is a slice of them: a rank of tensor parallelism has some, and finds how many by itself.
+    """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__()
-        d, self.heads, self.kv = size["d"], size["heads"], size["kv"]
-        self.dim, self.gated = d // self.heads, bool(size.get("gated"))
+        d, heads, kv = size["d"], size["heads"], size["kv"]
+        self.dim, self.queries, self.gated = d // heads, heads // kv, bool(size.get("gated"))
+        self.wide = size["ff"] // kv
         self.norm1, self.norm2 = nn.RMSNorm(d), nn.RMSNorm(d)
-        self.qkv = nn.Linear(d, (self.heads + 2 * self.kv) * self.dim, bias=False)
+        self.qkv = nn.Linear(d, (heads + 2 * kv) * self.dim, bias=False)
+        self.attention = Attention()
         self.out = nn.Linear(d, d, bias=False)
         self.up = nn.Linear(d, size["ff"] * (2 if self.gated else 1), bias=False)
         self.down = nn.Linear(size["ff"], d, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        b, s, d = x.shape
-        qkv = self.qkv(self.norm1(x)).view(b, s, -1, self.dim).transpose(1, 2)
-        q, k, v = qkv.split((self.heads, self.kv, self.kv), 1)
-        y = functional.scaled_dot_product_attention(
-            _rotate(q), _rotate(k), v, is_causal=True, enable_gqa=self.kv != self.heads
+        qkv = self.qkv(self.norm1(x))
+        b, s, _ = qkv.shape
+        grouped = qkv.view(b, s, -1, self.queries + 2, self.dim)
+        q, k, v = (
+            part.flatten(2, 3).transpose(1, 2) for part in grouped.split((self.queries, 1, 1), 3)
         )
-        x = x + self.out(y.transpose(1, 2).reshape(b, s, d))
+        x = x + self.out(self.attention(q, k, v).transpose(1, 2).reshape(b, s, -1))
         h = self.up(self.norm2(x))
         if self.gated:
-            gate, h = h.chunk(2, -1)
-            h = functional.silu(gate) * h
+            gate, h = h.view(b, s, -1, 2, self.wide).unbind(3)
+            h = (functional.silu(gate) * h).flatten(2)
         else:
             h = functional.gelu(h, approximate="tanh")
         return x + self.down(h)  # type: ignore[no-any-return]
@@ -116,6 +157,13 @@ def _applied(times: int, vocab: int) -> tuple[list[int], list[int]]:
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(output.float().flatten(0, 1), targets.flatten())
+
+
+def floor(size: Mapping[str, Json]) -> float:
+    """Entropy of the next token in nats: what is replaced may be replaced by itself."""
+    noise, vocab = 0.1, size["vocab"]
+    usual, other = 1 - noise + noise / vocab, noise / vocab
+    return float(-usual * math.log(usual) - (vocab - 1) * other * math.log(other))
 
 
 def tokens(size: Mapping[str, Json]) -> int:

@@ -16,6 +16,9 @@ SIZES = {
     "8192": dict(d=8192, layers=8, classes=1024, batch=64),
 }
 
+#: How layers are cut by width: in pairs, so that what one splits the next one adds up.
+TENSOR = {"units": "d", "cut": {"layer[02468].0": "column", "layer[13579].0": "row"}}
+
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
     """``layers`` hidden layers of width ``d`` and a classifier."""

@@ -1,9 +1,10 @@
 """Stand-in that waits for set times instead of computing; real gradients of set sizes.
 
-Mode ``wait``: forward and backward of each layer wait their share of ``step_ms``; overlap with
-communication is real. Mode ``schedule``: step i ends at window start + i x T, where T carries the
-efficiency that ``plant`` states for the world size ("2:0.95,4:0.9"), and a seeded launch noise:
-the source of truth that checks the whole instrument.
+Mode ``wait``: each layer waits its share of ``step_ms``, a third in forward, a third for the
+gradient of its input, a third for that of its weight; overlap with communication is real. Mode
+``schedule``: step i ends at window start + i x T, where T carries the efficiency that ``plant``
+states for the world size ("2:0.95,4:0.9"), and a seeded launch noise: the source of truth that
+checks the whole instrument.
 """
 
 import time
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.base.documents import Json
-from harness.spec import CaseSpec, Mode, batching
+from harness.spec import CaseSpec, Mesh, Mode, batching
 from harness.training.data import uniform
 
 SIZES = {"small": dict(width=64, layers=8, layer_kb=128, batch=8)}
@@ -30,8 +31,9 @@ class Wait(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
         ctx.backward_s = backward_s
-        time.sleep(forward_s)
-        return x.view_as(x)
+        if forward_s:
+            time.sleep(forward_s)
+        return x.clone()  # no view: schedules that split backward detach it in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
@@ -49,10 +51,10 @@ class PacedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wait_s = 0.0 if x.device.type == "meta" else self.sample_s * x.shape[0]
-        y = x + x * self.weight.mean(0)
         if wait_s == 0:
-            return y
-        return Wait.apply(y, wait_s / 3, wait_s * 2 / 3)  # type: ignore[no-any-return,no-untyped-call]
+            return x + x * self.weight.mean(0)
+        weight = Wait.apply(self.weight.mean(0), 0.0, wait_s / 3)  # type: ignore[no-untyped-call]
+        return Wait.apply(x + x * weight, wait_s / 3, wait_s / 3)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
@@ -100,7 +102,7 @@ def period_s(size: Mapping[str, Json], case: CaseSpec, draw: int) -> float | Non
     base = size["step_ms"] / 1e3
     if case.mode is Mode.STRONG:
         base *= (
-            batching(case, size["batch"], whole=True).global_batch / size["batch"] / case.world_size
+            batching(case, size["batch"], Mesh({})).global_batch / size["batch"] / case.world_size
         )
     generator = torch.Generator().manual_seed(draw)
     noise = float(torch.randn((), generator=generator)) * size["noise"]

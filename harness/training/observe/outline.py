@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch._C._profiler import (
     ProfilerActivity,
@@ -105,12 +106,15 @@ def _follow(on: Callable[[], bool]) -> None:
     wait, send, recv = dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv
     backward: Callable[..., Any] = Tensor.backward
 
-    @functools.wraps(wait)
-    def seen_wait(*args: Any, **more: Any) -> Any:
-        if not on():
-            return wait(*args, **more)
-        with record_function(waits):
-            return wait(*args, **more)
+    def waited(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def seen(*args: Any, **more: Any) -> Any:
+            if not on():
+                return call(*args, **more)
+            with record_function(waits):
+                return call(*args, **more)
+
+        return seen
 
     def with_peer(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -143,7 +147,8 @@ def _follow(on: Callable[[], bool]) -> None:
                 tail.__exit__(None, None, None)
 
     places: tuple[tuple[Any, str, Any], ...] = (
-        (dist.Work, "wait", seen_wait),
+        (dist.Work, "wait", waited(wait)),
+        (functional, "wait_tensor", waited(functional.wait_tensor)),  # what DTensor waits with
         (dist.ProcessGroup, "send", with_peer("send", send)),
         (dist.ProcessGroup, "recv", with_peer("recv", recv)),
         (Tensor, "backward", seen_backward),

@@ -34,6 +34,13 @@ class Wire:
             resent_bytes=self.resent_bytes - before.resent_bytes,
         )
 
+    def __add__(self, other: Wire) -> Wire:
+        """Both together."""
+        return Wire(
+            sent_bytes=self.sent_bytes + other.sent_bytes,
+            resent_bytes=self.resent_bytes + other.resent_bytes,
+        )
+
 
 def read() -> Wire | None:
     """All TCP sockets of this process; None where the kernel does not say."""

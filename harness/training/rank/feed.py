@@ -7,11 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from torch import Tensor
 
 from harness.spec import Data
-from harness.training.context import Loaded, RankContext, make_batch
+from harness.training.context import Loaded, RankContext, own_batch
 from harness.training.data import Batch, Sampler
 from harness.training.rank.window import Feed
 
-#: Steps of an epoch, so that a longer window trains on the same samples at first.
+#: Steps whose samples are shuffled together: a longer window trains on the same ones at first, and
+#: no sample comes twice.
 STEPS_PER_EPOCH = 64
 #: Bytes of batches made beforehand at most; beyond, the first ones are used again.
 POOL_BYTES = 1 << 30
@@ -29,10 +30,10 @@ def make_feed(
 
     ``pooled`` is told the inputs that are made beforehand.
     """
-    sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed)
+    sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed, fresh=True)
 
     def make(step: int) -> Batch:
-        return make_batch(loaded, ctx.case, sampler.ids(step, ctx.shard), ctx.device)
+        return own_batch(loaded, ctx, sampler.ids(step, ctx.shard))
 
     if ctx.case.data is Data.LOADED:
         return make

@@ -13,21 +13,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.spec import Dim
 from harness.training.context import Loaded, RankContext
 from harness.training.data import Batch
 
 
 class Oracle:
-    """A plain model, trained on shards.
+    """A plain model, trained on shards. ``weighted``: samples of all shards count alike.
 
     Args:
         parts: how often a shard's batch is cut: accumulation steps, or a pipeline's micro-batches.
         scale_last: divide the summed gradient once at the end, as pipeline schedules do, rather
             than each loss.
+        order: of the parts, in which their gradients are added; empty = as they are cut.
     """
 
-    def __init__(self, model: nn.Module, ctx: RankContext, *, parts: int, scale_last: bool) -> None:
+    weighted = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ctx: RankContext,
+        *,
+        parts: int,
+        scale_last: bool,
+        order: Sequence[int] = (),
+    ) -> None:
         self.model, self.ctx, self.parts, self.scale_last = model, ctx, parts, scale_last
+        self.order = order or range(parts)
         self.optimizer = ctx.optimizer(model.parameters())
 
     @classmethod
@@ -35,11 +48,14 @@ class Oracle:
         """The one that the case's strategy names."""
         supports = loaded.supports
         parts = int(loaded.knobs(ctx.case)[supports.parts]) if supports.parts else 0
+        ordered = getattr(loaded.strategy, "order", None)
+        ranks = supports.mesh(ctx.case).size(Dim.PP)
         return cls(
             model,
             ctx,
             parts=parts or ctx.case.accumulate,
             scale_last=supports.oracle == "micro_batched",
+            order=ordered(loaded.knobs(ctx.case), ranks) if ordered else (),
         )
 
     def step(self, shards: Sequence[Batch]) -> float:
@@ -68,10 +84,11 @@ class Oracle:
         """A shard's loss, as its rank would state it, and its gradients."""
         self.model.zero_grad(set_to_none=True)
         inputs, targets = batch.inputs.chunk(self.parts), batch.targets.chunk(self.parts)
-        scale = 1.0 if self.scale_last else self.ctx.batching.weight(shard) / len(inputs)
-        losses = []
-        for x, y in zip(inputs, targets, strict=True):
-            losses.append(self.descend(x, y, scale))
+        weight = self.ctx.batching.weight(shard) if self.weighted else 1.0
+        scale = 1.0 if self.scale_last else weight / len(inputs)
+        losses: list[Tensor] = [torch.empty(0)] * len(inputs)
+        for i in self.order:
+            losses[i] = self.descend(inputs[i], targets[i], scale)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.scale_last:
             return torch.stack(losses).mean(), [g / len(inputs) for g in grads]

@@ -23,9 +23,9 @@ from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import LaunchSpec
 from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
-from harness.spec import CaseSpec, Device, StandIn
+from harness.spec import CaseSpec, Device, Dim, Mesh, StandIn
 from harness.training.accelerator import Accelerator
-from harness.training.context import Loaded, RankContext
+from harness.training.context import Loaded, RankContext, make_batch
 from harness.training.describe import case_batching
 from harness.training.observe import beside, threads
 from harness.training.observe.memory import Memory
@@ -89,7 +89,10 @@ class Rank:
         return self.out / f"rank{self.place.rank}.{suffix}"
 
     def context(self, loaded: Loaded, case: CaseSpec) -> RankContext:
-        """What a strategy is given of a case."""
+        """What a strategy is given of a case. A world of another size trains its shards."""
+        mesh = loaded.supports.mesh(case)
+        if self.place.world_size != mesh.ranks:
+            mesh = Mesh({Dim.DP: self.place.world_size})
         return RankContext(
             case=case,
             rank=self.place.rank,
@@ -98,6 +101,13 @@ class Rank:
             batching=case_batching(loaded, case),
             loss=loaded.model.loss,
             compressor=loaded.compressor(case),
+            mesh=mesh,
+            shard=mesh.shard(self.place.rank),
+            sample=lambda count: (
+                make_batch(
+                    loaded, case, torch.zeros(count, dtype=torch.int64), torch.device("meta")
+                ).inputs
+            ),
         )
 
     def record(

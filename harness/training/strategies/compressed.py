@@ -33,7 +33,7 @@ def expect(
     promise = compressor.promise(shapes, case.world_size)
     n = case.world_size
     return replace(
-        ddp.expect(case, model, batching, facts, {**ddp.KNOBS, **knobs}),
+        ddp.expect(case, model, batching, facts, knobs),
         sent_bytes=(promise.sent_bytes,) * n,
         payload_bytes={k: (v,) * n for k, v in promise.payload_bytes.items()},
         largest_message=max(promise.payload_bytes.values()),
@@ -54,7 +54,7 @@ class CompressedTrainer(LocalTrainer):
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """One bucket by default, so that the closed form holds and collectives keep their order."""
     assert ctx.compressor is not None
-    plain = ddp.build(model, ctx, {**ddp.KNOBS, **knobs})
+    plain = ddp.build(model, ctx, knobs)
     hook = ctx.compressor.build(ctx)
 
     def comm_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -1,31 +1,50 @@
 """DDP: replicated model, bucketed all-reduce of gradients overlapped with backward."""
 
-from torch import nn
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext
+from harness.training.parallel import traffic
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
-KNOBS = dict(bucket_cap_mb=25.0, static_graph=False, bucket_view=True)
+KNOBS = dict(
+    bucket_cap_mb=25.0, first_bucket_mb=0.0, static_graph=False, bucket_view=True, unused=False,
+    overlap_optimizer=False,
+)  # fmt: skip
 HOOKED = True  # what it sends can go through a compressor
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """A ring all-reduce of every gradient: 2 (N-1)/N bytes(P) sent per rank."""
+    """A ring all-reduce of every gradient: 2 (N-1)/N bytes(P) sent per rank.
+
+    Looking for ``unused`` parameters all-reduces a flag for each.
+    """
     n, elements, size = case.world_size, num_elements(model), element_bytes(model)
+    knobs = {**KNOBS, **knobs}  # others build on it
+    if knobs["overlap_optimizer"] and (case.accumulate > 1 or not knobs["bucket_view"]):
+        raise ValueError("an optimizer in backward needs bucket_view, and no accumulation")
     payload = float(elements * size)
-    return Expected(
-        sent_bytes=(2 * (n - 1) / n * payload,) * n,
-        payload_bytes={"all_reduce": (payload,) * n},
-        largest_message=min(payload, knobs["bucket_cap_mb"] * 2**20),
+    sent = traffic.all_reduce(payload, n)
+    if knobs["unused"]:
+        sent += traffic.all_reduce(4.0 * len(list(model.parameters())), n)
+    return traffic.expected(
+        [sent] * n,
+        largest=min(payload, knobs["bucket_cap_mb"] * 2**20),
         module="DistributedDataParallel",
         placements=("Replicate",),
-        dense_bytes=2 * (n - 1) / n * payload,
+        dense_bytes=traffic.all_reduce(payload, n).sent,
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(elements, size, facts, batching.largest),
         formula="2 (N-1)/N bytes(P)",
@@ -34,22 +53,67 @@ def expect(
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """DistributedDataParallel; accumulation all-reduces after the last micro-batch only."""
+    """DistributedDataParallel; accumulation all-reduces after the last micro-batch only.
+
+    ``first_bucket_mb`` is the size of the bucket that is ready first, 0 for that of all others.
+    """
+    knobs = {**KNOBS, **knobs}
+    more: dict[str, Any] = dict(bucket_cap_mb=knobs["bucket_cap_mb"])
+    if knobs["first_bucket_mb"]:
+        more = dict(bucket_cap_mb_list=[knobs["first_bucket_mb"], knobs["bucket_cap_mb"]])
     ddp = DistributedDataParallel(
         model,
         device_ids=None if ctx.device.index is None else [ctx.device],
-        bucket_cap_mb=knobs["bucket_cap_mb"],
         gradient_as_bucket_view=knobs["bucket_view"],
         static_graph=knobs["static_graph"],
+        find_unused_parameters=knobs["unused"],
+        **more,
     )
 
     def synchronise(last: bool) -> None:
         ddp.require_backward_grad_sync = last and ctx.case.communicate  # what ``no_sync`` sets
 
-    return LocalTrainer(
+    trainer = (InBackward if knobs["overlap_optimizer"] else LocalTrainer)(
         ddp,
         ctx,
         named=lambda: iter((n.removeprefix("module."), p) for n, p in ddp.named_parameters()),
         synchronise=synchronise,
         placements=("Replicate",),
     )
+    if isinstance(trainer, InBackward):
+        ddp.register_comm_hook(None, _hook(trainer.update_only))
+    return trainer
+
+
+class InBackward(LocalTrainer):
+    """Steps the parameters of each bucket as soon as it is reduced, while backward goes on."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._turn = threading.Lock()  # buckets are reduced by several threads
+
+    def update(self) -> None:
+        """Nothing is left to step."""
+
+    def update_only(self, parameters: Sequence[Tensor]) -> None:
+        """Step these: ``gradient_as_bucket_view`` has made their gradients views of the bucket."""
+        with self._turn:
+            groups = self.optimizer.param_groups
+            self.optimizer.param_groups = [{**groups[0], "params": parameters}]
+            self.optimizer.step()
+            self.optimizer.param_groups = groups
+
+
+def _hook(update: Callable[[Sequence[Tensor]], None]) -> Callable[..., Any]:
+    """DDP's own all-reduce, and then ``update``."""
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        parameters = bucket.parameters()
+
+        def step(reduced: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            update(parameters)
+            return reduced.value()
+
+        return allreduce_hook(None, bucket).then(step)  # type: ignore[arg-type]
+
+    return hook

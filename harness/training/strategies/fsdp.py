@@ -1,19 +1,22 @@
-"""FSDP2: parameters, gradients and optimizer state sharded per block with fully_shard."""
+"""FSDP2: parameters, gradients and optimizer state sharded per block; hybrid over a mesh."""
 
-from collections.abc import Iterator
+from typing import Any
 
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
+from harness.spec import Batching, CaseSpec, Device, Dim
 from harness.training.context import Knobs, RankContext
+from harness.training.parallel import samples, traffic
+from harness.training.parallel.scatter import OverAllToAll
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
-SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="same_seed")
-KNOBS = dict(reshard=True)
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("fsdp", "dp"), replicas=True,
+    products=("dp:2,fsdp:2",),
+)  # fmt: skip
+KNOBS = dict(reshard=True, reshard_to=0, scatter="own", prefetch=0, offload=False)
 
 
 def expect(
@@ -21,61 +24,61 @@ def expect(
 ) -> Expected:
     """All-gather in forward (and backward if resharded), reduce-scatter of gradients.
 
-    Each parameter is padded to N equal parts of dim 0. Every block is a group of its own; the
-    last one to run forward is gathered again in backward like the others. gloo has no
-    reduce-scatter: it sends an all-reduce's bytes, 2 (N-1)/N, where NCCL sends (N-1)/N.
+    Every block is a group of its own; the last one to run forward is gathered again in backward
+    like the others. gloo has no reduce-scatter: it sends an all-reduce's bytes, 2 (N-1)/N, where
+    NCCL and ``scatter="all_to_all"`` send (N-1)/N. Between forward and backward parameters are kept
+    in parts of ``reshard_to`` ranks.
     """
-    n, size = case.world_size, element_bytes(model)
-    shard = float(sum(-(-p.shape[0] // n) * p[0].numel() * size for p in model.parameters()))
-    blocks = [sum(p.numel() for p in b.parameters()) * size for b in model.children()]
-    gathers = batching.accumulate * (2 if knobs["reshard"] else 1)
-    scatter = 2.0 if case.backend == "gloo" else 1.0
-    padded = shard * n
-    sent = (n - 1) / n * padded * (gathers + scatter)
-    return Expected(
-        sent_bytes=(sent,) * n,
-        payload_bytes={
-            "all_gather": (shard * gathers,) * n,
-            "all_reduce" if case.backend == "gloo" else "reduce_scatter": (padded,) * n,
-        },
-        largest_message=max(blocks),
+    mesh, size = batching.mesh, element_bytes(model)
+    n, replicas, again = mesh.size(Dim.FSDP), mesh.size(Dim.DP), int(knobs["reshard_to"])
+    if again and (n % again or again in (1, n) or not knobs["reshard"]):
+        raise ValueError(f"{case.strategy}.reshard_to={again} is no smaller group of {n} ranks")
+    if knobs["scatter"] not in ("own", "all_to_all"):
+        raise ValueError(f"{case.strategy}.scatter is own or all_to_all, not {knobs['scatter']}")
+    if knobs["offload"] and case.device is Device.CPU:
+        raise ValueError(f"{case.strategy}.offload moves shards to the CPU, where they are")
+    blocks = [[p.shape for p in block.parameters()] for block in model.children()]
+    largest = float(max(sum(s.numel() for s in shapes) for shapes in blocks) * size)
+    gathers = batching.accumulate * (2 if knobs["reshard"] and not again else 1)
+    swapped = knobs["scatter"] == "all_to_all"
+    scatter = traffic.all_to_all if swapped else traffic.reduce_scatter(case.backend)
+    sent = traffic.sharded(blocks, size, n, gathers, replicas, scatter)
+    formula = f"{gathers + 2 - (scatter(1.0, 2).sent < 1):g} (N-1)/N bytes(P)"
+    for shapes in blocks if again else ():
+        part = traffic.padded(shapes, size, n) * n / again
+        sent += traffic.all_gather(part, again) * batching.accumulate
+    formula += f" + (K-1)/K bytes(P), K = {again}" if again else ""
+    formula += f" + 2 (D-1)/D bytes(P)/N, D = {replicas}" if replicas > 1 else ""
+    return traffic.expected(
+        [sent] * case.world_size,
+        largest=largest,
         module=f"FSDP{type(model).__name__}",
-        placements=("Shard(dim=0)",),
+        placements=("Replicate() Shard(dim=0)" if replicas > 1 else "Shard(dim=0)",),
         ideal_efficiency=1.0,
         # Every rank builds the whole model before it is sharded.
         memory_bytes=max(
             num_elements(model) * size,
             training_bytes(num_elements(model) / n, size, facts, batching.largest)
-            + 2 * max(blocks),
+            + 2 * int(largest),
         ),
-        formula=f"{gathers + scatter:g} (N-1)/N bytes(P)",
+        formula=formula,
         global_batch=batching.global_batch,
     )
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """fully_shard on every block, then on the root, which holds no parameter of its own."""
-    # torch's own choice is the device that it was compiled for, wherever the model is.
-    mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
-    for block in (*model.children(), model):
-        fully_shard(block, mesh=mesh, reshard_after_forward=knobs["reshard"])
-    assert isinstance(model, FSDPModule)
-
-    def whole(tensor: Tensor) -> Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    return LocalTrainer(
-        model,
-        ctx,
-        synchronise=model.set_requires_gradient_sync,
-        whole=whole,
-        placements=tuple(sorted(set(_placements(model)))),
-    )
-
-
-def _placements(model: nn.Module) -> Iterator[str]:
-    for parameter in model.parameters():
-        if isinstance(parameter, DTensor):
-            yield from (repr(p) for p in parameter.placements)
-        else:
-            yield "plain"
+    """fully_shard, with what the knobs say of it."""
+    more: dict[str, Any] = dict(reshard_after_forward=knobs["reshard_to"] or knobs["reshard"])
+    if knobs["offload"]:
+        more["offload_policy"] = CPUOffloadPolicy()
+    wrapped = samples.sharded(model, ctx, more)
+    blocks: list[FSDPModule] = [b for b in model.children() if isinstance(b, FSDPModule)]
+    if knobs["scatter"] == "all_to_all":
+        for block in blocks:
+            block.set_custom_reduce_scatter(OverAllToAll())
+    ahead = int(knobs["prefetch"])
+    for i, block in enumerate(blocks):  # by itself FSDP gathers one block ahead
+        if ahead > 1:
+            block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + ahead])
+            block.set_modules_to_backward_prefetch(blocks[max(0, i - ahead) : i][::-1])
+    return wrapped.trainer(ctx)

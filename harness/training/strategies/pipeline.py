@@ -1,18 +1,21 @@
-"""Pipeline: one stage of blocks per rank, fed with micro-batches (GPipe, 1F1B)."""
+"""Pipeline: stages of blocks, fed with micro-batches under any of torch's schedules."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from harness.record import Category, Expected, ModelFacts, WhatRan
-from harness.spec import Batching, CaseSpec, Precision
+from harness.spec import Batching, CaseSpec, Dim
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
+from harness.training.parallel import depth, groups, samples, traffic, width
+from harness.training.parallel.schedule import Schedule
+from harness.training.parallel.traffic import Traffic
 from harness.training.trainer import element_bytes, observe_dtype
 
 SUPPORTS = dict(
@@ -20,45 +23,20 @@ SUPPORTS = dict(
     oracle="micro_batched",
     parts="microbatches",
     initial="same_seed",
-    whole=True,
+    dims=("pp", "dp", "fsdp", "tp"),
+    replicas=True,
+    precisions=("fp32", "bf16"),  # torch's stages do not know the dtypes of autocast
+    products=("pp:2,dp:2", "pp:2,fsdp:2", "pp:2,tp:2", "pp:2,fsdp:2,tp:2", "pp:2,tp:4"),
     metrics=("efficiency", "efficiency_of_ideal"),
 )
-KNOBS = dict(schedule="gpipe", microbatches=8)
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+KNOBS = dict(
+    schedule="gpipe", microbatches=8, stages_per_rank=2, split="flops", sequence=False
+)  # fmt: skip
 
 
-def cuts(model: nn.Sequential, stages: int) -> list[list[str]]:
-    """Contiguous blocks per stage with the smallest largest stage.
-
-    Weighed by the parameters that are multiplied with: looking up an embedding costs nothing.
-    """
-    names = [n for n, _ in model.named_children()]
-    weights = [
-        sum(
-            p.numel()
-            for layer in block.modules()
-            if not isinstance(layer, nn.Embedding)
-            for p in layer.parameters(recurse=False)
-        )
-        or 1
-        for block in model.children()
-    ]
-    if len(names) < stages:
-        raise ValueError(f"{len(names)} blocks cannot be cut into {stages} stages")
-    best: dict[tuple[int, int], tuple[int, int]] = {(0, 0): (0, 0)}  # (stage, end) -> (cost, start)
-    for stage in range(1, stages + 1):
-        for end in range(stage, len(names) - (stages - stage) + 1):
-            best[stage, end] = min(
-                (max(best[stage - 1, start][0], sum(weights[start:end])), start)
-                for start in range(stage - 1, end)
-                if (stage - 1, start) in best
-            )
-    out, end = [], len(names)
-    for stage in range(stages, 0, -1):
-        start = best[stage, end][1]
-        out.append(names[start:end])
-        end = start
-    return out[::-1]
+def order(knobs: Knobs, ranks: int) -> Sequence[int]:
+    """Micro-batches in the order in which their gradients are added."""
+    return Schedule.of(knobs, ranks).order()
 
 
 def expect(
@@ -66,80 +44,89 @@ def expect(
 ) -> Expected:
     """One activation forwards and one gradient backwards over each boundary, per micro-batch.
 
-    The bubble leaves M / (M + N - 1) of the ideal (Huang et al., GPipe, 2019), the same for 1F1B.
+    The bubble leaves M / (M + N - 1) of the ideal (Huang et al., GPipe, 2019), the same for 1F1B;
+    of the others the schedule is played.
     """
-    n, micro, schedule = case.world_size, int(knobs["microbatches"]), knobs["schedule"]
+    mesh, sequence = batching.mesh, bool(knobs["sequence"])
+    n, cut = mesh.size(Dim.PP), mesh.size(Dim.TP)
+    _check(case, model, batching, knobs)
+    if cut > 1:
+        width.check(model, case, cut, sequence=sequence, loss=False)
+    elif sequence:
+        raise ValueError("a sequence is cut over the ranks along tp, and this mesh has none")
+    schedule = Schedule.of(knobs, n)
+    x = samples.inputs(facts, batching.largest // schedule.micro)
+    stages = depth.cuts(model, schedule.stages, knobs["split"], x)
+    per_stage: list[Traffic] = []
+    for i, names in enumerate(stages):
+        part = depth.stage(model, names)
+        sent = Traffic()
+        if cut > 1:
+            sent += width.sent(part, x, case, cut, sequence=sequence, loss=False)
+        x, before = part(x), x
+        for side, inside in ((before, i > 0), (x, i < schedule.stages - 1)):
+            other = i - 1 if side is before else i + 1
+            if inside and schedule.holder(other) != schedule.holder(i):
+                sent += traffic.sent(side.nbytes / (cut if sequence else 1))
+        per_stage.append(sent * schedule.micro + _of_samples(part, case, batching))
+    rank_of = [mesh.place(rank, Dim.PP) for rank in range(case.world_size)]
+    sends = [sum((per_stage[s] for s in schedule.held(place)), Traffic()) for place in rank_of]
+    return traffic.expected(
+        sends,
+        largest=max(one.largest for one in per_stage),
+        module="PipelineStage",
+        schedule=schedule.made.__name__,
+        ideal_efficiency=schedule.played.efficiency,
+        memory_bytes=max(_held(model, facts, stages, schedule, r, batching) for r in range(n)),
+        formula="M (activation + gradient) per boundary",
+        global_batch=batching.global_batch,
+        stages=n,
+        blocks=tuple(map(len, stages)) if len(stages) == case.world_size else (),
+        remedies={"bubble": f"{case.strategy}.microbatches={2 * schedule.micro}"},
+    )
+
+
+def _check(case: CaseSpec, model: nn.Module, batching: Batching, knobs: Knobs) -> None:
+    """ValueError for what no schedule can do."""
+    micro = int(knobs["microbatches"])
     if not isinstance(model, nn.Sequential):
         made = type(model).__name__
         raise ValueError(f"a pipeline cuts an nn.Sequential into stages, and build() made a {made}")
-    if schedule not in SCHEDULES:
-        raise ValueError(f"pipeline.schedule {schedule!r} is not one of {', '.join(SCHEDULES)}")
-    if case.precision is Precision.AUTOCAST:
-        raise ValueError("a pipeline does not support autocast (unknown dtypes): use bf16")
     if not case.communicate:
         raise ValueError("a pipeline cannot run without communication")
     if case.accumulate != 1:
         raise ValueError("a pipeline accumulates over its micro-batches: use pipeline.microbatches")
-    if batching.global_batch % micro:
+    if micro and batching.largest % micro:
         raise ValueError(
-            f"global batch {batching.global_batch} does not divide into {micro} micro-batches"
+            f"a batch of {batching.largest} does not divide into {micro} micro-batches"
         )
-    if micro < n:
-        raise ValueError(f"{micro} micro-batches cannot fill {n} stages")
-    stages = cuts(model, n)
-    x = _first_input(model, facts, batching.global_batch // micro)
-    boundaries: list[float] = []
-    for names in stages:
-        for name in names:
-            x = model.get_submodule(name)(x)
-        boundaries.append(float(x.numel() * x.element_size()))
-    sends = [
-        micro * ((boundaries[r] if r < n - 1 else 0) + (boundaries[r - 1] if r else 0))
-        for r in range(n)
-    ]
-    return Expected(
-        sent_bytes=tuple(sends),
-        payload_bytes={"send": tuple(sends)} if n > 1 else {},
-        largest_message=max(boundaries[:-1], default=0),
-        module="PipelineStage",
-        schedule=SCHEDULES[schedule].__name__,
-        ideal_efficiency=micro / (micro + n - 1),
-        memory_bytes=max(_stage_bytes(model, facts, stages, r, batching, knobs) for r in range(n)),
-        formula="M (activation + gradient) per boundary",
-        global_batch=batching.global_batch,
-        stages=n,
-        remedies={"bubble": f"{case.strategy}.microbatches={2 * micro}"},
-    )
 
 
-def _stage_bytes(
+def _of_samples(part: nn.Module, case: CaseSpec, batching: Batching) -> Traffic:
+    """What replicas or shards of one stage send: parameters are gathered once for all micro-batches
+    and kept until the last one went backwards.
+    """
+    mesh = batching.mesh
+    blocks = width.blocks(part, mesh.size(Dim.TP))
+    return samples.bytes_by_mesh(case, mesh, blocks, element_bytes(part), gathers=1)
+
+
+def _held(
     model: nn.Sequential,
     facts: ModelFacts,
     stages: Sequence[Sequence[str]],
-    stage: int,
+    schedule: Schedule,
+    rank: int,
     batching: Batching,
-    knobs: Knobs,
 ) -> int:
-    """What one stage holds: its states, and what its blocks keep of the micro-batches in flight.
-
-    GPipe runs all of them forwards before the first goes backwards; 1F1B has as many in flight as
-    there are stages from this one on (Narayanan et al., PipeDream-2BW, 2021).
-    """
-    micro = int(knobs["microbatches"])
-    in_flight = micro if knobs["schedule"] == "gpipe" else min(micro, len(stages) - stage)
-    samples = batching.global_batch // micro
-    owned = stages[stage]
+    """What one rank holds: its states, and what its blocks keep of the micro-batches in flight."""
+    mesh = batching.mesh
+    kept = dict(zip((n for n, _ in model.named_children()), facts.block_bytes, strict=False))
+    owned = [m for s in schedule.held(rank) for m in stages[s]]
     elements = sum(p.numel() for m in owned for p in model.get_submodule(m).parameters())
-    blocks = dict(zip((n for n, _ in model.named_children()), facts.block_bytes, strict=False))
-    kept = sum(blocks.get(name, 0) for name in owned) * in_flight + facts.again_bytes
-    return int(elements * element_bytes(model) * 4 + kept * samples)
-
-
-def _first_input(model: nn.Sequential, facts: ModelFacts, samples: int) -> Tensor:
-    """A meta tensor shaped like one micro-batch of inputs."""
-    return torch.empty(
-        (samples, *facts.input_shape), dtype=getattr(torch, facts.input_dtype), device="meta"
-    )
+    flying = schedule.most_in_flight(rank, lambda s: sum(kept.get(m, 0) for m in stages[s]))
+    states = elements * element_bytes(model) * 4 / mesh.size(Dim.TP, Dim.FSDP)
+    return int(states + (flying + facts.again_bytes) * (batching.largest // schedule.micro))
 
 
 def _spanned(part: str, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,53 +140,74 @@ def _spanned(part: str, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PipelineTrainer:
-    """One stage of the model on this rank."""
+    """This rank's stages of the model."""
 
     def __init__(self, model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> None:
         self.ctx = ctx
-        names = cuts(model, ctx.world_size)[ctx.rank]
-        self.blocks = nn.Sequential(OrderedDict((n, model.get_submodule(n)) for n in names))
-        stage = PipelineStage(self.blocks, ctx.rank, ctx.world_size, ctx.device)
-        for part in ("forward", "backward"):
-            setattr(stage, f"{part}_one_chunk", _spanned(part, getattr(stage, f"{part}_one_chunk")))
-        kind = SCHEDULES[knobs["schedule"]]
-        self.stage = stage
-        self.schedule = kind(
-            stage, n_microbatches=knobs["microbatches"], loss_fn=ctx.loss, scale_grads=True
+        ranks, place = ctx.mesh.size(Dim.PP), ctx.mesh.place(ctx.rank, Dim.PP)
+        plan = Schedule.of(knobs, ranks)
+        names = depth.cuts(
+            model, plan.stages, knobs["split"], ctx.sample(ctx.batching.largest // plan.micro)
         )
-        self.optimizer = ctx.optimizer(self.blocks.parameters())
-        self.compute_dtype = observe_dtype(self.blocks)
+        held = plan.held(place)
+        self.first, self.last = 0 in held, plan.stages - 1 in held
+        self.blocks = [depth.stage(model, names[stage]) for stage in held]
+        group = groups.group(ctx, Dim.PP)
+        self.stages = []
+        for index, part in zip(held, self.blocks, strict=True):
+            if ctx.mesh.size(Dim.TP) > 1:
+                width.cut(part, ctx, sequence=knobs["sequence"], loss=False)
+            samples.by_mesh(part, ctx, reshard=False)
+            stage = PipelineStage(part, index, plan.stages, ctx.device, group=group)
+            for what in ("forward", "backward", "backward_weight"):
+                name = f"{what}_one_chunk"
+                setattr(stage, name, _spanned(what.split("_")[0], getattr(stage, name)))
+            self.stages.append(stage)
+        several = issubclass(plan.made, PipelineScheduleMulti)
+        self.schedule = plan.made(
+            self.stages if several else self.stages[0],
+            n_microbatches=plan.micro,
+            loss_fn=ctx.loss,
+            scale_grads=True,
+        )
+        self.optimizer = ctx.optimizer(p for _, p in self.named())
+        self.compute_dtype = set[str]().union(*(observe_dtype(part) for part in self.blocks))
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of this rank's stages."""
+        for part in self.blocks:
+            yield from part.named_parameters()
 
     def step(self, batch: Batch) -> Tensor | None:
         """All micro-batches through the schedule, then the optimizer; loss on the last rank."""
         self.optimizer.zero_grad(set_to_none=True)
-        first, last = self.ctx.rank == 0, self.ctx.rank == self.ctx.world_size - 1
         losses: list[Tensor] = []
-        inputs = (batch.inputs,) if first else ()
+        inputs = (batch.inputs,) if self.first else ()
         with span("schedule"), self.ctx.autocast():
-            if last:
+            if self.last:
                 self.schedule.step(*inputs, target=batch.targets, losses=losses)
             else:
                 self.schedule.step(*inputs)
         with span("optimizer", Category.OPTIMIZER):
             self.optimizer.step()
-        return torch.stack(losses).mean().detach() if last else None
+        return torch.stack(losses).mean().detach() if self.last else None
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.blocks.named_parameters():
+        for name, parameter in self.named():
             assert parameter.grad is not None, f"{name} has no gradient"
-            yield name, parameter.grad.detach()
+            yield name, samples.whole(parameter.grad.detach())
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.blocks.named_parameters():
-            yield name, parameter.detach()
+        for name, parameter in self.named():
+            yield name, samples.whole(parameter.detach())
 
     def ran(self) -> WhatRan:
-        """The schedule's class and what this stage holds."""
+        """The schedule's class and what these stages hold."""
         return WhatRan(
-            module=type(self.stage).__name__,
-            placements=(
-                f"stage {self.ctx.rank}: {', '.join(n for n, _ in self.blocks.named_children())}",
+            module=type(self.stages[0]).__name__,
+            placements=tuple(
+                f"stage {stage.stage_index}: {', '.join(n for n, _ in part.named_children())}"
+                for stage, part in zip(self.stages, self.blocks, strict=True)
             ),
             schedule=type(self.schedule).__name__,
             compute_dtype=",".join(sorted(self.compute_dtype)),
@@ -207,5 +215,5 @@ class PipelineTrainer:
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> PipelineTrainer:
-    """This rank's stage under the case's schedule."""
+    """This rank's stages under the case's schedule."""
     return PipelineTrainer(model, ctx, knobs)

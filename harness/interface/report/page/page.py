@@ -22,6 +22,7 @@ from harness.interface.report.page import data, facts, scaling
 from harness.interface.report.page.cases import anchors, cases
 from harness.interface.report.page.judged import judged
 from harness.interface.report.page.spent import spent
+from harness.interface.report.sides import beside
 from harness.record import RunRecord
 from harness.record.outcome import SEVERITY
 from harness.record.store import write_text
@@ -54,6 +55,10 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
         together=verdicts.together(run.verdicts),
         pairs=FIRST_LOOK,
         groups=groups,
+        beside=[
+            (plan.name, beside.of_plan(run, plan).html(plan.name), beside.notes(plan))
+            for plan in beside.plans(run)
+        ],
         stand_ins=any(run.stand_ins(a.case) for p in run.plans for a in p.arms),
         spent=lost,
         explained=[line.strip() for line in timeline.remarks(run, WIDE)],

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,20 +20,29 @@ from torch import Tensor
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
-from harness.record import Category, Check, Expected, Issued, RankRecord
-from harness.spec import CaseSpec, Device, Optimizer, Precision
+from harness.record import Category, Check, Issued, RankRecord
+from harness.spec import CaseSpec, Device, Mesh, Optimizer, Precision
 from harness.training.accelerator import Accelerator
-from harness.training.context import Loaded, RankContext, Trainer, build_model, load, make_batch
+from harness.training.context import (
+    Loaded,
+    RankContext,
+    Trainer,
+    build_model,
+    load,
+    make_batch,
+    own_batch,
+)
 from harness.training.data import Sampler
-from harness.training.describe import expect, model_facts
 from harness.training.observe import issued, sockets
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
+from harness.training.rank import counted
 from harness.training.rank.ceiling import ceiling
+from harness.training.rank.counted import STEPS, Seen
 from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale, snapshot
 from harness.training.rank.setup import Rank
+from harness.training.rank.simulated import Simulated
 
-STEPS = 4
 STEPS_PER_EPOCH = 2  # so that the gate crosses an epoch
 #: Shards that every rank's reference takes in turn; of more each rank takes its own.
 IN_TURN = 2
@@ -42,10 +51,6 @@ PROGRESS_STEPS, PROGRESS = 8, 0.05
 
 #: Largest wrong factor of a gradient; rounding to bf16 on 8 ranks makes 2e-3 of one, in mlp-nano.
 SCALE, SCALE_SHARDS = 5e-3, 8
-
-#: Bytes that gloo adds to one step's messages for each other rank, at most, beside 5 % for small
-#: ones: 72 for each of the 8 that an all-reduce takes, so for 28 of these.
-WIRE_SLACK = 16_384
 
 MakeContext = Callable[[CaseSpec], RankContext]
 
@@ -63,37 +68,31 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     memory, context = Memory(rank.accelerator), functools.partial(rank.context, loaded)
     rank.beat(Phase.GATE)
     twin = loaded.at_once(task.twin)
-    checks, counted, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))
+    checks, sent, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))
     more, norm = full_size(loaded, case, context(case))
     alone = case.plain and not case.stand_in  # a device that waits has no ceiling
     return rank.record(
-        trainer.ran(), memory, checks=(*checks, *more), issued=counted, grad_norm=norm,
+        trainer.ran(), memory, checks=(*checks, *more), issued=sent, grad_norm=norm,
         ceiling=ceiling(rank.accelerator, case.precision) if alone else None,
     )  # fmt: skip
 
 
-class Traffic(NamedTuple):
-    """One step's collectives, and its bytes on this rank's sockets (None: not carried there)."""
-
-    issued: Mapping[str, Issued]
-    wire: sockets.Wire | None
-
-
-def limits(case: CaseSpec, oracle: str, shards: int) -> tuple[float, float, float]:
+def limits(case: CaseSpec, mesh: Mesh, oracle: str) -> tuple[float, float, float]:
     """Largest relative error of step-1 gradient, of SGD's update, of AdamW's update.
 
-    Two numbers add up to the same bits in any order, more do not; a pipeline adds its
-    micro-batches in the reference's order at any size. On CUDA kernels may differ in order.
+    A pipeline adds its micro-batches in the reference's order at any size. On CUDA kernels may
+    differ in order.
     """
     on_cpu = case.device is Device.CPU
-    if on_cpu and (oracle == "micro_batched" or shards <= 2):
+    if on_cpu and mesh.exact:
         return 0.0, 0.0, 0.0
     # AdamW divides by a root that can be near zero: its limit is wide, SGD's is not.
-    if case.precision is Precision.FP32:
-        return 1e-5, 2e-5, 1e-3
+    if case.precision is Precision.FP32:  # parameters that are averaged round more than gradients
+        return 1e-5, 1e-4 if oracle == "simulated" else 2e-5, 1e-3
     if case.precision is Precision.AUTOCAST and on_cpu:  # the same batches round alike in both
         return 1e-5, 2e-5, 6e-2
-    return 3e-2, 3e-2, 6e-2
+    # Signs of next to nothing flip in 8 bits: 0.11 was seen on 4 ranks. Wrong training has 0.5.
+    return 3e-2, 3e-2, 0.25
 
 
 def run_gate(
@@ -106,7 +105,7 @@ def run_gate(
         more, traffic, trainer = _train(loaded, twin, context(twin), beat)
         checks += more
         if optimizer is Optimizer.SGD:
-            checks += _bytes(loaded, twin, context(twin), traffic)
+            checks += counted.checks(loaded, twin, context(twin), traffic)
             first = traffic.issued
     if loaded.codec is not None:
         checks.append(_progress(loaded, case, context))
@@ -119,13 +118,13 @@ def run_gate(
 
 def _train(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, beat: Callable[[], None]
-) -> tuple[list[Check], Traffic, Trainer]:
+) -> tuple[list[Check], Seen, Trainer]:
     supports = loaded.supports
     name, checks = case.optimizer, []
     trainer, reference, sampler = _start(loaded, case, ctx)
     origin = snapshot(reference.parameters())
     shards = ctx.batching.shards
-    gradient_limit, sgd_limit, adamw_limit = limits(case, supports.oracle, shards)
+    gradient_limit, sgd_limit, adamw_limit = limits(case, ctx.mesh, supports.oracle)
     update_limit = sgd_limit if name == "sgd" else adamw_limit
     compressed = supports.oracle == "compressed" and ctx.compressor is not None
     if compressed and ctx.compressor is not None:
@@ -134,14 +133,15 @@ def _train(
     checks.append(_limit(f"{name}.start_parameters", start_error, 0.0))
     checks.append(_whole(f"{name}.all_parameters", trainer.parameters(), origin, ctx))
     drawn: list[list[int]] = []
-    counted: Mapping[str, Issued] = {}
+    apart, period = supports.oracle == "simulated", counted.period(loaded, case, ctx)
+    passed: Mapping[str, Issued] = {}
     wire: sockets.Wire | None = None
     finite = True
     for step in range(STEPS):
         beat()
         ids = sampler.ids(step, ctx.shard)
         drawn.append(ids.tolist())
-        alone = shards <= IN_TURN
+        alone = shards <= IN_TURN or shards < ctx.world_size or apart
         batches = [
             make_batch(loaded, case, sampler.ids(step, s), ctx.device)
             for s in (range(shards) if alone else [ctx.shard])
@@ -149,11 +149,14 @@ def _train(
         meet(ctx)
         position, before = issued.mark(case.backend), sockets.read()
         with span(f"gate {name}", Category.GATE):
-            loss = trainer.step(make_batch(loaded, case, ids, ctx.device))
-        counted = issued.since(position, case.backend)
+            loss = trainer.step(own_batch(loaded, ctx, ids))
+        in_step = issued.since(position, case.backend)
         meet(ctx)  # everything sent is acknowledged
         after = sockets.read()
-        wire = after.since(before) if after and before else None
+        over = after.since(before) if after and before else None
+        first_of_period = step == STEPS - period
+        passed = in_step if first_of_period else counted.added(passed, in_step)
+        wire = over if first_of_period or wire is None or over is None else wire + over
         wanted = reference.step(batches) if alone else reference.together(batches[0])
         finite &= loss is None or math.isfinite(float(loss))
         if step == 0:
@@ -171,7 +174,7 @@ def _train(
     if name == "sgd":
         checks += sampling(drawn, ctx)
         checks += _dtype(trainer, case)
-    return checks, Traffic(counted, wire), trainer
+    return checks, Seen(passed, wire), trainer
 
 
 def _gradient(
@@ -198,7 +201,8 @@ def _start(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[Trainer, O
     own_seed = case.seed + (ctx.rank if supports.initial == "broadcast" else 0)
     with ctx.device:
         plain = build_model(loaded, case, case.seed)
-    reference = Oracle.of(plain, loaded, ctx)
+    simulated = supports.oracle == "simulated"
+    reference = Simulated(plain, loaded, ctx) if simulated else Oracle.of(plain, loaded, ctx)
     trainer = loaded.build(case, ctx, own_seed)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
     return trainer, reference, sampler
@@ -267,10 +271,6 @@ def _limit(name: str, value: float, limit: float, detail: str = "") -> Check:
     return Check(name=name, ok=value <= limit, value=value, limit=limit, detail=detail)
 
 
-def _counted(name: str, ok: bool, value: float, limit: float, detail: str = "") -> Check:
-    return Check(name=name, ok=ok, value=float(value), limit=float(limit), detail=detail)
-
-
 def _loss(name: str, loss: Tensor | None, wanted: float, ctx: RankContext, case: CaseSpec) -> Check:
     """The mean of the ranks' step-1 losses against the reference's."""
     values = [v for v in gather(None if loss is None else float(loss), ctx) if v is not None]
@@ -288,45 +288,6 @@ def _dtype(trainer: Trainer, case: CaseSpec) -> list[Check]:
     return [Check(name="compute_dtype", ok=seen == want, detail=f"{seen}, asked for {want}")]
 
 
-def _bytes(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Traffic) -> list[Check]:
-    """One step's traffic against the strategy's closed form.
-
-    Issued payloads, operation by operation, where the flight recorder sees them (gloo's send is
-    not recorded); and bytes on the sockets, where those carry the traffic.
-    """
-    if ctx.world_size == 1:
-        return []
-    facts, model = model_facts(loaded, case)
-    expected = expect(loaded, case, model, facts)
-    checks = []
-    promised = {k: v[ctx.rank] for k, v in expected.payload_bytes.items()}
-    if case.backend == "gloo":
-        promised.pop("send", None)
-    for operation in sorted({*promised, *traffic.issued}):
-        want = promised.get(operation, 0.0)
-        seen = traffic.issued[operation].payload_bytes if operation in traffic.issued else 0
-        ratio = f"{seen / want:.3f}x of the closed form" if want else "not in the closed form"
-        checks.append(
-            _counted(f"bytes.{operation}", abs(seen - want) <= 0.005 * want + 64, seen, want, ratio)
-        )
-    if case.backend == "gloo" and traffic.wire is None:
-        checks.append(Check(name="bytes.sent", ok=True, detail="not counted: no TCP_INFO here"))
-    elif case.backend == "gloo" and traffic.wire is not None:
-        want, sent = expected.sent_bytes[ctx.rank], traffic.wire.sent_bytes
-        right = 0.995 * want <= sent <= 1.05 * want + WIRE_SLACK * (ctx.world_size - 1)
-        told = _against(float(sent), want, expected)
-        checks.append(_counted("bytes.sent", right, sent, want, told))
-    return checks
-
-
-def _against(sent: float, want: float, expected: Expected) -> str:
-    """``50.3x of (N-1) 8 k, 1.00x of dense``"""
-    if not want:
-        return expected.formula
-    dense = f", {sent / expected.dense_bytes:.2f}x of dense" if expected.dense_bytes else ""
-    return f"{sent / want:.3f}x of {expected.formula}{dense}"
-
-
 def meet(ctx: RankContext) -> None:
     """A barrier, where there is more than one rank."""
     if ctx.world_size > 1:
@@ -334,22 +295,23 @@ def meet(ctx: RankContext) -> None:
 
 
 def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
-    """All ranks must hold the same bits."""
+    """Ranks of the same part of the model must hold the same bits."""
     digest = hashlib.sha256()
     for key, tensor in trainer.parameters():
         digest.update(key.encode())
         digest.update(
             tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         )
-    digests = gather(digest.hexdigest(), ctx)
-    unlike = len(set(digests))
-    return Check(name=name, ok=unlike == 1, detail=f"{unlike} different of {len(digests)}")
+    digests = gather((ctx.part, digest.hexdigest()), ctx)
+    unlike = len(set(digests)) - len({part for part, _ in digests})
+    told = f"{unlike + 1} different of {len(digests)}"
+    return Check(name=name, ok=not unlike, detail=told)
 
 
 def sampling(drawn: list[list[int]], ctx: RankContext) -> list[Check]:
     """Every epoch each sample once over all shards, and in another order than the last one."""
     per_rank: list[list[list[int]]] = gather(drawn, ctx)
-    shards = per_rank[: ctx.batching.shards]
+    shards = list({ctx.mesh.shard(rank): ids for rank, ids in enumerate(per_rank)}.values())
     epochs = [
         [i for step in range(e, e + STEPS_PER_EPOCH) for shard in shards for i in shard[step]]
         for e in range(0, STEPS, STEPS_PER_EPOCH)
@@ -357,7 +319,7 @@ def sampling(drawn: list[list[int]], ctx: RankContext) -> list[Check]:
     size = ctx.batching.global_batch * STEPS_PER_EPOCH
     once = all(sorted(epoch) == list(range(size)) for epoch in epochs)
     return [
-        _counted("samples_once_per_epoch", once, len(set(epochs[0])), size),
+        counted.check("samples_once_per_epoch", once, len(set(epochs[0])), size),
         Check(name="epochs_differ", ok=epochs[0] != epochs[1], detail="order of two epochs"),
     ]
 
@@ -368,18 +330,19 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
     trainer = loaded.build(case, ctx, case.seed)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
     ids = sampler.ids(0, ctx.shard)
-    loss = trainer.step(make_batch(loaded, case, ids, ctx.device))
+    loss = trainer.step(own_batch(loaded, ctx, ids))
     finite = loss is None or math.isfinite(float(loss))
     checks = [Check(name="full_size.finite_loss", ok=finite)]
+    if supports.oracle == "simulated":
+        return checks, None  # after one step every rank has gone its own way
     if supports.replicas:
         checks.append(replicas(trainer, ctx, "full_size.replicas"))
     norm = grad_norm(trainer.gradients())
-    if supports.whole:  # each rank holds a stage: add their squares
-        norm = math.fsum(n * n for n in gather(norm, ctx)) ** 0.5
-    else:
-        norms = gather(norm, ctx)
-        checks.append(Check(name="full_size.equal_norms", ok=max(norms) == min(norms), value=norm))
-    return checks, norm
+    norms: list[tuple[int, float]] = gather((ctx.part, norm), ctx)
+    parts = dict(norms)
+    equal = len(set(norms)) == len(parts)
+    checks.append(Check(name="full_size.equal_norms", ok=equal, value=norm))
+    return checks, math.fsum(n * n for n in parts.values()) ** 0.5 if len(parts) > 1 else norm
 
 
 def gather(value: Any, ctx: RankContext) -> list[Any]:

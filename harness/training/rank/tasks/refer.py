@@ -25,6 +25,7 @@ from harness.training.observe.memory import Memory
 from harness.training.rank.feed import make_feed
 from harness.training.rank.oracle import Oracle, added, shaped
 from harness.training.rank.setup import Rank
+from harness.training.rank.simulated import Simulated
 from harness.training.rank.streamed import Streamed
 
 
@@ -38,7 +39,8 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
     with torch.device("cpu") if task.streamed else ctx.device:
         model = build_model(loaded, case, case.seed)
-    train = _in_turn if task.streamed else _side_by_side
+    alone = task.streamed or loaded.supports.oracle == "simulated"
+    train = _in_turn if alone else _side_by_side
     losses: list[float] = []
     for loss in train(loaded, ctx, model, task.steps):
         rank.beat(Phase.GATE, len(losses))
@@ -69,9 +71,10 @@ def _side_by_side(
 
 def _in_turn(loaded: Loaded, ctx: RankContext, model: nn.Module, steps: int) -> Iterator[float]:
     """The mean loss of every step over all shards."""
-    oracle = Streamed.of(model, loaded, ctx)
+    simulated = loaded.supports.oracle == "simulated"
+    oracle = Simulated(model, loaded, ctx) if simulated else Streamed.of(model, loaded, ctx)
     shards = range(ctx.batching.shards)
-    feeds = [make_feed(loaded, dataclasses.replace(ctx, rank=s), steps) for s in shards]
+    feeds = [make_feed(loaded, dataclasses.replace(ctx, shard=s), steps) for s in shards]
     for step in range(steps):
         yield oracle.step([feed(step) for feed in feeds])
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.record import RankRecord
 from harness.spec import Window
@@ -13,6 +15,7 @@ from harness.training.observe.intake import Intake, digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.outline import Outline
 from harness.training.observe.profiler import Profiler
+from harness.training.parallel.experts import Routing, routings
 from harness.training.rank.feed import make_feed
 from harness.training.rank.setup import Rank
 from harness.training.rank.window import measure
@@ -28,7 +31,13 @@ def run(task: Timed, rank: Rank) -> RankRecord:
     loaded, case = load(rank.spec.files), rank.spec.case
     memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
     intake = Intake()
-    trainer = loaded.build(case, ctx, case.seed, intake.watch)
+    counted: dict[str, Routing] = {}
+
+    def watch(model: nn.Sequential) -> None:
+        intake.watch(model)
+        counted.update(routings(model))
+
+    trainer = loaded.build(case, ctx, case.seed, watch)
     rank.lap("model")
     feed = make_feed(loaded, ctx, task.steps, intake.pool)
     period = getattr(loaded.model, "period_s", None)
@@ -59,9 +68,12 @@ def run(task: Timed, rank: Rank) -> RankRecord:
         known=rank.shared,
         profiler=profiler,
     )
-    more: dict[str, Any] = dict(planted_s=period_s)
-    if loaded.supports.replicas:
+    more: dict[str, Any] = dict(planted_s=period_s, part=ctx.part)
+    agree = loaded.supports.replicas and not loaded.supports.beside and case.communicate
+    if agree and ctx.mesh.uncut:  # else parameters would have to be gathered
         more["replica"] = digest(parameter for _, parameter in trainer.parameters())
+    routed = {name: found.noted for name, found in counted.items()}
+    more["routed"] = {name: seen for name, seen in routed.items() if any(seen.asked)} or None
     if profiler is not None and clock is not None:
         profiler.stop()
         clock.handshake()

@@ -54,7 +54,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
     trainer = named.build(case, ctx, case.seed)
     feed = make_feed(named, ctx, task.steps)
     rank.lap("model")
-    if not isinstance(trainer, LocalTrainer):
+    if not isinstance(trainer, LocalTrainer) or not trainer.resumable:
         raise ValueError("recover cannot save the state of this strategy in a checkpoint")
     took, first, loaded = Took(), 0, ""
     losses: list[float] = []

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
-from harness.spec import Entry
+from harness.interface.report import text
+from harness.spec import Catalogue, Entry, Precision
 from harness.spec.catalogue import KINDS
 
 HELP = dict(list="list strategies, models, compressors, engines and suites")
@@ -34,8 +35,9 @@ def act(asked: Asked) -> Answer:
         wide = max((len(e.name) for e in of_kind), default=0)
         lines.append(name)
         for e in of_kind:
-            lines.append(f"  {e.name:<{wide}}  {e.doc}")
-            lines += [f"  {'':<{wide}}  {more}" for more in (_more(e) if kind else ())]
+            lines += text.wrap(f"  {e.name:<{wide}}  {e.doc}", text.columns(), wide + 4)
+            for more in _more(e, known) if kind else ():
+                lines += text.wrap(f"  {'':<{wide}}  {more}", text.columns(), wide + 6)
     document = {
         name: [
             {"name": e.name, "doc": e.doc, "path": str(e.path), "head": dict(e.head)}
@@ -46,7 +48,22 @@ def act(asked: Asked) -> Answer:
     return Answer(document=document, lines=lines)
 
 
-def _more(entry: Entry) -> list[str]:
+def _more(entry: Entry, known: Catalogue) -> list[str]:
+    """Knobs, sizes, and of strategies what they train and how ranks can stand."""
     knobs = [f"{entry.name}.{k}={v}" for k, v in entry.knobs.items() if k != "version"]
     out = [f"knobs: {', '.join(knobs)}"] if knobs else []
-    return [*out, f"sizes: {', '.join(entry.head['SIZES'])}"] if "SIZES" in entry.head else out
+    out += [f"sizes: {', '.join(entry.head['SIZES'])}"] if "SIZES" in entry.head else []
+    if entry.kind != "strategies":
+        return out
+    supports = entry.supports
+    if supports.needs:
+        models = known.entries["models"].values()
+        able = [m.name for m in models if not supports.misses(m.head, supports.precisions[0])]
+        told = f"{', '.join(able) or 'none'} ({', '.join(supports.needs)} in their heads)"
+        out.append(f"trains: {told}")
+    if set(supports.precisions) != set(Precision):
+        out.append(f"precisions: {', '.join(supports.precisions)}")
+    if len(supports.dims) > 1:
+        shown = [f"for example mesh={mesh}" for mesh in supports.products[:1]]
+        out.append(", ".join([f"mesh: {', '.join(supports.dims)}", *shown]))
+    return out

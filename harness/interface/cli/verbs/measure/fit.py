@@ -1,0 +1,220 @@
+"""``fit``: the largest micro-batch of a case that fits, each tried in a fresh world."""
+
+import argparse
+import contextlib
+import math
+import shlex
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.analysis import fitting
+from harness.analysis.fitting import Attempt, Search
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, LaunchError, SpecError
+from harness.base.numbers import si
+from harness.host.machine import Machine
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column
+from harness.measure.order import Order
+from harness.measure.session import Session
+from harness.record import LaunchRecord, Purpose
+from harness.spec import Arm, CaseSpec, Catalogue, Device, Mode, Plan, Protocol, Role, Site
+from harness.spec.targets import case_plan
+
+HELP = dict(fit="find the largest micro-batch of a case that fits in memory")
+EXAMPLES = dict(
+    fit=(
+        "fit ddp/decoder-tiny --cpus 2 --memory 1",
+        "fit fsdp/decoder-1b3 --gpus 8 --headroom 0.05",
+    ),
+)
+
+#: A world trains so many steps: memory has settled after the second.
+PROTOCOL = Protocol(steps=5, cut=2)
+#: What is foreseen to need so many times what is allowed is not launched.
+FORESEEN = 2.0
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    sub.add_argument("target", metavar="case", help="for example fsdp/decoder-1b3")
+    measuring.add_to(sub, cases=False)
+    sub.add_argument(
+        "--headroom", type=_share, default=0.1, metavar="SHARE",
+        help="memory that is to stay free (default: 0.1)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--memory", type=float, metavar="GIB",
+        help="what a rank may have (default: its GPU's, or its part of the host's)",
+    )  # fmt: skip
+    sub.add_argument("--most", type=measuring.positive, metavar="N", help="try none above N")
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 1")
+    return value
+
+
+def act(asked: Asked) -> Answer:
+    """Tries, and the command that uses what was found; the case itself is never changed."""
+    known, site = measuring.site(asked)
+    case = _case(asked, known, site)
+    with contextlib.closing(measuring.session(asked, known, site)) as session:
+        session.describe([case])
+        limit = _limit(asked, case, session.run.machine)
+        allowed = limit * (1 - asked.options.headroom)
+        usual = int(known.get("models", case.model).head["SIZES"][case.size]["batch"])
+        search = Search(case.micro_batch or usual, _unit(known, case), asked.options.most)
+        tried: list[Attempt] = []
+        with tempfile.TemporaryDirectory(prefix="scaleproof-fit-") as folder:
+            while (micro := search.next(tried)) is not None:
+                tried.append(_try(session, known, case, micro, allowed, tried, Path(folder)))
+        session.progress.clear()
+    tried.sort(key=lambda t: t.micro)
+    best = max((t for t in tried if t.fits), key=lambda t: t.micro, default=None)
+    table = Table(columns=_columns(limit), rows=tried)
+    lines = [*table.lines(text.columns()), "", *_told(asked, case, tried, best, limit, allowed)]
+    document = {
+        "case": case.id, "limit_bytes": limit, "headroom": asked.options.headroom,
+        "micro_batch": best.micro if best else None, "tried": to_doc(tried),
+    }  # fmt: skip
+    return Answer(document=document, lines=lines, exit=Exit.PASSED if best else Exit.FAILED)
+
+
+def _case(asked: Asked, known: Catalogue, site: Site) -> CaseSpec:
+    """The largest rung of the case; SpecError for one whose batch is not a rank's to choose."""
+    plan = case_plan(asked.options.target, site, known, measuring.settings(asked))
+    case = max((a.case for a in plan.arms if a.role is not Role.ABLATION), key=_ranks)
+    if case.mode is Mode.STRONG:
+        raise SpecError(
+            "a strong ladder fixes the global batch", where=case.id,
+            expected="a weak case: its micro-batch is free", fix=f"scaleproof fit {case.family}",
+        )  # fmt: skip
+    return known.normalise(case)
+
+
+def _ranks(case: CaseSpec) -> int:
+    return case.world_size
+
+
+def _unit(known: Catalogue, case: CaseSpec) -> int:
+    """What a micro-batch must be a multiple of, so that every shard has whole parts."""
+    strategy = known.get("strategies", case.strategy)
+    supports, mesh = strategy.supports, strategy.supports.mesh(case)
+    parts = (
+        int(case.knobs_of(case.strategy, strategy.knobs)[supports.parts]) if supports.parts else 1
+    )
+    return parts // math.gcd(parts, case.world_size // mesh.shards)
+
+
+def _limit(asked: Asked, case: CaseSpec, machine: Machine) -> float:
+    """Bytes that a rank may have."""
+    if asked.options.memory is not None:
+        return float(asked.options.memory * 2**30)
+    if case.device is Device.CUDA and machine.gpu_memory_gib is not None:
+        return float(machine.gpu_memory_gib * 2**30 * case.devices_per_rank)
+    return machine.memory_gib * 2**30 / max(case.nodes)
+
+
+def _try(
+    session: Session, known: Catalogue, case: CaseSpec, micro: int, allowed: float,
+    before: Sequence[Attempt], folder: Path,
+) -> Attempt:  # fmt: skip
+    """One micro-batch in a world of its own; what is far beyond what is allowed is not launched."""
+    line = fitting.grown(before)
+    if line is not None and line.at(micro) > FORESEEN * allowed:
+        why = f"not launched: {si(line.at(micro), 'B')} are foreseen"
+        return Attempt(micro=micro, peak_bytes=None, why=why)
+    sized = known.normalise(replace(case, micro_batch=micro))
+    (described,) = session.bench.describe([sized])
+    if why := described.error or described.unsupported:
+        raise SpecError(why, where=sized.id, expected="a case that runs", fix="scaleproof list")
+    arm = Arm(name=f"micro_batch={micro}", case=sized, role=Role.SUBJECT)
+    plan = Plan(name="fit", arms=(arm,), contrasts=(), protocol=PROTOCOL)
+    order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.window)
+    launch = session.bench.launch(order, folder, described, lambda step: None)
+    found = _found(launch, micro, allowed)
+    speed = "" if found.throughput is None else f", {found.throughput:.3g} samples/s"
+    session.progress.note(f"{arm.name}: {si(found.peak_bytes, 'B')}{speed}  {found.why}".rstrip())
+    return found
+
+
+def _found(launch: LaunchRecord, micro: int, allowed: float) -> Attempt:
+    """What a launch says of its micro-batch; LaunchError if it broke for another reason."""
+    if launch.cause is not None and launch.cause.kind != "memory":
+        raise LaunchError(
+            f"micro_batch={micro} broke: {launch.cause.message}",
+            expected="a training that runs, or lacks memory", fix="scaleproof doctor",
+        )  # fmt: skip
+    if launch.cause is not None:
+        return Attempt(
+            micro=micro, peak_bytes=None, why=f"rank {launch.cause.rank} ran out of memory"
+        )
+    peak = launch.peak_bytes
+    if peak is None:
+        raise LaunchError(
+            "no rank says how much memory it took", expected="a device or /proc that tells",
+            fix="scaleproof doctor",
+        )  # fmt: skip
+    why = "" if peak <= allowed else f"above {si(allowed, 'B')}"
+    return Attempt(micro=micro, peak_bytes=peak, throughput=launch.throughput, why=why)
+
+
+def _columns(limit: float) -> list[Column[Attempt]]:
+    def share(t: Attempt) -> str:
+        return "" if t.peak_bytes is None else f"{t.peak_bytes / limit:.0%}"
+
+    def speed(t: Attempt) -> str:
+        return "" if t.throughput is None else f"{t.throughput:.3g}"
+
+    return [
+        Column("micro-batch", 9, lambda t: str(t.micro), raw=lambda t: t.micro),
+        Column("peak", 8, lambda t: si(t.peak_bytes, "B"), raw=lambda t: t.peak_bytes),
+        Column("of limit", 5, share),
+        Column("samples/s", 6, speed, raw=lambda t: t.throughput),
+        Column("", 7, lambda t: t.why or "fits", left=True),
+    ]
+
+
+def _told(
+    asked: Asked, case: CaseSpec, tried: Sequence[Attempt], best: Attempt | None, limit: float,
+    allowed: float,
+) -> Iterator[str]:  # fmt: skip
+    """The answer, what limits it, and the command that uses it."""
+    room = f"{si(allowed, 'B')}, {asked.options.headroom:.0%} below {si(limit, 'B')} a rank"
+    line = fitting.grown(tried)
+    if best is None:
+        yield f" NONE     not even {tried[0].micro} a rank: {tried[0].why} (allowed: {room})"
+        yield " try      more ranks, a smaller size, or --set checkpoint=true"
+        return
+    yield f" largest  {best.micro} a rank: {si(best.peak_bytes, 'B')} of {room}"
+    failed = [t for t in tried if not t.fits]
+    if failed and line is not None:
+        yield (
+            f" limit    memory: {si(max(0.0, line.fixed), 'B')} whatever the batch,"
+            f" {si(line.per_sample, 'B')} a sample"
+        )
+    elif asked.options.most is not None:
+        yield f" limit    --most {asked.options.most}, not memory"
+    words = [w for w in asked.words if not w.startswith("fit")]
+    target, *more = _without(words)
+    use = ["scaleproof", "run", target, *more, "--set", f"micro_batch={best.micro}"]
+    yield f" use it   {shlex.join(use)}"
+
+
+def _without(words: Sequence[str]) -> list[str]:
+    """The words of the command but for those that only ``fit`` takes."""
+    out, skip = [], False
+    for word in words:
+        name = word.partition("=")[0]
+        if skip or name in ("--headroom", "--memory", "--most"):
+            skip = not skip and "=" not in word
+            continue
+        out.append(word)
+    return out

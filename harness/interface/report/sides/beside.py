@@ -1,0 +1,116 @@
+"""Cases side by side: what each takes, sends and holds, a line a case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.base.numbers import si
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column, rule
+from harness.record import RunRecord, Status, Verdict
+from harness.record.outcome import SEVERITY
+from harness.spec import Arm, Form, Plan, metrics
+
+#: Fewer cases are a comparison of two, and have their own words.
+FEWEST = 3
+#: What a metric is called in a narrow column.
+HEADERS = {
+    "throughput_ratio": "rate", "bubble_share": "bubble", "step_s": "step", "sent_bytes": "sent",
+    "time_to_loss": "to loss", "time_to_loss_ratio": "time", "samples_to_loss": "samples to loss",
+    "samples_to_loss_ratio": "samples", "peak_bytes": "peak",
+    "expert_load_variation": "load var", "dropped_tokens": "dropped",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One case with its verdicts by metric; ``ideal`` is the share that its schedule leaves."""
+
+    arm: Arm
+    verdicts: Mapping[str, Verdict]
+    ideal: float | None
+
+
+def plans(run: RunRecord) -> list[Plan]:
+    """Those whose cases stand side by side: no ladder, and more than two."""
+    return [
+        plan
+        for plan in run.plans
+        if len(plan.arms) >= FEWEST and {c.against for c in plan.contrasts} <= {"nothing", "other"}
+    ]
+
+
+def of_plan(run: RunRecord, plan: Plan) -> Table[Line]:
+    """The table of one plan; ratios are to its first case."""
+    named = {c.name: c for c in plan.contrasts}
+    found: dict[str, dict[str, Verdict]] = {}
+    for v in run.verdicts:
+        if v.plan == plan.hash and v.contrast in named:
+            contrast = named[v.contrast]
+            found.setdefault(contrast.subject, {})[contrast.metric] = v
+    lines = []
+    for arm in plan.arms:
+        expected = run.described[arm.case.hash].expected if arm.case.hash in run.described else None
+        ideal = expected.ideal_efficiency if expected and expected.stages > 1 else None
+        lines.append(Line(arm=arm, verdicts=found.get(arm.name, {}), ideal=ideal))
+    asked = list(dict.fromkeys(c.metric for c in plan.contrasts))
+    return Table(columns=[*_columns(asked)], rows=lines)
+
+
+def _columns(asked: Sequence[str]) -> Iterator[Column[Line]]:
+    yield Column("", 99, lambda line: line.arm.name, left=True)
+    for name in asked:
+        yield _column(name, 90 - asked.index(name))
+        if name == "bubble_share":
+            yield Column("at best", 50, _left)
+    yield Column("", 95, _worst, left=True)
+
+
+def _column(name: str, keep: int) -> Column[Line]:
+    metric = metrics.metric(name)
+
+    def cell(line: Line) -> str:
+        v = line.verdicts.get(name)
+        if v is None or v.value is None:
+            return "n/a" if v is not None else "1" if metric.form is not Form.ABSOLUTE else ""
+        if metric.unit == "1" and metric.form is Form.ABSOLUTE:
+            return f"{v.value:.1%}"
+        return f"{v.value:.3g}" if metric.unit == "1" else si(v.value, metric.unit)
+
+    def raw(line: Line) -> float | None:
+        v = line.verdicts.get(name)
+        return None if v is None else v.value
+
+    return Column(HEADERS.get(name, name), keep, cell, raw=raw)
+
+
+def _left(line: Line) -> str:
+    """The bubble that the schedule leaves with equal stages."""
+    return "" if line.ideal is None else f"{1 - line.ideal:.1%}"
+
+
+def _worst(line: Line) -> str:
+    """The worst verdict of the case; nothing where nothing was asked."""
+    found = sorted((v.status for v in line.verdicts.values()), key=SEVERITY.index)
+    return "" if not found or found[0] is Status.RECORDED else str(found[0])
+
+
+def notes(plan: Plan) -> list[str]:
+    """What its columns mean."""
+    of = {HEADERS.get(c.metric, c.metric): metrics.metric(c.metric) for c in plan.contrasts}
+    ratios = [name for name, metric in of.items() if metric.form is not Form.ABSOLUTE]
+    out = [f"{', '.join(ratios)}: beside {plan.arms[0].name}, in the same blocks"] if ratios else []
+    if plan.to_loss is not None:
+        out.append(f"to loss: until it is {plan.to_loss:g} nats above its data's entropy")
+    return out
+
+
+def lines(run: RunRecord, width: int) -> list[str]:
+    """Every such plan under its name."""
+    out: list[str] = []
+    for plan in plans(run):
+        out += [rule(plan.name, width), *of_plan(run, plan).lines(width)]
+        out += [f" {note}" for note in notes(plan)]
+        out.append("")
+    return out

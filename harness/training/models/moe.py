@@ -1,0 +1,152 @@
+"""Mixture of experts: a decoder whose feed-forward is routed, top-1 or top-2, with a capacity."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.base.documents import Json
+from harness.training.models import decoder
+from harness.training.models.decoder import Attention
+from harness.training.parallel.experts import Routing
+
+SIZES = {
+    "nano": dict(d=64, layers=2, heads=4, kv=4, ff=128, experts=8, vocab=256, seq=32, batch=8),
+    "small": dict(d=256, layers=4, heads=8, kv=8, ff=512, experts=8, vocab=1024, seq=64, batch=4),
+    "243m": dict(
+        d=512, layers=8, heads=8, kv=8, ff=1024, experts=16, vocab=32000, seq=1024, batch=8
+    ),
+    "30b": dict(
+        d=2048, layers=48, heads=32, kv=4, ff=1024, experts=128, vocab=151936, seq=4096, batch=1
+    ),
+}
+KNOBS = dict(top=2, capacity=1.25, balance=0.01)
+#: Modules whose parameters have the experts as dim 0, which a mesh may cut.
+EXPERTS = "block*.experts"
+
+batch, tokens, floor = decoder.batch, decoder.tokens, decoder.floor
+
+
+class Experts(nn.Module):
+    """Two-layer networks, side by side: (experts, room, d) -> the same shape."""
+
+    def __init__(self, experts: int, d: int, ff: int) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(experts, d, ff))
+        self.down = nn.Parameter(torch.empty(experts, ff, d))
+        for weight in (self.up, self.down):
+            nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
+
+    def forward(self, rooms: Tensor) -> Tensor:
+        hidden = functional.gelu(rooms @ self.up, approximate="tanh")
+        return hidden @ self.down
+
+
+class Block(nn.Module):
+    """Pre-norm attention and experts (GShard, Lepikhin et al., 2020; Switch, Fedus et al., 2021).
+
+    Each token goes to its ``top`` experts, first choices first, until an expert's room is full:
+    ``capacity`` times its even share of the tokens seen at once. What finds no room is dropped.
+    """
+
+    def __init__(self, size: Mapping[str, Json]) -> None:
+        super().__init__()
+        d, heads, kv = size["d"], size["heads"], size["kv"]
+        self.dim, self.queries = d // heads, heads // kv
+        self.top, self.capacity, self.balance = size["top"], size["capacity"], size["balance"]
+        self.norm1, self.norm2 = nn.RMSNorm(d), nn.RMSNorm(d)
+        self.qkv = nn.Linear(d, (heads + 2 * kv) * self.dim, bias=False)
+        self.attention = Attention()
+        self.out = nn.Linear(d, d, bias=False)
+        self.router = nn.Linear(d, size["experts"], bias=False)
+        self.experts = Experts(size["experts"], d, size["ff"])
+        self.routing = Routing(size["experts"], self.top)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, d = x.shape
+        grouped = self.qkv(self.norm1(x)).view(b, s, -1, self.queries + 2, self.dim)
+        q, k, v = (
+            part.flatten(2, 3).transpose(1, 2) for part in grouped.split((self.queries, 1, 1), 3)
+        )
+        x = x + self.out(self.attention(q, k, v).transpose(1, 2).reshape(b, s, -1))
+        return x + self.routed(self.norm2(x).view(b * s, d)).view(b, s, d)
+
+    def routed(self, x: Tensor) -> Tensor:
+        """Tokens (T, d) through their experts, weighed by how sure the router is."""
+        count, num = x.shape[0], self.router.out_features
+        likely = self.router(x).float().softmax(-1)
+        sure, chosen = likely.topk(self.top, -1)
+        if self.top > 1:
+            sure = sure / sure.sum(-1, keepdim=True)
+        room = math.ceil(self.capacity * count * self.top / num)
+        wanted = functional.one_hot(chosen.T.flatten(), num)  # first choices first
+        place = (wanted.cumsum(0) * wanted).sum(-1) - 1
+        lies = torch.where(place < room, chosen.T.flatten() * room + place, num * room)
+        source = torch.arange(count, device=x.device).repeat(self.top)
+        rooms = x.new_zeros(num * room + 1, d := x.shape[1]).index_copy(0, lies, x[source])
+        answers = self.experts(rooms[:-1].view(num, room, d)).flatten(0, 1)
+        answers = torch.cat((answers, answers.new_zeros(1, d)))[lies]
+        mixed = (answers * sure.T.reshape(-1, 1).to(x.dtype)).view(self.top, count, d).sum(0)
+        self.routing.note(wanted.sum(0), place >= room)
+        # Switch: experts x sum of (share of first choices) x (mean probability)
+        first = functional.one_hot(chosen[:, 0], num).float().mean(0)
+        unbalance = num * (first * likely.mean(0)).sum()
+        added: Tensor = _Also.apply(mixed, self.balance * unbalance)  # type: ignore[no-untyped-call]
+        return added
+
+
+def build(size: Mapping[str, Json]) -> nn.Sequential:
+    """Embedding, blocks, norm and an untied head, as the dense decoder."""
+    plain = decoder.build({**size, "layers": 0})
+    blocks = [(f"block{i}", Block(size)) for i in range(size["layers"])]
+    named = dict(plain.named_children())
+    return nn.Sequential(OrderedDict([("embed", named["embed"]), *blocks, ("head", named["head"])]))
+
+
+class _Also(torch.autograd.Function):
+    """Adds a loss of its own to the model's: its gradient is scaled as the model's is."""
+
+    scale: float | Tensor = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, own: Tensor) -> Tensor:
+        ctx.like = own
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
+        return gradients[0], torch.ones_like(ctx.like) * _Also.scale
+
+
+class _Scaled(torch.autograd.Function):
+    """Notes by what the loss is scaled, as its backward begins."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        _Also.scale = gradients[0]
+        return gradients[0]
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy; the routers' own losses join in backward."""
+    plain = decoder.loss(output, targets)
+    scaled: Tensor = _Scaled.apply(plain)  # type: ignore[no-untyped-call]
+    return scaled
+
+
+def flops(size: Mapping[str, Json]) -> float:
+    """As the dense decoder, but only the experts that a token is sent to count."""
+    d, s, layers = size["d"], int(size["seq"]), size["layers"]
+    dim = d // size["heads"]
+    attention = d * (size["heads"] + 2 * size["kv"]) * dim + d * d
+    routed = d * size["experts"] + size["top"] * 2 * d * size["ff"]
+    weights = layers * (attention + routed) + d * size["vocab"]
+    return float(6.0 * weights * s + 12.0 * layers * s * s * d)

@@ -1,0 +1,197 @@
+"""Along ``cp``: attention of a part of the sequence to all of it, in three ways.
+
+Tensors are (B, heads, S / N, dim); keys and values may have fewer heads (groups). Positions tell
+which part of the sequence a rank has: a query sees keys at its own position and before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def visible(queries: Tensor, keys: Tensor) -> Tensor:
+    """Which keys each query sees, bool (len(queries), len(keys))."""
+    return queries[:, None] >= keys[None, :]
+
+
+def gathered(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
+    """Gathers all keys and values once, and attends to those that its queries see."""
+    own, every = places[group.rank()], torch.cat(list(places))
+    needed = torch.nonzero(every <= own.max()).flatten()
+    mask = visible(own, every[needed])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        both = _through(_Gather, torch.stack((k, v)), group)[:, :, :, needed]
+        return functional.scaled_dot_product_attention(
+            q, both[0], both[1], attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1]
+        )
+
+    return attend
+
+
+def ulysses(group: dist.ProcessGroup) -> Attend:
+    """Swaps parts of the sequence for parts of the heads, and back (Jacobs et al., 2023)."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (_through(_Swap, x, 1, 2, group) for x in (q, k, v))
+        out = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1]
+        )
+        return _through(_Swap, out, 2, 1, group)
+
+    return attend
+
+
+def ring(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
+    """Passes keys and values round, a part at a time (Liu et al., 2023)."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _through(_Ring, q, k, v, group, places)
+
+    return attend
+
+
+def _through(function: type[torch.autograd.Function], *given: Any) -> Tensor:
+    """What an autograd function makes of these."""
+    out: Tensor = function.apply(*given)
+    return out
+
+
+class _Gather(torch.autograd.Function):
+    """All parts along dim 3; backwards, the sum of what all ranks want of one's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, n = group, group.size()
+        every = x.new_empty((n, *x.shape))
+        dist.all_gather_into_tensor(every.flatten(0, 1), x.contiguous(), group=group)
+        return every.movedim(0, 3).flatten(3, 4)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        n = ctx.group.size()
+        parts = gradients[0].unflatten(3, (n, -1)).movedim(3, 0).contiguous()
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter_tensor(own, parts.flatten(0, 1), group=ctx.group)
+        return own, None
+
+
+class _Swap(torch.autograd.Function):
+    """Gives away parts of dim ``cut`` for all parts of dim ``joined``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cut: int, joined: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.cut, ctx.joined, ctx.group = cut, joined, group
+        return _swapped(x, cut, joined, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
+        return _swapped(gradients[0], ctx.joined, ctx.cut, ctx.group), None, None, None
+
+
+def _swapped(x: Tensor, cut: int, joined: int, group: dist.ProcessGroup) -> Tensor:
+    n = group.size()
+    given = x.unflatten(cut, (n, -1)).movedim(cut, 0).contiguous()
+    got = torch.empty_like(given)
+    dist.all_to_all_single(got, given, group=group)
+    return got.movedim(0, joined).flatten(joined, joined + 1)
+
+
+class _Ring(torch.autograd.Function):
+    """Softmax over parts is joined by their log-sums (Milakov and Gimelshein, 2018); backwards the
+    gradients of keys and values travel on with them until they are home.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup,
+        places: Sequence[Tensor],
+    ) -> Tensor:  # fmt: skip
+        n, rank = group.size(), group.rank()
+        out, logs = torch.zeros_like(q, dtype=torch.float32), None
+        travelling = torch.stack((k, v))
+        for hop in range(n):
+            of = (rank - hop) % n
+            seen = visible(places[rank], places[of])
+            if bool(seen.any()):
+                scores = _scores(q, travelling[0], seen)
+                log = scores.logsumexp(-1, keepdim=True)
+                part = (scores - log).nan_to_num(-torch.inf, neginf=-torch.inf).exp()
+                mixed = part @ _each_head(travelling[1], q).float()
+                if logs is None:
+                    out, logs = mixed, log
+                else:
+                    joined = torch.logaddexp(logs, log)
+                    out = out * (logs - joined).exp() + mixed * (log - joined).exp()
+                    logs = joined
+            if hop < n - 1:
+                travelling = _passed_on(travelling, group)
+        ctx.save_for_backward(q, k, v, out, logs)
+        ctx.group, ctx.places = group, places
+        return out.to(q.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, out, logs = ctx.saved_tensors
+        group, places = ctx.group, ctx.places
+        n, rank, scale = group.size(), group.rank(), q.shape[-1] ** -0.5
+        wanted = gradients[0].float()
+        lost = (wanted * out).sum(-1, keepdim=True)
+        of_q = torch.zeros_like(q, dtype=torch.float32)
+        travelling = torch.stack((k, v))
+        owed = torch.zeros_like(travelling)
+        for hop in range(n):
+            of = (rank - hop) % n
+            seen = visible(places[rank], places[of])
+            if bool(seen.any()):
+                keys, values = (_each_head(x, q).float() for x in travelling)
+                share = (_scores(q, travelling[0], seen) - logs).exp()
+                of_scores = share * (wanted @ values.transpose(-1, -2) - lost) * scale
+                of_q += of_scores @ keys
+                owed[0] += _each_group(of_scores.transpose(-1, -2) @ q.float(), k)
+                owed[1] += _each_group(share.transpose(-1, -2) @ wanted, k)
+            if hop < n - 1:
+                travelling = _passed_on(travelling, group)
+            owed = _passed_on(owed, group)
+        return of_q.to(q.dtype), owed[0], owed[1], None, None
+
+
+def _each_head(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values once for each head of the queries."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def _each_group(x: Tensor, k: Tensor) -> Tensor:
+    """What heads of one group have in common, added up."""
+    added: Tensor = x.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype)
+    return added
+
+
+def _scores(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    """Scaled products in fp32, minus infinity where a key is not seen."""
+    products = q.float() @ _each_head(k, q).float().transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores: Tensor = products.masked_fill(~seen, -torch.inf)
+    return scores
+
+
+def _passed_on(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sent to the next rank; what the one before sent."""
+    n, rank, got = group.size(), group.rank(), torch.empty_like(x)
+    to, source = (dist.get_global_rank(group, r % n) for r in (rank + 1, rank - 1))
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, x.contiguous(), to, group),
+            dist.P2POp(dist.irecv, got, source, group),
+        ]
+    )
+    for work in works:
+        work.wait()
+    return got

@@ -1,0 +1,62 @@
+"""Along ``pp``: blocks of a model cut into contiguous stages."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from harness.base.stats import evenly
+
+#: What the size of a stage can be weighed by; else a list of its number of blocks.
+SPLITS = ("flops", "layers")
+
+
+def cuts(model: nn.Sequential, stages: int, split: str, inputs: Tensor) -> list[list[str]]:
+    """The names of each stage's blocks.
+
+    ``flops`` makes the largest stage as small as it can be, ``layers`` counts blocks alike,
+    ``3,2,3`` says how many blocks each stage has. ``inputs`` are on the meta device.
+    """
+    names = [n for n, _ in model.named_children()]
+    if len(names) < stages:
+        raise ValueError(f"{len(names)} blocks cannot be cut into {stages} stages")
+    if split not in SPLITS:
+        return _listed(names, stages, split)
+    weights = [1.0] * len(names) if split == "layers" else [*_flops(model, inputs)]
+    counts = iter(evenly(weights, stages))
+    rest = iter(names)
+    return [[next(rest) for _ in range(count)] for count in counts]
+
+
+def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
+    """As a list says."""
+    counts = [int(part) for part in split.split(",") if part.strip().isdigit()]
+    if len(counts) != stages or sum(counts) != len(names) or min(counts) < 1:
+        raise ValueError(
+            f"split {split!r} is neither {' nor '.join(SPLITS)}, nor the number of blocks of each"
+            f" of {stages} stages, {len(names)} together"
+        )
+    rest = iter(names)
+    return [[next(rest) for _ in range(count)] for count in counts]
+
+
+def _flops(model: nn.Sequential, x: Tensor) -> Iterator[float]:
+    """What each block computes of these inputs; at least something."""
+    for wrapped in model.children():
+        block = getattr(wrapped, "_checkpoint_wrapped_module", wrapped)  # else names do not match
+        meta = {name: p.to("meta") for name, p in block.named_parameters()}
+        meta |= {name: b.to("meta") for name, b in block.named_buffers()}
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            x = torch.func.functional_call(block, meta, (x,))
+        yield float(counter.get_total_flops()) or 1.0
+
+
+def stage(model: nn.Sequential, names: Sequence[str]) -> nn.Sequential:
+    """The blocks of a stage, under their own names, cut by width as the whole model is."""
+    blocks = nn.Sequential(OrderedDict((n, model.get_submodule(n)) for n in names))
+    blocks.tensor = getattr(model, "tensor", None)  # type: ignore[assignment]
+    return blocks

@@ -1,0 +1,92 @@
+"""Along ``ep``: experts lie on several ranks; tokens are sent to them and back."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.record import Routed
+
+
+class Routing:
+    """Which experts were asked how often, and how many tokens found no room."""
+
+    def __init__(self, experts: int, top: int) -> None:
+        self.top = top
+        self.asked, self.dropped = torch.zeros(experts, dtype=torch.int64), torch.zeros(())
+
+    def note(self, asked: Tensor, dropped: Tensor) -> None:
+        """Choices by expert (experts,), and which of them found no room (choices,)."""
+        if asked.device.type == "meta":
+            return
+        with torch.no_grad():
+            if self.asked.device != asked.device:
+                self.asked, self.dropped = (
+                    self.asked.to(asked.device),
+                    self.dropped.to(asked.device),
+                )
+            self.asked += asked
+            self.dropped += dropped.sum()
+
+    @property
+    def noted(self) -> Routed:
+        return Routed(asked=tuple(self.asked.tolist()), dropped=int(self.dropped), top=self.top)
+
+
+def routings(model: nn.Module) -> Iterator[tuple[str, Routing]]:
+    """Every module's that routes, by name."""
+    for name, module in model.named_modules():
+        found = getattr(module, "routing", None)
+        if isinstance(found, Routing):
+            yield name, found
+
+
+def of(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules that hold experts, by name, as the model's head says."""
+    named = model.named_modules()
+    return {name: m for name, m in named if fnmatch.fnmatchcase(name, str(model.experts))}
+
+
+def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
+    """Keep this rank's experts; rooms are sent to where their expert is, and answers back."""
+    n, rank, plain = group.size(), group.rank(), experts.forward
+    for name, parameter in list(experts.named_parameters()):
+        own = parameter.detach().chunk(n)[rank].clone()
+        setattr(experts, name, nn.Parameter(own))
+
+    def forward(rooms: Tensor) -> Tensor:
+        """(experts, room, d): all of one rank's tokens, sorted by expert."""
+        num, room, d = rooms.shape
+        sent = _exchanged(rooms.view(n, num // n, room, d), group)
+        mine = sent.transpose(0, 1).reshape(num // n, n * room, d)
+        answers = plain(mine).view(num // n, n, room, d).transpose(0, 1)
+        return _exchanged(answers.contiguous(), group).view(num, room, d)
+
+    experts.forward = forward
+
+
+def _exchanged(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    out: Tensor = _AllToAll.apply(x, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _AllToAll(torch.autograd.Function):
+    """Part i of dim 0 goes to rank i; backwards its gradient comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, got = group, torch.empty_like(x)
+        dist.all_to_all_single(got, x.contiguous(), group=group)
+        return got
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        given = gradients[0].contiguous()
+        got = torch.empty_like(given)
+        dist.all_to_all_single(got, given, group=ctx.group)
+        return got, None

@@ -1,0 +1,202 @@
+"""Pipeline schedules: what each rank does in which order, and what that allows at best.
+
+The order is torch's own (``torch.distributed.pipelining``); the ideal is that order played with
+equal stages, a forward of 1 and a backward of 2, of which half is for the inputs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import schedules
+
+
+class Kind(NamedTuple):
+    """A schedule's class, how many stages a rank has (0: a knob says), and whether these are folded
+    so that the first rank has the last stage, too.
+    """
+
+    made: type[Any]
+    per_rank: int
+    folded: bool = False
+
+
+SCHEDULES: Mapping[str, Kind] = {
+    "gpipe": Kind(schedules.ScheduleGPipe, 1),
+    "1f1b": Kind(schedules.Schedule1F1B, 1),
+    "interleaved": Kind(schedules.ScheduleInterleaved1F1B, 0),
+    "looped_bfs": Kind(schedules.ScheduleLoopedBFS, 0),
+    "interleaved_zb": Kind(schedules.ScheduleInterleavedZeroBubble, 0),
+    "zbv": Kind(schedules.ScheduleZBVZeroBubble, 2, folded=True),
+    "dualpipev": Kind(schedules.ScheduleDualPipeV, 2, folded=True),
+}
+#: What a forward, a whole backward, and its two halves (of inputs, of weights) take.
+COSTS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+
+
+class Action(NamedTuple):
+    """One micro-batch through one stage: F, B, I (backward of inputs) or W (of weights)."""
+
+    what: str
+    stage: int
+    micro: int
+
+
+class Played(NamedTuple):
+    """A schedule as it goes at best: its share of useful time, and each action's end."""
+
+    efficiency: float
+    ends: Mapping[Action, float]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule of so many ranks, stages of each, and micro-batches."""
+
+    name: str
+    ranks: int
+    per_rank: int
+    micro: int
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, Any], ranks: int) -> Schedule:
+        """As the knobs say; ValueError where torch would refuse them."""
+        name = str(knobs["schedule"])
+        if name not in SCHEDULES:
+            raise ValueError(f"schedule {name!r} is not one of {', '.join(SCHEDULES)}")
+        per_rank = SCHEDULES[name].per_rank or int(knobs.get("stages_per_rank", 2))
+        made = cls(name, ranks, per_rank, int(knobs["microbatches"]))
+        if made.micro < 1 or per_rank < 1:
+            raise ValueError("microbatches and stages_per_rank are at least 1")
+        _ = made.orders
+        return made
+
+    @property
+    def made(self) -> type[Any]:
+        return SCHEDULES[self.name].made
+
+    @property
+    def stages(self) -> int:
+        return self.ranks * self.per_rank
+
+    def held(self, rank: int) -> tuple[int, ...]:
+        """The stages of a rank, the earliest first."""
+        if SCHEDULES[self.name].folded:
+            return (rank, 2 * self.ranks - 1 - rank)
+        return tuple(range(rank, self.stages, self.ranks))
+
+    def holder(self, stage: int) -> int:
+        """The rank of a stage."""
+        return next(r for r in range(self.ranks) if stage in self.held(r))
+
+    @cached_property
+    def orders(self) -> tuple[tuple[Action, ...], ...]:
+        """Every rank's actions. ValueError where torch refuses so many micro-batches."""
+        if self.per_rank == 1 and self.name in ("gpipe", "1f1b"):
+            ahead = {"gpipe": self.micro * self.ranks, "1f1b": 0}[self.name]
+            if self.name == "1f1b" and self.micro < self.ranks:
+                raise ValueError(f"{self.micro} micro-batches cannot fill {self.ranks} stages")
+            return tuple(
+                tuple(_one_stage(r, min(self.micro, ahead or self.ranks - r), self.micro))
+                for r in range(self.ranks)
+            )
+        order = self.made(
+            [self._stub(stage) for stage in self.held(0)],
+            n_microbatches=self.micro,
+            loss_fn=torch.nn.functional.mse_loss,
+        ).pipeline_order
+        return tuple(tuple(_plain(order[rank])) for rank in range(self.ranks))
+
+    def _stub(self, stage: int) -> Any:
+        """What a schedule asks of a stage when it is made."""
+        return SimpleNamespace(
+            stage_index=stage, num_stages=self.stages, group_size=self.ranks, group_rank=0,
+            is_first=stage == 0, is_last=stage == self.stages - 1, submod=nn.Identity(),
+            has_backward=True, device=torch.device("cpu"), group=None,
+        )  # fmt: skip
+
+    @cached_property
+    def played(self) -> Played:
+        """Each action starts when its rank is free and what it needs is there."""
+        ends: dict[Action, float] = {}
+        free = [0.0] * self.ranks
+        left = [list(order) for order in self.orders]
+        while any(left):
+            moved = False
+            for rank, order in enumerate(left):
+                while order and all(need in ends for need in self._needs(order[0])):
+                    action = order.pop(0)
+                    begin = max((ends[need] for need in self._needs(action)), default=0.0)
+                    free[rank] = max(free[rank], begin) + COSTS[action.what]
+                    ends[action], moved = free[rank], True
+            assert moved, f"{self} waits for itself"
+        work = sum(COSTS[a.what] for order in self.orders for a in order)
+        return Played(work / self.ranks / max(free), ends)
+
+    def _needs(self, action: Action) -> list[Action]:
+        """What must have ended before an action can begin."""
+        what, stage, micro = action
+        if what == "F":
+            return [Action("F", stage - 1, micro)] if stage else []
+        if what == "W":
+            return [Action("I", stage, micro)]
+        needs = [Action("F", stage, micro)]
+        if stage < self.stages - 1:
+            after = stage + 1
+            split = Action("I", after, micro) in self._all
+            needs.append(Action("I" if split else "B", after, micro))
+        return needs
+
+    @cached_property
+    def _all(self) -> frozenset[Action]:
+        return frozenset(itertools.chain(*self.orders))
+
+    def most_in_flight(self, rank: int, weights: Callable[[int], float]) -> float:
+        """The largest sum of ``weights(stage)`` over micro-batches that went forwards and whose
+        weights have no gradient yet.
+        """
+        held = most = 0.0
+        for what, stage, _ in self.orders[rank]:
+            held += {"F": 1, "B": -1, "W": -1, "I": 0}[what] * weights(stage)
+            most = max(most, held)
+        return most
+
+    def order(self) -> tuple[int, ...]:
+        """Micro-batches in the order in which gradients of weights are added, equal on all stages;
+        AssertionError if they are not.
+        """
+        found = {
+            tuple(a.micro for a in self.orders[self.holder(stage)]
+                  if a.stage == stage and a.what in "BW")
+            for stage in range(self.stages)
+        }  # fmt: skip
+        order, *others = found
+        if others:
+            raise AssertionError(f"{self.name}: stages add their gradients in different orders")
+        return order
+
+
+def _one_stage(stage: int, ahead: int, micro: int) -> Iterator[Action]:
+    """``ahead`` forwards, then one backward and one forward in turn, then what is left."""
+    for m in range(ahead):
+        yield Action("F", stage, m)
+    for m in range(micro):
+        yield Action("B", stage, m)
+        if m + ahead < micro:
+            yield Action("F", stage, m + ahead)
+
+
+def _plain(actions: Sequence[Any]) -> Iterator[Action]:
+    """Torch's actions that compute; an overlapped pair is taken apart."""
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    for action in actions:
+        for one in (action.sub_actions or (action,)) if action is not None else ():
+            if (what := kinds.get(one.computation_type.name)) is not None:
+                yield Action(what, one.stage_index, one.microbatch_index)

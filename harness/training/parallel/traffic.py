@@ -1,0 +1,123 @@
+"""Bytes of collectives in closed form: what one rank issues and sends.
+
+A ring of N ranks sends (N-1)/N of its payload in each pass (Patarasuk and Yuan, 2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Size
+
+from harness.record import Expected
+
+#: Backends without a reduce-scatter: an all-reduce stands in for it.
+NO_SCATTER = ("gloo",)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one rank in a step: sent, input bytes of each collective, and the largest one's."""
+
+    sent: float = 0.0
+    issued: Mapping[str, float] = field(default_factory=dict)
+    largest: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        both = {**self.issued}
+        for name, payload in other.issued.items():
+            both[name] = both.get(name, 0.0) + payload
+        return Traffic(self.sent + other.sent, both, max(self.largest, other.largest))
+
+    def __mul__(self, times: float) -> Traffic:
+        issued = {name: payload * times for name, payload in self.issued.items()}
+        return Traffic(self.sent * times, issued if times else {}, self.largest if times else 0.0)
+
+
+def all_reduce(payload: float, ranks: int) -> Traffic:
+    """2 (N-1)/N of the payload, a reduce-scatter and an all-gather."""
+    if ranks == 1:
+        return Traffic()
+    return Traffic(2 * (ranks - 1) / ranks * payload, {"all_reduce": payload}, payload)
+
+
+def all_gather(shard: float, ranks: int) -> Traffic:
+    """(N-1) of the own shard."""
+    if ranks == 1:
+        return Traffic()
+    return Traffic((ranks - 1) * shard, {"all_gather": shard}, shard * ranks)
+
+
+def reduce_scatter(backend: str) -> Callable[[float, int], Traffic]:
+    """(N-1)/N of the whole; gloo has none and sends an all-reduce's."""
+    if backend in NO_SCATTER:
+        return all_reduce
+
+    def scatter(whole: float, ranks: int) -> Traffic:
+        if ranks == 1:
+            return Traffic()
+        return Traffic((ranks - 1) / ranks * whole, {"reduce_scatter": whole}, whole)
+
+    return scatter
+
+
+def all_to_all(payload: float, ranks: int) -> Traffic:
+    """Every rank keeps its own part: (N-1)/N of the payload."""
+    if ranks == 1:
+        return Traffic()
+    return Traffic((ranks - 1) / ranks * payload, {"all_to_all": payload}, payload)
+
+
+def broadcast(payload: float, ranks: int, hops: int, backend: str) -> Traffic:
+    """What the rank ``hops`` after the root passes on, of what all have issued.
+
+    gloo's tree doubles its senders in every round; a ring passes on all but at its end.
+    """
+    if ranks == 1:
+        return Traffic()
+    rounds = (ranks - 1).bit_length()
+    sends = sum(hops < 1 << i and hops + (1 << i) < ranks for i in range(rounds))
+    if backend != "gloo":
+        sends = int(hops < ranks - 1)
+    return Traffic(sends * payload, {"broadcast": payload}, payload)
+
+
+def sent(payload: float, messages: int = 1) -> Traffic:
+    """Point to point, in equal messages."""
+    return Traffic(payload, {"send": payload}, payload / max(1, messages)) if payload else Traffic()
+
+
+def sharded(
+    blocks: Sequence[Sequence[Size]], size: int, ranks: int, gathers: int, replicas: int = 1,
+    scatter: Callable[[float, int], Traffic] = all_to_all,
+) -> Traffic:  # fmt: skip
+    """All-gathers of parameters and a reduce-scatter of gradients, block by block (FSDP2).
+
+    ``replicas``: of hybrid sharding; what a rank has of the gradients is all-reduced over them.
+    """
+    total = Traffic()
+    for shapes in blocks:
+        shard = padded(shapes, size, ranks)
+        total += all_gather(shard, ranks) * gathers
+        total += scatter(shard * ranks, ranks) + all_reduce(shard, replicas)
+    return total
+
+
+def padded(shapes: Sequence[Size], size: int, ranks: int) -> float:
+    """What a rank has of parameters that are padded to equal parts of dim 0."""
+    return float(sum(-(-s[0] // ranks) * s[1:].numel() * size for s in shapes))
+
+
+def expected(per_rank: Sequence[Traffic], *, largest: float | None = None, **more: Any) -> Expected:
+    """What a strategy expects of a case whose ranks send this."""
+    biggest = max(one.largest for one in per_rank) if largest is None else largest
+    return Expected(**counted(per_rank), largest_message=biggest, **more)
+
+
+def counted(per_rank: Sequence[Traffic]) -> dict[str, Any]:
+    """The fields of ``Expected`` that are counted."""
+    operations = sorted({name for one in per_rank for name in one.issued})
+    payload = {name: tuple(one.issued.get(name, 0.0) for one in per_rank) for name in operations}
+    return dict(sent_bytes=tuple(one.sent for one in per_rank), payload_bytes=payload)

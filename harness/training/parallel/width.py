@@ -1,0 +1,172 @@
+"""Along ``tp``: layers cut by width (Megatron-LM, Shoeybi et al., 2019), and the sequence between
+them (Korthikanti et al., 2022). A model says in its head how its layers are cut: ``TENSOR``.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from enum import StrEnum
+
+import torch
+from torch import Size, Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from harness.spec import CaseSpec, Dim
+from harness.training.context import RankContext
+from harness.training.parallel import groups, traffic
+from harness.training.parallel.traffic import Traffic
+
+
+class Cut(StrEnum):
+    """How a layer is cut: by its outputs, its inputs, its rows of a vocabulary, or not at all.
+
+    ``logits`` are cut by their classes; ``norm`` stays whole, and sees a part of the sequence.
+    """
+
+    COLUMN = "column"
+    ROW = "row"
+    VOCABULARY = "vocabulary"
+    NORM = "norm"
+    LOGITS = "logits"
+
+
+def cuts(model: nn.Module) -> dict[str, Cut]:
+    """Layer -> how it is cut; a model that does not say is not cut."""
+    stated = getattr(model, "tensor", None) or {"cut": {}}
+    out = {}
+    for name, _ in model.named_modules():
+        for pattern, how in stated["cut"].items():
+            if fnmatch.fnmatchcase(name, pattern):
+                out[name] = Cut(how)
+    return out
+
+
+def check(model: nn.Module, case: CaseSpec, ranks: int, *, sequence: bool, loss: bool) -> None:
+    """ValueError if the model cannot be cut into so many parts."""
+    found = cuts(model)
+    if loss and Cut.LOGITS not in found.values():
+        raise ValueError("this model's classes stay whole: leave loss=False")
+    if not found:
+        raise ValueError("this model does not say how its layers are cut: TENSOR in its head")
+    units = int(model.tensor["units"])  # type: ignore[index]
+    if units % ranks:
+        raise ValueError(f"{units} heads, or columns, do not divide over tp:{ranks}")
+    if sequence and Cut.VOCABULARY not in found.values():
+        raise ValueError("this model has no sequence to cut: leave sequence=False")
+    if case.checkpoint:
+        raise ValueError("activations computed again would send again: leave checkpoint=False")
+
+
+def cut(model: nn.Module, ctx: RankContext, *, sequence: bool, loss: bool) -> None:
+    """Cut the model's layers over the ranks along ``tp``, in place."""
+    styles = {
+        name: _style(how, sequence, loss)
+        for name, how in cuts(model).items()
+        if how is not Cut.NORM or sequence
+    }
+    parallelize_module(model, groups.parameters(ctx, Dim.TP), styles)
+
+
+def _style(how: Cut, sequence: bool, loss: bool) -> ParallelStyle:
+    """Torch's style; between cut layers lies the whole sequence, or this rank's part of it."""
+    between = Shard(1) if sequence else Replicate()
+    if how is Cut.COLUMN:
+        return ColwiseParallel(input_layouts=between)
+    if how is Cut.ROW:
+        return RowwiseParallel(output_layouts=between)
+    if how is Cut.VOCABULARY:
+        return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+    if how is Cut.NORM:
+        return SequenceParallel()
+    logits = Shard(-1) if loss else Replicate()
+    return ColwiseParallel(input_layouts=between, output_layouts=logits, use_local_output=not loss)
+
+
+def blocks(model: nn.Module, ranks: int) -> list[list[Size]]:
+    """Shapes of one rank's parameters, block by block."""
+    found = cuts(model) if ranks > 1 else {}
+    out: dict[str, list[Size]] = {}
+    for name, parameter in model.named_parameters():
+        layer, _, kind = name.rpartition(".")
+        shape = list(parameter.shape)
+        how = found.get(layer)
+        if how in (Cut.COLUMN, Cut.LOGITS, Cut.VOCABULARY):
+            shape[0] //= ranks
+        elif how is Cut.ROW and kind == "weight":
+            shape[1] //= ranks
+        out.setdefault(name.partition(".")[0], []).append(Size(shape))
+    return list(out.values())
+
+
+def placed(model: nn.Module, *, sequence: bool) -> tuple[str, ...]:
+    """How parameters are placed along ``tp`` alone, as ``samples.placements`` will see them."""
+    found, out = cuts(model), set()
+    for name, _ in model.named_parameters():
+        layer, _, kind = name.rpartition(".")
+        how = found.get(layer)
+        if how is None or (how is Cut.NORM and not sequence):
+            out.add("plain")
+        elif how is Cut.NORM or (how is Cut.ROW and kind == "bias"):
+            out.add(repr(Replicate()))
+        else:
+            out.add(repr(Shard(1 if how is Cut.ROW else 0)))
+    return tuple(sorted(out))
+
+
+def sent(
+    model: nn.Module, inputs: Tensor, case: CaseSpec, ranks: int, *, sequence: bool, loss: bool
+) -> Traffic:
+    """What one pass of these inputs sends along ``tp``, forwards and backwards.
+
+    A column-cut layer gathers the gradient of its input, a row-cut one its output: 4 all-reduces of
+    activations a transformer layer. With ``sequence`` each of them is an all-gather and a
+    reduce-scatter.
+    """
+    total, found = Traffic(), cuts(model)
+    if ranks == 1:
+        return total
+    scatter = traffic.reduce_scatter(case.backend)
+    for name, layer in _flowing(model, inputs):
+        how = found.get(name)
+        if how is None:
+            continue
+        into, out, wanted = layer
+        if how in (Cut.COLUMN, Cut.LOGITS):
+            if sequence:
+                total += traffic.all_gather(into / ranks, ranks)
+            if wanted:
+                total += scatter(into, ranks) if sequence else traffic.all_reduce(into, ranks)
+        if how in (Cut.ROW, Cut.VOCABULARY):
+            total += scatter(out, ranks) if sequence else traffic.all_reduce(out, ranks)
+            if sequence:
+                total += traffic.all_gather(out / ranks, ranks)
+        if how is Cut.LOGITS and not loss:
+            total += traffic.all_gather(out / ranks, ranks)
+    return total
+
+
+def _flowing(model: nn.Module, inputs: Tensor) -> Iterator[tuple[str, tuple[float, float, bool]]]:
+    """Layer -> bytes of its input and output, and whether a gradient of its input is wanted."""
+    seen: dict[str, tuple[float, float, bool]] = {}
+    handles = []
+    for name, layer in model.named_modules():
+
+        def note(_: nn.Module, given: tuple[Tensor, ...], out: Tensor, name: str = name) -> None:
+            into = given[0]
+            seen[name] = into.nbytes, out.nbytes, into.requires_grad
+
+        if not list(layer.children()):
+            handles.append(layer.register_forward_hook(note))
+    with torch.enable_grad():
+        model(inputs)
+    for handle in handles:
+        handle.remove()
+    return iter(seen.items())

@@ -1,0 +1,87 @@
+"""What a step of the gate sent, against the strategy's closed form."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from harness.record import Check, Expected, Issued
+from harness.spec import CaseSpec
+from harness.training.context import Loaded, RankContext
+from harness.training.describe import expect, model_facts
+from harness.training.observe import sockets
+
+#: Bytes that gloo adds to one step's messages for each other rank, at most, beside 5 % for small
+#: ones: 72 for each of the 8 that an all-reduce takes, so for 28 of these.
+WIRE_SLACK = 16_384
+#: Steps of the gate.
+STEPS = 4
+
+
+class Seen(NamedTuple):
+    """One step's collectives, and its bytes on this rank's sockets (None: not carried there)."""
+
+    issued: Mapping[str, Issued]
+    wire: sockets.Wire | None
+
+
+def period(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> int:
+    """Steps from one exchange to the next; the gate's steps are whole periods."""
+    steps = 1
+    if ctx.world_size > 1:
+        facts, model = model_facts(loaded, case)
+        steps = expect(loaded, case, model, facts).period
+    if STEPS % steps:
+        raise ValueError(f"a period of {steps} is not checked in {STEPS} steps: state TWIN")
+    return steps
+
+
+def added(one: Mapping[str, Issued], other: Mapping[str, Issued]) -> Mapping[str, Issued]:
+    """Collectives of two steps together."""
+    none = Issued(count=0, payload_bytes=0)
+    pairs = {k: (one.get(k, none), other.get(k, none)) for k in {*one, *other}}
+    return {
+        name: Issued(count=a.count + b.count, payload_bytes=a.payload_bytes + b.payload_bytes)
+        for name, (a, b) in pairs.items()
+    }
+
+
+def checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> list[Check]:
+    """One step's traffic against the strategy's closed form.
+
+    Issued payloads, operation by operation, where the flight recorder sees them (gloo's send is
+    not recorded); and bytes on the sockets, where those carry the traffic.
+    """
+    if ctx.world_size == 1:
+        return []
+    facts, model = model_facts(loaded, case)
+    expected = expect(loaded, case, model, facts)
+    found, steps = [], expected.period
+    promised = {k: v[ctx.rank] * steps for k, v in expected.payload_bytes.items()}
+    if case.backend == "gloo":
+        promised.pop("send", None)
+    for operation in sorted({*promised, *traffic.issued}):
+        want = promised.get(operation, 0.0)
+        seen = traffic.issued[operation].payload_bytes if operation in traffic.issued else 0
+        ratio = f"{seen / want:.3f}x of the closed form" if want else "not in the closed form"
+        found.append(
+            check(f"bytes.{operation}", abs(seen - want) <= 0.005 * want + 64, seen, want, ratio)
+        )
+    if case.backend == "gloo" and traffic.wire is None:
+        found.append(Check(name="bytes.sent", ok=True, detail="not counted: no TCP_INFO here"))
+    elif case.backend == "gloo" and traffic.wire is not None:
+        want, sent = expected.sent_bytes[ctx.rank] * steps, traffic.wire.sent_bytes
+        right = 0.995 * want <= sent <= 1.05 * want + WIRE_SLACK * (ctx.world_size - 1)
+        told = _against(float(sent), want, expected)
+        found.append(check("bytes.sent", right, sent, want, told))
+    return found
+
+
+def _against(sent: float, want: float, expected: Expected) -> str:
+    """``50.3x of (N-1) 8 k, 1.00x of dense``"""
+    if not want:
+        return expected.formula
+    dense = f", {sent / expected.dense_bytes:.2f}x of dense" if expected.dense_bytes else ""
+    return f"{sent / want:.3f}x of {expected.formula}{dense}"
+
+
+def check(name: str, ok: bool, value: float, limit: float, detail: str = "") -> Check:
+    return Check(name=name, ok=ok, value=float(value), limit=float(limit), detail=detail)

@@ -1,0 +1,40 @@
+"""The oracle of ranks that train apart for a while: all of them in one process, one after another.
+
+Each has a model and an optimizer of its own; what they exchange is the ``Simulation`` of the
+strategy's file, written without any collective.
+"""
+
+import copy
+from collections.abc import Sequence
+
+from torch import nn
+
+from harness.training.context import Loaded, RankContext
+from harness.training.data import Batch
+from harness.training.rank.oracle import Oracle
+
+
+class Simulated(Oracle):
+    """Shows the model of one rank: that of its context."""
+
+    def __init__(self, model: nn.Module, loaded: Loaded, ctx: RankContext) -> None:
+        super().__init__(model, ctx, parts=ctx.case.accumulate, scale_last=False)
+        models = [copy.deepcopy(model) for _ in range(ctx.batching.shards)]
+        self.workers = [(m, ctx.optimizer(m.parameters())) for m in models]
+        self.weighted = bool(getattr(loaded.strategy, "WEIGHTED", True))
+        self.rules = loaded.strategy.Simulation(models, ctx.batching, loaded.knobs(ctx.case))
+        self.count = 0
+        self.model, self.optimizer = self.workers[ctx.shard]
+
+    def step(self, shards: Sequence[Batch]) -> float:
+        """A step of every worker on its shard, and what they exchange after it; the mean loss."""
+        losses = 0.0
+        for shard, (batch, worker) in enumerate(zip(shards, self.workers, strict=True)):
+            self.model, self.optimizer = worker
+            loss, gradients = self.backward(batch, shard)
+            losses += float(loss)
+            self.update(gradients)
+        self.rules.after(self.count)
+        self.count += 1
+        self.model, self.optimizer = self.workers[self.ctx.shard]
+        return losses / len(shards)

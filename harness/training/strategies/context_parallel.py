@@ -1,0 +1,134 @@
+"""Context parallel: the sequence cut over the ranks; attention by all-gather, Ulysses or ring."""
+
+import fnmatch
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec, Dim
+from harness.training.context import Knobs, RankContext
+from harness.training.parallel import attention, groups, samples, traffic
+from harness.training.parallel.traffic import Traffic
+from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
+
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("cp", "dp", "fsdp"),
+    replicas=True, needs=("CONTEXT",), precisions=("fp32", "bf16"),
+    products=("dp:2,cp:2", "fsdp:2,cp:2", "dp:2,fsdp:2,cp:2"),
+)  # fmt: skip
+KNOBS = dict(attention="ring", balanced=True)
+#: What one layer sends, of queries Q, and keys K and values of a rank's part of the sequence.
+FORMULAS = {
+    "all_gather": "a layer: (N-1) 2 K gathered, and scattered back",
+    "ulysses": "a layer: (N-1)/N 4 (Q + K)",
+    "ring": "a layer: (3N-2) 2 K",
+}
+
+
+def positions(knobs: Knobs, length: int, places: int) -> list[Tensor]:
+    """Every place's part of the sequence.
+
+    ``balanced``: one part from its front and the one as far from its end, so that all ranks see as
+    many keys. Ulysses has the whole sequence while it attends: its parts are contiguous.
+    """
+    every = torch.arange(length)
+    if not knobs["balanced"] or knobs["attention"] == "ulysses":
+        return list(every.chunk(places))
+    parts = every.chunk(2 * places)
+    return [torch.cat((parts[i], parts[2 * places - 1 - i])) for i in range(places)]
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """What attention sends in every layer, and the gradients of all parameters."""
+    mesh, size = batching.mesh, element_bytes(model)
+    n, length = mesh.size(Dim.CP), int(facts.input_shape[0])
+    _check(case, knobs, n, length)
+    blocks = [[p.shape for p in block.parameters()] for block in model.children()]
+    along = Traffic()
+    for q, k in _heads(model, samples.inputs(facts, batching.largest)) if n > 1 else ():
+        if knobs["attention"] == "ulysses" and k.shape[1] % n:
+            raise ValueError(f"{k.shape[1]} groups of heads do not divide over cp:{n}")
+        along += _sent(case, str(knobs["attention"]), q.nbytes / n, k.nbytes / n, n)
+    total = along * batching.accumulate
+    total += samples.bytes_by_mesh(case, mesh, blocks, size, 2 * batching.accumulate)
+    held = facts.activation_bytes_per_sample * batching.largest / n
+    return traffic.expected(
+        [total] * case.world_size,
+        module=samples.module_of(mesh, model),
+        placements=("Replicate()",) if n == case.world_size > 1 else (),
+        ideal_efficiency=1.0,
+        memory_bytes=training_bytes(num_elements(model) / mesh.size(Dim.FSDP), size, facts, 0)
+        + int(held),
+        formula=f"{FORMULAS[str(knobs['attention'])]} + 2 (N-1)/N bytes(P)",
+        global_batch=batching.global_batch,
+    )
+
+
+def _check(case: CaseSpec, knobs: Knobs, n: int, length: int) -> None:
+    """ValueError for what cannot be cut."""
+    if knobs["attention"] not in FORMULAS:
+        found = knobs["attention"]
+        raise ValueError(f"{case.strategy}.attention is {', '.join(FORMULAS)}, not {found!r}")
+    if not case.communicate:
+        raise ValueError("the sequence is cut: without communication there is nothing to attend to")
+    if length % (2 * n):
+        raise ValueError(f"a sequence of {length} does not divide into {2 * n} parts")
+    if case.checkpoint:
+        raise ValueError("activations computed again would send again: leave checkpoint=False")
+
+
+def _sent(case: CaseSpec, way: str, q: float, k: float, n: int) -> Traffic:
+    """One layer forwards and backwards; ``q`` and ``k`` are the bytes of a rank's queries and keys.
+
+    All-gather: keys and values, and a reduce-scatter of their gradients. Ulysses: queries, keys,
+    values and outputs swapped there and back. Ring: keys and values go N - 1 steps forwards, as
+    many backwards, and their gradients N steps home.
+    """
+    if way == "all_gather":
+        gather = traffic.all_gather(2 * k, n)
+        return gather + traffic.reduce_scatter(case.backend)(2 * k * n, n)
+    if way == "ulysses":
+        swaps = [traffic.all_to_all(payload, n) for payload in (q, k, k, q)]
+        return sum(swaps, Traffic()) * 2
+    return traffic.sent(2 * k) * (3 * n - 2)
+
+
+def _attentions(model: nn.Module) -> Iterator[nn.Module]:
+    for name, module in model.named_modules():
+        if fnmatch.fnmatchcase(name, str(model.context)):
+            yield module
+
+
+def _heads(model: nn.Module, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Queries and keys of every attention, on the meta device."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    handles = [
+        module.register_forward_hook(lambda _, given, __: seen.append((given[0], given[1])))
+        for module in _attentions(model)
+    ]
+    model(inputs)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    """Attention that reaches over ranks; replicas or shards of all parameters."""
+    n = ctx.mesh.size(Dim.CP)
+    if n > 1:
+        group = groups.group(ctx, Dim.CP)
+        length = int(ctx.sample(1).shape[1])
+        places = [part.to(ctx.device) for part in positions(knobs, length, n)]
+        ways = {
+            "all_gather": lambda: attention.gathered(group, places),
+            "ulysses": lambda: attention.ulysses(group),
+            "ring": lambda: attention.ring(group, places),
+        }
+        for module in _attentions(model):
+            module.positions, module.length = places[group.rank()], length  # type: ignore[assignment]
+            module.attend = ways[str(knobs["attention"])]()  # type: ignore[assignment]
+    return samples.by_mesh(model, ctx).trainer(ctx)

@@ -1,0 +1,121 @@
+"""DiLoCo: local steps, then an outer step of Nesterov momentum on what they moved."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec
+from harness.training.context import Knobs, RankContext
+from harness.training.hooks import all_gather
+from harness.training.parallel import outer, traffic
+from harness.training.parallel.outer import OuterTrainer, due
+
+SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast", replicas=True)
+KNOBS = dict(period=8, rate=0.7, momentum=0.9, quantised=False)
+TWIN = dict(period=2)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """An all-reduce of what all parameters moved (Douillard et al., 2023); ``quantised`` everybody
+    is sent a byte for each, and a scale.
+    """
+    period, n = outer.number(knobs, "period"), case.world_size
+    if knobs["quantised"]:
+        elements = sum(p.numel() for p in model.parameters())
+        sent, formula = traffic.all_gather(elements + 4.0, n), "(N-1) (P + 4)"
+    else:
+        sent, formula = traffic.all_reduce(outer.payload(model), n), "2 (N-1)/N bytes(P)"
+    return outer.expected(case, model, batching, facts, period, sent, formula, states=2)
+
+
+class Outer:
+    """The outer optimizer: the parameters that all ranks agreed on last, and its momentum."""
+
+    def __init__(self, start: Tensor, knobs: Knobs) -> None:
+        self.agreed, self.velocity = start, torch.zeros_like(start)
+        self.rate, self.momentum = float(knobs["rate"]), float(knobs["momentum"])
+
+    def step(self, moved: Tensor) -> Tensor:
+        """SGD with Nesterov momentum; ``moved`` is the mean of what was agreed less what ranks have
+        now, so that it points uphill like a gradient.
+        """
+        self.velocity.mul_(self.momentum).add_(moved)
+        self.agreed.sub_(self.rate * (moved + self.momentum * self.velocity))
+        return self.agreed
+
+
+class Deltas:
+    """One rank's part."""
+
+    def __init__(self, model: nn.Module, knobs: Knobs) -> None:
+        self.model, self.period, self.quantised = (
+            model,
+            int(knobs["period"]),
+            bool(knobs["quantised"]),
+        )
+        self.outer = Outer(outer.vector(model), knobs)
+
+    def after(self, step: int) -> None:
+        if not due(step, self.period):
+            return
+        moved = self.outer.agreed - outer.vector(self.model)
+        world = dist.get_world_size()
+        if world > 1:
+            moved = self._shared(moved, world) if self.quantised else outer.mean(moved)
+        outer.fill(self.model, self.outer.step(moved))
+
+    @staticmethod
+    def _shared(moved: Tensor, world: int) -> Tensor:
+        """The mean of what all ranks sent in bytes, added in rank order."""
+        codes, scale = coded(moved)
+        message = torch.cat((codes.view(torch.uint8), scale.view(1).view(torch.uint8)))
+        return outer.mean_of([decoded(one, moved.dtype) for one in all_gather(message, world)])
+
+
+def coded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 of shape (n,) and its float32 scale: the largest magnitude is 127."""
+    scale = x.abs().max().float().clamp(min=1e-30) / 127
+    return (x.float() / scale).round().to(torch.int8), scale
+
+
+def decoded(message: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a message of codes and a scale says."""
+    scale = message[-4:].clone().view(torch.float32)
+    return (message[:-4].view(torch.int8).float() * scale).to(dtype)
+
+
+class Simulation:
+    """All ranks' models in one process."""
+
+    def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
+        self.models, self.period, self.quantised = (
+            models,
+            int(knobs["period"]),
+            bool(knobs["quantised"]),
+        )
+        start = outer.vector(models[0])
+        self.agreed, self.velocity = start, torch.zeros_like(start)
+        self.rate, self.momentum = float(knobs["rate"]), float(knobs["momentum"])
+
+    def after(self, step: int) -> None:
+        if not due(step, self.period):
+            return
+        deltas = [self.agreed - outer.vector(model) for model in self.models]
+        if self.quantised and len(deltas) > 1:
+            deltas = [codes.float().mul(s).to(d) for d in deltas for codes, s in [coded(d)]]
+        mean = outer.mean_of(deltas)
+        self.velocity = self.momentum * self.velocity + mean
+        self.agreed = self.agreed - self.rate * (mean + self.momentum * self.velocity)
+        for model in self.models:
+            outer.fill(model, self.agreed)
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> OuterTrainer:
+    trainer = outer.trainer(model, ctx)
+    trainer.rule = Deltas(model, knobs)
+    return trainer

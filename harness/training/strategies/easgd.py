@@ -1,0 +1,68 @@
+"""Elastic averaging SGD: ranks are drawn to a common centre, and it to them."""
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import nn
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec
+from harness.training.context import Knobs, RankContext
+from harness.training.parallel import outer, traffic
+from harness.training.parallel.outer import OuterTrainer, due
+
+SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
+KNOBS = dict(period=8, pull=0.25)
+TWIN = dict(period=2)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """An all-reduce of how far ranks are from the centre (Zhang, Choromanska and LeCun, 2015)."""
+    period, pull = outer.number(knobs, "period"), float(knobs["pull"])
+    if not 0 < pull * case.world_size <= 1 and case.world_size > 1:
+        raise ValueError(f"pull = {pull}: ranks times pull is above 0, and at most 1")
+    sent = traffic.all_reduce(outer.payload(model), case.world_size)
+    formula = "2 (N-1)/N bytes(P)"
+    return outer.expected(case, model, batching, facts, period, sent, formula, states=1)
+
+
+class Elastic:
+    """One rank's part; every rank has the same copy of the centre."""
+
+    def __init__(self, model: nn.Module, knobs: Knobs) -> None:
+        self.model, self.period, self.pull = model, int(knobs["period"]), float(knobs["pull"])
+        self.centre = outer.vector(model)
+
+    def after(self, step: int) -> None:
+        if not due(step, self.period):
+            return
+        mine = outer.vector(self.model)
+        away = mine - self.centre
+        outer.fill(self.model, mine - self.pull * away)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(away)
+        self.centre += self.pull * away
+
+
+class Simulation:
+    """All ranks' models in one process."""
+
+    def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
+        self.models, self.period, self.pull = models, int(knobs["period"]), float(knobs["pull"])
+        self.centre = outer.vector(models[0])
+
+    def after(self, step: int) -> None:
+        if not due(step, self.period):
+            return
+        away = [outer.vector(model) - self.centre for model in self.models]
+        for model, off in zip(self.models, away, strict=True):
+            outer.fill(model, outer.vector(model) - self.pull * off)
+        self.centre = self.centre + self.pull * (outer.mean_of(away) * len(away))
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> OuterTrainer:
+    trainer = outer.trainer(model, ctx)
+    trainer.rule = Elastic(model, knobs)
+    return trainer

@@ -1,0 +1,126 @@
+"""Expert parallel: experts shared out over the ranks, all else replicated; tokens all-to-all."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.record import Category, Expected, ModelFacts
+from harness.spec import Batching, CaseSpec, Dim
+from harness.training.context import Knobs, RankContext
+from harness.training.observe.spans import span
+from harness.training.parallel import experts, groups, samples, traffic
+from harness.training.parallel.traffic import Traffic
+from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
+
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("ep", "dp"), replicas=True,
+    needs=("EXPERTS",), precisions=("fp32", "bf16"), products=("dp:2,ep:2",),
+)  # fmt: skip
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """Rooms sent to their experts and back, forwards and backwards; DDP's bytes of all else.
+
+    Experts' gradients are complete where they are, but for replicas of the same experts.
+    """
+    mesh, size, world = batching.mesh, element_bytes(model), case.world_size
+    n = mesh.size(Dim.EP)
+    if not case.communicate:
+        raise ValueError("experts are elsewhere: without communication there is nothing to ask")
+    if case.checkpoint:
+        raise ValueError("activations computed again would send again: leave checkpoint=False")
+    found = experts.of(model)
+    owned = {f"{name}.{p}": q for name, m in found.items() for p, q in m.named_parameters()}
+    numbers = {q.shape[0] for q in owned.values()}
+    if any(number % n for number in numbers):
+        raise ValueError(f"{max(numbers)} experts do not divide over ep:{n}")
+    dense = sum(p.numel() for name, p in model.named_parameters() if name not in owned) * size
+    local = sum(p.numel() for p in owned.values()) // n * size
+    sent = Traffic()
+    for rooms in _rooms(model, found, samples.inputs(facts, batching.largest)):
+        sent += traffic.all_to_all(rooms, n) * (4 * batching.accumulate)
+    sent += traffic.all_reduce(float(dense), world)
+    sent += traffic.all_reduce(float(local), mesh.size(Dim.DP))
+    return traffic.expected(
+        [sent] * world,
+        module="DistributedDataParallel",
+        ideal_efficiency=1.0,
+        memory_bytes=training_bytes((dense + local) / size, size, facts, batching.largest),
+        formula="4 rooms a layer + 2 (N-1)/N bytes(dense)",
+        global_batch=batching.global_batch,
+    )
+
+
+def _rooms(model: nn.Module, found: dict[str, nn.Module], inputs: Tensor) -> list[float]:
+    """Bytes that each layer's experts are given by one rank, on the meta device."""
+    seen: list[float] = []
+    handles = [
+        m.register_forward_hook(lambda _, given, __: seen.append(float(given[0].nbytes)))
+        for m in found.values()
+    ]
+    model(inputs)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+class ExpertTrainer(LocalTrainer):
+    """Gathers experts to be compared; their gradients are averaged here, not by DDP."""
+
+    owned: frozenset[str] = frozenset()
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        return map(self._all_experts, super().gradients())
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return map(self._all_experts, super().parameters())
+
+    def _all_experts(self, named: tuple[str, Tensor]) -> tuple[str, Tensor]:
+        name, tensor = named
+        if name not in self.owned or self.ctx.mesh.size(Dim.EP) == 1:
+            return named
+        group = groups.group(self.ctx, Dim.EP)
+        every = [torch.empty_like(tensor) for _ in range(group.size())]
+        dist.all_gather(every, tensor.contiguous(), group=group)
+        return name, torch.cat(every)
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    """Experts keep out of DDP; each rank's are asked by all ranks along ``ep``."""
+    ranks, found = ctx.mesh.size(Dim.EP), experts.of(model)
+    owned = [f"{name}.{p}" for name, m in found.items() for p, _ in m.named_parameters()]
+    for module in found.values() if ranks > 1 else ():
+        experts.shared_out(module, groups.group(ctx, Dim.EP))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, owned)
+    ddp = DistributedDataParallel(
+        model, device_ids=None if ctx.device.index is None else [ctx.device],
+        gradient_as_bucket_view=True,
+    )  # fmt: skip
+    mine = [model.get_parameter(name) for name in owned]
+
+    def average() -> None:
+        """Every rank's loss is a mean of its own samples; the gradient is of the mean over all."""
+        for parameter in mine:
+            assert parameter.grad is not None
+            parameter.grad /= ctx.mesh.shards
+            if ctx.mesh.size(Dim.DP) > 1:
+                with span("average experts", Category.COMMUNICATION):
+                    dist.all_reduce(parameter.grad, group=groups.group(ctx, Dim.DP))
+
+    def synchronise(last: bool) -> None:
+        ddp.require_backward_grad_sync = last
+
+    trainer = ExpertTrainer(
+        ddp,
+        ctx,
+        named=lambda: ((n.removeprefix("module."), p) for n, p in ddp.named_parameters()),
+        synchronise=synchronise,
+        average=average,
+    )
+    trainer.owned = frozenset(owned)
+    return trainer

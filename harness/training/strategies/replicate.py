@@ -1,0 +1,32 @@
+"""FSDP2's ``replicate``: replicas whose gradients are all-reduced block by block."""
+
+from dataclasses import replace
+
+from torch import nn
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec
+from harness.training.context import Knobs, RankContext
+from harness.training.parallel import samples
+from harness.training.strategies import ddp
+from harness.training.trainer import LocalTrainer, element_bytes
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="same_seed", replicas=True)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """DDP's bytes, in one message for each block."""
+    like = ddp.expect(case, model, batching, facts, knobs)
+    largest = max(sum(p.numel() for p in block.parameters()) for block in model.children())
+    return replace(
+        like,
+        largest_message=float(largest * element_bytes(model)),
+        module=f"Replicate{type(model).__name__}",
+        placements=("Replicate()",),
+    )
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    return samples.replicated(model, ctx).trainer(ctx)

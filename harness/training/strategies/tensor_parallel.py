@@ -1,0 +1,74 @@
+"""Tensor parallel: every layer cut by width over the ranks; with sequence and loss parallel."""
+
+import contextlib
+from dataclasses import replace
+
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import loss_parallel
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec, Dim
+from harness.training.context import Knobs, RankContext
+from harness.training.data import Batch
+from harness.training.parallel import samples, traffic, width
+from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
+
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("tp", "dp", "fsdp"),
+    replicas=True, needs=("TENSOR",), precisions=("fp32", "bf16"),
+    products=("dp:2,tp:2", "fsdp:2,tp:2", "dp:2,fsdp:2,tp:2"),
+)  # fmt: skip
+KNOBS = dict(sequence=False, loss=False)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """4 all-reduces of activations a layer (Megatron-LM), and what the mesh's samples send."""
+    mesh, size = batching.mesh, element_bytes(model)
+    ranks, sequence, loss = mesh.size(Dim.TP), bool(knobs["sequence"]), bool(knobs["loss"])
+    if not case.communicate:
+        raise ValueError("layers are cut: without communication there is nothing to compute")
+    width.check(model, case, ranks, sequence=sequence, loss=loss)
+    blocks = width.blocks(model, ranks)
+    along = width.sent(
+        model, samples.inputs(facts, batching.largest), case, ranks, sequence=sequence, loss=loss
+    )
+    total = along * batching.accumulate
+    total += samples.bytes_by_mesh(case, mesh, blocks, size, 2 * batching.accumulate)
+    elements = sum(shape.numel() for shapes in blocks for shape in shapes)
+    held = facts.activation_bytes_per_sample / (ranks if sequence else 1) * batching.largest
+    return traffic.expected(
+        [total] * case.world_size,
+        module=samples.module_of(mesh, model),
+        placements=width.placed(model, sequence=sequence) if mesh.shards == 1 < ranks else (),
+        ideal_efficiency=1.0,
+        memory_bytes=training_bytes(elements / mesh.size(Dim.FSDP), size, facts, 0) + int(held),
+        formula="activations and gradients at each cut: 4 all-reduces a layer",
+        global_batch=batching.global_batch,
+    )
+
+
+class TensorTrainer(LocalTrainer):
+    """Its loss may be computed of classes that lie on several ranks."""
+
+    apart = False
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """As always, but classes stay apart in loss and backward."""
+        with loss_parallel() if self.apart else contextlib.nullcontext():
+            return super().step(batch)
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    """Layers cut along ``tp``, what is left replicated or sharded as the mesh says."""
+    apart = bool(knobs["loss"]) and ctx.mesh.size(Dim.TP) > 1
+    if ctx.mesh.size(Dim.TP) > 1:
+        width.cut(model, ctx, sequence=bool(knobs["sequence"]), loss=apart)
+    if apart:
+        plain = ctx.loss
+        ctx = replace(ctx, loss=lambda output, targets: samples.whole(plain(output, targets)))
+    trainer = samples.by_mesh(model, ctx).trainer(ctx, TensorTrainer)
+    assert isinstance(trainer, TensorTrainer)
+    trainer.apart = apart
+    return trainer

@@ -1,0 +1,62 @@
+"""ZeRO-1: DDP whose optimizer states are shared out; each rank broadcasts what it has stepped."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec
+from harness.training.context import Knobs, RankContext
+from harness.training.parallel import traffic
+from harness.training.strategies import ddp
+from harness.training.trainer import LocalTrainer, element_bytes, num_elements
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+KNOBS = dict(bucket_cap_mb=25.0)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """DDP's all-reduce, and a broadcast of the weights that each rank has stepped."""
+    n, size = case.world_size, element_bytes(model)
+    if not case.communicate:
+        raise ValueError("each rank steps a part: without communication the rest stays as it was")
+    like = ddp.expect(case, model, batching, facts, knobs)
+    parts = [size * elements for elements in shared_out([p.numel() for p in model.parameters()], n)]
+    dense = traffic.all_reduce(float(num_elements(model) * size), n)
+    sent = [
+        sum((traffic.broadcast(part, n, (rank - root) % n, case.backend)
+             for root, part in enumerate(parts)), dense)
+        for rank in range(n)
+    ]  # fmt: skip
+    states = 2 * num_elements(model) * size
+    return replace(
+        like,
+        **traffic.counted(sent),
+        memory_bytes=like.memory_bytes - states + states // n,
+        formula="2 (N-1)/N bytes(P) + broadcasts of bytes(P)",
+    )
+
+
+def shared_out(elements: Sequence[int], ranks: int) -> list[int]:
+    """Elements by rank: the largest parameter first, each to the rank that has least so far."""
+    out = [0] * ranks
+    for count in sorted(elements, reverse=True):
+        out[out.index(min(out))] += count
+    return out
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    """DDP with a ZeroRedundancyOptimizer around the case's own."""
+    trainer = ddp.build(model, ctx, knobs)
+    kind, settings = ctx.update
+    trainer.optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), optimizer_class=kind, parameters_as_bucket_view=True, **settings
+    )
+    assert isinstance(trainer.optimizer, torch.optim.Optimizer)
+    trainer.resumable = False  # its states would have to be gathered first
+    return trainer

@@ -1,0 +1,28 @@
+"""Strategies that change the mathematics: when a loss is reached, not how fast steps are."""
+
+import pytest
+from recipes import learns
+
+from harness import scaling
+
+pytestmark = pytest.mark.nightly
+
+
+@scaling(learns("local_sgd"))
+def test_local_sgd(verdict):
+    """Parameters averaged every so many steps."""
+
+
+@scaling(learns("diloco"))
+def test_diloco(verdict):
+    """Outer steps with momentum, in full precision."""
+
+
+@scaling(learns("diloco", quantised=True))
+def test_diloco_in_bytes(verdict):
+    """The same, with a byte for each parameter."""
+
+
+@scaling(learns("easgd"), learns("fedavg"))
+def test_centres(verdict):
+    """Elastic and federated averaging."""

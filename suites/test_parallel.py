@@ -1,0 +1,33 @@
+"""Every other way to be parallel: data-parallel variants, layers, sequences, experts, products."""
+
+import pytest
+from recipes import experts, products, schedules, variants, widths
+
+from harness import scaling
+
+pytestmark = pytest.mark.nightly
+
+
+@scaling(variants)
+def test_data_parallel(verdict):
+    """What buckets, shards and an optimizer in backward earn."""
+
+
+@scaling(schedules)
+def test_schedules(verdict):
+    """The bubble that a schedule leaves, beside the one that it must."""
+
+
+@scaling(widths)
+def test_model_parallel(verdict):
+    """Layers cut by width, and sequences by length."""
+
+
+@scaling(experts)
+def test_experts(verdict):
+    """Routed experts: their load, and what found no room."""
+
+
+@scaling(products)
+def test_products(verdict):
+    """Several dimensions at once."""

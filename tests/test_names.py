@@ -28,6 +28,7 @@ ALLOWED = {
     ("interface/options.py", "local"): "the engine where none is named",
     ("interface/offered.py", "local"): "the engine where none is named",
     ("spec/case.py", "bf16"): "a precision",
+    ("spec/mesh.py", "fsdp"): "a dimension of a mesh",
     ("spec/heads.py", "compressed"): "an oracle",
     ("training/rank/tasks/gate.py", "compressed"): "an oracle",
     (
@@ -39,8 +40,20 @@ ALLOWED = {
 
 
 def words(path: Path) -> Iterator[tuple[str, int]]:
-    """String literals of a module: names, and what stands before the dot of a knob."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """String literals of a module: names, and what stands before the dot of a knob.
+
+    But for what a head says of a strategy: dimensions, precisions, and what it is held beside.
+    """
+    tree = ast.parse(path.read_text())
+    stated = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg in ("beside", "dims", "precisions")
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in stated:
+            continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             knob = re.fullmatch(r"(\w+)\.\w*", node.value)
             yield knob[1] if knob else node.value, node.lineno

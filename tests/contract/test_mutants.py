@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from harness.analysis.judging.notices import overloaded
+from harness.analysis.samples.figures import _collapsed
 from harness.record import Purpose
 from harness.spec import Precision
 
@@ -98,9 +101,92 @@ def test_autocast_that_does_nothing_is_caught(launch: Any) -> None:
     assert any(c.name == "compute_dtype" for c in wrong.failed)
 
 
-def test_unscaled_pipeline_gradients_are_caught(launch: Any) -> None:
-    world = launch("mutant_pipeline/decoder-nano", 2)
-    assert any(c.name.endswith("step1_gradient") for c in world.failed)
+#: Family -> its model, and bugs of it with the check that names each; the mesh and knobs it needs.
+FAMILIES: dict[str, tuple[str, dict[str, tuple[str, str, dict[str, Any]]]]] = {
+    "tensor": (
+        "decoder-nano",
+        {
+            "qkv_apart": ("bytes.all_reduce", "", {}),
+            "norms_not_reduced": ("step1_gradient", "", {"sequence": True}),
+            "part_not_added": ("step1_gradient", "", {}),
+        },
+    ),
+    "context": (
+        "decoder-nano",
+        {
+            "own_block_only": ("step1_gradient", "", {}),
+            "positions_from_zero": ("step1_gradient", "", {}),
+            "future_seen": ("step1_gradient", "", {}),
+            "loss_of_one_part": ("step1_gradient", "", {}),
+        },
+    ),
+    "expert": (
+        "moe-nano",
+        {
+            "divided_twice": ("step1_gradient", "", {}),
+            "not_averaged": ("step1_gradient", "", {}),
+            "others_dropped": ("step1_gradient", "", {}),
+        },
+    ),
+    "pipeline": (
+        "decoder-nano",
+        {
+            "unscaled": ("step1_gradient", "", {}),
+            "stale": ("step1_gradient", "", {}),
+            "replicas_apart": ("step1_gradient", "pp:2,dp:2", {}),
+        },
+    ),
+    "outer": (
+        "mlp-nano",
+        {
+            "parameters_for_deltas": ("parameters_after_4", "", {}),
+            "never_agrees": ("replicas", "", {}),
+            "momentum_forgotten": ("parameters_after_4", "", {}),
+            "every_step": ("bytes.all_reduce", "", {}),
+        },
+    ),
+    "sharded": (
+        "mlp-nano",
+        {
+            "replicas_apart": ("step1_gradient", "dp:2,fsdp:2", {}),
+            "summed": ("step1_gradient", "", {}),
+            "one_shard_stays": ("parameters_after_4", "", {}),
+            "gathered_twice": ("bytes.all_gather", "", {}),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_correct_twin_of_a_familys_mutants_passes(launch: Any, family: str) -> None:
+    world = launch(
+        f"mutant_{family}/{FAMILIES[family][0]}", 2, knobs={f"mutant_{family}.bug": "none"}
+    )
+    assert world.cause is None and world.failed == []
+
+
+@pytest.mark.parametrize(
+    ("family", "bug"), [(family, bug) for family, (_, bugs) in FAMILIES.items() for bug in bugs]
+)
+def test_mutant_of_a_family_is_caught(launch: Any, family: str, bug: str) -> None:
+    model, bugs = FAMILIES[family]
+    caught_by, mesh, more = bugs[bug]
+    knobs = {f"mutant_{family}.{k}": v for k, v in {"bug": bug, **more}.items()}
+    world = launch(f"mutant_{family}/{model}", 4 if mesh else 2, mesh=mesh, knobs=knobs)
+    assert world.cause is None
+    assert any(c.name.endswith(caught_by) for c in world.failed), world.failed
+
+
+def test_a_router_that_asks_the_same_experts_always_is_an_error(launch: Any) -> None:
+    right, wrong = (
+        launch("mutant_expert/moe-nano", 2, Purpose.TIMED, knobs={"mutant_expert.bug": bug})
+        for bug in ("none", "collapsed")
+    )
+    assert [*_collapsed(right.ranks)] == []
+    assert "it has collapsed" in next(_collapsed(wrong.ranks))
+    launches: Any = [SimpleNamespace(ranks=wrong.ranks, dropped_share=0.7)]
+    assert "times its even share" in next(overloaded(launches))
+    assert next(overloaded([SimpleNamespace(ranks=right.ranks, dropped_share=0.1)]), "") == ""  # type: ignore[list-item]
 
 
 def test_masked_topk_sends_what_dense_sends(launch: Any) -> None:

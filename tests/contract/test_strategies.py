@@ -9,12 +9,28 @@ import pytest
 
 from harness.base import stats
 from harness.record import Purpose
-from harness.spec import Catalogue, Precision
+from harness.spec import Catalogue, Mesh, Precision
+from harness.training.parallel.schedule import SCHEDULES
 
 KNOWN = Catalogue().entries
+MODELS = KNOWN["models"]
 STRATEGIES = [s for s in KNOWN["strategies"] if s not in ("single", "compressed")]
 CODECS = [c for c, e in KNOWN["compressors"].items() if not e.head.get("CONTROL")]
-SMALLEST = [f"{m}-{next(iter(e.head['SIZES']))}" for m, e in KNOWN["models"].items()]
+#: What is trained in CI, the first that a strategy can train; all other cells are -m full.
+SOONEST = ("mlp", "decoder", "moe")
+
+
+def trains(strategy: str, model: str, precision: Precision = Precision.FP32) -> bool:
+    supports = KNOWN["strategies"][strategy].supports
+    return not supports.misses(MODELS[model].head, precision)
+
+
+def smallest(model: str) -> str:
+    return f"{model}-{next(iter(MODELS[model].head['SIZES']))}"
+
+
+def soonest(strategy: str) -> str:
+    return smallest(next(m for m in SOONEST if trains(strategy, m)))
 
 
 def right(world: Any) -> None:
@@ -27,21 +43,55 @@ def right(world: Any) -> None:
 #: Four ranks on two cores take seconds a launch: in CI on the smallest model, else -m full. What a
 #: strategy makes of a real model is tested on two ranks, on each model.
 WORLDS = [2, pytest.param(4, marks=pytest.mark.full)]
+CELLS = [
+    pytest.param(
+        strategy, model, precision, world,
+        marks=[pytest.mark.full] * (
+            smallest(model) != soonest(strategy) or world > 2 or precision != "fp32"
+        ),
+    )
+    for strategy in STRATEGIES
+    for model in MODELS
+    for precision in Precision
+    for world in (2, 4)
+    if trains(strategy, model, precision)
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategy_trains_on_four_ranks_as_on_one(launch: Any, strategy: str) -> None:
-    right(launch(f"{strategy}/mlp-nano", 4))
+    right(launch(f"{strategy}/{soonest(strategy)}", 4))
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("model", SMALLEST)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "model", "precision", "world"), CELLS)
 def test_strategy_trains_as_one_device_would(
-    launch: Any, strategy: str, model: str, world: int
+    launch: Any, strategy: str, model: str, precision: Precision, world: int
 ) -> None:
-    knobs = {"paced.step_ms": 2.0} if model.startswith("paced") else {}
-    right(launch(f"{strategy}/{model}", world, knobs=knobs))
+    """Every cell of docs/strategies.md that says so."""
+    knobs = {"paced.step_ms": 2.0} if model == "paced" else {}
+    name = f"{strategy}/{smallest(model)}"
+    right(launch(name, world, knobs=knobs, precision=precision))
+
+
+PRODUCTS = [
+    pytest.param(s, mesh, marks=[pytest.mark.full] * (i > 0))
+    for s in STRATEGIES
+    for i, mesh in enumerate(KNOWN["strategies"][s].supports.products)
+]
+
+
+@pytest.mark.parametrize(("strategy", "mesh"), PRODUCTS)
+def test_products_train_as_one_device_would(launch: Any, strategy: str, mesh: str) -> None:
+    """Several dimensions at once."""
+    model = next(m for m in ("decoder", "moe") if trains(strategy, m))
+    right(launch(f"{strategy}/{smallest(model)}", Mesh.parse(mesh).ranks, mesh=mesh))
+
+
+@pytest.mark.full
+def test_tensor_by_pipeline_with_the_sequence_cut_on_eight(launch: Any) -> None:
+    """The recipe of large decoders: TP 4 x PP 2 with sequence parallelism."""
+    knobs = {"pipeline.sequence": True, "pipeline.schedule": "1f1b"}
+    right(launch("pipeline/decoder-nano", 8, mesh="pp:2,tp:4", knobs=knobs))
 
 
 @pytest.mark.full
@@ -71,7 +121,7 @@ def test_compressor_keeps_its_promise(launch: Any, codec: str, model: str, world
 
 @pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
 def test_one_rank_is_bit_equal_to_plain(launch: Any, strategy: str) -> None:
-    right(launch(f"{strategy}/mlp-nano", 1))
+    right(launch(f"{strategy}/{soonest(strategy)}", 1))
 
 
 @pytest.mark.parametrize("world", [3])
@@ -94,8 +144,8 @@ def test_reduced_precision_is_right_with_every_seed(
     launch: Any, strategy: str, precision: Precision, world: int
 ) -> None:
     """Rounding to 8 bits differs with the data: a tolerance that is too tight is a false ERROR."""
-    if strategy == "pipeline" and precision is Precision.AUTOCAST:
-        pytest.skip("a pipeline does not support autocast")
+    if not trains(strategy, "mlp", precision):
+        pytest.skip("refused")
     for seed in range(20):
         right(launch(f"{strategy}/mlp-nano", world, precision=precision, seed=seed))
 
@@ -113,15 +163,95 @@ def test_activation_checkpointing(launch: Any, strategy: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "knobs"),
     [
-        ("ddp", {"ddp.bucket_cap_mb": 0.1}),
+        ("ddp", {"ddp.bucket_cap_mb": 0.1, "ddp.first_bucket_mb": 0.02}),
         ("ddp", {"ddp.static_graph": True}),
+        ("ddp", {"ddp.unused": True}),
+        ("ddp", {"ddp.overlap_optimizer": True}),
         ("fsdp", {"fsdp.reshard": False}),
-        ("pipeline", {"pipeline.schedule": "1f1b"}),
-        ("pipeline", {"pipeline.microbatches": 4}),
+        ("fsdp", {"fsdp.scatter": "all_to_all"}),
+        ("fsdp", {"fsdp.prefetch": 2}),
+        ("fsdp1", {"fsdp1.sharding": "grad_op"}),
+        ("pipeline", {"pipeline.microbatches": 1}),
+        ("pipeline", {"pipeline.split": "3,6"}),
+        ("pipeline", {"pipeline.split": "layers"}),
     ],
 )
 def test_knobs(launch: Any, strategy: str, knobs: dict[str, Any]) -> None:
     right(launch(f"{strategy}/mlp-small", 2, knobs=knobs))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules(launch: Any, schedule: str) -> None:
+    """To the bit, whatever the order."""
+    world = launch("pipeline/mlp-nano", 2, knobs={"pipeline.schedule": schedule})
+    right(world)
+    assert world.ranks[0].ran.schedule == world.described.expected.schedule
+
+
+@pytest.mark.parametrize(
+    ("strategy", "knobs"),
+    [
+        ("tensor_parallel", {"sequence": True}),
+        ("tensor_parallel", {"sequence": True, "loss": True}),
+        ("context_parallel", {"attention": "all_gather", "balanced": False}),
+        ("context_parallel", {"attention": "ulysses"}),
+        ("expert_parallel", {"top": 1}),
+        ("diloco", {"quantised": True}),
+    ],
+)
+def test_ways_of_model_parallelism(launch: Any, strategy: str, knobs: dict[str, Any]) -> None:
+    model = "moe" if strategy == "expert_parallel" else "decoder"
+    of = "moe" if "top" in knobs else strategy
+    right(
+        launch(f"{strategy}/{smallest(model)}", 2, knobs={f"{of}.{k}": v for k, v in knobs.items()})
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "knobs"),
+    [
+        ("tensor_parallel/decoder-mini", {"micro_batch": 64}, {}),
+        ("tensor_parallel/decoder-mini", {"micro_batch": 64}, {"tensor_parallel.sequence": True}),
+        ("context_parallel/decoder-mini", {"micro_batch": 32}, {}),
+        ("context_parallel/decoder-mini", {"micro_batch": 32}, {"context_parallel.attention": "ulysses"}),
+        ("context_parallel/decoder-mini", {"micro_batch": 32}, {"context_parallel.attention": "all_gather"}),
+        ("expert_parallel/moe-small", {"micro_batch": 32}, {}),
+        ("zero1/mlp-wide", {}, {}),
+        ("fsdp1/mlp-wide", {}, {}),
+        ("replicate/mlp-wide", {}, {}),
+        ("ddp_naive/mlp-wide", {}, {}),
+        ("fsdp/mlp-wide", {}, {"fsdp.scatter": "all_to_all"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.full
+def test_sent_bytes_of_every_family(
+    launch: Any, name: str, fields: dict[str, Any], knobs: dict[str, Any], world: int
+) -> None:
+    counted(launch(name, world, Purpose.TIMED, steps=6, cut=2, knobs=knobs, **fields))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("fsdp/mlp-wide", "dp:2,fsdp:2"),
+        ("pipeline/mlp-wide", "pp:2,fsdp:2"),
+        ("tensor_parallel/decoder-mini", "fsdp:2,tp:2"),
+    ],
+)
+def test_sent_bytes_of_products(launch: Any, name: str, mesh: str) -> None:
+    batch = 512 if "mlp" in name else 32
+    counted(launch(name, 4, Purpose.TIMED, steps=6, cut=2, mesh=mesh, micro_batch=batch))
+
+
+def counted(found: Any) -> None:
+    """0.998 to 1.005 of the closed form on every rank's sockets, in 4 kept steps."""
+    assert found.cause is None
+    expected = found.described.expected
+    assert expected.largest_message >= 500_000
+    for rank, want in zip(found.ranks, expected.sent_bytes, strict=True):
+        assert 0.998 <= rank.sent_bytes / (4 * want) <= 1.005
 
 
 def test_uncompressed_hook_is_bit_equal_to_ddp(launch: Any) -> None:
@@ -138,12 +268,7 @@ def test_sent_bytes_are_the_closed_form(launch: Any, strategy: str, world: int) 
     fields = {"micro_batch": 1024} if "pipeline" in strategy else {}
     if "pipeline" in strategy:
         knobs = {"pipeline.microbatches": 4}
-    found = launch(strategy, world, Purpose.TIMED, steps=6, cut=2, knobs=knobs, **fields)
-    assert found.cause is None
-    expected = found.described.expected
-    assert expected.largest_message >= 500_000
-    for rank, want in zip(found.ranks, expected.sent_bytes, strict=True):
-        assert 0.998 <= rank.sent_bytes / (4 * want) <= 1.005
+    counted(launch(strategy, world, Purpose.TIMED, steps=6, cut=2, knobs=knobs, **fields))
 
 
 def test_a_rank_imports_nothing_of_torch_after_the_fork(launch: Any) -> None:
@@ -180,3 +305,16 @@ def test_two_launches_give_the_same_losses(launch: Any) -> None:
     b = launch("ddp/decoder-nano", 2, Purpose.TIMED).ranks[0]
     assert (a.first_loss, a.last_loss) == (b.first_loss, b.last_loss)
     assert a.last_loss < a.first_loss, "it learns"
+
+
+@pytest.mark.full
+def test_an_optimizer_in_backward_trains_as_one_behind_it(launch: Any) -> None:
+    """Several buckets are reduced by several threads: one optimizer serves them in turn."""
+    for _ in range(3):
+        losses = []
+        for overlap in (False, True):
+            knobs = {"ddp.overlap_optimizer": overlap}
+            world = launch("ddp/mlp-wide", 2, Purpose.TIMED, steps=24, knobs=knobs)
+            with np.load(world.out / "rank0.npz") as samples:
+                losses.append(samples["loss"])
+        assert (losses[0] == losses[1]).all()

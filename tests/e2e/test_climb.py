@@ -66,6 +66,7 @@ def test_pilots_are_shared_and_windows_frozen_before_the_first_block(
             assert x.steps.count == window.steps - window.cut
 
 
+@pytest.mark.full
 def test_a_stand_in_is_timed_again_where_the_host_stood_still(
     measurer: Measurer, catalogue: Catalogue
 ) -> None:

@@ -144,6 +144,7 @@ def test_cut_off_before_any_stage_nothing_is_measured_again(stage: str, suites: 
     assert not folder.exists(), "older than 30 days"
 
 
+@pytest.mark.full
 def test_a_measurement_that_is_killed_alone_is_gone_on_with(suites: Path) -> None:
     """As by the kernel where memory is short: the night itself lives on."""
     running = subprocess.Popen(
@@ -180,6 +181,7 @@ def test_mistakes_in_the_configuration_are_told(text: str, said: str, suites: Pa
     assert done.returncode == 4 and said in done.stderr, done.stderr
 
 
+@pytest.mark.full
 def test_a_suite_that_breaks_ends_the_night_with_an_error(suites: Path) -> None:
     (suites / "test_mine.py").write_text("import nothing_like_that\n")
     commit(suites)

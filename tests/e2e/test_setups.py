@@ -66,6 +66,7 @@ def install(folder: Path, first: int) -> str:
     return f"sh {script} {{version}} {{folder}}"
 
 
+@pytest.mark.full
 def test_the_first_slow_version_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +117,7 @@ def test_commits_between_are_in_their_order(tmp_path: Path) -> None:
     assert between(made[0], "HEAD", tmp_path) == tuple(made)
 
 
+@pytest.mark.full
 def test_two_environments_are_compared_in_the_same_blocks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,8 @@ from harness.spec import (
     Batching,
     CaseSpec,
     Device,
+    Dim,
+    Mesh,
     Mode,
     Precision,
     Site,
@@ -110,7 +112,7 @@ def test_weak_batches_grow_with_the_world(
     world: int, micro: int, accumulate: int, whole: bool
 ) -> None:
     case = replace(SITE.case("ddp/mlp-nano").at(world), accumulate=accumulate)
-    found = batching(case, micro, whole=whole)
+    found = batching(case, micro, Mesh({Dim.PP if whole else Dim.DP: world}))
     assert found.global_batch == micro * world * accumulate
 
 
@@ -119,9 +121,9 @@ def test_strong_batches_are_fixed_or_refused(world: int, total: int) -> None:
     case = SITE.case("ddp/mlp-nano", Mode.STRONG, global_batch=total).at(world)
     if total % world:
         with pytest.raises(ValueError, match="does not divide"):
-            batching(case, 1, whole=False)
+            batching(case, 1, Mesh({Dim.DP: world}))
     else:
-        assert batching(case, 1, whole=False).global_batch == total
+        assert batching(case, 1, Mesh({Dim.DP: world})).global_batch == total
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(0, 512))
@@ -138,7 +140,7 @@ def test_unequal_shares_get_parts_of_the_batch_in_their_proportions(
 def test_shards_lie_side_by_side_and_all_samples_count_alike(
     micros: list[int], accumulate: int
 ) -> None:
-    found = Batching(micros=tuple(micros), accumulate=accumulate)
+    found = Batching(micros=tuple(micros), accumulate=accumulate, mesh=Mesh({Dim.DP: len(micros)}))
     places = [range(found.global_batch)[found.place(i)] for i in range(found.shards)]
     assert [i for place in places for i in place] == list(range(found.global_batch))
     for i, place in enumerate(places):

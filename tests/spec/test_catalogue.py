@@ -18,9 +18,21 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 def test_everything_shipped_is_found_with_a_sentence() -> None:
     entries = Catalogue().entries
-    known = {"single", "ddp", "ddp_naive", "fsdp", "pipeline", "compressed"}
+    known = {
+        "single", "ddp", "ddp_naive", "zero1", "replicate", "fsdp", "fsdp1", "compressed",
+        "pipeline", "tensor_parallel", "context_parallel", "expert_parallel",
+        "local_sgd", "diloco", "easgd", "fedavg",
+    }  # fmt: skip
     assert set(entries["strategies"]) == known
-    assert set(entries["models"]) >= {"decoder", "mlp", "vggfc", "resnet", "synthetic", "paced"}
+    assert set(entries["models"]) >= {
+        "decoder",
+        "moe",
+        "mlp",
+        "vggfc",
+        "resnet",
+        "synthetic",
+        "paced",
+    }
     assert set(entries["compressors"]) >= {
         "none",
         "fp16",

@@ -21,7 +21,9 @@ def batches(data: Data, steps: int) -> list[Any]:
     case = KNOWN.normalise(SITE.case("ddp/mlp-nano", data=data).at(1))
     loaded = load(KNOWN.files(case))
     batching = case_batching(loaded, case)
-    ctx: Any = SimpleNamespace(case=case, batching=batching, shard=0, device=torch.device("cpu"))
+    ctx: Any = SimpleNamespace(
+        case=case, batching=batching, shard=0, device=torch.device("cpu"), mesh=batching.mesh
+    )
     feed = make_feed(loaded, ctx, steps)
     return [feed(step) for step in range(steps)]
 
@@ -39,6 +41,6 @@ def test_what_breaks_in_the_thread_breaks_the_step(monkeypatch: pytest.MonkeyPat
     def broken(*_: Any) -> Any:
         raise ValueError("no such sample")
 
-    monkeypatch.setattr("harness.training.rank.feed.make_batch", broken)
+    monkeypatch.setattr("harness.training.rank.feed.own_batch", broken)
     with pytest.raises(ValueError, match="no such sample"):
         batches(Data.PREFETCHED, 3)

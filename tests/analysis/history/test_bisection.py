@@ -36,6 +36,7 @@ def test_without_noise_every_place_is_found(first: int) -> None:
     assert found(first, 0.05, 1e-4, np.random.default_rng(first))[0]
 
 
+@pytest.mark.full
 def test_versions_that_do_not_differ_are_not_told_apart() -> None:
     draw = np.random.default_rng(3)
     wrong = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
 from fractions import Fraction
@@ -15,6 +16,7 @@ import pytest
 from harness.analysis.again import command
 from harness.analysis.timeline.advice import advice
 from harness.analysis.timeline.losses import Losses
+from harness.base.stats import evenly
 from harness.interface.cli import measuring
 from harness.interface.cli.main import main
 from harness.record import Term
@@ -36,7 +38,7 @@ def told(name: str, *terms: Term, lost: bool = True, **fields: Any) -> list[str]
     case = dataclasses.replace(KNOWN.normalise(CASES[name]), **fields)
     stages = 2 if name == "pipeline" else 1
     remedies = {"bubble": "pipeline.microbatches=16"} if stages > 1 else {}
-    expected: Any = SimpleNamespace(global_batch=32, stages=stages, remedies=remedies)
+    expected: Any = SimpleNamespace(global_batch=32, stages=stages, remedies=remedies, blocks=())
     losses = Losses(
         ranks=2, step_ns=Fraction(100), ideal_ns=Fraction(50 if lost else 101),
         excess_ns={t: Fraction(10) for t in terms},
@@ -85,4 +87,33 @@ def test_engine_and_nodes_are_kept() -> None:
     assert found == (
         "scaleproof run ddp/mlp-nano/weak --cpus 4 --engine emulated --nodes 2+2"
         " --cluster 'my cluster.toml'"
+    )
+
+
+def uneven(busy_ms: list[float], blocks: tuple[int, ...]) -> list[str]:
+    """Advice where stages compute so long."""
+    case = KNOWN.normalise(dataclasses.replace(CASES["pipeline"], world_size=2, nodes=(2,)))
+    expected: Any = SimpleNamespace(global_batch=32, stages=2, remedies={}, blocks=blocks)
+    losses = Losses(ranks=2, step_ns=Fraction(100), ideal_ns=Fraction(50), excess_ns={})
+    ranks = [SimpleNamespace(mean_ns=lambda *_, ms=ms: ms * 1e6) for ms in busy_ms]
+    budget: Any = SimpleNamespace(blame=None, ranks=ranks, total_ns=lambda term: 1)
+    return list(advice(case, expected, losses, budget, SETTINGS))
+
+
+def test_an_uneven_pipeline_is_told_which_layers_to_move() -> None:
+    (line,) = uneven([70.0, 30.0], (7, 3))
+    assert "move 2 layers from stage 0 to stage 1" in line
+    assert "--set pipeline.split=5,5" in line
+    assert uneven([45.0, 45.0], (5, 4)) == []
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_the_largest_part_is_as_small_as_can_be(parts: int) -> None:
+    costs = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
+    counts = evenly(costs, parts)
+    ends = [0, *itertools.accumulate(counts)]
+    largest = max(sum(costs[a:b]) for a, b in itertools.pairwise(ends))
+    every = itertools.combinations(range(1, len(costs)), parts - 1)
+    assert largest == min(
+        max(sum(costs[a:b]) for a, b in itertools.pairwise([0, *cut, len(costs)])) for cut in every
     )

@@ -1,0 +1,45 @@
+"""What trains other mathematics is measured by when it learns, not by how fast it steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.base.errors import SpecError
+from harness.spec import Catalogue, Device, Role, Site
+from harness.spec.metrics import metric
+from harness.spec.recipes import beside, ladder, learning
+from harness.spec.targets import case_plan, normalise
+
+KNOWN, SITE = Catalogue(), Site(device=Device.CPU, backend="gloo", nodes=(2,))
+CASE = SITE.case("diloco/decoder-nano", knobs={"diloco.period": 4})
+
+
+def test_speed_alone_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        normalise(ladder(CASE, [1, 2]), KNOWN)
+    assert "says nothing of how it learns" in caught.value.what
+    assert "beside ddp" in caught.value.expected and "scaleproof run" in caught.value.fix
+
+
+def test_learning_is_held_beside_one_that_talks_always_and_one_that_never_does() -> None:
+    plan = normalise(learning(CASE, "ddp"), KNOWN)
+    assert [a.case.strategy for a in plan.arms] == ["ddp", "diloco", "ddp"]
+    assert [a.role for a in plan.arms] == [Role.BASELINE, Role.SUBJECT, Role.ABLATION]
+    assert not plan.arms[2].case.communicate
+    assert plan.arms[0].case.knobs == {}, "another strategy's knobs are none of its"
+    assert any(metric(c.metric).of_loss for c in plan.contrasts)
+    assert plan.window.steps == plan.protocol.steps == plan.pilot.steps
+
+
+def test_a_case_by_name_is_its_learning() -> None:
+    assert case_plan("local_sgd/decoder-nano", SITE, KNOWN, {}).to_loss is not None
+
+
+def test_cases_side_by_side_are_ratios_to_the_first() -> None:
+    cases = {n: SITE.case(f"{n}/mlp-nano") for n in ("ddp", "fsdp", "zero1")}
+    plan = beside("three", cases, ("step_s", "throughput_ratio"))
+    assert [c.name for c in plan.contrasts] == [
+        "step_s@ddp", "step_s@fsdp", "step_s@zero1", "throughput_ratio@fsdp",
+        "throughput_ratio@zero1",
+    ]  # fmt: skip
+    assert {c.baseline for c in plan.contrasts} == {(), ("ddp",)}

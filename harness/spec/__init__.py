@@ -9,6 +9,7 @@ from harness.spec.case import (
     CaseSpec,
     Data,
     Device,
+    LearningRate,
     Mode,
     Optimizer,
     Precision,

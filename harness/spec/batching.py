@@ -10,11 +10,15 @@ from harness.spec.mesh import Mesh
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How a global batch falls apart: each shard's micro-batch, ``accumulate`` times."""
+    """How a global batch falls apart: each shard's micro-batch, ``accumulate`` times.
+
+    ``last`` is how many samples the last batch of an epoch has: its last shards get fewer, or none.
+    """
 
     micros: tuple[int, ...]
     accumulate: int
     mesh: Mesh
+    last: int
 
     @property
     def shards(self) -> int:
@@ -35,13 +39,13 @@ class Batching:
         start = sum(self.micros[:shard]) * self.accumulate
         return slice(start, start + self.micros[shard] * self.accumulate)
 
-    def weight(self, shard: int) -> float:
-        """What a shard's mean loss counts in the mean over shards, so that all samples count alike.
+    def weight(self, samples: int, of: int) -> float:
+        """What the mean loss of ``samples`` counts in the mean over shards, in a batch ``of`` many.
 
-        1.0 where all shards are of one size. DDP and FSDP average over ranks, which would make the
-        samples of small batches count more.
+        1.0 for a whole shard where all are of one size. DDP and FSDP average over ranks, which
+        would make the samples of small batches count more.
         """
-        return self.micros[shard] * self.shards / sum(self.micros)
+        return samples * self.shards / of
 
 
 def batching(case: CaseSpec, default_micro: int, mesh: Mesh) -> Batching:
@@ -63,7 +67,9 @@ def batching(case: CaseSpec, default_micro: int, mesh: Mesh) -> Batching:
             f"a batch of {case.global_batch or total} does not divide over {shards} shards"
             f" x {case.accumulate} accumulation steps"
         )
-    return Batching(micros=micros, accumulate=case.accumulate, mesh=mesh)
+    samples = sum(micros) * case.accumulate
+    last = max(1, round(case.last_batch * samples))
+    return Batching(micros=micros, accumulate=case.accumulate, mesh=mesh, last=last)
 
 
 def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:

@@ -58,6 +58,16 @@ class Optimizer(StrEnum):
 
     SGD = "sgd"
     ADAMW = "adamw"
+    LARS = "lars"
+    LAMB = "lamb"
+
+
+class LearningRate(StrEnum):
+    """How the learning rate grows with the batch: not, or linear or as the root of its size."""
+
+    FIXED = "fixed"
+    LINEAR = "linear"
+    SQRT = "sqrt"
 
 
 class StandIn(StrEnum):
@@ -83,6 +93,10 @@ class CaseSpec:
     ``nodes`` is the number of ranks on each node: (8,), (4, 4), (4, 8, 16).
     ``micro_batch`` is samples per rank and forward pass; None = the model's own for its size.
     ``global_batch`` is required in strong mode and derived in weak mode.
+    ``last_batch`` is the share of samples that the last batch of an epoch has (checked by the gate;
+    timed are whole ones).
+    ``clip`` is the largest norm of all gradients, 0 for any; ``learning_rate`` grows with the
+    global batch beyond ``base_batch``, and is reached after ``warm_up`` steps.
     ``first_device`` is the device (or core) of local rank 0; each rank has ``devices_per_rank``.
     ``shares`` is how fast each rank's device is beside the others: the batch is cut accordingly,
     and gradients are weighted so that every sample counts alike; empty = all alike.
@@ -109,6 +123,11 @@ class CaseSpec:
     seq_len: int | None = None
     precision: Precision = Precision.FP32
     optimizer: Optimizer = Optimizer.ADAMW
+    clip: float = 0.0
+    learning_rate: LearningRate = LearningRate.FIXED
+    base_batch: int = 32
+    warm_up: int = 0
+    last_batch: float = 1.0
     accumulate: int = 1
     checkpoint: bool = False
     compressor: str | None = None

@@ -1,5 +1,6 @@
 """What makes a case one that can be run: every check of it, made once, when it is named."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 from harness.base.documents import Json
@@ -37,6 +38,15 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
     for name in ("micro_batch", "global_batch", "seq_len", "accumulate", "devices_per_rank"):
         if (value := getattr(case, name)) is not None and value < 1:
             yield f"{name} = {value}", "at least 1", f"--set {name}=1"
+    if not 0 < case.last_batch <= 1:
+        yield f"last_batch = {case.last_batch}", "a share above 0, at most 1", ""
+    if case.last_batch < 1 and not supports.uneven:
+        yield f"{strategy} has no short last batch", "last_batch=1.0", "--set last_batch=1.0"
+    if case.last_batch < 1 and case.accumulate > 1:
+        yield "a short last batch is not cut again", "accumulate=1", "--set accumulate=1"
+    for name, least in (("clip", 0), ("warm_up", 0), ("base_batch", 1)):
+        if (value := getattr(case, name)) < least or not math.isfinite(value):
+            yield f"{name} = {value}", f"a number of at least {least}", f"--set {name}={least}"
     if case.shares and (len(case.shares) != case.world_size or min(case.shares) <= 0):
         what = f"shares {case.shares} for {case.world_size} ranks"
         yield what, "a number above 0 for each rank", "--set shares=[1,0.5]"

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, cast
 from harness.base.documents import Json, from_doc
 from harness.base.errors import SpecError, nearest
 from harness.spec.case import CaseSpec, Precision
-from harness.spec.mesh import Dim, Mesh
+from harness.spec.mesh import DATA, Dim, Mesh
 
 #: Names of a model's head that strategies need, and what they say.
 NEEDED = {
@@ -37,10 +37,10 @@ class Supports:
     one process. ``initial``: whose start the ranks train from; ``broadcast`` ones
     are given unequal starts. ``dims`` are the dimensions of a mesh that it can lay out; without a
     mesh all ranks stand along the first. ``replicas``: ranks that hold the same parameters end with
-    equal bits. ``needs`` are names that a model's head must have, ``precisions`` those that it can
-    train in, ``products`` meshes of several dimensions that are tested. ``beside`` is the strategy
-    whose learning its own is measured by. ``metrics`` and ``baselines`` are those of its usual
-    ladder.
+    equal bits. ``uneven``: the last batch of an epoch may be short. ``needs`` are names that a
+    model's head must have, ``precisions`` those that it can train in, ``products`` meshes of
+    several dimensions that are tested. ``beside`` is the strategy whose learning its own is
+    measured by. ``metrics`` and ``baselines`` are those of its usual ladder.
     """
 
     worlds: Literal["any", "one"]
@@ -52,6 +52,7 @@ class Supports:
     precisions: tuple[Precision, ...] = tuple(Precision)
     products: tuple[str, ...] = ()
     replicas: bool = False
+    uneven: bool = False
     compressor: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[str, ...] = ("weak", "strong")
@@ -69,6 +70,8 @@ class Supports:
 
     def misses(self, head: Iterable[str], precision: Precision) -> str:
         """Why a model with these names in its head cannot be trained so; empty if it can."""
+        if "RAGGED" in head and self.dims[0] not in DATA:
+            return "needs samples of one length"
         for name in self.needs:
             if name not in head:
                 return f"needs {name} in the model's head, {NEEDED[name]}"

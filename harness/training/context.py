@@ -10,13 +10,15 @@ from types import ModuleType
 from typing import Any, Protocol, TypeAlias, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.base import modules
 from harness.base.documents import Json
 from harness.record import WhatRan
-from harness.spec import Batching, CaseSpec, Dim, Mesh, Optimizer, Precision, Supports
+from harness.spec import Batching, CaseSpec, Dim, Mesh, Precision, Supports
 from harness.spec.heads import facts
+from harness.training import optimizers
 from harness.training.data import Batch
 
 #: The knobs of one file, each with its default or the case's value.
@@ -80,13 +82,15 @@ class RankContext:
     @property
     def update(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
         """The optimizer's class and its settings."""
-        if self.case.optimizer is Optimizer.SGD:
-            return torch.optim.SGD, dict(lr=0.05)
-        return torch.optim.AdamW, dict(lr=1e-3, fused=self.device.type != "cpu")
+        on_cpu = self.device.type == "cpu"
+        return optimizers.chosen(self.case, self.batching.global_batch, on_cpu)
 
-    def optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    def optimizer(
+        self, parameters: Iterator[nn.Parameter], stages: dist.ProcessGroup | None = None
+    ) -> torch.optim.Optimizer:
+        """The case's, for these parameters; ``stages`` are the ranks that step all others."""
         kind, settings = self.update
-        return kind(parameters, **settings)
+        return optimizers.prepared(kind(parameters, **settings), self.case, stages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,12 +206,13 @@ def parts(model: nn.Module) -> tuple[nn.Module, ...]:
     return tuple(model.children()) if isinstance(model, nn.Sequential) else (model,)
 
 
-def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor) -> Batch:
-    """What a rank is handed of these samples: where the sequence is cut, the part that is its own.
+def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor, of: int = 0) -> Batch:
+    """What a rank is handed of these samples, of a short batch if ``of`` is how many it has.
 
-    The strategy's file says which in ``positions``.
+    Where the sequence is cut, the part that is its own: the strategy's file says which in
+    ``positions``.
     """
-    batch = make_batch(loaded, ctx.case, ids, ctx.device)
+    batch = make_batch(loaded, ctx.case, ids, ctx.device, of)
     places = ctx.mesh.size(Dim.CP)
     if places == 1:
         return batch
@@ -217,9 +222,12 @@ def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor) -> Batch:
     return replace(batch, inputs=batch.inputs[:, own], targets=batch.targets[:, own])
 
 
-def make_batch(loaded: Loaded, case: CaseSpec, ids: Tensor, device: torch.device) -> Batch:
+def make_batch(
+    loaded: Loaded, case: CaseSpec, ids: Tensor, device: torch.device, of: int = 0
+) -> Batch:
     """The content of these sample ids, on the device, inputs in the model's dtype."""
-    inputs, targets = loaded.model.batch(ids, loaded.size(case))
+    shown = ids if len(ids) else ids.new_zeros(1)
+    inputs, targets = loaded.model.batch(shown, loaded.size(case))
     if case.precision is Precision.BF16 and inputs.is_floating_point():
         inputs = inputs.to(torch.bfloat16)
-    return Batch(ids=ids, inputs=inputs.to(device), targets=targets.to(device))
+    return Batch(ids=ids, inputs=inputs.to(device), targets=targets.to(device), of=of)

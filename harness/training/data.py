@@ -15,11 +15,16 @@ from harness.spec import Batching
 
 @dataclass(frozen=True)
 class Batch:
-    """One shard's samples of one step: ``inputs`` and ``targets`` have the batch as dim 0."""
+    """One shard's samples of one step: ``inputs`` and ``targets`` have the batch as dim 0.
+
+    ``of`` is how many samples all shards have in this step, 0 for a whole batch. A shard without
+    any has a stand-in, which counts nothing.
+    """
 
     ids: Tensor
     inputs: Tensor
     targets: Tensor
+    of: int = 0
 
 
 def permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
@@ -46,9 +51,20 @@ class Sampler:
         """int64 ids of ``shard`` at ``step``, in the order they are trained on."""
         epoch, index = divmod(step, self.steps_per_epoch)
         size = self.batching.global_batch
-        order = permutation(size * self.steps_per_epoch, self.seed, epoch)
+        order = permutation(self.epoch, self.seed, epoch)
         order += epoch * len(order) * self.fresh
         return shard_of(order[index * size : (index + 1) * size], shard, self.batching)
+
+    @property
+    def epoch(self) -> int:
+        """Samples of an epoch, whose last batch may be short."""
+        return self.batching.global_batch * (self.steps_per_epoch - 1) + self.batching.last
+
+    def of(self, step: int) -> int:
+        """Samples of all shards in this step, 0 for a whole batch."""
+        is_last = step % self.steps_per_epoch == self.steps_per_epoch - 1
+        short = self.batching.last < self.batching.global_batch
+        return self.batching.last if is_last and short else 0
 
 
 def hashed(ids: Tensor, width: int) -> Tensor:

@@ -102,6 +102,8 @@ def reference(
     settings += [case.setup] if case.setup else []  # other software may round otherwise
     compressor = loaded.compressor(case)
     encoding = None if compressor is None else [compressor.name, dict(compressor.knobs)]
+    own = ("clip", "learning_rate", "base_batch", "warm_up")
+    settings += [f"{name}={case.series[name]}" for name in own if name in case.series]
     size = dict(loaded.size(case))
     ordered = supports.oracle == "micro_batched"
     doc = [case.model, size, settings, list(cut.micros), parts, ordered, encoding]

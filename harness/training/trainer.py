@@ -49,9 +49,12 @@ class LocalTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=ctx.device)
         parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
-        scale = (batching.weight(ctx.shard) if self.weighted else 1.0) / len(parts)
         for i, (inputs, targets) in enumerate(parts):
             self.synchronise(i == len(parts) - 1)
+            scale = 1.0 / len(parts)
+            if self.weighted:
+                samples = len(inputs) if len(batch.ids) else 0
+                scale = batching.weight(samples, batch.of or batching.global_batch)
             with span("forward", payload=i), ctx.autocast():
                 loss = ctx.loss(self.module(inputs), targets) * scale
             with span("backward", payload=i):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.record import Routed
+from harness.training.parallel import norms
 
 
 class Routing:
@@ -57,7 +58,9 @@ def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
     n, rank, plain = group.size(), group.rank(), experts.forward
     for name, parameter in list(experts.named_parameters()):
         own = parameter.detach().chunk(n)[rank].clone()
-        setattr(experts, name, nn.Parameter(own))
+        parameter = nn.Parameter(own)
+        setattr(parameter, norms.PARTED, group)
+        setattr(experts, name, parameter)
 
     def forward(rooms: Tensor) -> Tensor:
         """(experts, room, d): all of one rank's tokens, sorted by expert."""

@@ -30,7 +30,8 @@ def make_feed(
 
     ``pooled`` is told the inputs that are made beforehand.
     """
-    sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed, fresh=True)
+    whole = dataclasses.replace(ctx.batching, last=ctx.batching.global_batch)
+    sampler = Sampler(whole, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed, fresh=True)
 
     def make(step: int) -> Batch:
         return own_batch(loaded, ctx, sampler.ids(step, ctx.shard))

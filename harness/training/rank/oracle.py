@@ -62,8 +62,8 @@ class Oracle:
         """One optimizer step over the shards in rank order; the mean loss."""
         total: list[Tensor] | None = None
         losses = 0.0
-        for i, batch in enumerate(shards):
-            loss, grads = self.backward(batch, i)
+        for batch in shards:
+            loss, grads = self.backward(batch)
             losses += float(loss)
             parts = [g / len(shards) for g in grads]
             total = parts if total is None else [a + b for a, b in zip(total, parts, strict=True)]
@@ -73,21 +73,24 @@ class Oracle:
 
     def together(self, own: Batch) -> float:
         """The same, each rank on its own shard: gradients are exchanged and added in rank order."""
-        loss, gradients = self.backward(own, self.ctx.shard)
+        loss, gradients = self.backward(own)
         shards = self.ctx.batching.shards
         self.update(added(gradients, shards))
         every = [torch.zeros_like(loss) for _ in range(self.ctx.world_size)]
         dist.all_gather(every, loss)
         return sum(map(float, every[:shards])) / shards
 
-    def backward(self, batch: Batch, shard: int) -> tuple[Tensor, list[Tensor]]:
+    def backward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """A shard's loss, as its rank would state it, and its gradients."""
         self.model.zero_grad(set_to_none=True)
-        inputs, targets = batch.inputs.chunk(self.parts), batch.targets.chunk(self.parts)
-        weight = self.ctx.batching.weight(shard) if self.weighted else 1.0
-        scale = 1.0 if self.scale_last else weight / len(inputs)
+        batching, parts = self.ctx.batching, self.parts
+        inputs, targets = batch.inputs.chunk(parts), batch.targets.chunk(parts)
         losses: list[Tensor] = [torch.empty(0)] * len(inputs)
         for i in self.order:
+            scale = 1.0 if self.scale_last else 1.0 / len(inputs)
+            if self.weighted and not self.scale_last:
+                samples = len(inputs[i]) if len(batch.ids) else 0
+                scale = batching.weight(samples, batch.of or batching.global_batch)
             losses[i] = self.descend(inputs[i], targets[i], scale)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.scale_last:

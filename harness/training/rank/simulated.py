@@ -29,9 +29,9 @@ class Simulated(Oracle):
     def step(self, shards: Sequence[Batch]) -> float:
         """A step of every worker on its shard, and what they exchange after it; the mean loss."""
         losses = 0.0
-        for shard, (batch, worker) in enumerate(zip(shards, self.workers, strict=True)):
+        for batch, worker in zip(shards, self.workers, strict=True):
             self.model, self.optimizer = worker
-            loss, gradients = self.backward(batch, shard)
+            loss, gradients = self.backward(batch)
             losses += float(loss)
             self.update(gradients)
         self.rules.after(self.count)

@@ -12,11 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
+from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
-SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True, uneven=True
+)
 KNOBS = dict(
     bucket_cap_mb=25.0, first_bucket_mb=0.0, static_graph=False, bucket_view=True, unused=False,
     overlap_optimizer=False,
@@ -35,6 +38,8 @@ def expect(
     knobs = {**KNOBS, **knobs}  # others build on it
     if knobs["overlap_optimizer"] and (case.accumulate > 1 or not knobs["bucket_view"]):
         raise ValueError("an optimizer in backward needs bucket_view, and no accumulation")
+    if knobs["overlap_optimizer"]:
+        optimizers.refuse(case, "an optimizer in backward", warm_up=True)
     payload = float(elements * size)
     sent = traffic.all_reduce(payload, n)
     if knobs["unused"]:

@@ -11,7 +11,9 @@ from harness.training.context import Knobs, RankContext
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer, element_bytes
 
-SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True, uneven=True
+)
 
 
 def expect(

@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
+from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
@@ -33,6 +34,7 @@ def expect(
         raise ValueError(f"{case.strategy}.sharding is {' or '.join(SHARDING)}, not {found!r}")
     if not case.communicate:
         raise ValueError("FSDP1 cannot run without communication: its shards would stay apart")
+    optimizers.refuse(case, "flat parameters")
     if not isinstance(model, nn.Sequential):
         raise ValueError(f"blocks of an nn.Sequential are sharded, not a {type(model).__name__}")
     flat = [sum(p.numel() for p in block.parameters()) for block in model.children()]

@@ -12,7 +12,7 @@ from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer, due
 
 SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast", replicas=True)
-KNOBS = dict(period=8, group=1)
+KNOBS = dict(period=8, group=1, until=0)
 TWIN = dict(period=2)
 
 
@@ -22,6 +22,7 @@ def expect(
     """An all-reduce of all parameters every ``period`` steps (Stich, 2018).
 
     ``group``: neighbours that also average among themselves after every other step (hierarchical).
+    ``until``: steps at first after each of which all average (post-local SGD, Lin et al., 2020).
     """
     period, group, n = outer.number(knobs, "period"), outer.number(knobs, "group"), case.world_size
     if n % group or (group > 1 and group == n):

@@ -170,7 +170,7 @@ class PipelineTrainer:
             loss_fn=ctx.loss,
             scale_grads=True,
         )
-        self.optimizer = ctx.optimizer(p for _, p in self.named())
+        self.optimizer = ctx.optimizer((p for _, p in self.named()), stages=group)
         self.compute_dtype = set[str]().union(*(observe_dtype(part) for part in self.blocks))
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:

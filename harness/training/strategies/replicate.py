@@ -11,7 +11,9 @@ from harness.training.parallel import samples
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer, element_bytes
 
-SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="same_seed", replicas=True)
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="same_seed", replicas=True, uneven=True
+)
 
 
 def expect(

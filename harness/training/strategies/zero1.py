@@ -9,12 +9,15 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec
+from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements
 
-SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True, uneven=True
+)
 KNOBS = dict(bucket_cap_mb=25.0)
 
 
@@ -54,9 +57,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """DDP with a ZeroRedundancyOptimizer around the case's own."""
     trainer = ddp.build(model, ctx, knobs)
     kind, settings = ctx.update
-    trainer.optimizer = ZeroRedundancyOptimizer(
+    optimizer = ZeroRedundancyOptimizer(
         model.parameters(), optimizer_class=kind, parameters_as_bucket_view=True, **settings
     )
-    assert isinstance(trainer.optimizer, torch.optim.Optimizer)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    trainer.optimizer = optimizers.prepared(optimizer, ctx.case)
     trainer.resumable = False  # its states would have to be gathered first
     return trainer

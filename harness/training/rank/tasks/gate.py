@@ -46,6 +46,8 @@ from harness.training.rank.simulated import Simulated
 STEPS_PER_EPOCH = 2  # so that the gate crosses an epoch
 #: Shards that every rank's reference takes in turn; of more each rank takes its own.
 IN_TURN = 2
+#: Shorter than any twin's gradient.
+CLIPPED = 0.1
 #: Steps on one batch, and the share of the dense progress that a compressed training must make.
 PROGRESS_STEPS, PROGRESS = 8, 0.05
 
@@ -100,7 +102,9 @@ def run_gate(
 ) -> tuple[list[Check], Mapping[str, Issued], Trainer]:
     """All checks of the twin; the collectives of one step; the last trainer built."""
     checks: list[Check] = []
-    for optimizer in (Optimizer.SGD, Optimizer.ADAMW):
+    if case.clip:  # so that gradients are clipped in every step
+        case = replace(case, clip=min(case.clip, CLIPPED))
+    for optimizer in dict.fromkeys((Optimizer.SGD, Optimizer.ADAMW, case.optimizer)):
         twin = replace(case, optimizer=optimizer)
         more, traffic, trainer = _train(loaded, twin, context(twin), beat)
         checks += more
@@ -134,6 +138,7 @@ def _train(
     checks.append(_whole(f"{name}.all_parameters", trainer.parameters(), origin, ctx))
     drawn: list[list[int]] = []
     apart, period = supports.oracle == "simulated", counted.period(loaded, case, ctx)
+    first = STEPS - period - bool(sampler.of(STEPS - 1))  # the first of a whole period and batch
     passed: Mapping[str, Issued] = {}
     wire: sockets.Wire | None = None
     finite = True
@@ -143,20 +148,22 @@ def _train(
         drawn.append(ids.tolist())
         alone = shards <= IN_TURN or shards < ctx.world_size or apart
         batches = [
-            make_batch(loaded, case, sampler.ids(step, s), ctx.device)
+            make_batch(loaded, case, sampler.ids(step, s), ctx.device, sampler.of(step))
             for s in (range(shards) if alone else [ctx.shard])
         ]
         meet(ctx)
         position, before = issued.mark(case.backend), sockets.read()
         with span(f"gate {name}", Category.GATE):
-            loss = trainer.step(own_batch(loaded, ctx, ids))
+            loss = trainer.step(own_batch(loaded, ctx, ids, sampler.of(step)))
         in_step = issued.since(position, case.backend)
         meet(ctx)  # everything sent is acknowledged
         after = sockets.read()
         over = after.since(before) if after and before else None
-        first_of_period = step == STEPS - period
-        passed = in_step if first_of_period else counted.added(passed, in_step)
-        wire = over if first_of_period or wire is None or over is None else wire + over
+        if step == first:
+            passed, wire = in_step, over
+        elif first < step < first + period:
+            passed = counted.added(passed, in_step)
+            wire = over if wire is None or over is None else wire + over
         wanted = reference.step(batches) if alone else reference.together(batches[0])
         finite &= loss is None or math.isfinite(float(loss))
         if step == 0:
@@ -316,7 +323,7 @@ def sampling(drawn: list[list[int]], ctx: RankContext) -> list[Check]:
         [i for step in range(e, e + STEPS_PER_EPOCH) for shard in shards for i in shard[step]]
         for e in range(0, STEPS, STEPS_PER_EPOCH)
     ]
-    size = ctx.batching.global_batch * STEPS_PER_EPOCH
+    size = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=0).epoch
     once = all(sorted(epoch) == list(range(size)) for epoch in epochs)
     return [
         counted.check("samples_once_per_epoch", once, len(set(epochs[0])), size),

@@ -64,7 +64,7 @@ def _side_by_side(
     hook = None if ctx.compressor is None else ctx.compressor.build(ctx)
     encoder, feed = Encoder(model), make_feed(loaded, ctx, steps)
     for step in range(steps):
-        loss, own = oracle.backward(feed(step), ctx.shard)
+        loss, own = oracle.backward(feed(step))
         yield float(loss)
         oracle.update(added(own, ctx.batching.shards) if hook is None else encoder(own, hook))
 

@@ -1,0 +1,86 @@
+"""The decoder on samples of unequal length: the rank with the longest sample is last."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harness.base.documents import Json
+from harness.training.data import hashed
+from harness.training.models import decoder
+
+SIZES = {
+    "nano": dict(d=64, layers=4, heads=4, kv=4, ff=256, vocab=256, seq=32, batch=8),
+    "tiny": dict(d=128, layers=4, heads=4, kv=4, ff=512, vocab=512, seq=64, batch=4),
+    "mini": dict(d=256, layers=4, heads=8, kv=8, ff=1024, vocab=1024, seq=64, batch=2),
+    "base": dict(d=192, layers=6, heads=6, kv=6, ff=768, vocab=512, seq=128, batch=2),
+    "124m": dict(d=768, layers=12, heads=12, kv=12, ff=3072, vocab=50304, seq=1024, batch=8),
+}
+KNOBS = dict(length_dist="uniform")
+#: Batches are cut to their longest sample: shapes differ from rank to rank and step to step.
+RAGGED = True
+#: Targets that are no token.
+PADDING = -100
+#: Lengths are whole parts of this share of the longest.
+GRAIN = 16
+
+build = decoder.build
+
+
+def lengths(ids: Tensor, size: Mapping[str, Json]) -> Tensor:
+    """Tokens of each sample, int64, a pure function of the ids; sample 0 is of the longest.
+
+    ``uniform``: all lengths alike. ``long_tail``: half of the samples are below an eighth.
+    """
+    share = 1 - (hashed(ids, 1)[:, 0] % GRAIN).float() / GRAIN  # in (0, 1]
+    if (kind := size["length_dist"]) == "long_tail":
+        share = share**3
+    elif kind != "uniform":
+        raise ValueError(f"length_dist is uniform or long_tail, not {kind!r}")
+    length = (share * int(size["seq"])).ceil().long()
+    return torch.where(ids == 0, int(size["seq"]), length)
+
+
+def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
+    """Tokens and next tokens (B, longest), those beyond a sample's own length masked."""
+    inputs, targets = decoder.batch(ids, size)
+    own = lengths(ids, size)
+    longest = int(own.max())
+    beyond = torch.arange(longest)[None] >= own[:, None]
+    inputs, targets = inputs[:, :longest], targets[:, :longest]
+    return inputs.masked_fill(beyond, 0), targets.masked_fill(beyond, PADDING)
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """The mean over samples of each one's mean over its tokens: samples count alike, wherever
+    they are.
+    """
+    every = functional.cross_entropy(
+        output.float().flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="none"
+    ).view_as(targets)
+    own = (targets != PADDING).sum(1).clamp(min=1)
+    return (every.sum(1) / own).mean()
+
+
+def floor(size: Mapping[str, Json]) -> float:
+    return decoder.floor(size)
+
+
+def _mean(size: Mapping[str, Json], power: int) -> float:
+    """The mean over samples of length to this power."""
+    share = 1 - torch.arange(GRAIN).double() / GRAIN
+    share = share**3 if size["length_dist"] == "long_tail" else share
+    return float((share * int(size["seq"])).ceil().pow(power).mean())
+
+
+def tokens(size: Mapping[str, Json]) -> int:
+    return round(_mean(size, 1))
+
+
+def flops(size: Mapping[str, Json]) -> float:
+    """The decoder's, of the mean sample; what is computed for padding is of no use."""
+    s, d, layers = int(size["seq"]), size["d"], size["layers"]
+    attention = 12.0 * layers * d
+    weights = (decoder.flops(size) - attention * s * s) / s
+    return weights * _mean(size, 1) + attention * _mean(size, 2)

@@ -1,0 +1,165 @@
+"""What steps the parameters, how far, and what happens to the gradients before.
+
+Layer-wise optimizers and clipping use the norms of whole tensors, wherever these are cut.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from harness.spec import CaseSpec, LearningRate, Optimizer as Name
+from harness.training.parallel import norms
+
+
+class LayerWise(Optimizer):
+    """Each tensor's step is as long as its weights are: norm(weights) / norm(direction) of it."""
+
+    def direction(self, parameter: nn.Parameter, weights: Tensor, gradient: Tensor) -> Tensor:
+        """Where to, before its length is set; of this rank's part."""
+        raise NotImplementedError
+
+    def trusted(self, weights: Tensor, directions: Tensor, group: dict[str, Any]) -> Tensor:
+        """The length of each tensor's step, from the norms of weights and of directions."""
+        ratio = weights / directions
+        return torch.where((weights > 0) & (directions > 0), ratio, torch.ones_like(ratio))
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of all tensors. A collective of the ranks that hold them in parts."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            weights = [norms.local(p.detach()) for p in parameters]
+            ways = [
+                self.direction(p, w, norms.gradient(p))
+                for p, w in zip(parameters, weights, strict=True)
+            ]
+            lengths = norms.squares([*parameters, *parameters], [*weights, *ways]).sqrt()
+            of_weights, of_ways = lengths.chunk(2)
+            trust = self.trusted(of_weights, of_ways, group)
+            for parameter, weight, way, scale in zip(parameters, weights, ways, trust, strict=True):
+                self.go(parameter, weight, way * scale.to(way.dtype), group)
+
+    def go(
+        self, parameter: nn.Parameter, weight: Tensor, way: Tensor, group: dict[str, Any]
+    ) -> None:
+        """Take the step."""
+        weight.sub_(way, alpha=group["lr"])
+
+
+class LARS(LayerWise):
+    """Layer-wise adaptive rates, with momentum (You, Gitman and Ginsburg, 2017)."""
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.9,
+        weight_decay: float = 1e-4, trust: float = 1e-2,
+    ) -> None:  # fmt: skip
+        defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust)
+        super().__init__(params, defaults)
+
+    def direction(self, parameter: nn.Parameter, weights: Tensor, gradient: Tensor) -> Tensor:
+        decay: float = self.param_groups[0]["weight_decay"]
+        return gradient.add(weights, alpha=decay)
+
+    def trusted(self, weights: Tensor, directions: Tensor, group: dict[str, Any]) -> Tensor:
+        return super().trusted(weights, directions, group) * float(group["trust"])
+
+    def go(
+        self, parameter: nn.Parameter, weight: Tensor, way: Tensor, group: dict[str, Any]
+    ) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = torch.zeros_like(way)
+        state["momentum"].mul_(group["momentum"]).add_(way, alpha=group["lr"])
+        weight.sub_(state["momentum"])
+
+
+class LAMB(LayerWise):
+    """Adam's direction, each tensor's step as long as its weights (You et al., 2020)."""
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6, weight_decay: float = 1e-2,
+    ) -> None:  # fmt: skip
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(params, defaults)
+
+    def direction(self, parameter: nn.Parameter, weights: Tensor, gradient: Tensor) -> Tensor:
+        group, state = self.param_groups[0], self.state[parameter]
+        if not state:
+            state.update(step=0, mean=torch.zeros_like(weights), square=torch.zeros_like(weights))
+        first, second = group["betas"]
+        mean: Tensor = state["mean"]
+        square: Tensor = state["square"]
+        state["step"] += 1
+        mean.lerp_(gradient, 1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        root = (square / (1 - second ** state["step"])).sqrt_().add_(group["eps"])
+        way: Tensor = (mean / (1 - first ** state["step"])).div_(root)
+        return way.add_(weights, alpha=group["weight_decay"])
+
+
+#: Each one's class, and its learning rate at a batch of ``base_batch``.
+KINDS: dict[Name, tuple[type[Optimizer], float]] = {
+    Name.SGD: (torch.optim.SGD, 0.05),
+    Name.ADAMW: (torch.optim.AdamW, 1e-3),
+    Name.LARS: (LARS, 1.0),
+    Name.LAMB: (LAMB, 1e-2),
+}
+
+
+def chosen(
+    case: CaseSpec, global_batch: int, on_cpu: bool
+) -> tuple[type[Optimizer], dict[str, Any]]:
+    """The class of a case's optimizer, and its settings."""
+    kind, base = KINDS[case.optimizer]
+    settings: dict[str, Any] = dict(lr=base * rate(case, global_batch))
+    if case.optimizer is Name.ADAMW:
+        settings["fused"] = not on_cpu
+    return kind, settings
+
+
+def rate(case: CaseSpec, global_batch: int) -> float:
+    """How many times the base's learning rate is for this batch.
+
+    Linear: Goyal et al., 2017; square root: Krizhevsky, 2014.
+    """
+    grown = global_batch / case.base_batch
+    powers = {LearningRate.FIXED: 0.0, LearningRate.LINEAR: 1.0, LearningRate.SQRT: 0.5}
+    return float(grown ** powers[case.learning_rate])
+
+
+def prepared(
+    optimizer: Optimizer, case: CaseSpec, stages: dist.ProcessGroup | None = None
+) -> Optimizer:
+    """The optimizer, which clips and warms up as the case says before each of its steps."""
+    if case.warm_up:
+        for group in optimizer.param_groups:
+            group.update(full_lr=group["lr"], begun=0)  # part of its state: a resumed run goes on
+
+    def before(given: Optimizer, *_: Any) -> None:
+        if case.clip:
+            parameters = [p for group in given.param_groups for p in group["params"]]
+            norms.clip(parameters, case.clip, stages)
+        for group in given.param_groups if case.warm_up else ():
+            group["begun"] += 1
+            group["lr"] = group["full_lr"] * min(1.0, group["begun"] / case.warm_up)
+
+    if case.clip or case.warm_up:
+        optimizer.register_step_pre_hook(before)
+    return optimizer
+
+
+def refuse(case: CaseSpec, why: str, *, clip: bool = True, warm_up: bool = False) -> None:
+    """ValueError for a strategy that cannot have whole norms, or one step for all parameters."""
+    asked: Sequence[tuple[bool, str]] = (
+        (case.optimizer in (Name.LARS, Name.LAMB), f"optimizer={case.optimizer}"),
+        (clip and case.clip > 0, "clip"),
+        (warm_up and case.warm_up > 0, "warm_up"),
+    )
+    for is_asked, name in asked:
+        if is_asked:
+            raise ValueError(f"{name} does not go with {why}")

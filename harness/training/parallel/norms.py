@@ -1,0 +1,74 @@
+"""Norms of tensors that ranks hold in parts: those of the whole tensor, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+#: The attribute of a plain parameter that has this rank's part only: the ranks of the others.
+PARTED = "parted_over"
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gradient(parameter: nn.Parameter) -> Tensor:
+    """What this rank holds of a parameter's gradient, cut as the parameter is from here on."""
+    found = parameter.grad
+    if isinstance(parameter, DTensor) and isinstance(found, DTensor):
+        if found.placements != parameter.placements:  # tensor parallelism leaves some whole
+            parameter.grad = found.redistribute(placements=parameter.placements)
+        found = parameter.grad
+    assert found is not None
+    return local(found)
+
+
+def squares(parameters: Sequence[nn.Parameter], held: Sequence[Tensor]) -> Tensor:
+    """The sum of squares of each whole tensor, float64 (len(held),).
+
+    ``held`` is what this rank has of tensors that are cut as these parameters are. A collective of
+    the ranks that have the other parts.
+    """
+    norms = torch._foreach_norm([h.double() for h in held])
+    found = torch.stack(norms).square()
+    together: dict[tuple[dist.ProcessGroup, ...], list[int]] = {}
+    for i, parameter in enumerate(parameters):
+        together.setdefault(_holders(parameter), []).append(i)
+    for over, indices in together.items():
+        sums = found[indices]
+        for group in over:
+            dist.all_reduce(sums, group=group)
+        found[indices] = sums
+    return found
+
+
+def clip(
+    parameters: Sequence[nn.Parameter], most: float, stages: dist.ProcessGroup | None = None
+) -> None:
+    """Scale all gradients down to a norm of ``most`` together (Pascanu et al., 2013).
+
+    ``stages``: ranks that train the other parameters of the model.
+    """
+    parameters = [p for p in parameters if p.grad is not None]
+    gradients = [gradient(p) for p in parameters]
+    total = squares(parameters, gradients).sum()
+    if stages is not None:
+        dist.all_reduce(total, group=stages)
+    factor = (most / (total.sqrt() + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+
+
+def _holders(parameter: nn.Parameter) -> tuple[dist.ProcessGroup, ...]:
+    """The groups over which the parts of a parameter add up to all of it."""
+    if isinstance(parameter, DTensor):
+        mesh = parameter.device_mesh
+        cut = [i for i, place in enumerate(parameter.placements) if not place.is_replicate()]
+        return tuple(mesh.get_group(i) for i in cut if mesh.size(i) > 1)
+    group = getattr(parameter, PARTED, None)
+    return () if group is None else (group,)

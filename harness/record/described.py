@@ -41,8 +41,10 @@ class Expected:
     ``memory_bytes`` is what a rank will need, roughly. ``stages`` are the ranks that a sample
     passes through in turn: with several, no rank can go without its neighbours. ``remedies`` maps a
     term of the budget to the setting that makes it smaller. Ranks that talk in every ``period``-th
-    step only send ``period`` times as much in it; what is timed is whole periods. ``blocks`` are
-    those of each rank in turn, where the knob ``split`` can move them.
+    step only send ``period`` times as much in it; what is timed is whole periods; ``until`` a step
+    they talk in each. ``blocks`` are those of each rank in turn, where the knob ``split`` can move
+    them. ``staleness`` is the largest that may be; a training is not ``repeatable`` where ranks
+    take what has come in; ``casts``: it rounds in other places than its reference.
     """
 
     sent_bytes: tuple[float, ...]
@@ -59,7 +61,11 @@ class Expected:
     stages: int = 1
     remedies: Mapping[str, str] = field(default_factory=dict)
     period: int = 1
+    until: int = 0
     blocks: tuple[int, ...] = ()
+    staleness: int | None = None
+    repeatable: bool = True
+    casts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ class WhatRan:
     """What a strategy observed of itself: classes and placements, never what was asked for.
 
     ``module`` is the class of the trained module, ``placements`` those of its parameters;
-    ``compute_dtype`` is the dtype that leaf modules really returned.
+    ``compute_dtype`` is the dtype that leaf modules really returned. ``staleness`` is how many
+    steps the slowest rank was behind what a step was trained on, at most.
     """
 
     module: str
@@ -19,6 +20,7 @@ class WhatRan:
     schedule: str = ""
     compressor: str = ""
     compute_dtype: str = ""
+    staleness: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,7 +172,7 @@ class Catalogue:
         if model.head.get("STAND_IN"):
             stand_in.add(StandIn(model.head["STAND_IN"]))
         mesh = Mesh.parse(case.mesh)
-        usual = mesh.sizes.keys() <= {strategy.supports.dims[0]}  # all along its own
+        usual = str(mesh) in ("", str(strategy.supports.mesh(replace(case, mesh=""))))
         return replace(
             case, knobs=dict(sorted(knobs.items())), stand_in=frozenset(stand_in),
             mesh="" if usual else str(mesh),

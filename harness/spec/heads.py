@@ -36,11 +36,11 @@ class Supports:
     the compressor's error, or, where ranks train apart for a while, all of them ``simulated`` in
     one process. ``initial``: whose start the ranks train from; ``broadcast`` ones
     are given unequal starts. ``dims`` are the dimensions of a mesh that it can lay out; without a
-    mesh all ranks stand along the first. ``replicas``: ranks that hold the same parameters end with
-    equal bits. ``uneven``: the last batch of an epoch may be short. ``needs`` are names that a
-    model's head must have, ``precisions`` those that it can train in, ``products`` meshes of
-    several dimensions that are tested. ``beside`` is the strategy whose learning its own is
-    measured by. ``metrics`` and ``baselines`` are those of its usual ladder.
+    mesh they stand as is ``usual``, or all along the first. ``replicas``: ranks that hold the same
+    parameters end with equal bits. ``uneven``: the last batch of an epoch may be short. ``needs``
+    are names that a model's head must have, ``precisions`` those that it can train in,
+    ``products`` meshes of several dimensions that are tested. ``beside`` is the strategy whose
+    learning its own is measured by. ``metrics`` and ``baselines`` are those of its usual ladder.
     """
 
     worlds: Literal["any", "one"]
@@ -48,6 +48,7 @@ class Supports:
     initial: Literal["same_seed", "broadcast", "own"]
     parts: str = ""
     dims: tuple[Dim, ...] = (Dim.DP,)
+    usual: str = ""
     needs: tuple[str, ...] = ()
     precisions: tuple[Precision, ...] = tuple(Precision)
     products: tuple[str, ...] = ()
@@ -81,7 +82,9 @@ class Supports:
 
     def mesh(self, case: CaseSpec) -> Mesh:
         """Where the case's ranks stand."""
-        return Mesh.parse(case.mesh or f"{self.dims[0]}:{case.world_size}")
+        if case.mesh or not self.usual:
+            return Mesh.parse(case.mesh or f"{self.dims[0]}:{case.world_size}")
+        return Mesh.parse(self.usual).at(case.world_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ class Dim(StrEnum):
     EP = "ep"  # samples, and the experts
     CP = "cp"  # the sequence
     TP = "tp"  # every layer's width
+    ROLE = "role"  # the work: some generate what others train on
 
 
 #: Along these every place trains on samples of its own.

@@ -109,6 +109,7 @@ FAMILIES: dict[str, tuple[str, dict[str, tuple[str, str, dict[str, Any]]]]] = {
             "qkv_apart": ("bytes.all_reduce", "", {}),
             "norms_not_reduced": ("step1_gradient", "", {"sequence": True}),
             "part_not_added": ("step1_gradient", "", {}),
+            "norm_of_own_part": ("step1_gradient", "", {"clip": 1.0}),
         },
     ),
     "context": (
@@ -133,6 +134,7 @@ FAMILIES: dict[str, tuple[str, dict[str, tuple[str, str, dict[str, Any]]]]] = {
         {
             "unscaled": ("step1_gradient", "", {}),
             "stale": ("step1_gradient", "", {}),
+            "norm_of_own_stage": ("step1_gradient", "", {"clip": 1.0}),
             "replicas_apart": ("step1_gradient", "pp:2,dp:2", {}),
         },
     ),
@@ -152,6 +154,22 @@ FAMILIES: dict[str, tuple[str, dict[str, tuple[str, str, dict[str, Any]]]]] = {
             "summed": ("step1_gradient", "", {}),
             "one_shard_stays": ("parameters_after_4", "", {}),
             "gathered_twice": ("bytes.all_gather", "", {}),
+            "norm_of_own_shard": ("step1_gradient", "", {"clip": 1.0}),
+        },
+    ),
+    "join": (
+        "mlp-nano",
+        {
+            "tail_dropped": ("parameters_after_4", "", {"last_batch": 0.7}),
+            "ranks_alike": ("parameters_after_4", "", {"last_batch": 0.7}),
+            "idle_forget": ("replicas", "", {"last_batch": 0.5}),
+        },
+    ),
+    "server": (
+        "mlp-nano",
+        {
+            "not_waited": ("staleness", "", {}),
+            "sent_twice": ("parameters_after_4", "", {}),
         },
     ),
 }
@@ -171,8 +189,9 @@ def test_the_correct_twin_of_a_familys_mutants_passes(launch: Any, family: str) 
 def test_mutant_of_a_family_is_caught(launch: Any, family: str, bug: str) -> None:
     model, bugs = FAMILIES[family]
     caught_by, mesh, more = bugs[bug]
-    knobs = {f"mutant_{family}.{k}": v for k, v in {"bug": bug, **more}.items()}
-    world = launch(f"mutant_{family}/{model}", 4 if mesh else 2, mesh=mesh, knobs=knobs)
+    asked = {k: v for k, v in more.items() if k in ("clip", "last_batch")}
+    knobs = {f"mutant_{family}.{k}": v for k, v in {"bug": bug, **more}.items() if k not in asked}
+    world = launch(f"mutant_{family}/{model}", 4 if mesh else 2, mesh=mesh, knobs=knobs, **asked)
     assert world.cause is None
     assert any(c.name.endswith(caught_by) for c in world.failed), world.failed
 

@@ -43,6 +43,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> pipeline.Pipe
             return (fresh + (before[max(0, len(before) - 2)] - fresh).detach(),)
 
         trainer.blocks[0].register_forward_pre_hook(older)
+    if bug == "norm_of_own_stage":
+        trainer.optimizer = ctx.optimizer(p for _, p in trainer.named())
     if bug == "replicas_apart":  # each replica steps on its own gradient
         _fsdp_collectives.dist = Silent()
     return trainer

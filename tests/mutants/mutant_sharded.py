@@ -9,13 +9,16 @@ from torch import nn
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
 from harness.training.context import Knobs, RankContext
+from harness.training.parallel import norms
 from harness.training.strategies import fsdp
 from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("fsdp", "dp"), replicas=True
 )
-KNOBS = dict(bug="none", reshard=True, reshard_to=0, scatter="own", prefetch=0, offload=False)
+KNOBS = dict(
+    bug="none", reshard=True, reshard_to=0, scatter="own", prefetch=0, offload=False, mixed=False
+)
 expect = fsdp.expect
 
 
@@ -40,6 +43,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
             )
     if bug == "replicas_apart":
         _fsdp_collectives.dist = Silent()
+    if bug == "norm_of_own_shard":
+        norms._holders = lambda parameter: ()
+    if bug == "norm_of_own_shard":
+        norms._holders = lambda parameter: ()
     if bug == "one_shard_stays":
         plain = trainer.optimizer.step
 

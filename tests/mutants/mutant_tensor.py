@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.training.context import Knobs, RankContext
-from harness.training.parallel import width
+from harness.training.parallel import norms, width
 from harness.training.strategies import tensor_parallel
 from harness.training.trainer import LocalTrainer
 
@@ -48,6 +48,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     finally:
         if bug == "norms_not_reduced":
             width._style, width.cuts = style, known
+    if bug == "norm_of_own_part":
+        norms._holders = lambda parameter: ()
     for name, layer in model.named_modules():
         if bug == "qkv_apart" and name.endswith("qkv"):
             layer.register_forward_pre_hook(lambda _, x: (Thrice.apply(x[0]), *x[1:]), prepend=True)

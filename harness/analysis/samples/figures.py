@@ -281,7 +281,10 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
     """Whether a rank sent what its case has to send, all of it, and nothing past the sockets."""
     if rank.sent_bytes is None:
         return
-    talking = sum((step + 1) % expected.period == 0 for step in range(cut, cut + steps))
+    talking = sum(
+        step < expected.until or (step + 1) % expected.period == 0
+        for step in range(cut, cut + steps)
+    )
     want = expected.sent_bytes[rank.rank] * expected.period * talking
     most = SENT_RATIO[1] * want + MESSAGE_SLACK * steps * max(1, len(expected.sent_bytes) - 1)
     if want and not SENT_RATIO[0] * want <= rank.sent_bytes <= most:
@@ -340,6 +343,9 @@ def wrong(
             out.append(f"rank {r.rank}: schedule {r.ran.schedule}, not {expected.schedule}")
         if r.ran.compressor != (case.compressor or ""):
             out.append(f"rank {r.rank}: compressor {r.ran.compressor}, not {case.compressor}")
+        if expected.staleness is not None and (r.ran.staleness or 0) > expected.staleness:
+            behind, most = r.ran.staleness, expected.staleness
+            out.append(f"rank {r.rank}: trained {behind} steps behind the slowest, at most {most}")
     kept = len(samples[0].sample_ids) - cut
     seen = consumed(samples, cut)
     if seen != kept * expected.global_batch:

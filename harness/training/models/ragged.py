@@ -83,4 +83,4 @@ def flops(size: Mapping[str, Json]) -> float:
     s, d, layers = int(size["seq"]), size["d"], size["layers"]
     attention = 12.0 * layers * d
     weights = (decoder.flops(size) - attention * s * s) / s
-    return weights * _mean(size, 1) + attention * _mean(size, 2)
+    return float(weights * _mean(size, 1) + attention * _mean(size, 2))

@@ -23,7 +23,8 @@ class Rule(Protocol):
     """What one rank does with its model after each of its steps.
 
     A strategy's file also has the class ``Simulation(models, batching, knobs)``: the same of all
-    ranks' models at once, in one process and without collectives, which is the oracle.
+    ranks' models at once, in one process and without collectives, which is the oracle. A rule that
+    depends on what has come in has ``seen``, from which its simulation is told every rank's.
     """
 
     def after(self, step: int) -> None:
@@ -46,13 +47,15 @@ class OuterTrainer(LocalTrainer):
         return loss
 
 
-def trainer(model: nn.Module, ctx: RankContext) -> OuterTrainer:
+def trainer(
+    model: nn.Module, ctx: RankContext, kind: type[OuterTrainer] = OuterTrainer
+) -> OuterTrainer:
     """The model of rank 0 on all ranks, trained apart; its rule is still to be set."""
     if ctx.world_size > 1:
         flat = vector(model)
         dist.broadcast(flat, src=0)
         fill(model, flat)
-    return OuterTrainer(model, ctx, placements=("apart",))
+    return kind(model, ctx, placements=("apart",))
 
 
 def expected(

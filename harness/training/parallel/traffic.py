@@ -91,16 +91,17 @@ def sent(payload: float, messages: int = 1) -> Traffic:
 
 def sharded(
     blocks: Sequence[Sequence[Size]], size: int, ranks: int, gathers: int, replicas: int = 1,
-    scatter: Callable[[float, int], Traffic] = all_to_all,
+    scatter: Callable[[float, int], Traffic] = all_to_all, gathered: int | None = None,
 ) -> Traffic:  # fmt: skip
     """All-gathers of parameters and a reduce-scatter of gradients, block by block (FSDP2).
 
     ``replicas``: of hybrid sharding; what a rank has of the gradients is all-reduced over them.
+    ``gathered``: bytes of an element of parameters, where they are not gradients' ``size``.
     """
     total = Traffic()
     for shapes in blocks:
         shard = padded(shapes, size, ranks)
-        total += all_gather(shard, ranks) * gathers
+        total += all_gather(padded(shapes, gathered or size, ranks), ranks) * gathers
         total += scatter(shard * ranks, ranks) + all_reduce(shard, replicas)
     return total
 

@@ -26,6 +26,11 @@ class Simulated(Oracle):
         self.count = 0
         self.model, self.optimizer = self.workers[ctx.shard]
 
+    def told(self, seen: Sequence[object]) -> None:
+        """What each rank has seen of the others, where that depends on what came in."""
+        if seen[0] is not None:
+            self.rules.seen = seen
+
     def step(self, shards: Sequence[Batch]) -> float:
         """A step of every worker on its shard, and what they exchange after it; the mean loss."""
         losses = 0.0

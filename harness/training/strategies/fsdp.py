@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec, Device, Dim
+from harness.spec import Batching, CaseSpec, Device, Dim, Precision
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import samples, traffic
 from harness.training.parallel.scatter import OverAllToAll
@@ -16,7 +17,7 @@ SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("fsdp", "dp"), replicas=True,
     uneven=True, products=("dp:2,fsdp:2",),
 )  # fmt: skip
-KNOBS = dict(reshard=True, reshard_to=0, scatter="own", prefetch=0, offload=False)
+KNOBS = dict(reshard=True, reshard_to=0, scatter="own", prefetch=0, offload=False, mixed=False)
 
 
 def expect(
@@ -27,7 +28,7 @@ def expect(
     Every block is a group of its own; the last one to run forward is gathered again in backward
     like the others. gloo has no reduce-scatter: it sends an all-reduce's bytes, 2 (N-1)/N, where
     NCCL and ``scatter="all_to_all"`` send (N-1)/N. Between forward and backward parameters are kept
-    in parts of ``reshard_to`` ranks.
+    in parts of ``reshard_to`` ranks; ``mixed`` gathers and computes in bf16 what is kept in fp32.
     """
     mesh, size = batching.mesh, element_bytes(model)
     n, replicas, again = mesh.size(Dim.FSDP), mesh.size(Dim.DP), int(knobs["reshard_to"])
@@ -37,15 +38,18 @@ def expect(
         raise ValueError(f"{case.strategy}.scatter is own or all_to_all, not {knobs['scatter']}")
     if knobs["offload"] and case.device is Device.CPU:
         raise ValueError(f"{case.strategy}.offload moves shards to the CPU, where they are")
+    if knobs["mixed"] and case.precision is not Precision.AUTOCAST:
+        raise ValueError(f"{case.strategy}.mixed is another way to compute in precision=autocast")
     blocks = [[p.shape for p in block.parameters()] for block in model.children()]
     largest = float(max(sum(s.numel() for s in shapes) for shapes in blocks) * size)
     gathers = batching.accumulate * (2 if knobs["reshard"] and not again else 1)
     swapped = knobs["scatter"] == "all_to_all"
     scatter = traffic.all_to_all if swapped else traffic.reduce_scatter(case.backend)
-    sent = traffic.sharded(blocks, size, n, gathers, replicas, scatter)
+    gathered = 2 if knobs["mixed"] else size
+    sent = traffic.sharded(blocks, size, n, gathers, replicas, scatter, gathered)
     formula = f"{gathers + 2 - (scatter(1.0, 2).sent < 1):g} (N-1)/N bytes(P)"
     for shapes in blocks if again else ():
-        part = traffic.padded(shapes, size, n) * n / again
+        part = traffic.padded(shapes, gathered, n) * n / again
         sent += traffic.all_gather(part, again) * batching.accumulate
     formula += f" + (K-1)/K bytes(P), K = {again}" if again else ""
     formula += f" + 2 (D-1)/D bytes(P)/N, D = {replicas}" if replicas > 1 else ""
@@ -61,7 +65,8 @@ def expect(
             training_bytes(num_elements(model) / n, size, facts, batching.largest)
             + 2 * int(largest),
         ),
-        formula=formula,
+        formula=formula + (", gathered in bf16" if knobs["mixed"] else ""),
+        casts=bool(knobs["mixed"]),
         global_batch=batching.global_batch,
     )
 
@@ -71,6 +76,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     more: dict[str, Any] = dict(reshard_after_forward=knobs["reshard_to"] or knobs["reshard"])
     if knobs["offload"]:
         more["offload_policy"] = CPUOffloadPolicy()
+    if knobs["mixed"]:
+        more["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     wrapped = samples.sharded(model, ctx, more)
     blocks: list[FSDPModule] = [b for b in model.children() if isinstance(b, FSDPModule)]
     if knobs["scatter"] == "all_to_all":

@@ -1,6 +1,7 @@
 """Local SGD: every rank trains its own model; parameters are averaged every so many steps."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch import nn
@@ -13,7 +14,7 @@ from harness.training.parallel.outer import OuterTrainer, due
 
 SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast", replicas=True)
 KNOBS = dict(period=8, group=1, until=0)
-TWIN = dict(period=2)
+TWIN = dict(period=2, until=2)
 
 
 def expect(
@@ -25,12 +26,15 @@ def expect(
     ``until``: steps at first after each of which all average (post-local SGD, Lin et al., 2020).
     """
     period, group, n = outer.number(knobs, "period"), outer.number(knobs, "group"), case.world_size
+    if knobs["until"] and group > 1:
+        raise ValueError("until and group: neighbours average where not all do")
     if n % group or (group > 1 and group == n):
         raise ValueError(f"groups of {group} are no equal parts of {n} ranks")
     whole = outer.payload(model)
     sent = traffic.all_reduce(whole, n) + traffic.all_reduce(whole, group) * (period - 1)
     formula = "2 (N-1)/N bytes(P)" + (" + among neighbours in each step" if group > 1 else "")
-    return outer.expected(case, model, batching, facts, period, sent, formula)
+    expected = outer.expected(case, model, batching, facts, period, sent, formula)
+    return replace(expected, until=int(knobs["until"]))
 
 
 class Averaging:
@@ -38,13 +42,14 @@ class Averaging:
 
     def __init__(self, model: nn.Module, knobs: Knobs) -> None:
         self.model, self.period, size = model, int(knobs["period"]), int(knobs["group"])
+        self.until = int(knobs["until"])
         self.neighbours = dist.new_subgroups(size)[0] if size > 1 else None
 
     def after(self, step: int) -> None:
         if dist.get_world_size() == 1:
             return
         flat = outer.vector(self.model)
-        if due(step, self.period):
+        if step < self.until or due(step, self.period):
             outer.fill(self.model, outer.mean(flat))
         elif self.neighbours is not None:
             dist.all_reduce(flat, group=self.neighbours)
@@ -56,9 +61,11 @@ class Simulation:
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models, self.period, self.group = models, int(knobs["period"]), int(knobs["group"])
+        self.until = int(knobs["until"])
 
     def after(self, step: int) -> None:
-        size = len(self.models) if due(step, self.period) else self.group
+        is_common = step < self.until or due(step, self.period)
+        size = len(self.models) if is_common else self.group
         for first in range(0, len(self.models), size):
             together = self.models[first : first + size]
             agreed = outer.mean_of([outer.vector(m) for m in together])

@@ -1,0 +1,111 @@
+"""Two roles, as in reinforcement learning: actors generate samples, learners train on them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.record import Category, Expected, ModelFacts
+from harness.spec import Batching, CaseSpec, Dim
+from harness.training.context import Knobs, RankContext
+from harness.training.data import Batch
+from harness.training.observe.spans import span
+from harness.training.parallel import groups, outer, samples, traffic
+from harness.training.trainer import LocalTrainer, training_bytes
+
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("role", "dp"),
+    usual="role:2,dp:2", replicas=True,
+)  # fmt: skip
+#: ``passes``: forward passes of an actor for a batch: the tokens that it generates one by one.
+KNOBS = dict(passes=1)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """Samples from each actor to its learner, an all-reduce among learners, weights to actors."""
+    mesh, payload = batching.mesh, outer.payload(model)
+    if case.world_size > 1 and mesh.size(Dim.ROLE) != 2:
+        raise ValueError(f"{case.world_size} ranks are no pairs of an actor and a learner")
+    if not case.communicate:
+        raise ValueError("without communication learners have nothing to learn from")
+    batch = samples.inputs(facts, batching.largest * batching.accumulate)
+    roles, backend = mesh.size(Dim.ROLE), case.backend
+    learner = traffic.all_reduce(payload, mesh.size(Dim.DP))
+    learner += traffic.broadcast(payload, roles, 0, backend)
+    actor = traffic.sent(float(batch.nbytes)) + traffic.broadcast(payload, roles, 1, backend)
+    return traffic.expected(
+        [actor if mesh.place(rank, Dim.ROLE) else learner for rank in range(case.world_size)],
+        largest=payload,
+        module=type(model).__name__,
+        ideal_efficiency=1.0 / mesh.size(Dim.ROLE),
+        memory_bytes=training_bytes(
+            facts.num_params, next(model.parameters()).element_size(), facts, batching.largest
+        ),
+        formula="2 (L-1)/L bytes(P) + bytes(P), actors: their samples",
+        global_batch=batching.global_batch,
+        stages=mesh.size(Dim.ROLE),
+    )
+
+
+class Paired(LocalTrainer):
+    """A learner or an actor; the pair talks at the start of a step and at its end."""
+
+    pair: dist.ProcessGroup | None = None
+    acts = False
+    passes = 1
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """What actors have no loss of."""
+        if self.pair is None:
+            return super().step(batch)
+        if self.acts:
+            with span("generate"), torch.no_grad(), self.ctx.autocast():
+                for _ in range(self.passes):
+                    self.module(batch.inputs)
+        given = batch.inputs if self.acts else torch.empty_like(batch.inputs)
+        with span("samples", Category.COMMUNICATION):
+            if self.acts:
+                dist.send(given, group=self.pair, group_dst=0)
+            else:
+                dist.recv(given, group=self.pair, group_src=1)
+        loss = None if self.acts else super().step(replace(batch, inputs=given))
+        with span("weights", Category.COMMUNICATION):
+            flat = outer.vector(self.module)
+            dist.broadcast(flat, group=self.pair, group_src=0)
+            if self.acts:
+                outer.fill(self.module, flat)
+        return loss
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Actors ask their learners."""
+        for name, parameter in self.named():
+            found = parameter.grad
+            gradient = torch.empty_like(parameter) if found is None else found.detach()
+            if self.pair is not None:
+                dist.broadcast(gradient, group=self.pair, group_src=0)
+            yield name, gradient
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    """Gradients are averaged among learners in one message, once backward is through."""
+    learners = groups.group(ctx, Dim.DP) if ctx.mesh.size(Dim.DP) > 1 else None
+
+    def average() -> None:
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if learners is not None:
+            flat = torch.cat([g.flatten() for g in gradients]) / learners.size()
+            dist.all_reduce(flat, group=learners)
+            parts = flat.split([g.numel() for g in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    trainer = Paired(model, ctx, average=average)
+    if ctx.mesh.size(Dim.ROLE) > 1:
+        trainer.pair = groups.group(ctx, Dim.ROLE)
+        trainer.acts, trainer.passes = ctx.mesh.place(ctx.rank, Dim.ROLE) == 1, int(knobs["passes"])
+    trainer.resumable = False  # an actor has no optimizer's state
+    return trainer

@@ -1,0 +1,182 @@
+"""Parameter server: every step sends what it moved and gets all that came in, over RPC."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import autograd, rpc
+from torch.distributed.rpc import api, backend_registry
+
+from harness.record import Expected, ModelFacts, WhatRan
+from harness.spec import Batching, CaseSpec
+from harness.training.context import Knobs, RankContext
+from harness.training.parallel import outer, traffic
+from harness.training.parallel.outer import OuterTrainer
+
+SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
+#: ``staleness``: steps that the slowest rank may be behind (0: bulk synchronous; Ho et al., 2013).
+KNOBS = dict(staleness=0, bounded=True)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """All parameters to the server, which is on rank 0, and back, for each of the other ranks."""
+    payload, n = outer.payload(model), case.world_size
+    if not case.communicate:
+        raise ValueError("a server that is not asked has nothing to show")
+    sent = [traffic.Traffic(payload * (n - 1 if rank == 0 else 1)) for rank in range(n)]
+    like = outer.expected(case, model, batching, facts, 1, sent[0], "bytes(P) each way", states=1)
+    return replace(
+        like,
+        **traffic.counted(sent if n > 1 else [traffic.Traffic()]),
+        largest_message=payload,
+        formula=f"bytes(P), rank 0 {n - 1} times",
+        staleness=int(knobs["staleness"]) if knobs["bounded"] else None,
+        repeatable=_lock_step(knobs) or n == 1,
+    )
+
+
+def _lock_step(knobs: Knobs) -> bool:
+    return bool(knobs["bounded"]) and not knobs["staleness"]
+
+
+class Server:
+    """What all ranks moved, by step; a rank is answered once the slowest one is near enough."""
+
+    def __init__(self, start: Tensor, ranks: int, staleness: float) -> None:
+        self.agreed, self.ranks, self.staleness = start.clone(), ranks, staleness
+        self.moved: dict[int, dict[int, Tensor]] = {}
+        self.steps = [-1] * ranks
+        self.waiting: list[tuple[int, torch.futures.Future[Any]]] = []
+        self.turn = threading.Lock()
+
+    def exchange(self, rank: int, step: int, moved: Tensor) -> torch.futures.Future[Any]:
+        """Take what a rank moved; parameters, and up to which step each rank's part is in them."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        with self.turn:
+            self.steps[rank] = step
+            self.moved.setdefault(step, {})[rank] = moved
+            self.waiting.append((step, future))
+            near = [w for w in self.waiting if w[0] - min(self.steps) <= self.staleness]
+            self.waiting = [w for w in self.waiting if w not in near]
+            answers = [(asked, self.shown(at)) for at, asked in near]
+            self._settle()
+        for asked, answer in answers:
+            asked.set_result(answer)
+        return future
+
+    def shown(self, step: int) -> tuple[Tensor, tuple[int, ...]]:
+        """All that came in for this step and before, in the order of steps and ranks."""
+        shown = self.agreed.clone()
+        for each in sorted(s for s in self.moved if s <= step):
+            for rank in sorted(self.moved[each]):
+                shown += self.moved[each][rank] / self.ranks
+        return shown, tuple(min(step, s) for s in self.steps)
+
+    def _settle(self) -> None:
+        """Steps that all ranks have taken are no longer told apart."""
+        for step in sorted(s for s, parts in self.moved.items() if len(parts) == self.ranks):
+            if any(asked < step for asked, _ in self.waiting):
+                return
+            for rank in range(self.ranks):
+                self.agreed += self.moved[step][rank] / self.ranks
+            del self.moved[step]
+
+
+#: Of rank 0, by the number of the trainer that made it.
+_SERVERS: list[Server] = []
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+def _asked(number: int, rank: int, step: int, moved: Tensor) -> torch.futures.Future[Any]:
+    """What a worker calls on rank 0."""
+    return _SERVERS[number].exchange(rank, step, moved)
+
+
+class Worker:
+    """One rank's part. ``seen``: up to which step it knows what each rank moved."""
+
+    def __init__(self, model: nn.Module, ctx: RankContext, knobs: Knobs) -> None:
+        self.model, self.rank, self.ranks = model, ctx.rank, ctx.world_size
+        self.shown, self.number = outer.vector(model).cpu(), len(_SERVERS)
+        bound = float(knobs["staleness"]) if knobs["bounded"] else math.inf
+        _SERVERS.append(Server(self.shown, self.ranks, bound))
+        self.seen: tuple[int, ...] = ()
+        self.staleness = 0
+        if self.ranks > 1:
+            _connect(self.rank, self.ranks)
+            dist.barrier()  # so that the server is there
+
+    def after(self, step: int) -> None:
+        if self.ranks == 1:
+            return
+        moved = outer.vector(self.model).cpu() - self.shown
+        given = (self.number, self.rank, step, moved)
+        answer = _asked(*given) if self.rank == 0 else rpc.rpc_async("rank0", _asked, given)
+        self.shown, self.seen = answer.wait()
+        self.staleness = max(self.staleness, step - min(self.seen))
+        outer.fill(self.model, self.shown.to(next(self.model.parameters()).device))
+
+
+def _connect(rank: int, ranks: int) -> None:
+    """RPC over TCP alone, so that its bytes are counted, through the store that all ranks have."""
+    if api._is_current_rpc_agent_set():
+        return
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=max(4, min(ranks, 64)), rpc_timeout=0, _transports=["uv"],
+        _channels=["basic"],
+    )  # fmt: skip
+    store = dist.PrefixStore("rpc", dist.distributed_c10d._get_default_store())
+    kind = backend_registry.BackendType["TENSORPIPE"]
+    autograd._init(rank)  # what ``init_rpc`` does, but for a store (and a port) of its own
+    rpc._init_rpc_backend(kind, store, f"rank{rank}", rank, ranks, options)
+
+
+class Simulation:
+    """All ranks' models in one process; each is shown what its rank has ``seen``."""
+
+    def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
+        self.models, self.start = models, outer.vector(models[0])
+        self.shown = [self.start.clone() for _ in models]
+        self.moved: list[list[Tensor]] = []
+        self.seen: Sequence[Sequence[int]] = ()
+
+    def after(self, step: int) -> None:
+        ranks = len(self.models)
+        if ranks == 1:
+            return
+        self.moved.append(
+            [outer.vector(m) - shown for m, shown in zip(self.models, self.shown, strict=True)]
+        )
+        in_step = [[step] * ranks] * ranks
+        for rank, known in enumerate(self.seen or in_step):
+            shown = self.start.clone()
+            for each, parts in enumerate(self.moved):
+                for other, part in enumerate(parts):
+                    if each <= known[other]:
+                        shown += part / ranks
+            self.shown[rank] = shown
+            outer.fill(self.models[rank], shown)
+
+
+class ServedTrainer(OuterTrainer):
+    """Says how old the parameters were that it trained on, at most."""
+
+    rule: Worker
+
+    def ran(self) -> WhatRan:
+        return replace(super().ran(), staleness=self.rule.staleness)
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> OuterTrainer:
+    trainer = outer.trainer(model, ctx, ServedTrainer)
+    trainer.rule = Worker(model, ctx, knobs)
+    return trainer

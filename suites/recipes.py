@@ -310,6 +310,45 @@ def variants(site: Site) -> list[Plan]:
     return [beside("data parallel", cases, metrics, protocol=protocol_for(site))]
 
 
+def batches(site: Site) -> list[Plan]:
+    """What is done with a batch besides training on it, beside plain DDP on even samples."""
+    here = site if site.world_size > 1 else site.cpu(2)
+    size = "124m" if site.device == "cuda" else "mini"
+
+    def case(name: str, **fields: Any) -> CaseSpec:
+        return here.case(f"{name}-{size}", Mode.WEAK, **fields)
+
+    cases = {
+        "even": case("ddp/decoder"),
+        "clipped": case("ddp/decoder", clip=1.0),
+        "LAMB": case("ddp/decoder", optimizer="lamb"),
+        "FSDP, clipped": case("fsdp/decoder", clip=1.0),
+        "FSDP, LAMB": case("fsdp/decoder", optimizer="lamb"),
+        "short last batch": case("ddp/decoder", last_batch=0.5),
+        "Join": case("ddp_join/decoder", last_batch=0.5),
+        "ragged": case("ddp/ragged"),
+        "long tail": case("ddp/ragged", knobs={"ragged.length_dist": "long_tail"}),
+    }
+    metrics = ("step_s", "throughput_ratio", "sent_bytes", "peak_bytes")
+    return [beside("batches", cases, metrics, protocol=protocol_for(site))]
+
+
+def roles(site: Site) -> list[Plan]:
+    """Actors and learners on the paced stand-in, beside all ranks as learners."""
+    here = site.cpu(4)
+
+    def case(strategy: str, passes: int = 1) -> CaseSpec:
+        knobs = {f"{strategy}.passes": passes} if passes > 1 else {}
+        return here.case(f"{strategy}/paced-small", Mode.WEAK, knobs=knobs)
+
+    cases = {
+        "all learn": case("ddp"),
+        "half act": case("actor_learner"),
+        "half act, 4 passes": case("actor_learner", 4),
+    }
+    return [beside("roles", cases, ("step_s", "throughput_ratio", "sent_bytes"), protocol=PACED)]
+
+
 def widths(site: Site) -> list[Plan]:
     """Ways to cut a model's layers or its sequence, beside fully sharded data parallel."""
     here = site if site.world_size > 1 else site.cpu(2)

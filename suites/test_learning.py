@@ -13,6 +13,16 @@ def test_local_sgd(verdict):
     """Parameters averaged every so many steps."""
 
 
+@scaling(learns("local_sgd", until=32))
+def test_post_local_sgd(verdict):
+    """The same, after a while of averaging in each step."""
+
+
+@scaling(learns("parameter_server"), learns("parameter_server", staleness=2))
+def test_parameter_server(verdict):
+    """Bulk synchronous, and two steps behind at most."""
+
+
 @scaling(learns("diloco"))
 def test_diloco(verdict):
     """Outer steps with momentum, in full precision."""

@@ -1,7 +1,7 @@
 """Every other way to be parallel: data-parallel variants, layers, sequences, experts, products."""
 
 import pytest
-from recipes import experts, products, schedules, variants, widths
+from recipes import batches, experts, products, roles, schedules, variants, widths
 
 from harness import scaling
 
@@ -11,6 +11,16 @@ pytestmark = pytest.mark.nightly
 @scaling(variants)
 def test_data_parallel(verdict):
     """What buckets, shards and an optimizer in backward earn."""
+
+
+@scaling(batches)
+def test_batches(verdict):
+    """Clipping, layer-wise optimizers, samples of unequal length, a short last batch."""
+
+
+@scaling(roles)
+def test_roles(verdict):
+    """Actors that generate what learners train on."""
 
 
 @scaling(schedules)

@@ -196,9 +196,11 @@ class Catalogue:
         """
         sizes = self.get("models", case.model).head["SIZES"]
         smallest = next(iter(sizes))
-        own = self.get("strategies", case.strategy).head.get("TWIN", {})  # to check it in few steps
-        asked = {f"{case.strategy}.{k}": v for k, v in own.items()}
-        case = replace(case, knobs={**case.knobs, **asked})
+        strategy = self.get("strategies", case.strategy)
+        most = strategy.head.get("TWIN", {})  # so that few steps check it
+        asked = case.knobs_of(strategy.name, strategy.knobs)
+        less = {f"{strategy.name}.{k}": v for k, v in most.items() if asked[k] > v}
+        case = replace(case, knobs={**case.knobs, **less})
         if case.size == smallest and case.seq_len is None:
             return case
         batch = sizes[smallest]["batch"]

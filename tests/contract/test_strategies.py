@@ -58,7 +58,13 @@ CELLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+#: One of each family on four ranks in CI; the others stand on the same parts.
+FOUR = ("ddp", "fsdp", "pipeline", "tensor_parallel", "local_sgd", "parameter_server")
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(s, marks=[pytest.mark.full] * (s not in FOUR)) for s in STRATEGIES]
+)
 def test_strategy_trains_on_four_ranks_as_on_one(launch: Any, strategy: str) -> None:
     right(launch(f"{strategy}/{soonest(strategy)}", 4))
 
@@ -119,7 +125,10 @@ def test_compressor_keeps_its_promise(launch: Any, codec: str, model: str, world
     right(launch(f"compressed:{codec}/{model}", world))
 
 
-@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+@pytest.mark.parametrize(
+    "strategy",
+    ["single", *(pytest.param(s, marks=[pytest.mark.full] * (s not in FOUR)) for s in STRATEGIES)],
+)
 def test_one_rank_is_bit_equal_to_plain(launch: Any, strategy: str) -> None:
     right(launch(f"{strategy}/{soonest(strategy)}", 1))
 
@@ -128,6 +137,11 @@ def test_one_rank_is_bit_equal_to_plain(launch: Any, strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_worlds_that_are_no_power_of_two(launch: Any, strategy: str, world: int) -> None:
     right(launch(f"{strategy}/mlp-nano", world))
+
+
+def test_fsdp_casts_by_itself(launch: Any) -> None:
+    fields: dict[str, Any] = dict(precision=Precision.AUTOCAST, knobs={"fsdp.mixed": True})
+    right(launch("fsdp/mlp-nano", 2, **fields))
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
@@ -153,6 +167,58 @@ def test_reduced_precision_is_right_with_every_seed(
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_accumulation(launch: Any, strategy: str) -> None:
     right(launch(f"{strategy}/mlp-nano", 2, accumulate=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "fields"),
+    [
+        ("fsdp/mlp-nano", 2, {"clip": 1.0}),
+        ("pipeline/mlp-nano", 2, {"optimizer": "lamb", "learning_rate": "sqrt", "warm_up": 2}),
+        ("tensor_parallel/decoder-nano", 2, {"optimizer": "lars", "clip": 1.0}),
+        *(
+            pytest.param(name, world, fields, marks=pytest.mark.full)
+            for name, world, meshed in (
+                ("ddp/decoder-nano", 2, {}),
+                ("ddp/mlp-nano", 4, {"precision": "bf16"}),
+                ("zero1/mlp-nano", 2, {}),
+                ("fsdp/decoder-nano", 4, {"mesh": "dp:2,fsdp:2"}),
+                ("expert_parallel/moe-nano", 2, {}),
+                ("local_sgd/mlp-nano", 2, {}),
+                ("tensor_parallel/decoder-nano", 4, {"mesh": "fsdp:2,tp:2"}),
+                ("context_parallel/decoder-nano", 2, {}),
+                ("pipeline/decoder-nano", 8, {"mesh": "pp:2,tp:2,fsdp:2"}),
+            )
+            for steps in ({"clip": 1.0}, {"optimizer": "lamb"}, {"optimizer": "lars", "clip": 1.0})
+            for fields in ({**steps, **meshed},)
+        ),
+    ],
+)
+def test_norms_are_those_of_whole_tensors(
+    launch: Any, name: str, world: int, fields: dict[str, Any]
+) -> None:
+    """Wherever a tensor is cut, clipping and layer-wise optimizers step as on one device."""
+    right(launch(name, world, **fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "share"),
+    [
+        ("ddp/mlp-nano", 2, 0.6),
+        ("ddp_join/mlp-nano", 4, 0.3),
+        *(
+            pytest.param(f"{strategy}/mlp-nano", world, share, marks=pytest.mark.full)
+            for strategy in STRATEGIES
+            if KNOWN["strategies"][strategy].supports.uneven
+            for world in (2, 3, 4)
+            for share in (0.05, 0.3, 0.6)
+        ),
+    ],
+)
+def test_samples_of_a_short_batch_count_alike(
+    launch: Any, name: str, world: int, share: float
+) -> None:
+    """Also where whole ranks have none."""
+    right(launch(name, world, last_batch=share))
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
@@ -197,6 +263,9 @@ def test_schedules(launch: Any, schedule: str) -> None:
         ("context_parallel", {"attention": "ulysses"}),
         ("expert_parallel", {"top": 1}),
         ("diloco", {"quantised": True}),
+        ("local_sgd", {"until": 6}),
+        ("parameter_server", {"staleness": 1}),
+        pytest.param("parameter_server", {"bounded": False}, marks=pytest.mark.full),
     ],
 )
 def test_ways_of_model_parallelism(launch: Any, strategy: str, knobs: dict[str, Any]) -> None:

@@ -140,11 +140,12 @@ def test_unequal_shares_get_parts_of_the_batch_in_their_proportions(
 def test_shards_lie_side_by_side_and_all_samples_count_alike(
     micros: list[int], accumulate: int
 ) -> None:
-    found = Batching(micros=tuple(micros), accumulate=accumulate, mesh=Mesh({Dim.DP: len(micros)}))
+    mesh = Mesh({Dim.DP: len(micros)})
+    found = Batching(micros=tuple(micros), accumulate=accumulate, mesh=mesh, last=1)
     places = [range(found.global_batch)[found.place(i)] for i in range(found.shards)]
     assert [i for place in places for i in place] == list(range(found.global_batch))
-    for i, place in enumerate(places):
-        each = found.weight(i) / found.shards / len(place)
+    for place in places:
+        each = found.weight(len(place), found.global_batch) / found.shards / len(place)
         assert each == pytest.approx(1 / found.global_batch)
 
 

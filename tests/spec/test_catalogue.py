@@ -21,12 +21,13 @@ def test_everything_shipped_is_found_with_a_sentence() -> None:
     known = {
         "single", "ddp", "ddp_naive", "zero1", "replicate", "fsdp", "fsdp1", "compressed",
         "pipeline", "tensor_parallel", "context_parallel", "expert_parallel",
-        "local_sgd", "diloco", "easgd", "fedavg",
+        "local_sgd", "diloco", "easgd", "fedavg", "ddp_join", "parameter_server", "actor_learner",
     }  # fmt: skip
     assert set(entries["strategies"]) == known
     assert set(entries["models"]) >= {
         "decoder",
         "moe",
+        "ragged",
         "mlp",
         "vggfc",
         "resnet",

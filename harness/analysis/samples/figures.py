@@ -307,6 +307,26 @@ def _clock(rank: RankRecord) -> Iterator[str]:
         )
 
 
+def _other(case: CaseSpec, expected: Expected, r: RankRecord) -> Iterator[str]:
+    """What a rank ran that was not asked for."""
+    backend = case.backend if case.communicate else "fake"
+    if r.backend != backend:
+        yield f"rank {r.rank}: backend {r.backend}, asked for {backend}"
+    if (r.device == "cpu") != (case.device == "cpu"):
+        yield f"rank {r.rank}: ran on {r.device}, asked for {case.device}"
+    if r.ran.module != expected.module:
+        yield f"rank {r.rank}: trained a {r.ran.module}, not a {expected.module}"
+    if expected.placements and r.ran.placements != expected.placements:
+        yield f"rank {r.rank}: placed {r.ran.placements}, not {expected.placements}"
+    if r.ran.schedule != expected.schedule:
+        yield f"rank {r.rank}: schedule {r.ran.schedule}, not {expected.schedule}"
+    if r.ran.compressor != (case.compressor or ""):
+        yield f"rank {r.rank}: compressor {r.ran.compressor}, not {case.compressor}"
+    if expected.staleness is not None and (r.ran.staleness or 0) > expected.staleness:
+        behind, most = r.ran.staleness, expected.staleness
+        yield f"rank {r.rank}: trained {behind} steps behind the slowest, at most {most}"
+
+
 def wrong(
     case: CaseSpec,
     expected: Expected,
@@ -329,23 +349,7 @@ def wrong(
         out.append(f"world: ranks per node {dict(per_node)}, asked for {case.nodes}")
     if len({(r.node, r.local_rank) for r in ranks}) != len(ranks):
         out.append("world: two ranks on one device")
-    for r in ranks:
-        backend = case.backend if case.communicate else "fake"
-        if r.backend != backend:
-            out.append(f"rank {r.rank}: backend {r.backend}, asked for {backend}")
-        if (r.device == "cpu") != (case.device == "cpu"):
-            out.append(f"rank {r.rank}: ran on {r.device}, asked for {case.device}")
-        if r.ran.module != expected.module:
-            out.append(f"rank {r.rank}: trained a {r.ran.module}, not a {expected.module}")
-        if expected.placements and r.ran.placements != expected.placements:
-            out.append(f"rank {r.rank}: placed {r.ran.placements}, not {expected.placements}")
-        if r.ran.schedule != expected.schedule:
-            out.append(f"rank {r.rank}: schedule {r.ran.schedule}, not {expected.schedule}")
-        if r.ran.compressor != (case.compressor or ""):
-            out.append(f"rank {r.rank}: compressor {r.ran.compressor}, not {case.compressor}")
-        if expected.staleness is not None and (r.ran.staleness or 0) > expected.staleness:
-            behind, most = r.ran.staleness, expected.staleness
-            out.append(f"rank {r.rank}: trained {behind} steps behind the slowest, at most {most}")
+    out += [text for r in ranks for text in _other(case, expected, r)]
     kept = len(samples[0].sample_ids) - cut
     seen = consumed(samples, cut)
     if seen != kept * expected.global_batch:

@@ -1,13 +1,16 @@
 """What a step of the gate sent, against the strategy's closed form."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
+
+import torch.distributed as dist
 
 from harness.record import Check, Expected, Issued
 from harness.spec import CaseSpec
 from harness.training.context import Loaded, RankContext
 from harness.training.describe import expect, model_facts
-from harness.training.observe import sockets
+from harness.training.observe import issued, sockets
 
 #: Bytes that gloo adds to one step's messages for each other rank, at most, beside 5 % for small
 #: ones: 72 for each of the 8 that an all-reduce takes, so for 28 of these.
@@ -21,6 +24,38 @@ class Seen(NamedTuple):
 
     issued: Mapping[str, Issued]
     wire: sockets.Wire | None
+
+
+class Counter:
+    """What this rank sends in the steps of one whole period, as gate's steps are taken."""
+
+    def __init__(self, ctx: RankContext, steps: range) -> None:
+        self.ctx, self.steps = ctx, steps
+        self.seen = Seen({}, None)
+
+    @contextlib.contextmanager
+    def of(self, step: int) -> Iterator[None]:
+        """Counts what is sent inside, if the step is one of those. A collective of all ranks."""
+        backend = self.ctx.case.backend
+        meet(self.ctx)
+        position, before = issued.mark(backend), sockets.read()
+        yield
+        passed = issued.since(position, backend)
+        meet(self.ctx)  # everything sent is acknowledged
+        after = sockets.read()
+        over = after.since(before) if after and before else None
+        if step not in self.steps:
+            return
+        if step > self.steps.start:
+            passed = added(self.seen.issued, passed)
+            over = None if over is None or self.seen.wire is None else self.seen.wire + over
+        self.seen = Seen(passed, over)
+
+
+def meet(ctx: RankContext) -> None:
+    """A barrier, where there is more than one rank."""
+    if ctx.world_size > 1:
+        dist.barrier()
 
 
 def period(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> int:

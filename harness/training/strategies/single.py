@@ -7,7 +7,13 @@ from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext, Trainer
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
-SUPPORTS = dict(worlds="one", oracle="shard_ordered", initial="own", baselines=("plain",))
+SUPPORTS = dict(
+    worlds="one",
+    oracle="shard_ordered",
+    initial="own",
+    uneven=True,
+    baselines=("plain",),
+)
 
 
 def expect(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
-from harness.record import Category, Check, Issued, RankRecord
+from harness.record import Category, Check, Expected, Issued, RankRecord
 from harness.spec import CaseSpec, Device, Mesh, Optimizer, Precision
 from harness.training.accelerator import Accelerator
 from harness.training.context import (
@@ -34,7 +34,7 @@ from harness.training.context import (
 )
 from harness.training.data import Sampler
 from harness.training.describe import expect, model_facts
-from harness.training.observe import issued, sockets
+from harness.training.observe import issued
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
@@ -144,8 +144,7 @@ def _train(
     drawn: list[list[int]] = []
     apart, period = supports.oracle == "simulated", counted.period(loaded, case, ctx)
     first = STEPS - period - bool(sampler.of(STEPS - 1))  # the first of a whole period and batch
-    passed: Mapping[str, Issued] = {}
-    wire: sockets.Wire | None = None
+    counter = counted.Counter(ctx, range(first, first + period))
     finite = True
     for step in range(STEPS):
         beat()
@@ -156,19 +155,8 @@ def _train(
             make_batch(loaded, case, sampler.ids(step, s), ctx.device, sampler.of(step))
             for s in (range(shards) if alone else [ctx.shard])
         ]
-        meet(ctx)
-        position, before = issued.mark(case.backend), sockets.read()
-        with span(f"gate {name}", Category.GATE):
+        with counter.of(step), span(f"gate {name}", Category.GATE):
             loss = trainer.step(own_batch(loaded, ctx, ids, sampler.of(step)))
-        in_step = issued.since(position, case.backend)
-        meet(ctx)  # everything sent is acknowledged
-        after = sockets.read()
-        over = after.since(before) if after and before else None
-        if step == first:
-            passed, wire = in_step, over
-        elif first < step < first + period:
-            passed = counted.added(passed, in_step)
-            wire = over if wire is None or over is None else wire + over
         if isinstance(reference, Simulated) and isinstance(trainer, OuterTrainer):
             reference.told(gather(getattr(trainer.rule, "seen", None), ctx))
         wanted = reference.step(batches) if alone else reference.together(batches[0])
@@ -185,13 +173,18 @@ def _train(
     checks.append(Check(name=f"{name}.finite_loss", ok=finite))
     if supports.replicas:
         checks.append(replicas(trainer, ctx, f"{name}.replicas"))
-    if (staleness := trainer.ran().staleness) is not None:
-        most = math.inf if expected.staleness is None else float(expected.staleness)
-        checks.append(_limit(f"{name}.staleness", float(staleness), most, "steps behind"))
+    checks += _staleness(name, trainer, expected)
     if name == "sgd":
         checks += sampling(drawn, ctx)
         checks += _dtype(trainer, case)
-    return checks, Seen(passed, wire), trainer
+    return checks, counter.seen, trainer
+
+
+def _staleness(name: str, trainer: Trainer, expected: Expected) -> Iterator[Check]:
+    """How far behind the slowest rank was, where ranks take what has come in."""
+    if (behind := trainer.ran().staleness) is not None:
+        most = math.inf if expected.staleness is None else float(expected.staleness)
+        yield _limit(f"{name}.staleness", float(behind), most, "steps behind")
 
 
 def _gradient(
@@ -303,12 +296,6 @@ def _dtype(trainer: Trainer, case: CaseSpec) -> list[Check]:
         return []
     want = "float32" if case.precision is Precision.FP32 else "bfloat16"
     return [Check(name="compute_dtype", ok=seen == want, detail=f"{seen}, asked for {want}")]
-
-
-def meet(ctx: RankContext) -> None:
-    """A barrier, where there is more than one rank."""
-    if ctx.world_size > 1:
-        dist.barrier()
 
 
 def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:

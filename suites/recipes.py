@@ -287,6 +287,19 @@ def schedules(site: Site) -> list[Plan]:
     return [beside("pipeline schedules", cases, metrics, protocol=PACED)]
 
 
+def schedule_memory(site: Site) -> list[Plan]:
+    """1F1B keeps as many micro-batches as there are stages, GPipe all of them."""
+    here = site if site.world_size >= 4 else site.cpu(4)
+    model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
+
+    def case(schedule: str) -> CaseSpec:
+        knobs = {"pipeline.schedule": schedule, "pipeline.microbatches": 16}
+        return here.case(f"pipeline/{model}", Mode.WEAK, micro_batch=8, knobs=knobs)
+
+    protocol = Protocol(steps=8, cut=2) if here.device == "cpu" else ON_GPUS
+    return [versus(case("gpipe"), case("1f1b"), ("memory_saved",), protocol=protocol)]
+
+
 def variants(site: Site) -> list[Plan]:
     """Ways to be data parallel on one model: bytes, memory, step."""
     here = site if site.world_size > 1 else site.cpu(2)

@@ -18,6 +18,11 @@ def test_post_local_sgd(verdict):
     """The same, after a while of averaging in each step."""
 
 
+@scaling(learns("local_sgd", growth=1.1))
+def test_adaptive_periods(verdict):
+    """The same, with longer and longer periods."""
+
+
 @scaling(learns("parameter_server"), learns("parameter_server", staleness=2))
 def test_parameter_server(verdict):
     """Bulk synchronous, and two steps behind at most."""

@@ -1,7 +1,7 @@
 """Every other way to be parallel: data-parallel variants, layers, sequences, experts, products."""
 
 import pytest
-from recipes import batches, experts, products, roles, schedules, variants, widths
+from recipes import batches, experts, products, roles, schedule_memory, schedules, variants, widths
 
 from harness import scaling
 
@@ -21,6 +21,11 @@ def test_batches(verdict):
 @scaling(roles)
 def test_roles(verdict):
     """Actors that generate what learners train on."""
+
+
+@scaling(schedule_memory)
+def test_memory_of_schedules(verdict):
+    """What an early backward frees."""
 
 
 @scaling(schedules)

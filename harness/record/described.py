@@ -28,6 +28,17 @@ class ModelFacts:
     loss_floor: float | None = None
 
 
+def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) -> int:
+    """How many of these steps ranks talk in: of the first ``until`` in all, then in the last of
+    each period, the next one ``growth`` times as long.
+    """
+    at, length, found = -1, float(period), 0
+    while at < steps.stop:
+        at, length = at + round(length), length * growth
+        found += at in steps and at >= until
+    return found + len(range(steps.start, min(until, steps.stop)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     """What a strategy says a case will do, before it runs. Bytes are per rank and step.
@@ -42,9 +53,10 @@ class Expected:
     passes through in turn: with several, no rank can go without its neighbours. ``remedies`` maps a
     term of the budget to the setting that makes it smaller. Ranks that talk in every ``period``-th
     step only send ``period`` times as much in it; what is timed is whole periods; ``until`` a step
-    they talk in each. ``blocks`` are those of each rank in turn, where the knob ``split`` can move
-    them. ``staleness`` is the largest that may be; a training is not ``repeatable`` where ranks
-    take what has come in; ``casts``: it rounds in other places than its reference.
+    they talk in each, and periods become longer by ``growth``. ``blocks`` are those of each rank in
+    turn, where the knob ``split`` can move them. ``staleness`` is the largest that may be; a
+    training is not ``repeatable`` where ranks take what has come in; ``casts``: it rounds in other
+    places than its reference.
     """
 
     sent_bytes: tuple[float, ...]
@@ -62,6 +74,7 @@ class Expected:
     remedies: Mapping[str, str] = field(default_factory=dict)
     period: int = 1
     until: int = 0
+    growth: float = 1.0
     blocks: tuple[int, ...] = ()
     staleness: int | None = None
     repeatable: bool = True

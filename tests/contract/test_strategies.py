@@ -264,6 +264,7 @@ def test_schedules(launch: Any, schedule: str) -> None:
         ("expert_parallel", {"top": 1}),
         ("diloco", {"quantised": True}),
         ("local_sgd", {"until": 6}),
+        ("local_sgd", {"growth": 1.5}),
         ("parameter_server", {"staleness": 1}),
         pytest.param("parameter_server", {"bounded": False}, marks=pytest.mark.full),
     ],

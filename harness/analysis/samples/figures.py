@@ -24,6 +24,7 @@ from harness.record import (
     Stalls,
     Steadiness,
     Steps,
+    exchanges,
 )
 from harness.record.launch import STOOD_STILL, loads
 from harness.record.store import Samples
@@ -281,10 +282,8 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
     """Whether a rank sent what its case has to send, all of it, and nothing past the sockets."""
     if rank.sent_bytes is None:
         return
-    talking = sum(
-        step < expected.until or (step + 1) % expected.period == 0
-        for step in range(cut, cut + steps)
-    )
+    window = range(cut, cut + steps)
+    talking = exchanges(window, expected.period, expected.until, expected.growth)
     want = expected.sent_bytes[rank.rank] * expected.period * talking
     most = SENT_RATIO[1] * want + MESSAGE_SLACK * steps * max(1, len(expected.sent_bytes) - 1)
     if want and not SENT_RATIO[0] * want <= rank.sent_bytes <= most:

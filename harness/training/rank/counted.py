@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from harness.record import Check, Expected, Issued
+from harness.record import Check, Expected, Issued, exchanges
 from harness.spec import CaseSpec
 from harness.training.context import Loaded, RankContext
 from harness.training.describe import expect, model_facts
@@ -89,8 +89,10 @@ def checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> l
         return []
     facts, model = model_facts(loaded, case)
     expected = expect(loaded, case, model, facts)
-    found, steps = [], expected.period
-    promised = {k: v[ctx.rank] * steps for k, v in expected.payload_bytes.items()}
+    steps = range(STEPS - expected.period, STEPS)
+    talking = exchanges(steps, expected.period, expected.until, expected.growth)
+    found, times = [], expected.period * talking
+    promised = {k: v[ctx.rank] * times for k, v in expected.payload_bytes.items()}
     if case.backend == "gloo":
         promised.pop("send", None)
     for operation in sorted({*promised, *traffic.issued}):
@@ -103,7 +105,7 @@ def checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> l
     if case.backend == "gloo" and traffic.wire is None:
         found.append(Check(name="bytes.sent", ok=True, detail="not counted: no TCP_INFO here"))
     elif case.backend == "gloo" and traffic.wire is not None:
-        want, sent = expected.sent_bytes[ctx.rank] * steps, traffic.wire.sent_bytes
+        want, sent = expected.sent_bytes[ctx.rank] * times, traffic.wire.sent_bytes
         right = 0.995 * want <= sent <= 1.05 * want + WIRE_SLACK * (ctx.world_size - 1)
         told = _against(float(sent), want, expected)
         found.append(check("bytes.sent", right, sent, want, told))

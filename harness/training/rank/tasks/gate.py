@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
-from harness.record import Category, Check, Expected, Issued, RankRecord
+from harness.record import Category, Check, Expected, Issued, RankRecord, exchanges
 from harness.spec import CaseSpec, Device, Mesh, Optimizer, Precision
 from harness.training.accelerator import Accelerator
 from harness.training.context import (
@@ -171,7 +171,8 @@ def _train(
         error = relative_error(trainer.parameters(), wanted_now, origin, ulps)
         checks.append(_limit(f"{name}.parameters_after_{STEPS}", error, update_limit))
     checks.append(Check(name=f"{name}.finite_loss", ok=finite))
-    if supports.replicas:
+    last = range(STEPS - 1, STEPS)
+    if supports.replicas and exchanges(last, expected.period, expected.until, expected.growth):
         checks.append(replicas(trainer, ctx, f"{name}.replicas"))
     checks += _staleness(name, trainer, expected)
     if name == "sgd":

@@ -75,14 +75,17 @@ class ErrorFeedback:
     """What was not sent, per parameter (DDP rebuilds buckets after the first step)."""
 
     def __init__(self) -> None:
-        self._error: dict[Tensor, Tensor] = {}
+        self.owed: dict[Tensor, Tensor] = {}
 
     def add(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         """The gradient plus what is still owed, flat; a new tensor."""
-        owed = self._error.get(parameter)
-        flat = gradient.flatten()
+        owed, flat = self.owed.get(parameter), gradient.flatten()
         return flat.clone() if owed is None else flat + owed
 
     def keep(self, parameter: Tensor, wanted: Tensor, sent: Tensor) -> None:
         """Remember the difference for the next step."""
-        self._error[parameter] = wanted - sent
+        self.owed[parameter] = wanted - sent
+
+    def owe(self, parameter: Tensor, difference: Tensor) -> None:
+        """Remember this for the next step."""
+        self.owed[parameter] = difference

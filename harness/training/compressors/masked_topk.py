@@ -10,6 +10,7 @@ from harness.base.documents import Json
 from harness.training.compressors import topk
 from harness.training.context import RankContext
 from harness.training.hooks import ErrorFeedback, Hook, Promise, done
+from harness.training.sparse import kept
 
 ERROR_BOUND = 1.0
 KNOBS = dict(rho=0.01)
@@ -29,7 +30,7 @@ def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
         flat, parts = bucket.buffer(), []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             wanted = feedback.add(parameter, gradient)
-            index = topk.select(wanted, topk.kept(wanted.numel(), knobs["rho"]))
+            index = topk.select(wanted, kept(wanted.numel(), knobs["rho"]))
             sent = torch.zeros_like(wanted)
             sent[index] = wanted[index]
             feedback.keep(parameter, wanted, sent)

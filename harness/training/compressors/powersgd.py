@@ -8,11 +8,13 @@ from torch import Tensor
 
 from harness.base.documents import Json
 from harness.training.context import RankContext
-from harness.training.hooks import ErrorFeedback, Hook, Promise, done
+from harness.training.hooks import ErrorFeedback, Promise, done
+from harness.training.observe.spans import span
 
 ERROR_BOUND = 1.0
-KNOBS = dict(rank=2)
+KNOBS = dict(rank=2, feedback=True)
 LOSSLESS = dict(rank=4096)
+CLAIM = "contracts"
 
 
 def _matrix(shape: torch.Size) -> tuple[int, int]:
@@ -51,43 +53,54 @@ def _mean(parts: list[Tensor], world: int) -> list[Tensor]:
     ]
 
 
-def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
-    """One power step per matrix (Vogels et al., NeurIPS 2019, algorithm 1)."""
-    world, feedback = ctx.world_size, ErrorFeedback()
-    factors: dict[Tensor, Tensor] = {}
+class LowRank:
+    """The hook: one power step per matrix (Vogels et al., NeurIPS 2019, algorithm 1)."""
 
-    def warm(parameter: Tensor, q: int, r: int) -> Tensor:
-        if parameter not in factors:
+    def __init__(self, ctx: RankContext, knobs: Mapping[str, Json]) -> None:
+        self.world, self.rank = ctx.world_size, int(knobs["rank"])
+        self.feedback = ErrorFeedback() if knobs["feedback"] else None
+        self.factors: dict[Tensor, Tensor] = {}
+
+    def warm(self, parameter: Tensor, q: int, r: int) -> Tensor:
+        """The right factor of the last step; the first one is drawn alike on all ranks."""
+        if parameter not in self.factors:
             generator = torch.Generator().manual_seed(q * 7919 + r)
-            factors[parameter] = torch.randn(q, r, generator=generator).to(parameter.device)
-        return factors[parameter]
+            drawn = torch.randn(q, r, generator=generator)
+            self.factors[parameter] = drawn.to(parameter.device)
+        return self.factors[parameter]
 
-    def hook(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         flat, gradients, parameters = bucket.buffer(), bucket.gradients(), bucket.parameters()
         matrices: dict[int, Tensor] = {}
         dense: list[int] = []
         left: list[Tensor] = []
-        for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-            r = _rank(gradient.shape, knobs["rank"])
-            if r is None:
-                dense.append(i)
-                continue
-            matrices[i] = feedback.add(parameter, gradient).view(_matrix(gradient.shape))
-            left.append(matrices[i] @ warm(parameter, matrices[i].shape[1], r))
-        averaged = _mean([*left, *(gradients[i] for i in dense)], world)
-        bases = [torch.linalg.qr(p).Q for p in averaged[: len(left)]]
-        right = (
-            _mean([m.T @ p for m, p in zip(matrices.values(), bases, strict=True)], world)
-            if bases
-            else []
-        )
-        for i, value in zip(dense, averaged[len(left) :], strict=True):
-            gradients[i].copy_(value)
-        for (i, matrix), p, q in zip(matrices.items(), bases, right, strict=True):
-            factors[parameters[i]] = q
-            approximation = p @ q.T
-            feedback.keep(parameters[i], matrix.flatten(), approximation.flatten())
-            gradients[i].copy_(approximation.view_as(gradients[i]))
-        return done(flat)
+        with span("encode"):
+            for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+                r = _rank(gradient.shape, self.rank)
+                if r is None:
+                    dense.append(i)
+                    continue
+                wanted = gradient.flatten()
+                if self.feedback is not None:
+                    wanted = self.feedback.add(parameter, gradient)
+                matrices[i] = wanted.view(_matrix(gradient.shape)).float()
+                left.append(matrices[i] @ self.warm(parameter, matrices[i].shape[1], r))
+        averaged = _mean([*left, *(gradients[i].float() for i in dense)], self.world)
+        with span("encode"):
+            bases = [torch.linalg.qr(p).Q for p in averaged[: len(left)]]
+            right = [m.T @ p for m, p in zip(matrices.values(), bases, strict=True)]
+        right = _mean(right, self.world) if right else []
+        with span("decode"):
+            for i, value in zip(dense, averaged[len(left) :], strict=True):
+                gradients[i].copy_(value)
+            for (i, matrix), p, q in zip(matrices.items(), bases, right, strict=True):
+                self.factors[parameters[i]] = q
+                approximation = p @ q.T
+                if self.feedback is not None:
+                    self.feedback.keep(parameters[i], matrix.flatten(), approximation.flatten())
+                gradients[i].copy_(approximation.view_as(gradients[i]))
+            return done(flat)
 
-    return hook
+
+def build(ctx: RankContext, knobs: Mapping[str, Json]) -> LowRank:
+    return LowRank(ctx, knobs)

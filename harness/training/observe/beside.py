@@ -5,6 +5,9 @@ Gradients that travel through a file or through /dev/shm would not be counted on
 
 from pathlib import Path
 
+#: Shared with the kernel alone: libuv submits its reads and writes of sockets through it.
+KERNELS_OWN = "anon_inode:[io_uring]"
+
 
 def written_bytes() -> int | None:
     """Bytes that this process passed to write calls so far, sockets included; None if untold."""
@@ -21,7 +24,7 @@ def shared_memory() -> frozenset[str]:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return frozenset()
-    fields = (line.split(None, 5) for line in lines)
+    fields = [line.split(None, 5) for line in lines if KERNELS_OWN not in line]
     return frozenset(
         f[5].strip() for f in fields if len(f) > 5 and f[1][1] == "w" and f[1][3] == "s"
     )

@@ -38,7 +38,7 @@ from harness.training.observe import issued
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
-from harness.training.rank import counted
+from harness.training.rank import counted, invariants
 from harness.training.rank.ceiling import ceiling
 from harness.training.rank.counted import STEPS, Seen
 from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale, snapshot
@@ -114,8 +114,9 @@ def run_gate(
         if optimizer is Optimizer.SGD:
             checks += counted.checks(loaded, twin, context(twin), traffic)
             first = traffic.issued
-    if loaded.codec is not None:
+    if (compressor := loaded.compressor(case)) is not None:
         checks.append(_progress(loaded, case, context))
+        checks += invariants.checks(context(case), compressor)
     if loaded.codec is not None and hasattr(loaded.codec, "LOSSLESS"):
         knobs = {f"{case.compressor}.{k}": v for k, v in loaded.codec.LOSSLESS.items()}
         lossless = replace(case, optimizer=Optimizer.SGD, knobs={**case.knobs, **knobs})

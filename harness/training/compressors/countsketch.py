@@ -1,0 +1,81 @@
+"""Count-sketch: sketches are added, the largest of the sum found in it and then exchanged."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.training.context import RankContext
+from harness.training.hooks import ErrorFeedback, Promise, done
+from harness.training.observe.spans import span
+from harness.training.sparse import kept
+from harness.training.transports import Knobs, total
+
+ERROR_BOUND = 1.0
+#: A sketch has ``rows`` of ``columns`` for each entry that is to be found in it.
+KNOBS = dict(rho=0.01, rows=5, columns=4.0, feedback=True)
+LOSSLESS = dict(rho=1.0)
+CLAIM = "contracts"
+
+
+def _columns(n: int, knobs: Knobs) -> int:
+    return max(1, int(knobs["columns"] * kept(n, knobs["rho"])))
+
+
+def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
+    """The sketch, and the values of what was found in it, all-reduced."""
+    n = total(shapes)
+    payload = 4.0 * (knobs["rows"] * _columns(n, knobs) + kept(n, knobs["rho"]))
+    return Promise(
+        payload_bytes={"all_reduce": payload}, sent_bytes=2 * (world - 1) / world * payload,
+        formula="2 (N-1)/N 4 (R C + k)",
+    )  # fmt: skip
+
+
+class Sketched:
+    """The hook (Charikar et al., 2002; Rothchild et al., 2020, with values exchanged exactly)."""
+
+    def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
+        self.world, self.knobs, self.seed = ctx.world_size, knobs, ctx.case.seed
+        self.feedback = ErrorFeedback() if knobs["feedback"] else None
+        self.tables: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def table(self, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Of every entry in every row: its column int64, its sign, both (rows, n); on all ranks."""
+        if n not in self.tables:
+            source = torch.Generator().manual_seed(self.seed + n)
+            size = (int(self.knobs["rows"]), n)
+            columns = torch.randint(_columns(n, self.knobs), size, generator=source)
+            signs = torch.randint(2, size, generator=source) * 2.0 - 1.0
+            self.tables[n] = columns.to(device), signs.to(device)
+        return self.tables[n]
+
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        flat, parameters = bucket.buffer(), bucket.parameters()
+        wanted = flat.float()
+        if self.feedback is not None:
+            pairs = zip(parameters, bucket.gradients(), strict=True)
+            wanted = torch.cat([self.feedback.add(p, g) for p, g in pairs]).float()
+        n, k = len(wanted), kept(len(wanted), float(self.knobs["rho"]))
+        columns, signs = self.table(n, flat.device)
+        with span("encode"):
+            sketch = wanted.new_zeros((len(columns), _columns(n, self.knobs)))
+            sketch.scatter_add_(1, columns, signs * wanted)
+        dist.all_reduce(sketch)
+        with span("decode"):
+            found = (sketch.gather(1, columns) * signs).median(0).values
+            index = torch.topk(found.abs(), k, sorted=False).indices
+            values = wanted[index]
+            if self.feedback is not None:
+                left = wanted.index_fill(0, index, 0.0)
+                for parameter, part in zip(
+                    parameters, left.split([p.numel() for p in parameters]), strict=True
+                ):
+                    self.feedback.owe(parameter, part)
+        dist.all_reduce(values)
+        return done(flat.zero_().index_copy_(0, index, (values / self.world).to(flat.dtype)))
+
+
+def build(ctx: RankContext, knobs: Knobs) -> Sketched:
+    return Sketched(ctx, knobs)

@@ -1,0 +1,59 @@
+"""Deep gradient compression: top-k by a sampled threshold, with momentum correction."""
+
+import torch
+from torch import Tensor
+
+from harness.training import sparse
+from harness.training.context import RankContext
+from harness.training.sparse import Sparse
+from harness.training.transports import Knobs, generator
+
+ERROR_BOUND = 1.0
+KNOBS = dict(rho=0.01, momentum=0.9, sampled=0.01, feedback=True)
+LOSSLESS = dict(rho=1.0, sampled=1.0, momentum=0.0)
+CLAIM = "contracts"
+#: What is sent adds up to the gradients only without momentum.
+TELESCOPES = dict(momentum=0.0)
+#: Samples at least, so that the threshold means something.
+FEWEST = 256
+
+promise = sparse.promise
+
+
+class Corrected(Sparse):
+    """What is owed gathers momentum, and loses it when it is sent (Lin et al., 2018)."""
+
+    momentum = 0.0
+
+    def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
+        super().__init__(ctx, float(knobs["rho"]), self.sampled, bool(knobs["feedback"]))
+        self.share, self.generator = float(knobs["sampled"]), generator(ctx)
+        self.momentum = float(knobs["momentum"])
+        self.velocity: dict[Tensor, Tensor] = {}
+
+    def sampled(self, x: Tensor, k: int) -> Tensor:
+        """Entries above what a sample says; the largest of them if these are too many."""
+        magnitude, n = x.abs(), x.numel()
+        count = min(n, max(FEWEST, int(self.share * n)))
+        place = torch.randint(n, (count,), generator=self.generator, device=x.device)
+        some = magnitude if count == n else magnitude[place]
+        least = torch.topk(some, max(1, round(k * count / n)), sorted=True).values[-1]
+        found = torch.nonzero(magnitude >= least).flatten()
+        return found if len(found) <= k else found[torch.topk(magnitude[found], k).indices]
+
+    def wanted(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        flat = gradient.flatten()
+        if self.momentum:
+            before = self.velocity.get(parameter)
+            flat = flat.clone() if before is None else self.momentum * before + flat
+            self.velocity[parameter] = flat
+        return super().wanted(parameter, flat)
+
+    def sent(self, parameter: Tensor, wanted: Tensor, index: Tensor) -> None:
+        super().sent(parameter, wanted, index)
+        if self.momentum:
+            self.velocity[parameter].index_fill_(0, index, 0.0)
+
+
+def build(ctx: RankContext, knobs: Knobs) -> Corrected:
+    return Corrected(ctx, knobs)

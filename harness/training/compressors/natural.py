@@ -1,0 +1,44 @@
+"""Natural compression: the next power of two above or below, drawn without bias; a byte each."""
+
+import torch
+from torch import Tensor
+
+from harness.training import transports
+from harness.training.transports import Knobs
+
+ERROR_BOUND = 0.5
+KNOBS: dict[str, int] = {}
+CLAIM = "unbiased"
+#: Exponents of fp32 that seven bits hold; smaller numbers are 0, larger ones the largest.
+LOWEST = 127 - 100
+
+
+class Codec:
+    """A sign and seven bits of exponent (Horvath et al., 2022, who keep nine bits)."""
+
+    unit = 1
+
+    def __init__(self, _: Knobs, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def bytes(self, m: int) -> int:
+        return m
+
+    def encode(self, x: Tensor) -> Tensor:
+        bits = x.contiguous().view(torch.int32)
+        drawn = torch.randint(
+            1 << 23, x.shape, generator=self.generator, device=x.device, dtype=torch.int32
+        )
+        # What is added to the mantissa carries into the exponent as often as it is large.
+        exponent = (((bits & 0x7FFFFFFF) + drawn) >> 23) - LOWEST
+        sign = (bits >> 24) & 0x80
+        return (exponent.clamp_(0, 127) | sign).to(torch.uint8)
+
+    def decode(self, message: Tensor, m: int) -> Tensor:
+        code = message.int()
+        exponent = code & 0x7F
+        bits = ((exponent + LOWEST) << 23) | ((code & 0x80) << 24)
+        return torch.where(exponent > 0, bits, 0).view(torch.float32)
+
+
+promise, build = transports.gathered(Codec, "(N-1) n")

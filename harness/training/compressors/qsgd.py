@@ -1,0 +1,43 @@
+"""QSGD: each element a level between 0 and its block's norm, drawn without bias; 4 bits packed."""
+
+import torch
+from torch import Tensor
+
+from harness.training import transports
+from harness.training.transports import Knobs
+
+ERROR_BOUND = 4.0
+KNOBS = dict(block=512)
+CLAIM = "unbiased"
+#: A sign and three bits of level.
+LEVELS = 7
+MEANING = transports.lookup(4, [*range(8), *(-level for level in range(8))])
+
+
+class Codec:
+    """Stochastic levels of |x| / norm (Alistarh et al., 2017)."""
+
+    def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
+        self.unit, self.generator = int(knobs["block"]), generator
+        if self.unit % 2:
+            raise ValueError(f"block = {self.unit}: two values fill a byte, an even number")
+
+    def bytes(self, m: int) -> int:
+        return m // 2 + 4 * (m // self.unit)
+
+    def encode(self, x: Tensor) -> Tensor:
+        blocks = x.view(x.shape[0], -1, self.unit)
+        scale = blocks.norm(dim=2) / LEVELS
+        level = blocks.abs() / scale.clamp(min=1e-30)[..., None]
+        drawn = torch.rand(blocks.shape, generator=self.generator, device=x.device)
+        values = (level + drawn).floor_().clamp_(max=LEVELS).to(torch.uint8)
+        values |= (blocks < 0).to(torch.uint8) << 3
+        return transports.with_scales(transports.packed(values.flatten(1), 4), scale)
+
+    def decode(self, message: Tensor, m: int) -> Tensor:
+        values, scale = transports.scales_of(message, m // self.unit)
+        blocks = transports.unpacked(values, MEANING).view(len(values), -1, self.unit)
+        return (blocks * scale[..., None]).flatten(1)
+
+
+promise, build = transports.gathered(Codec, "(N-1) (n/2 + 4 n/block)")

@@ -1,0 +1,77 @@
+"""Random-k: places drawn alike on all ranks, so that only values travel, in one all-reduce."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.training.context import RankContext
+from harness.training.hooks import ErrorFeedback, Promise, done
+from harness.training.observe.spans import span
+from harness.training.sparse import kept
+from harness.training.transports import Knobs, total
+
+ERROR_BOUND = 32.0
+#: Without feedback, values are scaled by n/k: unbiased, but far off.
+KNOBS = dict(rho=0.1, feedback=True)
+LOSSLESS = dict(rho=1.0)
+CLAIM = "contracts"
+
+
+def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
+    """4 bytes a kept entry, all-reduced."""
+    payload = 4.0 * kept(total(shapes), knobs["rho"])
+    return Promise(
+        payload_bytes={"all_reduce": payload}, sent_bytes=2 * (world - 1) / world * payload,
+        formula="2 (N-1)/N 4 k",
+    )  # fmt: skip
+
+
+def places(step: int, n: int, k: int, device: torch.device) -> Tensor:
+    """K different places of n, drawn from the step: i -> a i + b mod n, with a coprime to n.
+
+    In a time that grows with k only, and without torch's global generator.
+    """
+    drawn = random.Random(step)
+    factor = drawn.randrange(n)
+    while math.gcd(factor, n) != 1:
+        factor = drawn.randrange(n)
+    first = drawn.randrange(n)
+    return (torch.arange(k, device=device) * factor + first) % n
+
+
+class Shared:
+    """The hook; ranks have taken equally many steps, and draw the same places."""
+
+    def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
+        self.world, self.rho, self.step = ctx.world_size, float(knobs["rho"]), ctx.case.seed
+        self.feedback = ErrorFeedback() if knobs["feedback"] else None
+        self.claim = CLAIM if knobs["feedback"] else "unbiased"
+
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        flat, parameters = bucket.buffer(), bucket.parameters()
+        wanted = flat.float()
+        if self.feedback is not None:
+            pairs = zip(parameters, bucket.gradients(), strict=True)
+            wanted = torch.cat([self.feedback.add(p, g) for p, g in pairs]).float()
+        with span("encode"):
+            n, k = len(wanted), kept(len(wanted), self.rho)
+            index = places(self.step, n, k, flat.device)
+            values = wanted[index]
+            self.step += 1
+            if self.feedback is not None:
+                left = wanted.index_fill(0, index, 0.0)
+                for parameter, part in zip(
+                    parameters, left.split([p.numel() for p in parameters]), strict=True
+                ):
+                    self.feedback.owe(parameter, part)
+        dist.all_reduce(values)
+        values /= self.world if self.feedback is not None else self.world * k / n
+        return done(flat.zero_().index_copy_(0, index, values.to(flat.dtype)))
+
+
+def build(ctx: RankContext, knobs: Knobs) -> Shared:
+    return Shared(ctx, knobs)

@@ -1,0 +1,44 @@
+"""TernGrad: -1, 0 or 1 times each block's largest magnitude, drawn without bias; 2 bits packed."""
+
+import torch
+from torch import Tensor
+
+from harness.training import transports
+from harness.training.transports import Knobs
+
+ERROR_BOUND = 16.0
+#: ``clip`` in standard deviations, 0 for none: what is clipped is biased.
+KNOBS = dict(block=1024, clip=0.0)
+CLAIM = "unbiased"
+MEANING = transports.lookup(2, (-1.0, 0.0, 1.0, 0.0))
+
+
+class Codec:
+    """Kept with a probability of magnitude / largest (Wen et al., 2017)."""
+
+    def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
+        self.unit, self.clip, self.generator = int(knobs["block"]), float(knobs["clip"]), generator
+        if self.unit % 4:
+            raise ValueError(f"block = {self.unit}: four values fill a byte, a multiple of 4")
+
+    def bytes(self, m: int) -> int:
+        return m // 4 + 4 * (m // self.unit)
+
+    def encode(self, x: Tensor) -> Tensor:
+        blocks = x.view(x.shape[0], -1, self.unit)
+        if self.clip:
+            most = self.clip * blocks.std(2, correction=0, keepdim=True)
+            blocks = blocks.clamp(-most, most)
+        scale = blocks.abs().amax(2)
+        drawn = torch.rand(blocks.shape, generator=self.generator, device=x.device)
+        kept = (drawn * scale[..., None] < blocks.abs()).to(torch.int8)
+        values = (blocks.sign().to(torch.int8) * kept + 1).flatten(1).to(torch.uint8)
+        return transports.with_scales(transports.packed(values, 2), scale)
+
+    def decode(self, message: Tensor, m: int) -> Tensor:
+        values, scale = transports.scales_of(message, m // self.unit)
+        blocks = transports.unpacked(values, MEANING).view(len(values), -1, self.unit)
+        return (blocks * scale[..., None]).flatten(1)
+
+
+promise, build = transports.gathered(Codec, "(N-1) (n/4 + 4 n/block)")

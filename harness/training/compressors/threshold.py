@@ -1,0 +1,29 @@
+"""Threshold with error feedback: entries of a magnitude and above, up to a share of all."""
+
+import torch
+from torch import Tensor
+
+from harness.training import sparse
+from harness.training.context import RankContext
+from harness.training.sparse import Sparse
+from harness.training.transports import Knobs
+
+ERROR_BOUND = 1.0
+#: ``rho`` is the room for entries: more are owed, and what is not needed is sent as zeros.
+KNOBS = dict(threshold=0.01, rho=0.05, feedback=True)
+LOSSLESS = dict(threshold=0.0, rho=1.0)
+CLAIM = "contracts"
+
+promise = sparse.promise
+
+
+def build(ctx: RankContext, knobs: Knobs) -> Sparse:
+    """Strom, 2015; with room of a fixed size, so that no sizes need exchanging."""
+    least = float(knobs["threshold"])
+
+    def choose(x: Tensor, k: int) -> Tensor:
+        magnitude = x.abs()
+        found = torch.nonzero(magnitude >= least).flatten()
+        return found if len(found) <= k else found[torch.topk(magnitude[found], k).indices]
+
+    return Sparse(ctx, float(knobs["rho"]), choose, bool(knobs["feedback"]))

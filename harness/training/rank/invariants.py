@@ -1,0 +1,198 @@
+"""What a compressor claims of its own mathematics, checked in the world and on the wire it uses.
+
+Its file says which in ``CLAIM``: it ``contracts`` (what it makes of a gradient is nearer to it than
+nothing is), is ``unbiased`` (right in the mean over many draws), or ``descends`` (the gradient's
+direction, not its length). Without one it must be exact within its ``ERROR_BOUND``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.record import Check
+from harness.training.context import Compressor, RankContext
+
+#: Shapes of the parameters of a trial; their elements are no multiple of any block.
+SHAPES = ((37, 64), (129,), (64, 33), (5,))
+#: Steps of a trial with feedback, and draws of one without bias.
+STEPS, DRAWS = 12, 100
+#: Relative errors of sums in fp32; standard errors that a mean may be off.
+ROUNDING, SURE = 1e-4, 3.0
+
+
+class Bucket:
+    """What DDP gives a communication hook."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._flat = torch.zeros(
+            sum(p.numel() for p in parameters), device=self._parameters[0].device
+        )
+
+    def fill(self, flat: Tensor) -> Bucket:
+        self._flat.copy_(flat)
+        return self
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+    def buffer(self) -> Tensor:
+        return self._flat
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
+
+    def gradients(self) -> list[Tensor]:
+        parts = self._flat.split([p.numel() for p in self._parameters])
+        return [part.view_as(p) for part, p in zip(parts, self._parameters, strict=True)]
+
+
+class Trial:
+    """A fresh hook on gradients that are drawn for this rank."""
+
+    def __init__(self, ctx: RankContext, compressor: Compressor) -> None:
+        self.ctx = ctx
+        self.bucket = Bucket([nn.Parameter(torch.zeros(s, device=ctx.device)) for s in SHAPES])
+        self.hook = compressor.build(ctx)
+
+    def drawn(self, step: int, rank: int | None = None) -> Tensor:
+        """A gradient of this rank, or of the same for all; magnitudes span two decades."""
+        source = torch.Generator().manual_seed(step * 1009 + (rank or 0) * 7 + (rank is None))
+        size = len(self.bucket.buffer())
+        spread = 10 ** (2 * torch.rand(size, generator=source) - 2)
+        return (torch.randn(size, generator=source) * spread).to(self.ctx.device)
+
+    def sent(self, gradient: Tensor) -> Tensor:
+        """What all ranks are given of it; a collective."""
+        out: Tensor = self.hook(self.bucket.fill(gradient)).wait()
+        return out.clone()
+
+    def owed(self) -> Tensor:
+        """What the mean over ranks is still to be given."""
+        feedback = self.hook.feedback
+        parts = [feedback.owed[p].flatten() for p in self.bucket.parameters() if p in feedback.owed]
+        size = len(self.bucket.buffer())
+        own = torch.cat(parts) if parts else torch.zeros(size, device=self.ctx.device)
+        if own.numel() != size:  # some are sent as they are
+            own = torch.cat(
+                [
+                    feedback.owed.get(p, torch.zeros_like(p)).flatten()
+                    for p in self.bucket.parameters()
+                ]
+            )
+        for total, part in getattr(self.hook, "of_sums", {}).items():
+            sums = torch.zeros(total, device=own.device)
+            rows = sums.view(self.ctx.world_size, -1)
+            rows[self.ctx.rank] = part[0] * self.ctx.world_size  # nobody else has it
+            own = own + sums[:size]
+        return self.mean(own)
+
+    def mean(self, own: Tensor) -> Tensor:
+        """Over all ranks."""
+        total = own.double()
+        if self.ctx.world_size > 1:
+            dist.all_reduce(total)
+        return total / self.ctx.world_size
+
+
+def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
+    """All that a compressor's file claims. Collectives of all ranks."""
+    yield _telescopes(ctx, compressor)
+    yield _alike(ctx, compressor)
+    yield _alone(ctx, compressor)
+    claim = getattr(Trial(ctx, compressor).hook, "claim", getattr(compressor.module, "CLAIM", ""))
+    if claim == "contracts":
+        yield _contracts(ctx, compressor)
+    elif claim == "unbiased":
+        yield _unbiased(ctx, compressor)
+    elif claim == "descends":
+        yield _descends(ctx, compressor)
+
+
+def _telescopes(ctx: RankContext, compressor: Compressor) -> Check:
+    """What was sent and what is owed add up to the gradients."""
+    knobs = {**compressor.knobs, **getattr(compressor.module, "TELESCOPES", {})}
+    trial = Trial(ctx, replace(compressor, knobs=knobs))
+    name = "codec.telescopes"
+    if getattr(trial.hook, "feedback", None) is None:
+        return Check(name=name, ok=True, detail="nothing is owed: without error feedback")
+    wanted = sent = torch.zeros(len(trial.bucket.buffer()), dtype=torch.float64).to(ctx.device)
+    for step in range(STEPS):
+        gradient = trial.drawn(step, ctx.rank)
+        wanted = wanted + trial.mean(gradient)
+        sent = sent + trial.sent(gradient)
+    error = float((sent + trial.owed() - wanted).norm() / wanted.norm())
+    return Check(name=name, ok=error <= ROUNDING, value=error, limit=ROUNDING)
+
+
+def _alike(ctx: RankContext, compressor: Compressor) -> Check:
+    """All ranks are given the same bits."""
+    trial, digest = Trial(ctx, compressor), hashlib.sha256()
+    for step in range(3):
+        digest.update(trial.sent(trial.drawn(step, ctx.rank)).cpu().numpy().tobytes())
+    found: list[Any] = [digest.hexdigest()]
+    if ctx.world_size > 1:
+        found = [None] * ctx.world_size
+        dist.all_gather_object(found, digest.hexdigest())
+    told = f"{len(set(found))} different of {len(found)}"
+    return Check(name="codec.same_bits", ok=len(set(found)) == 1, detail=told)
+
+
+def _alone(ctx: RankContext, compressor: Compressor) -> Check:
+    """Torch's global random numbers, of which dropout draws, stay as they are."""
+    trial = Trial(ctx, compressor)
+    before = torch.get_rng_state()
+    trial.sent(trial.drawn(0))
+    same = bool((before == torch.get_rng_state()).all())
+    return Check(name="codec.leaves_the_generator", ok=same)
+
+
+def _worst(
+    ctx: RankContext, compressor: Compressor, of: Callable[[Tensor, Tensor], float]
+) -> float:
+    """The largest figure of what is made of several gradients, each the same on all ranks."""
+    found = []
+    for draw in range(4):
+        trial = Trial(ctx, compressor)
+        gradient = trial.drawn(draw)
+        found.append(of(trial.sent(gradient), gradient))
+    return max(found)
+
+
+def _contracts(ctx: RankContext, compressor: Compressor) -> Check:
+    """|C(x) - x| < |x|, or what is owed would grow without end."""
+    error = _worst(ctx, compressor, lambda made, given: float((made - given).norm() / given.norm()))
+    return Check(name="codec.contracts", ok=error < 1, value=error, limit=1.0)
+
+
+def _descends(ctx: RankContext, compressor: Compressor) -> Check:
+    """What is made of a gradient points to its side."""
+    against = _worst(
+        ctx, compressor, lambda made, given: -float(made @ given / made.norm() / given.norm())
+    )
+    return Check(name="codec.descends", ok=against < 0, value=-against, limit=0.0)
+
+
+def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
+    """The mean of many draws is as near to the gradient as their number says."""
+    trial = Trial(ctx, compressor)
+    gradient = trial.drawn(0)
+    total, squares = torch.zeros_like(gradient, dtype=torch.float64), 0.0
+    for _ in range(DRAWS):
+        made = trial.sent(gradient).double()
+        total += made
+        squares += float((made - gradient).square().sum())
+    bias = float((total / DRAWS - gradient).norm())
+    limit = SURE * (squares / DRAWS / DRAWS) ** 0.5
+    told = f"of the mean of {DRAWS} draws"
+    return Check(name="codec.unbiased", ok=bias <= limit, value=bias, limit=limit, detail=told)

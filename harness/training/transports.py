@@ -223,4 +223,5 @@ def with_scales(values: Tensor, scales: Tensor) -> Tensor:
 def scales_of(message: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The inverse of ``with_scales``."""
     split = message.shape[1] - 4 * count
-    return message[:, :split], message[:, split:].contiguous().view(torch.float32)
+    scales = message[:, split:].flatten().clone()  # aligned
+    return message[:, :split], scales.view(torch.float32).view(len(message), count)

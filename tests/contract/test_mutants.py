@@ -224,6 +224,30 @@ def test_a_router_that_asks_the_same_experts_always_is_an_error(launch: Any) -> 
     assert next(overloaded([SimpleNamespace(ranks=right.ranks, dropped_share=0.1)]), "") == ""  # type: ignore[list-item]
 
 
+#: Bugs of compressors that are in use, and the check that names each.
+CODECS = {
+    "sum_for_mean": "codec.telescopes",
+    "wide_indices": "bytes.all_gather",
+    "owes_all": "codec.telescopes",
+    "owes_nothing": "codec.telescopes",
+    "ranks_apart": "codec.same_bits",
+    "signs_as_bytes": "bytes.all_to_all",
+    "bits_not_negated": "codec.contracts",
+    "one_error_only": "codec.telescopes",
+    "with_replacement": "codec.unbiased",
+    "global_generator": "codec.leaves_the_generator",
+    "feedback_without_contraction": "codec.contracts",
+}
+
+
+@pytest.mark.parametrize("bug", ["none", *CODECS])
+def test_mutant_of_a_compressor_is_caught(launch: Any, bug: str) -> None:
+    world = launch("compressed:mutant_codec/mlp-nano", 2, knobs={"mutant_codec.bug": bug})
+    assert world.cause is None
+    names = {c.name for c in world.failed}
+    assert names == set() if bug == "none" else CODECS[bug] in names, world.failed
+
+
 def test_masked_topk_sends_what_dense_sends(launch: Any) -> None:
     masked = launch("compressed:masked_topk/decoder-nano", 2)
     dense = launch("ddp/decoder-nano", 2)

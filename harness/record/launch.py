@@ -135,7 +135,8 @@ class LaunchRecord:
     ``budget``, and in ``perturbation`` the ratio of its profiled steps to its others, which is
     ``perturbation_low`` at least where there is an interval.
 
-    ``reached`` is None where the plan asks for no loss, or it was not reached.
+    ``reached`` is None where the plan asks for no loss, or it was not reached; ``final_loss`` is
+    the mean of the last steps', of plans that ask for one.
 
     ``hosts`` are the nodes that it ran on, by number (empty = the first ones). Launches of one
     ``slot`` ran at once, each on ``devices`` of its own: the first one on every host.
@@ -173,6 +174,7 @@ class LaunchRecord:
     hosts: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
     reached: Reached | None = None
+    final_loss: float | None = None
 
     @property
     def stood_still(self) -> bool:
@@ -234,6 +236,15 @@ class LaunchRecord:
         sent = [r.sent_bytes for r in self.ranks if r.sent_bytes is not None]
         known = self.steps is not None and len(sent) == len(self.ranks)
         return max(sent) / self.steps.count if known and self.steps else None
+
+    @property
+    def codec_s(self) -> tuple[float, float] | None:
+        """Seconds that encoding (and adding), and decoding, take the slowest rank in a step."""
+        told = [r.ran.codec_s for r in self.ranks if r.ran.codec_s]
+        if not told:
+            return None
+        encoding = max(t.get("encode", 0.0) + t.get("add", 0.0) for t in told)
+        return encoding, max(t.get("decode", 0.0) for t in told)
 
     @property
     def expert_variation(self) -> float | None:

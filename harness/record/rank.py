@@ -12,7 +12,8 @@ class WhatRan:
 
     ``module`` is the class of the trained module, ``placements`` those of its parameters;
     ``compute_dtype`` is the dtype that leaf modules really returned. ``staleness`` is how many
-    steps the slowest rank was behind what a step was trained on, at most.
+    steps the slowest rank was behind what a step was trained on, at most. ``codec_s`` are the
+    parts of a compressor's work in a median step.
     """
 
     module: str
@@ -21,6 +22,7 @@ class WhatRan:
     compressor: str = ""
     compute_dtype: str = ""
     staleness: int | None = None
+    codec_s: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

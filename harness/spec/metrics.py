@@ -55,7 +55,7 @@ class Metric:
     @property
     def of_loss(self) -> bool:
         """Whether it says when a loss was reached, not how fast steps are."""
-        return self.read.startswith("reached.")
+        return self.read.startswith("reached.") or self.read == "final_loss"
 
     @property
     def possible(self) -> tuple[float, float]:
@@ -133,6 +133,7 @@ METRICS: Mapping[str, Metric] = {
     "time_to_loss_ratio": replace(_TO_LOSS, form=Form.RATIO, unit="1"),
     "samples_to_loss": _SAMPLES_TO_LOSS,
     "samples_to_loss_ratio": replace(_SAMPLES_TO_LOSS, form=Form.RATIO, unit="1"),
+    "final_loss": replace(_TO_LOSS, unit="nats", read="final_loss", of_time=False),
     "communication_cost": replace(_STEP, form=Form.SAVED, unit="1"),
     "data_cost": replace(_STEP, form=Form.SAVED, unit="1"),
     "bus_bandwidth": _FABRIC,

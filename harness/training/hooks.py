@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -69,6 +69,38 @@ def all_gather(message: Tensor, world: int) -> Tensor:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(gathered.flatten(0, 1) if message.dim() > 1 else gathered.flatten(), message)
     return gathered
+
+
+def state_of(hook: object, names: Mapping[Tensor, str]) -> dict[str, Any]:
+    """What a hook keeps from step to step: tensors by parameter, generators, its ``step``."""
+    out: dict[str, Any] = {}
+    for name, value in vars(hook).items():
+        if isinstance(value, ErrorFeedback):
+            out[name] = state_of(value, names)
+        elif isinstance(value, torch.Generator):
+            out[name] = value.get_state()
+        elif isinstance(value, dict):
+            kept = {names.get(key, key): entry for key, entry in value.items()}
+            out[name] = {key: entry for key, entry in kept.items() if isinstance(entry, Tensor)}
+        elif name == "step":
+            out[name] = value
+        elif hasattr(value, "generator"):
+            out[name] = state_of(value, names)
+    return out
+
+
+def restore(hook: object, state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+    """The inverse of ``state_of``, into a fresh hook."""
+    for name, value in state.items():
+        current = getattr(hook, name)
+        if isinstance(current, torch.Generator):
+            current.set_state(value)
+        elif isinstance(current, dict):
+            current |= {parameters.get(key, key): entry for key, entry in value.items()}
+        elif isinstance(value, dict):
+            restore(current, value, parameters)
+        else:
+            setattr(hook, name, value)
 
 
 class ErrorFeedback:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.training.context import RankContext
 from harness.training.hooks import ErrorFeedback, Promise, all_gather, done
-from harness.training.observe.spans import span
+from harness.training.observe.laps import lap
 from harness.training.transports import Knobs
 
 #: Indices of the entries to send of one flat parameter, at most so many; fewer where fewer are due.
@@ -61,7 +61,7 @@ class Sparse:
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         flat, indices, values = bucket.buffer(), [], []
         offset = room = used = 0
-        with span("encode"):
+        with lap("encode"):
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
                 wanted = self.wanted(parameter, gradient)
                 k = kept(wanted.numel(), self.rho)
@@ -77,7 +77,7 @@ class Sparse:
             message = torch.cat((*indices, *values))
         self.used = used / room
         every = all_gather(message, self.world).view(self.world, 2, -1)
-        with span("decode"):
+        with lap("decode"):
             flat.zero_()
             for part in every:
                 # Rank by rank, so that all have the same bits; what is spare adds nothing.

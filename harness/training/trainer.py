@@ -1,6 +1,7 @@
 """The step that most strategies share: accumulate, backward, optimizer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,13 @@ class LocalTrainer:
     def update(self) -> None:
         """Step the optimizer."""
         self.optimizer.step()
+
+    def own_state(self) -> Mapping[str, Any]:
+        """What this rank alone remembers from step to step, beside module and optimizer."""
+        return {}
+
+    def remember(self, state: Mapping[str, Any]) -> None:
+        """Go on with an ``own_state``."""
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.named():

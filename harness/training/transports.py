@@ -18,7 +18,7 @@ from torch.nn import functional
 from harness.base.documents import Json
 from harness.training.context import RankContext
 from harness.training.hooks import ErrorFeedback, Hook, Promise, all_gather, done
-from harness.training.observe.spans import span
+from harness.training.observe.laps import lap
 
 Knobs: TypeAlias = Mapping[str, Json]
 
@@ -124,12 +124,12 @@ class Gathered(Coded):
         flat, codec, world = bucket.buffer(), self.codec, self.ctx.world_size
         wanted = self.wanted(bucket, codec.unit)
         n = len(wanted)
-        with span("encode"):
+        with lap("encode"):
             message = codec.encode(wanted[None])
         if self.feedback is not None:
             self.keep(bucket, wanted, codec.decode(message, n)[0])
         every = all_gather(message[0], world)
-        with span("decode"):
+        with lap("decode"):
             out = torch.zeros_like(wanted)
             for part in every.view(world, 1, -1):  # one at a time: all of them need N times n
                 out += codec.decode(part, n)[0]
@@ -174,13 +174,13 @@ class TwoPhase(Coded):
         flat, codec, world = bucket.buffer(), self.codec, self.ctx.world_size
         m = padded(math.ceil(flat.numel() / world), codec.unit)
         wanted = self.wanted(bucket, m * world)
-        with span("encode"):
+        with lap("encode"):
             outgoing = codec.encode(wanted.view(world, m))
         if self.feedback is not None:
             self.keep(bucket, wanted, codec.decode(outgoing, m).flatten())
         incoming = torch.empty_like(outgoing)
         dist.all_to_all_single(incoming, outgoing)
-        with span("add"):
+        with lap("add"):
             part = self.rows(codec.decode(incoming, m))[None]
             if self.feedback is not None:
                 part = part + self.of_sums.get(len(wanted), 0.0)
@@ -188,7 +188,7 @@ class TwoPhase(Coded):
             if self.feedback is not None:
                 self.of_sums[len(wanted)] = part - codec.decode(message, m)
         every = all_gather(message[0], world)
-        with span("decode"):
+        with lap("decode"):
             return done(flat.copy_(codec.decode(every, m).flatten()[: flat.numel()]))
 
 

@@ -76,6 +76,20 @@ def test_what_goes_on_is_what_was_never_broken_to_the_bit(
     assert trial.bytes > 0 and trial.stall_s > 0
 
 
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "topk",
+        *(pytest.param(c, marks=pytest.mark.full) for c in ("onebit", "dgc", "randomk", "qsgd")),
+    ],
+)
+def test_a_codec_goes_on_with_what_it_owes(launcher: Bench, tmp_path: Path, codec: str) -> None:
+    """To the bit: errors, momentum and random numbers are each rank's own, and saved with it."""
+    case = case_of(launcher, f"compressed:{codec}")
+    trial = one(launcher, tmp_path, Course(case=case, fault=Fault.KILL))
+    assert trial.equal
+
+
 @pytest.mark.parametrize("into", [1, 3])
 def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
     launcher: Bench, tmp_path: Path, into: int

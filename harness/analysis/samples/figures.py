@@ -62,6 +62,7 @@ class Figures:
     compared: int
     stalls: Stalls | None
     reached: Reached | None
+    final_loss: float | None
 
 
 def figures(
@@ -100,6 +101,7 @@ def figures(
         compared=compared(samples, reference),
         stalls=stalls(samples, cut) if samples else None,
         reached=reached(samples, target, expected) if samples and target and expected else None,
+        final_loss=final_loss(samples) if samples and target else None,
     )
 
 
@@ -121,6 +123,12 @@ def reached(samples: Sequence[Samples], target: float, expected: Expected) -> Re
         samples=steps * expected.global_batch,
         seconds=max(float(s.marks_s[steps] - s.marks_s[0]) for s in samples),
     )
+
+
+def final_loss(samples: Sequence[Samples]) -> float | None:
+    """The mean loss of the last ``SMOOTH`` steps; None where it is not finite."""
+    found = float(np.mean(mean_losses(samples)[-SMOOTH:]))
+    return found if np.isfinite(found) else None
 
 
 def target(plan: Plan, described: Described) -> float | None:

@@ -12,7 +12,7 @@ from harness.interface.report import fabric, recovery, script, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.scaling import interval, scaling_table
-from harness.interface.report.sides import beside
+from harness.interface.report.sides import beside, codecs
 from harness.interface.report.text import rule, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
@@ -41,12 +41,13 @@ def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> l
     """
     out = []
     alike = Counter(_hindered(v) for v in run.verdicts)
+    of_cases = [*beside.plans(run), *codecs.plans(run)]  # have tables of their own
     for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status)):
         quiet = v.status in (Status.PASS, Status.RECORDED, Status.SKIP)
         quiet = quiet and v.reason is not Reason.CAUGHT
         plan = next((p for p in run.plans if p.hash == v.plan), None)
         shown = plan is not None and in_table(v, shown_against(plan))
-        laddered = plan is None or bool(tabled(plan)) or plan in beside.plans(run)
+        laddered = plan is None or bool(tabled(plan)) or plan in of_cases
         said = v.status is Status.PASS or (v.status is Status.RECORDED and not laddered)
         if quiet and not every and (shown or not said):
             continue
@@ -199,6 +200,7 @@ def summary(
     out += [
         "",
         *beside.lines(run, width),
+        *(line for plan in codecs.plans(run) for line in codecs.lines(run, plan, width)),
         *script.lines(run, width),
         *fabric.lines(run, width),
         *recovery.lines(run, width),

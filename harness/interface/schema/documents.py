@@ -21,6 +21,7 @@ from harness.analysis.timeline.views.tallies import Range
 from harness.analysis.trials import Loss, Tried
 from harness.analysis.verify import Verification
 from harness.host.admission import Finding
+from harness.interface.cli.verbs.measure.compress import Confirmed
 from harness.interface.cli.verbs.measure.detached import Detached
 from harness.interface.nightly.notice import News
 from harness.interface.report.plans import Outlook
@@ -89,6 +90,31 @@ class Cancelled(TypedDict):
 class Interleaved(TypedDict):
     cases: Sequence[Difference]
     setups: Software
+    run: str
+
+
+class Rates(TypedDict):
+    rate: float | None
+    low: float | None
+    high: float | None
+
+
+class CodecCost(TypedDict):
+    name: str
+    case: str
+    step_s: float
+    sent_bytes: float
+    bytes_per_parameter: float
+    encode_s: float | None
+    decode_s: float | None
+    loss: float | None
+    pays: Mapping[str, Rates]
+
+
+class Compressed(TypedDict):
+    link_bps: float | None
+    costs: Sequence[CodecCost]
+    confirmed: Sequence[Confirmed]
     run: str
 
 
@@ -291,6 +317,7 @@ DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
     "compare": (Comparison, Interleaved),
     "compare-hardware": (HardwareComparison,),
     "completion": (Completion,),
+    "compress": (Compressed,),
     "doctor": (Examination, Nodes),
     "error": (Error,),
     "export": (Exported,),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from harness.training.context import RankContext
 from harness.training.hooks import ErrorFeedback, Promise, done
-from harness.training.observe.spans import span
+from harness.training.observe.laps import lap
 from harness.training.sparse import kept
 from harness.training.transports import Knobs, total
 
@@ -59,11 +59,11 @@ class Sketched:
             wanted = torch.cat([self.feedback.add(p, g) for p, g in pairs]).float()
         n, k = len(wanted), kept(len(wanted), float(self.knobs["rho"]))
         columns, signs = self.table(n, flat.device)
-        with span("encode"):
+        with lap("encode"):
             sketch = wanted.new_zeros((len(columns), _columns(n, self.knobs)))
             sketch.scatter_add_(1, columns, signs * wanted)
         dist.all_reduce(sketch)
-        with span("decode"):
+        with lap("decode"):
             found = (sketch.gather(1, columns) * signs).median(0).values
             index = torch.topk(found.abs(), k, sorted=False).indices
             values = wanted[index]

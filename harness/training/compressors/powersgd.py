@@ -9,7 +9,7 @@ from torch import Tensor
 from harness.base.documents import Json
 from harness.training.context import RankContext
 from harness.training.hooks import ErrorFeedback, Promise, done
-from harness.training.observe.spans import span
+from harness.training.observe.laps import lap
 
 ERROR_BOUND = 1.0
 KNOBS = dict(rank=2, feedback=True)
@@ -74,7 +74,7 @@ class LowRank:
         matrices: dict[int, Tensor] = {}
         dense: list[int] = []
         left: list[Tensor] = []
-        with span("encode"):
+        with lap("encode"):
             for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
                 r = _rank(gradient.shape, self.rank)
                 if r is None:
@@ -86,11 +86,11 @@ class LowRank:
                 matrices[i] = wanted.view(_matrix(gradient.shape)).float()
                 left.append(matrices[i] @ self.warm(parameter, matrices[i].shape[1], r))
         averaged = _mean([*left, *(gradients[i].float() for i in dense)], self.world)
-        with span("encode"):
+        with lap("encode"):
             bases = [torch.linalg.qr(p).Q for p in averaged[: len(left)]]
             right = [m.T @ p for m, p in zip(matrices.values(), bases, strict=True)]
         right = _mean(right, self.world) if right else []
-        with span("decode"):
+        with lap("decode"):
             for i, value in zip(dense, averaged[len(left) :], strict=True):
                 gradients[i].copy_(value)
             for (i, matrix), p, q in zip(matrices.items(), bases, right, strict=True):

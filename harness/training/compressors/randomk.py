@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.training.context import RankContext
 from harness.training.hooks import ErrorFeedback, Promise, done
-from harness.training.observe.spans import span
+from harness.training.observe.laps import lap
 from harness.training.sparse import kept
 from harness.training.transports import Knobs, total
 
@@ -57,7 +57,7 @@ class Shared:
         if self.feedback is not None:
             pairs = zip(parameters, bucket.gradients(), strict=True)
             wanted = torch.cat([self.feedback.add(p, g) for p, g in pairs]).float()
-        with span("encode"):
+        with lap("encode"):
             n, k = len(wanted), kept(len(wanted), self.rho)
             index = places(self.step, n, k, flat.device)
             values = wanted[index]

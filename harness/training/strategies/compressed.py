@@ -1,6 +1,8 @@
 """DDP whose gradients go through a compressor's communication hook."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.record import Expected, ModelFacts, WhatRan
 from harness.spec import Batching, CaseSpec
 from harness.training.context import Compressor, Knobs, RankContext
+from harness.training.data import Batch
+from harness.training.hooks import restore, state_of
+from harness.training.observe import laps
 from harness.training.observe.spans import span
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer
@@ -46,9 +51,25 @@ class CompressedTrainer(LocalTrainer):
 
     compressor = ""
 
+    hook: Any = None
+
+    def own_state(self) -> Mapping[str, Any]:
+        """What this rank still owes, and where its random numbers are."""
+        return state_of(self.hook, {p: name for name, p in self.named()})
+
+    def remember(self, state: Mapping[str, Any]) -> None:
+        restore(self.hook, state, dict(self.named()))
+
+    def step(self, batch: Batch) -> Tensor | None:
+        laps.begin()
+        return super().step(batch)
+
     def ran(self) -> WhatRan:
-        """DDP's observation and the hook's module."""
-        return replace(super().ran(), compressor=self.compressor)
+        """DDP's observation, and the hook's: a device's own time is not the host's."""
+        on_host = self.ctx.device.type == "cpu"
+        return replace(
+            super().ran(), compressor=self.compressor, codec_s=laps.medians() if on_host else None
+        )
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
@@ -73,5 +94,5 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         synchronise=plain.synchronise,
         placements=plain.placements,
     )
-    trainer.compressor = str(ctx.case.compressor)
+    trainer.compressor, trainer.hook = str(ctx.case.compressor), hook
     return trainer

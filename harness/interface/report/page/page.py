@@ -18,7 +18,7 @@ from harness.base.numbers import rate, si
 from harness.interface.report import fabric, recovery, script, tables, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline
-from harness.interface.report.page import data, facts, scaling
+from harness.interface.report.page import compressed, data, facts, scaling
 from harness.interface.report.page.cases import anchors, cases
 from harness.interface.report.page.judged import judged
 from harness.interface.report.page.spent import spent
@@ -59,6 +59,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             (plan.name, beside.of_plan(run, plan).html(plan.name), beside.notes(plan))
             for plan in beside.plans(run)
         ],
+        codecs=compressed.sections(run),
         stand_ins=any(run.stand_ins(a.case) for p in run.plans for a in p.arms),
         spent=lost,
         explained=[line.strip() for line in timeline.remarks(run, WIDE)],

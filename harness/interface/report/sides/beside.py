@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.base.numbers import si
+from harness.interface.report.sides import codecs
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule
 from harness.record import RunRecord, Status, Verdict
@@ -37,7 +38,9 @@ def plans(run: RunRecord) -> list[Plan]:
     return [
         plan
         for plan in run.plans
-        if len(plan.arms) >= FEWEST and {c.against for c in plan.contrasts} <= {"nothing", "other"}
+        if len(plan.arms) >= FEWEST
+        and not plan.name.endswith(codecs.NAMED)  # they have a table of their own
+        and {c.against for c in plan.contrasts} <= {"nothing", "other"}
     ]
 
 

@@ -109,6 +109,9 @@ def _save(
     """Save all; the future of what goes on behind the next steps, or None."""
     with span("checkpoint", Category.CHECKPOINT, step):
         began = time.perf_counter()
+        if own := trainer.own_state():
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(own, _own(folder, trainer))
         model, optimizer = get_state_dict(trainer.module, trainer.optimizer)
         state = {"model": model, "optimizer": optimizer, "step": step}
         if aside is not None:
@@ -127,6 +130,11 @@ def _save(
     return pending
 
 
+def _own(folder: Path, trainer: LocalTrainer) -> Path:
+    """Where a rank keeps what no other has."""
+    return folder / f"own{trainer.ctx.rank}.pt"
+
+
 def _load(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
     """The step to go on with, and how long loading took."""
     began = time.perf_counter()
@@ -139,6 +147,8 @@ def _load(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
     )
+    if (own := _own(folder, trainer)).is_file():  # of a rank that was not there it has none
+        trainer.remember(torch.load(own, weights_only=True))
     return int(state["step"]), time.perf_counter() - began
 
 

@@ -1,0 +1,151 @@
+"""Below which link rate a codec wins: from its measured cost, and its counted bytes.
+
+A step over a link of another rate r takes as much longer as its bytes do:
+
+    T(r) = T(here) + 8 B (1/r - 1/here)
+
+so that two codecs cost the same where 1/r = 1/here + (T_codec - T_dense) / (8 (B_dense - B_codec)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.base import stats
+from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.spec import CaseSpec, Plan, StandIn
+
+#: Confidence of an interval is 1 less this.
+ALPHA = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pays:
+    """Link rates in bit/s below which a codec wins: 0 = never, infinite = at any.
+
+    ``low`` and ``high`` are the ends of the interval, as sure as the step times are.
+    """
+
+    rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """One codec, or dense training. Times in s, bytes of the busiest rank in a step.
+
+    ``pays`` maps what it is beside (``dense``, ``bf16``) to its break-even.
+    """
+
+    name: str
+    case: str
+    step_s: float
+    sent_bytes: float
+    bytes_per_parameter: float
+    encode_s: float | None
+    decode_s: float | None
+    loss: float | None
+    pays: Mapping[str, Pays]
+
+    def at(self, rate: float, here: float) -> float:
+        """Seconds of a step over a link of this rate; both in bit/s."""
+        return self.step_s + 8 * self.sent_bytes * (1 / rate - 1 / here)
+
+
+def link_bps(run: RunRecord, case: CaseSpec) -> float:
+    """What the link carries over which a case was measured, bit/s.
+
+    What an emulated one was set to, else what large all-reduces of as many ranks carried; infinite
+    where nobody measured that.
+    """
+    rows = [
+        r for r in run.fabric if r.operation == "all_reduce" and r.nodes == case.nodes and r.bus_bps
+    ]
+    if not rows:
+        return math.inf
+    largest = max(rows, key=lambda r: r.payload_bytes)
+    told = largest.link_mbit if StandIn.EMULATED in case.stand_in else None
+    return told * 1e6 if told else 8 * float(largest.bus_bps or math.inf)
+
+
+def costs(run: RunRecord, plan: Plan, beside: Sequence[str] = ("dense", "bf16")) -> list[Cost]:
+    """Every case of a plan, in its order; ``beside`` are the names that others are held against."""
+    known = {arm.name: _by_turn(run, plan, arm.name) for arm in plan.arms}
+    out = []
+    for arm in plan.arms:
+        launches = list(known[arm.name].values())
+        steps = [x.steps.mean_s for x in launches if x.steps is not None]
+        described = run.described.get(arm.case.hash)
+        if not steps or described is None or described.facts is None:
+            continue
+        here, sent = link_bps(run, arm.case), _sent(launches)
+        coded = [x.codec_s for x in launches if x.codec_s is not None]
+        losses = [x.final_loss for x in launches if x.final_loss is not None]
+        out.append(
+            Cost(
+                name=arm.name,
+                case=arm.case.hash,
+                step_s=sum(steps) / len(steps),
+                sent_bytes=sent,
+                bytes_per_parameter=sent / described.facts.num_params,
+                encode_s=_mean([e for e, _ in coded]),
+                decode_s=_mean([d for _, d in coded]),
+                loss=_mean(losses),
+                pays={
+                    other: found
+                    for other in beside
+                    if other in known and other != arm.name
+                    for found in _pays(known[arm.name], known[other], here)
+                },
+            )
+        )
+    return out
+
+
+def _by_turn(run: RunRecord, plan: Plan, arm: str) -> dict[int, LaunchRecord]:
+    """The usable timed launches of an arm, by the turn in which they form pairs."""
+    return {
+        x.turn: x
+        for x in run.launches
+        if x.plan == plan.hash and x.arm == arm and x.purpose is Purpose.TIMED and x.usable
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _sent(launches: Sequence[LaunchRecord]) -> float:
+    return _mean([x.sent_bytes for x in launches if x.sent_bytes is not None]) or 0.0
+
+
+def _pays(
+    codec: Mapping[int, LaunchRecord], dense: Mapping[int, LaunchRecord], here: float
+) -> Iterator[Pays]:
+    """Nothing where there is no pair of launches."""
+    both = [(codec[t].steps, dense[t].steps) for t in sorted(codec.keys() & dense.keys())]
+    more = [a.mean_s - b.mean_s for a, b in both if a is not None and b is not None]
+    saved = _sent(list(dense.values())) - _sent(list(codec.values()))
+    if not more:
+        return
+    found = stats.t_interval(more, ALPHA)
+    rate = breakeven(found.mean, saved, here)
+    if found.low is None or found.high is None:
+        yield Pays(rate=rate, low=0.0, high=math.inf)
+    else:
+        low, high = (breakeven(end, saved, here) for end in (found.high, found.low))
+        yield Pays(rate=rate, low=low, high=high)
+
+
+def breakeven(more_s: float, saved_bytes: float, here: float) -> float:
+    """The rate in bit/s below which sending fewer bytes outweighs ``more_s`` of each step.
+
+    0 for a codec that sends no fewer bytes.
+    """
+    if saved_bytes <= 0:
+        return 0.0
+    inverse = 1 / here + more_s / (8 * saved_bytes)
+    return 1 / inverse if inverse > 0 else math.inf

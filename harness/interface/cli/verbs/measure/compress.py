@@ -1,0 +1,273 @@
+"""``compress``: every codec on one model: its bytes, its cost, the link rate at which it pays."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from harness.analysis import breakeven
+from harness.analysis.breakeven import Cost
+from harness.base.documents import Json, to_doc
+from harness.base.errors import Exit, SpecError, nearest
+from harness.base.numbers import si
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.interface.report.sides import codecs
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column, rule
+from harness.measure.measurer import Measurer
+from harness.measure.session import Session
+from harness.record import Status
+from harness.spec import CaseSpec, Catalogue, Mode, Plan, Protocol, Role, Site
+from harness.spec.recipes import LEARNING, beside
+from harness.spec.targets import normalise
+
+HELP = dict(compress="show what each gradient codec costs, and below which link rate it wins")
+EXAMPLES = dict(
+    compress=(
+        "compress decoder-nano --cpus 2",
+        "compress mlp-wide --engine emulated --nodes 2x1 --confirm int8",
+    ),
+)
+
+#: Steps of ranks that train what is compared: enough for losses to differ.
+STEPS = 96
+METRICS = ("step_s", "throughput_ratio", "sent_bytes")
+#: On shaped links, where a step takes long.
+LINK = Protocol(steps=16, cut=4, max_blocks=3)
+#: Rates of links on which a break-even is confirmed, as multiples of it.
+AROUND = (0.5, 1.0, 2.0)
+#: What a prediction may be off.
+CLOSE = 0.10
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    sub.add_argument("target", metavar="model", help="a model and its size, as decoder-nano")
+    measuring.add_to(sub, cases=False)
+    sub.add_argument(
+        "--codecs", default="", metavar="A,B", help="only these (default: all that are in use)"
+    )
+    sub.add_argument(
+        "--rates", default="100,1000,10000", metavar="MBIT,..",
+        help="link rates at which steps are shown (default: 100,1000,10000)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--no-feedback",
+        action="store_true",
+        dest="bare",
+        help="also each codec without its error feedback",
+    )
+    sub.add_argument(
+        "--confirm", default="", metavar="CODEC",
+        help="measure it beside dense on links at half, once and twice its break-even (emulated)",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmed:
+    """A link set to a rate (bit/s), and steps (s) of dense and of a codec: foretold, measured."""
+
+    rate: float
+    dense_s: float
+    codec_s: float
+    measured_dense_s: float
+    measured_codec_s: float
+
+    @property
+    def off(self) -> float:
+        """The larger relative error of the two."""
+        return max(
+            abs(self.dense_s / self.measured_dense_s - 1),
+            abs(self.codec_s / self.measured_codec_s - 1),
+        )
+
+    @property
+    def tie(self) -> bool:
+        """Whether both are foretold to be alike, so that neither has to win."""
+        return abs(self.dense_s / self.codec_s - 1) < CLOSE
+
+    @property
+    def right(self) -> bool:
+        """Whether steps are as foretold, and the faster one is."""
+        foretold = self.codec_s < self.dense_s
+        measured = self.measured_codec_s < self.measured_dense_s
+        return self.off <= CLOSE and (self.tie or foretold == measured)
+
+
+def act(asked: Asked) -> Answer:
+    """One table; with --confirm what was foretold of links, and what was measured on them."""
+    said, width = asked.options, text.columns()
+    known, site = measuring.site(asked)
+    if site.world_size < 2:
+        raise SpecError(
+            "one rank sends nothing", where=said.target, expected="2 ranks and more",
+            fix=f"scaleproof compress {said.target} --cpus 2",
+        )  # fmt: skip
+    if said.confirm and not known.get("engines", site.engine).engine.shapes_links:
+        raise SpecError(
+            f"engine {site.engine} sets no link rates", where=f"--confirm {said.confirm}",
+            expected="an engine that does",
+            fix=f"scaleproof compress {said.target} --engine emulated --nodes 2x1"
+            f" --confirm {said.confirm}",
+        )  # fmt: skip
+    rates = _rates(said.rates)
+    plan = _plan(said.target, _named(known, said), site, known, bare=said.bare)
+    session = measuring.session(asked, known, site)
+    session.run.announce([plan])
+    measurer = Measurer(session)
+    confirmed: list[Confirmed] = []
+    with session:
+        measurer.measure([plan])
+        record = session.run.record(complete=True)
+        costs = breakeven.costs(record, plan)
+        here = breakeven.link_bps(record, plan.arms[0].case)
+        if said.confirm:
+            confirmed = _confirm(session, measurer, plan, said.confirm, costs, here)
+    record = session.save(complete=True)
+    judged = measuring.judged(session, record, asked)
+    shown = codecs.lines(record, plan, width, rates)
+    document = {
+        "link_bps": _finite(here), "costs": _documents(costs),
+        "confirmed": to_doc(tuple(confirmed)), "run": str(session.run.folder),
+    }  # fmt: skip
+    shown += _told(confirmed, said.confirm, width)
+    failed = any(v.status is Status.ERROR for v in record.verdicts)
+    missed = any(not c.right for c in confirmed)
+    shown.append(f" report   scaleproof report {text.shown(session.run.folder)}")
+    exit_ = Exit.ERROR if failed else Exit.FAILED if missed else Exit.PASSED
+    return replace(judged, document=document, lines=shown, exit=exit_)
+
+
+def _rates(text: str) -> list[float]:
+    """``100,1000`` in Mbit/s -> bit/s; SpecError for anything else."""
+    try:
+        rates = [float(part) * 1e6 for part in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or min(rates) <= 0 or math.isinf(max(rates)):
+        raise SpecError(
+            f"--rates {text}", expected="numbers above 0, in Mbit/s, separated by commas",
+            fix="--rates 100,1000,10000",
+        )  # fmt: skip
+    return rates
+
+
+def _named(known: Catalogue, said: argparse.Namespace) -> list[str]:
+    """The codecs that were asked for; all but those that are wrong on purpose."""
+    every = [
+        name
+        for name, entry in known.entries["compressors"].items()
+        if not entry.head.get("CONTROL") and entry.head["ERROR_BOUND"] != 0
+    ]
+    asked = [name for name in said.codecs.split(",") if name] or every
+    if said.confirm:
+        asked = list(dict.fromkeys([*asked, said.confirm]))
+    for name in asked:
+        if name not in known.entries["compressors"]:
+            raise SpecError(
+                f"no compressor named {name!r}{nearest(name, every)}", expected=", ".join(every),
+                fix="scaleproof list compressors",
+            )  # fmt: skip
+    return asked
+
+
+def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bare: bool) -> Plan:
+    """Dense training, training apart, bf16, and every codec, in the same blocks."""
+
+    def case(strategy: str, **knobs: bool) -> CaseSpec:
+        own = {name.replace("__", "."): value for name, value in knobs.items()}
+        return known.normalise(site.case(f"{strategy}/{model}", Mode.WEAK, knobs=own))
+
+    dense = case("ddp")
+    cases = {"dense": dense, "bf16": case("compressed:bf16")}
+    for name in names:
+        cases[name] = case(f"compressed:{name}")
+        feeds = known.get("compressors", name).knobs.get("feedback") is True
+        if bare and feeds:
+            cases[f"{name}, no feedback"] = case(
+                f"compressed:{name}", **{f"{name}__feedback": False}
+            )
+    cases["no exchange"] = known.normalise(replace(dense, communicate=False))
+    protocol = replace(LEARNING, steps=STEPS)
+    plan = beside(f"{model}{codecs.NAMED}", cases, METRICS, protocol=protocol)
+    apart = [replace(a, role=Role.ABLATION) for a in plan.arms if not a.case.communicate]
+    others = [a for a in plan.arms if a.case.communicate]
+    return replace(plan, arms=(*others, *apart), to_loss=0.3)
+
+
+def _confirm(
+    session: Session, measurer: Measurer, plan: Plan, name: str, costs: Sequence[Cost], here: float
+) -> list[Confirmed]:
+    """Dense and the codec on links of three rates; SpecError if there is none to set."""
+    of = {c.name: c for c in costs}
+    if name not in of or "dense" not in of:
+        raise SpecError(f"{name} was not measured", expected="no ERROR above", fix="--codecs")
+    pays = of[name].pays["dense"].rate
+    if not 0 < pays < math.inf:
+        told = "never" if pays == 0 else "always"
+        raise SpecError(
+            f"{name} {told} wins: no rate to confirm", where=plan.name,
+            expected="a codec that wins on slow links and loses on fast ones", fix="--codecs",
+        )  # fmt: skip
+    arms = {a.name: a.case for a in plan.arms}
+    knob = f"{session.settings.engine}.rate_mbit"
+    out = []
+    for factor in AROUND:
+        rate = round(pays * factor / 1e6, 1)
+        cases = {
+            arm: replace(arms[arm], knobs={**arms[arm].knobs, knob: rate})
+            for arm in ("dense", name)
+        }
+        made = beside(f"{plan.name} at {rate:g} Mbit/s", cases, ("step_s",), protocol=LINK)
+        made = normalise(made, session.catalogue)
+        session.run.announce([made])
+        measurer.measure([made])
+        seen = {c.name: c.step_s for c in breakeven.costs(session.run.bare(), made, ())}
+        if len(seen) == len(cases):
+            out.append(
+                Confirmed(
+                    rate=rate * 1e6,
+                    dense_s=of["dense"].at(rate * 1e6, here),
+                    codec_s=of[name].at(rate * 1e6, here),
+                    measured_dense_s=seen["dense"],
+                    measured_codec_s=seen[name],
+                )
+            )
+    return out
+
+
+def _told(confirmed: Sequence[Confirmed], name: str, width: int) -> list[str]:
+    """Foretold and measured, a line a rate."""
+    if not confirmed:
+        return []
+    columns: list[Column[Confirmed]] = [
+        Column("link", 9, lambda c: si(c.rate, "bit/s"), left=True),
+        Column("dense", 7, lambda c: si(c.dense_s, "s")),
+        Column("measured", 7, lambda c: si(c.measured_dense_s, "s")),
+        Column(name, 8, lambda c: si(c.codec_s, "s")),
+        Column("measured", 8, lambda c: si(c.measured_codec_s, "s")),
+        Column("off", 9, lambda c: f"{c.off:.1%}"),
+        Column("winner", 9, lambda c: "as foretold" if c.right else "a tie" if c.tie else "WRONG",
+               left=True),
+    ]  # fmt: skip
+    return [
+        rule(f"{name} on shaped links", width),
+        *Table(columns=columns, rows=confirmed).lines(width),
+    ]
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isinf(value) else value
+
+
+def _documents(costs: Sequence[Cost]) -> list[Json]:
+    """Costs as JSON, which has no infinity: None stands for any rate."""
+    out = []
+    for cost in costs:
+        pays = {
+            other: {end: _finite(getattr(found, end)) for end in ("rate", "low", "high")}
+            for other, found in cost.pays.items()
+        }
+        out.append({**to_doc(replace(cost, pays={})), "pays": pays})
+    return out

@@ -1,0 +1,55 @@
+"""Codecs on a page: their table, steps over link rates as a chart, and what follows."""
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from harness.analysis import breakeven
+from harness.interface.report.page.svg import Curve, chart
+from harness.interface.report.sides import codecs
+from harness.record import RunRecord
+
+#: Link rates of the chart, Mbit/s.
+RATES = (100.0, 316.0, 1000.0, 3160.0, 10000.0)
+#: Codecs on it, beside dense: as many as can be told apart.
+MOST = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What the page shows of one plan."""
+
+    title: str
+    table: Markup
+    drawn: Markup
+    notes: list[str]
+
+
+def sections(run: RunRecord) -> list[Section]:
+    """One for each plan of codecs."""
+    out = []
+    for plan in codecs.plans(run):
+        costs = breakeven.costs(run, plan)
+        here = breakeven.link_bps(run, plan.arms[0].case)
+        wins = [c for c in costs if "dense" in c.pays and c.pays["dense"].rate > 0]
+        best = sorted(wins, key=lambda c: c.at(1e9, here))[:MOST]
+        curves = [
+            Curve(
+                name=c.name,
+                x=RATES,
+                y=[1e3 * c.at(rate * 1e6, here) for rate in RATES],
+                low=[None] * len(RATES),
+                high=[None] * len(RATES),
+            )
+            for c in [*(c for c in costs if c.name == "dense"), *best]
+        ]
+        y, x = "step, ms", "link rate, Mbit/s"
+        out.append(
+            Section(
+                title=plan.name,
+                table=Markup(codecs.table(costs, here).html(plan.name)),
+                drawn=Markup(chart(curves, y_label=y, x_label=x, log=True)) if best else Markup(""),
+                notes=codecs.notes(costs, here),
+            )
+        )
+    return out

@@ -1,0 +1,113 @@
+"""Codecs side by side: what each costs, what it sends, and below which link rate it wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from harness.analysis import breakeven
+from harness.analysis.breakeven import Cost, Pays
+from harness.base.numbers import si
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column, rule
+from harness.record import RunRecord
+from harness.spec import Plan
+
+#: Link rates in bit/s at which steps are shown.
+RATES = (100e6, 1e9, 10e9)
+#: What plans of codecs are called, behind their model.
+NAMED = " codecs"
+
+
+def plans(run: RunRecord) -> list[Plan]:
+    return [plan for plan in run.plans if plan.name.endswith(NAMED)]
+
+
+def table(costs: Sequence[Cost], here: float, rates: Sequence[float] = RATES) -> Table[Cost]:
+    """A line a codec."""
+    return Table(columns=[*_columns(here, rates)], rows=costs)
+
+
+def _columns(here: float, rates: Sequence[float]) -> Iterator[Column[Cost]]:
+    yield Column("", 99, lambda c: c.name, left=True)
+    yield Column("B/param", 90, lambda c: f"{c.bytes_per_parameter:.3g}",
+                 raw=lambda c: c.bytes_per_parameter)  # fmt: skip
+    yield Column("encode", 80, lambda c: si(c.encode_s, "s") if c.encode_s is not None else "")
+    yield Column("decode", 79, lambda c: si(c.decode_s, "s") if c.decode_s is not None else "")
+    for rate in rates:
+        yield Column(_rate(rate), 85, _at(rate, here), raw=_raw_at(rate, here))
+    yield Column("wins below", 95, lambda c: _told(c.pays.get("dense")), raw=_raw)
+    yield Column("from .. to", 40, lambda c: _ends(c.pays.get("dense")))
+    yield Column("of bf16", 60, lambda c: _told(c.pays.get("bf16")))
+    yield Column("loss", 88, lambda c: f"{c.loss:.3f}" if c.loss is not None else "",
+                 raw=lambda c: c.loss)  # fmt: skip
+
+
+def _raw(c: Cost) -> float | None:
+    found = c.pays.get("dense")
+    return None if found is None else min(found.rate, 1e15)
+
+
+def _at(rate: float, here: float) -> Callable[[Cost], str]:
+    return lambda c: si(c.at(rate, here), "s")
+
+
+def _raw_at(rate: float, here: float) -> Callable[[Cost], float]:
+    return lambda c: c.at(rate, here)
+
+
+def _rate(rate: float) -> str:
+    """``100M``, ``10G``: a rate in bit/s as a header."""
+    return f"{rate / 1e9:g}G" if rate >= 1e9 else f"{rate / 1e6:g}M"
+
+
+def _told(pays: Pays | None) -> str:
+    if pays is None:
+        return ""
+    if pays.rate == 0:
+        return "never"
+    return "always" if math.isinf(pays.rate) else si(pays.rate, "bit/s")
+
+
+def _ends(pays: Pays | None) -> str:
+    if pays is None or pays.rate == 0:
+        return ""
+    high = "any" if math.isinf(pays.high) else si(pays.high, "bit/s")
+    return f"{si(pays.low, 'bit/s')} .. {high}"
+
+
+def notes(costs: Sequence[Cost], here: float) -> list[str]:
+    """What the columns mean, and what to take over this link."""
+    measured = "an unmeasured link" if math.isinf(here) else f"{si(here, 'bit/s')}"
+    out = [
+        f"measured over {measured}; columns of rates: a step, with as much more time for its bytes",
+        "wins below: the link rate at which it is as fast as dense fp32 (of bf16: as dense bf16)",
+    ]
+    dense = next((c for c in costs if c.name == "dense"), None)
+    others = [c for c in costs if c.pays]
+    if dense is None or not others:
+        return out
+    best = min(others, key=lambda c: c.step_s)
+    word = "wins" if best.step_s < dense.step_s else "is the least slow, and loses"
+    ratio = dense.step_s / best.step_s
+    told = f"here: {best.name} {word} ({ratio:.2f}x of dense"
+    coded = (best.encode_s or 0.0) + (best.decode_s or 0.0)
+    out.append(f"{told}; its codec takes {si(coded, 's')} of {si(best.step_s, 's')})")
+    for rate in RATES:
+        fastest = min([dense, *others], key=lambda c: c.at(rate, here))
+        gain = dense.at(rate, here) / fastest.at(rate, here)
+        if fastest is dense:
+            out.append(f"at {si(rate, 'bit/s')}: nothing beats dense")
+        else:
+            out.append(f"at {si(rate, 'bit/s')}: {fastest.name}, {gain:.2f}x of dense")
+    return out
+
+
+def lines(run: RunRecord, plan: Plan, width: int, rates: Sequence[float] = RATES) -> list[str]:
+    """The table of a plan under its name, and what follows."""
+    costs = breakeven.costs(run, plan)
+    here = breakeven.link_bps(run, plan.arms[0].case)
+    return [
+        rule(plan.name, width), *table(costs, here, rates).lines(width),
+        *(f" {note}" for note in notes(costs, here)), "",
+    ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import trials
+from harness.analysis.choices import trials
 from harness.analysis.timeline.remedies import Remedy
 from harness.base.documents import from_doc, to_doc
 from harness.interface.cli.main import main

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
+from harness.analysis.choices.fitting import Attempt
+from harness.analysis.choices.trials import Loss, Tried
 from harness.analysis.claims import Finding as Claim
 from harness.analysis.compare import Comparison
-from harness.analysis.fitting import Attempt
 from harness.analysis.handover import Requirement, Seal
 from harness.analysis.hardware import HardwareComparison
 from harness.analysis.history.ingest import Ingested
@@ -18,7 +19,6 @@ from harness.analysis.timeline.views.difference import Change
 from harness.analysis.timeline.views.idleness import Idleness
 from harness.analysis.timeline.views.kernels import Kernel
 from harness.analysis.timeline.views.tallies import Range
-from harness.analysis.trials import Loss, Tried
 from harness.analysis.verify import Verification
 from harness.host.admission import Finding
 from harness.interface.cli.verbs.measure.compress import Confirmed

@@ -4,6 +4,7 @@ import torch
 
 from harness.training.hooks import cast
 
+BESIDE = True  # what others are held beside, as dense training in fp32 is
 ERROR_BOUND = 1e-2
 
 promise, build = cast(torch.bfloat16)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from harness.analysis import breakeven
+from harness.analysis.choices import breakeven
 from harness.interface.report.page.svg import Curve, chart
 from harness.interface.report.sides import codecs
 from harness.record import RunRecord
@@ -31,7 +31,7 @@ def sections(run: RunRecord) -> list[Section]:
     for plan in codecs.plans(run):
         costs = breakeven.costs(run, plan)
         here = breakeven.link_bps(run, plan.arms[0].case)
-        wins = [c for c in costs if "dense" in c.pays and c.pays["dense"].rate > 0]
+        wins = [c for c in costs if breakeven.DENSE in c.pays and c.pays[breakeven.DENSE].rate > 0]
         best = sorted(wins, key=lambda c: c.at(1e9, here))[:MOST]
         curves = [
             Curve(
@@ -41,7 +41,7 @@ def sections(run: RunRecord) -> list[Section]:
                 low=[None] * len(RATES),
                 high=[None] * len(RATES),
             )
-            for c in [*(c for c in costs if c.name == "dense"), *best]
+            for c in [*(c for c in costs if c.name == breakeven.DENSE), *best]
         ]
         y, x = "step, ms", "link rate, Mbit/s"
         out.append(

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from harness.analysis.choices.trials import Loss, Tried
 from harness.analysis.timeline.advice import LARGE
 from harness.analysis.timeline.losses import WORDS
-from harness.analysis.trials import Loss, Tried
 from harness.interface.report.text import Column, rule, table, wrap
 
 

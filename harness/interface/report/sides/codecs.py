@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.analysis import breakeven
-from harness.analysis.breakeven import Cost, Pays
+from harness.analysis.choices import breakeven
+from harness.analysis.choices.breakeven import DENSE, Cost, Pays
 from harness.base.numbers import si
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule
@@ -25,10 +25,11 @@ def plans(run: RunRecord) -> list[Plan]:
 
 def table(costs: Sequence[Cost], here: float, rates: Sequence[float] = RATES) -> Table[Cost]:
     """A line a codec."""
-    return Table(columns=[*_columns(here, rates)], rows=costs)
+    held = list(dict.fromkeys(other for c in costs for other in c.pays))
+    return Table(columns=[*_columns(here, rates, held)], rows=costs)
 
 
-def _columns(here: float, rates: Sequence[float]) -> Iterator[Column[Cost]]:
+def _columns(here: float, rates: Sequence[float], held: Sequence[str]) -> Iterator[Column[Cost]]:
     yield Column("", 99, lambda c: c.name, left=True)
     yield Column("B/param", 90, lambda c: f"{c.bytes_per_parameter:.3g}",
                  raw=lambda c: c.bytes_per_parameter)  # fmt: skip
@@ -36,16 +37,22 @@ def _columns(here: float, rates: Sequence[float]) -> Iterator[Column[Cost]]:
     yield Column("decode", 79, lambda c: si(c.decode_s, "s") if c.decode_s is not None else "")
     for rate in rates:
         yield Column(_rate(rate), 85, _at(rate, here), raw=_raw_at(rate, here))
-    yield Column("wins below", 95, lambda c: _told(c.pays.get("dense")), raw=_raw)
-    yield Column("from .. to", 40, lambda c: _ends(c.pays.get("dense")))
-    yield Column("of bf16", 60, lambda c: _told(c.pays.get("bf16")))
+    yield Column("wins below", 95, lambda c: _told(c.pays.get(DENSE)), raw=_raw)
+    yield Column("from .. to", 40, lambda c: _ends(c.pays.get(DENSE)))
+    for other in held:
+        if other != DENSE:
+            yield Column(f"of {other}", 60, _beside(other))
     yield Column("loss", 88, lambda c: f"{c.loss:.3f}" if c.loss is not None else "",
                  raw=lambda c: c.loss)  # fmt: skip
 
 
 def _raw(c: Cost) -> float | None:
-    found = c.pays.get("dense")
+    found = c.pays.get(DENSE)
     return None if found is None else min(found.rate, 1e15)
+
+
+def _beside(other: str) -> Callable[[Cost], str]:
+    return lambda c: _told(c.pays.get(other))
 
 
 def _at(rate: float, here: float) -> Callable[[Cost], str]:
@@ -81,9 +88,9 @@ def notes(costs: Sequence[Cost], here: float) -> list[str]:
     measured = "an unmeasured link" if math.isinf(here) else f"{si(here, 'bit/s')}"
     out = [
         f"measured over {measured}; columns of rates: a step, with as much more time for its bytes",
-        "wins below: the link rate at which it is as fast as dense fp32 (of bf16: as dense bf16)",
+        "wins below: the link rate at which it is as fast as dense (of X: as X)",
     ]
-    dense = next((c for c in costs if c.name == "dense"), None)
+    dense = next((c for c in costs if c.name == DENSE), None)
     others = [c for c in costs if c.pays]
     if dense is None or not others:
         return out

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.analysis.choices.trials import Loss, Tried, losses, trial, tried
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.remedies import Remedy
-from harness.analysis.trials import Loss, Tried, losses, trial, tried
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError
 from harness.interface import options

@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis import breakeven
-from harness.analysis.breakeven import Cost
+from harness.analysis.choices import breakeven
+from harness.analysis.choices.breakeven import DENSE, Cost
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError, nearest
 from harness.base.numbers import si
@@ -172,22 +172,28 @@ def _named(known: Catalogue, said: argparse.Namespace) -> list[str]:
     return asked
 
 
+def _strategies(known: Catalogue) -> tuple[str, str]:
+    """The strategy whose gradients can go through a hook, and the one that sends them so."""
+    every = known.entries["strategies"].items()
+    hooked = next(name for name, entry in every if entry.head.get("HOOKED"))
+    return hooked, next(name for name, entry in every if entry.supports.compressor)
+
+
 def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bare: bool) -> Plan:
     """Dense training, training apart, bf16, and every codec, in the same blocks."""
+    hooked, coding = _strategies(known)
+    halves = [n for n, e in known.entries["compressors"].items() if e.head.get("BESIDE")]
 
-    def case(strategy: str, **knobs: bool) -> CaseSpec:
-        own = {name.replace("__", "."): value for name, value in knobs.items()}
-        return known.normalise(site.case(f"{strategy}/{model}", Mode.WEAK, knobs=own))
+    def case(codec: str, **knobs: bool) -> CaseSpec:
+        own = {f"{codec}.{knob}": value for knob, value in knobs.items()}
+        return known.normalise(site.case(f"{coding}:{codec}/{model}", Mode.WEAK, knobs=own))
 
-    dense = case("ddp")
-    cases = {"dense": dense, "bf16": case("compressed:bf16")}
-    for name in names:
-        cases[name] = case(f"compressed:{name}")
-        feeds = known.get("compressors", name).knobs.get("feedback") is True
-        if bare and feeds:
-            cases[f"{name}, no feedback"] = case(
-                f"compressed:{name}", **{f"{name}__feedback": False}
-            )
+    dense = known.normalise(site.case(f"{hooked}/{model}", Mode.WEAK))
+    cases = {DENSE: dense}
+    for name in dict.fromkeys((*halves, *names)):
+        cases[name] = case(name)
+        if bare and known.get("compressors", name).knobs.get("feedback") is True:
+            cases[f"{name}, no feedback"] = case(name, feedback=False)
     cases["no exchange"] = known.normalise(replace(dense, communicate=False))
     protocol = replace(LEARNING, steps=STEPS)
     plan = beside(f"{model}{codecs.NAMED}", cases, METRICS, protocol=protocol)
@@ -201,9 +207,9 @@ def _confirm(
 ) -> list[Confirmed]:
     """Dense and the codec on links of three rates; SpecError if there is none to set."""
     of = {c.name: c for c in costs}
-    if name not in of or "dense" not in of:
+    if name not in of or DENSE not in of:
         raise SpecError(f"{name} was not measured", expected="no ERROR above", fix="--codecs")
-    pays = of[name].pays["dense"].rate
+    pays = of[name].pays[DENSE].rate
     if not 0 < pays < math.inf:
         told = "never" if pays == 0 else "always"
         raise SpecError(
@@ -216,21 +222,20 @@ def _confirm(
     for factor in AROUND:
         rate = round(pays * factor / 1e6, 1)
         cases = {
-            arm: replace(arms[arm], knobs={**arms[arm].knobs, knob: rate})
-            for arm in ("dense", name)
+            arm: replace(arms[arm], knobs={**arms[arm].knobs, knob: rate}) for arm in (DENSE, name)
         }
         made = beside(f"{plan.name} at {rate:g} Mbit/s", cases, ("step_s",), protocol=LINK)
         made = normalise(made, session.catalogue)
         session.run.announce([made])
         measurer.measure([made])
-        seen = {c.name: c.step_s for c in breakeven.costs(session.run.bare(), made, ())}
+        seen = {c.name: c.step_s for c in breakeven.costs(session.run.bare(), made)}
         if len(seen) == len(cases):
             out.append(
                 Confirmed(
                     rate=rate * 1e6,
-                    dense_s=of["dense"].at(rate * 1e6, here),
+                    dense_s=of[DENSE].at(rate * 1e6, here),
                     codec_s=of[name].at(rate * 1e6, here),
-                    measured_dense_s=seen["dense"],
+                    measured_dense_s=seen[DENSE],
                     measured_codec_s=seen[name],
                 )
             )

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.analysis import fitting
-from harness.analysis.fitting import Attempt, Search
+from harness.analysis.choices import fitting
+from harness.analysis.choices.fitting import Attempt, Search
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, LaunchError, SpecError
 from harness.base.numbers import si

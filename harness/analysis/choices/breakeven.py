@@ -17,6 +17,8 @@ from harness.base import stats
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.spec import CaseSpec, Plan, StandIn
 
+#: The name of a plan's first case, which sends all as it is.
+DENSE = "dense"
 #: Confidence of an interval is 1 less this.
 ALPHA = 0.05
 
@@ -37,7 +39,7 @@ class Pays:
 class Cost:
     """One codec, or dense training. Times in s, bytes of the busiest rank in a step.
 
-    ``pays`` maps what it is beside (``dense``, ``bf16``) to its break-even.
+    ``pays`` maps what it is beside, by name, to its break-even.
     """
 
     name: str
@@ -71,8 +73,11 @@ def link_bps(run: RunRecord, case: CaseSpec) -> float:
     return told * 1e6 if told else 8 * float(largest.bus_bps or math.inf)
 
 
-def costs(run: RunRecord, plan: Plan, beside: Sequence[str] = ("dense", "bf16")) -> list[Cost]:
-    """Every case of a plan, in its order; ``beside`` are the names that others are held against."""
+def costs(run: RunRecord, plan: Plan) -> list[Cost]:
+    """Every case of a plan, in its order; all are held against its first two, dense in fp32 and in
+    half precision.
+    """
+    beside = [arm.name for arm in plan.arms[:2]]
     known = {arm.name: _by_turn(run, plan, arm.name) for arm in plan.arms}
     out = []
     for arm in plan.arms:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from harness.base import stats
 from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.spec import CaseSpec, Plan, StandIn
+from harness.spec import Arm, CaseSpec, Plan, StandIn
 
 #: The name of a plan's first case, which sends all as it is.
 DENSE = "dense"
@@ -102,12 +102,17 @@ def costs(run: RunRecord, plan: Plan) -> list[Cost]:
                 pays={
                     other: found
                     for other in beside
-                    if other in known and other != arm.name
+                    if _is_choice(arm) and other in known and other != arm.name
                     for found in _pays(known[arm.name], known[other], here)
                 },
             )
         )
     return out
+
+
+def _is_choice(arm: Arm) -> bool:
+    """Whether it sends what the others do in another form."""
+    return arm.case.communicate and arm.name != DENSE
 
 
 def _by_turn(run: RunRecord, plan: Plan, arm: str) -> dict[int, LaunchRecord]:

@@ -19,6 +19,10 @@ RATES = (100e6, 1e9, 10e9)
 NAMED = " codecs"
 
 
+#: A loss so many times that of dense training is one.
+WORSE = 1.05
+
+
 def plans(run: RunRecord) -> list[Plan]:
     return [plan for plan in run.plans if plan.name.endswith(NAMED)]
 
@@ -94,20 +98,30 @@ def notes(costs: Sequence[Cost], here: float) -> list[str]:
     others = [c for c in costs if c.pays]
     if dense is None or not others:
         return out
+    worse = [c for c in others if _learned_less(c, dense)]
+    others = [c for c in others if c not in worse]
+    if worse:
+        names = ", ".join(c.name for c in worse)
+        out.append(f"learned less in as many steps, and are no choice as they are: {names}")
+    if not others:
+        return out
     best = min(others, key=lambda c: c.step_s)
     word = "wins" if best.step_s < dense.step_s else "is the least slow, and loses"
     ratio = dense.step_s / best.step_s
-    told = f"here: {best.name} {word} ({ratio:.2f}x of dense"
     coded = (best.encode_s or 0.0) + (best.decode_s or 0.0)
-    out.append(f"{told}; its codec takes {si(coded, 's')} of {si(best.step_s, 's')})")
+    of = f"; its codec takes {si(coded, 's')} of {si(best.step_s, 's')}" if coded else ""
+    out.append(f"here: {best.name} {word} ({ratio:.2f}x of dense{of})")
     for rate in RATES:
         fastest = min([dense, *others], key=lambda c: c.at(rate, here))
         gain = dense.at(rate, here) / fastest.at(rate, here)
-        if fastest is dense:
-            out.append(f"at {si(rate, 'bit/s')}: nothing beats dense")
-        else:
-            out.append(f"at {si(rate, 'bit/s')}: {fastest.name}, {gain:.2f}x of dense")
+        wins = f"{fastest.name}, {gain:.2f}x of dense"
+        out.append(f"at {si(rate, 'bit/s')}: {'dense' if fastest is dense else wins}")
     return out
+
+
+def _learned_less(c: Cost, dense: Cost) -> bool:
+    """Whether its loss is above dense training's after as many steps; unknown is no reproach."""
+    return c.loss is not None and dense.loss is not None and c.loss > WORSE * dense.loss
 
 
 def lines(run: RunRecord, plan: Plan, width: int, rates: Sequence[float] = RATES) -> list[str]:

@@ -31,6 +31,8 @@ EXAMPLES = dict(
     ),
 )
 
+#: What ranks do that do not talk: a codec that learns no better is of no use.
+APART = "no exchange"
 #: Steps of ranks that train what is compared: enough for losses to differ.
 STEPS = 96
 METRICS = ("step_s", "throughput_ratio", "sent_bytes")
@@ -194,12 +196,13 @@ def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bar
         cases[name] = case(name)
         if bare and known.get("compressors", name).knobs.get("feedback") is True:
             cases[f"{name}, no feedback"] = case(name, feedback=False)
-    cases["no exchange"] = known.normalise(replace(dense, communicate=False))
+    cases[APART] = known.normalise(replace(dense, communicate=False))
     protocol = replace(LEARNING, steps=STEPS)
     plan = beside(f"{model}{codecs.NAMED}", cases, METRICS, protocol=protocol)
     apart = [replace(a, role=Role.ABLATION) for a in plan.arms if not a.case.communicate]
     others = [a for a in plan.arms if a.case.communicate]
-    return replace(plan, arms=(*others, *apart), to_loss=0.3)
+    asked = [c for c in plan.contrasts if c.subject != APART or c.metric != "sent_bytes"]
+    return replace(plan, arms=(*others, *apart), contrasts=tuple(asked), to_loss=0.3)
 
 
 def _confirm(

@@ -1,0 +1,53 @@
+"""``compress``: one table of codecs, from real launches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.interface.cli.main import main
+
+
+def said(capsys: Any, *words: str) -> tuple[int, str, str]:
+    status = main(["compress", *words])
+    out, err = capsys.readouterr()
+    return int(status), out, err
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["decoder-nano", "--cpus", "1"], "one rank sends nothing"),
+        (["decoder-nano", "--cpus", "2", "--codecs", "int9"], "did you mean 'int8'"),
+        (["decoder-nano", "--cpus", "2", "--rates", "fast"], "in Mbit/s"),
+        (["decoder-nano", "--cpus", "2", "--confirm", "int8"], "sets no link rates"),
+        (["decoder", "--cpus", "2"], "is not a case"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_before_anything_is_launched(
+    capsys: Any, tmp_path: Path, words: list[str], what: str
+) -> None:
+    status, _, err = said(capsys, *words, "--results", str(tmp_path))
+    assert status == 4
+    assert what in err and "try" in err
+    assert not list(tmp_path.glob("runs/*/*/record.json"))
+
+
+@pytest.mark.full
+def test_a_table_of_codecs(capsys: Any, tmp_path: Path) -> None:
+    words = ("decoder-nano", "--cpus", "2", "--codecs", "int8,topk", "--results", str(tmp_path))
+    status, out, _ = said(capsys, *words, "--json")
+    assert status == 0
+    costs = {c["name"]: c for c in json.loads(out)["costs"]}
+    assert set(costs) == {"dense", "bf16", "int8", "topk", "no exchange"}
+    per_parameter = {name: c["bytes_per_parameter"] for name, c in costs.items()}
+    assert per_parameter["dense"] == pytest.approx(4.0, rel=0.05), "2 (N-1)/N of 4 bytes"
+    assert per_parameter["bf16"] == pytest.approx(2.0, rel=0.05)
+    assert per_parameter["int8"] == pytest.approx(1.016, rel=0.05)
+    assert per_parameter["no exchange"] == 0
+    assert costs["int8"]["encode_s"] > 0 and costs["dense"]["encode_s"] is None
+    assert costs["int8"]["loss"] == pytest.approx(costs["dense"]["loss"], rel=0.05)
+    assert set(costs["int8"]["pays"]) == {"dense", "bf16"} and costs["dense"]["pays"] == {}

@@ -28,6 +28,8 @@ ALLOWED = {
     ("interface/options.py", "local"): "the engine where none is named",
     ("interface/offered.py", "local"): "the engine where none is named",
     ("spec/case.py", "bf16"): "a precision",
+    ("spec/case.py", "fp16"): "a precision",
+    ("spec/case.py", "fp8"): "a precision",
     ("spec/mesh.py", "fsdp"): "a dimension of a mesh",
     ("spec/heads.py", "compressed"): "an oracle",
     ("training/rank/tasks/gate.py", "compressed"): "an oracle",

@@ -15,7 +15,7 @@ from harness.analysis import rungs
 from harness.host import machine
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, Purpose
-from harness.spec import Arm, CaseSpec, Device, Plan, Precision, Role, Window
+from harness.spec import Arm, CaseSpec, Device, Plan, Role, Window
 
 #: FLOP/s of a CPU core in training, the share of a GPU's peak that training reaches, and that of a
 #: link's rate: what is usual, where nothing was measured.
@@ -99,8 +99,7 @@ class Costs:
         flops = answer.facts.flops_per_sample * answer.expected.global_batch / case.world_size
         rate = CORE_FLOPS * case.devices_per_rank
         if case.device is Device.CUDA:
-            dtype = "float32" if case.precision is Precision.FP32 else "bfloat16"
-            rate = PEAK_SHARE * (machine.peak_flops(self._machine.gpu or "", dtype) or 2e14)
+            rate = PEAK_SHARE * (machine.peak_flops(self._machine.gpu or "", case.dtype) or 2e14)
         link = LINK_SHARE * self._link_bytes
         talking_s = max(answer.expected.sent_bytes, default=0.0) / link if link else 0.0
         return max(LEAST_STEP_S, flops / rate, talking_s)

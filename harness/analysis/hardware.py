@@ -20,7 +20,7 @@ from harness.base.errors import SpecError
 from harness.host.machine import Machine, peaks
 from harness.record import Ceiling, Purpose, RunRecord, ScalingPoint, Swept, Term
 from harness.record.fabric import swept
-from harness.spec import CaseSpec, Device, Plan, Precision
+from harness.spec import CaseSpec, Device, Plan
 
 HOUR_S = 3600.0
 #: Prices are told for so many samples or tokens.
@@ -228,7 +228,7 @@ def _entry(
     case, first = row.case, side.name == "A"
     facts = row.described.facts if row.described else None
     tokens = facts.tokens_per_sample if facts and facts.tokens_per_sample > 1 else None
-    ceiling = side.matmul_flops.get("float32" if case.precision is Precision.FP32 else "bfloat16")
+    ceiling = side.matmul_flops.get(case.dtype)
     hour = None if side.price is None else side.price * case.world_size / side.num_devices
     rate = row.throughput
     price = None if hour is None or not rate else hour / HOUR_S / rate * MILLION

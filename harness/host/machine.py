@@ -42,7 +42,8 @@ def peaks(gpu: str | None) -> Mapping[str, float]:
     """Compute dtype -> TFLOP/s of a device by that name; empty for one that is not known."""
     for pattern, bfloat16, float32 in _PEAKS:
         if gpu is not None and re.fullmatch(pattern, gpu):
-            return {"bfloat16": bfloat16} | ({} if float32 is None else {"float32": float32})
+            narrow = {"bfloat16": bfloat16, "float16": bfloat16}
+            return narrow | ({} if float32 is None else {"float32": float32})
     return {}
 
 

@@ -238,6 +238,16 @@ class LaunchRecord:
         return max(sent) / self.steps.count if known and self.steps else None
 
     @property
+    def skipped_steps(self) -> float | None:
+        """Steps that a scaler of losses left out, warm-up included; None without one."""
+        return None if self.steps is None else float(max(len(r.ran.skipped) for r in self.ranks))
+
+    @property
+    def compile_s(self) -> float | None:
+        """Seconds for which the slowest rank compiled, none of them in the window."""
+        return max((r.ran.compile_s for r in self.ranks if r.ran.compile_s), default=None)
+
+    @property
     def codec_s(self) -> tuple[float, float] | None:
         """Seconds that encoding (and adding), and decoding, take the slowest rank in a step."""
         told = [r.ran.codec_s for r in self.ranks if r.ran.codec_s]

@@ -13,7 +13,9 @@ class WhatRan:
     ``module`` is the class of the trained module, ``placements`` those of its parameters;
     ``compute_dtype`` is the dtype that leaf modules really returned. ``staleness`` is how many
     steps the slowest rank was behind what a step was trained on, at most. ``codec_s`` are the
-    parts of a compressor's work in a median step.
+    parts of a compressor's work in a median step. ``skipped`` are the steps that a scaler of losses
+    left out, ``recompiled`` whether blocks were compiled in the kept window, too, and ``compile_s``
+    what compiling took before.
     """
 
     module: str
@@ -23,6 +25,9 @@ class WhatRan:
     compute_dtype: str = ""
     staleness: int | None = None
     codec_s: Mapping[str, float] | None = None
+    skipped: tuple[int, ...] = ()
+    recompiled: bool = False
+    compile_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

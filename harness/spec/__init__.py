@@ -6,7 +6,9 @@ Its nouns are imported from here, its functions from their files.
 from harness.spec.batching import Batching, apportion, batching
 from harness.spec.case import (
     Ablation,
+    Attention,
     CaseSpec,
+    Compiled,
     Data,
     Device,
     LearningRate,
@@ -14,6 +16,7 @@ from harness.spec.case import (
     Optimizer,
     Precision,
     StandIn,
+    Stepping,
     digest,
 )
 from harness.spec.catalogue import Catalogue, Entry, Kind

@@ -21,6 +21,8 @@ from harness.spec.mesh import Mesh
 PLAIN = "single"
 #: The strategy of a user's own script: whatever it does.
 SCRIPT = "script"
+#: Numbers of 8 bits, four of them for the exponent.
+FLOAT8 = "float8_e4m3fn"
 
 
 class Mode(StrEnum):
@@ -37,20 +39,53 @@ class Device(StrEnum):
 
 class Data(StrEnum):
     """Resident: batches lie on the device before the window. Loaded: every step makes its own.
-    Prefetched: a thread makes those of the next steps meanwhile.
+    Prefetched: a thread makes those of the next steps meanwhile. Files: they lie on disk, and a
+    DataLoader's workers read them.
     """
 
     RESIDENT = "resident"
     LOADED = "loaded"
     PREFETCHED = "prefetched"
+    FILES = "files"
 
 
 class Precision(StrEnum):
-    """fp32; bf16 parameters and gradients; or fp32 parameters under bf16 autocast."""
+    """fp32; bf16 parameters and gradients; or fp32 parameters under autocast to bf16, to fp16 with
+    scaled losses, or with the products of linear layers in 8 bits.
+    """
 
     FP32 = "fp32"
     BF16 = "bf16"
     AUTOCAST = "autocast"
+    FP16 = "fp16"
+    FP8 = "fp8"
+
+
+class Attention(StrEnum):
+    """Which of torch's kernels computes attention; any: whichever torch takes."""
+
+    ANY = "any"
+    MATH = "math"
+    EFFICIENT = "efficient"
+    FLASH = "flash"
+    CUDNN = "cudnn"
+
+
+class Compiled(StrEnum):
+    """What compiles the model's blocks: nothing, AOTAutograd without code of its own, Inductor."""
+
+    NO = "no"
+    AOT_EAGER = "aot_eager"
+    INDUCTOR = "inductor"
+
+
+class Stepping(StrEnum):
+    """How SGD and AdamW go over the parameters; usual: as torch does on that device."""
+
+    USUAL = "usual"
+    LOOP = "loop"
+    FOREACH = "foreach"
+    FUSED = "fused"
 
 
 class Optimizer(StrEnum):
@@ -108,6 +143,11 @@ class CaseSpec:
     ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
     ``knobs`` maps "file.knob" to a value that differs from the file's default; ``environment``
     holds the variables of its backend that can change speed (not time-outs, not logs).
+
+    How it is computed: with ``checkpoint`` one block in ``checkpoint_every`` is computed again in
+    backward, but for its matrix products where that is ``selective``; with ``offload`` the host
+    keeps what forward keeps. ``attention``, ``compiled`` and ``stepping`` are kernels; ``tf32``,
+    ``cudnn_benchmark`` and ``priority_stream`` (of NCCL) are switches of CUDA.
     """
 
     strategy: str
@@ -130,6 +170,15 @@ class CaseSpec:
     last_batch: float = 1.0
     accumulate: int = 1
     checkpoint: bool = False
+    checkpoint_every: int = 1
+    selective: bool = False
+    offload: bool = False
+    attention: Attention = Attention.ANY
+    compiled: Compiled = Compiled.NO
+    stepping: Stepping = Stepping.USUAL
+    tf32: bool = False
+    cudnn_benchmark: bool = False
+    priority_stream: bool = False
     compressor: str | None = None
     stand_in: frozenset[StandIn] = frozenset()
     first_device: int = 0
@@ -205,6 +254,12 @@ class CaseSpec:
     def plain(self) -> bool:
         """Whether it is one device without any wrapper, what ``plain`` baselines are."""
         return self.strategy == PLAIN
+
+    @property
+    def dtype(self) -> str:
+        """What products of matrices are computed in, ``bfloat16`` or ``tf32`` for example."""
+        narrow = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.FP8: FLOAT8}
+        return "tf32" if self.tf32 else narrow.get(self.precision, "bfloat16")
 
     def knobs_of(self, file: str, defaults: Mapping[str, Json]) -> dict[str, Json]:
         """The knobs of one file: its defaults, with what this case says instead."""

@@ -5,7 +5,15 @@ from collections.abc import Iterator, Mapping
 
 from harness.base.documents import Json
 from harness.base.errors import SpecError, nearest
-from harness.spec.case import CaseSpec, Device, Mode
+from harness.spec.case import (
+    Attention,
+    CaseSpec,
+    Device,
+    Mode,
+    Optimizer,
+    Precision,
+    Stepping,
+)
 from harness.spec.heads import Supports
 from harness.spec.mesh import Mesh
 
@@ -51,6 +59,7 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
         what = f"shares {case.shares} for {case.world_size} ranks"
         yield what, "a number above 0 for each rank", "--set shares=[1,0.5]"
     yield from _mesh(case, supports)
+    yield from _computed(case)
     try:
         if case.slowed and case.device is Device.CUDA:
             yield (
@@ -91,6 +100,34 @@ def _mesh(case: CaseSpec, supports: Supports) -> Iterator[tuple[str, str, str]]:
         yield what, "as many places as ranks", f"--set mesh={mesh.at(case.world_size) or own}"
     if case.shares:
         yield "shares cut the batch of data-parallel ranks alone", "no mesh", ""
+
+
+def _computed(case: CaseSpec) -> Iterator[tuple[str, str, str]]:
+    """Kernels that the device has not, and settings of what was not asked for."""
+    if case.checkpoint_every < 1:
+        what = f"checkpoint_every = {case.checkpoint_every}"
+        yield what, "at least 1", "--set checkpoint_every=1"
+    for name, is_asked in (
+        ("checkpoint_every", case.checkpoint_every != 1), ("selective", case.selective),
+    ):  # fmt: skip
+        if is_asked and not case.checkpoint:
+            yield f"{name} says how to checkpoint", "checkpoint=true", "--set checkpoint=true"
+    if case.checkpoint and case.offload:
+        yield "checkpoint and offload both say where activations are", "one of them", ""
+    torchs = (Optimizer.SGD, Optimizer.ADAMW)
+    if case.stepping is not Stepping.USUAL and case.optimizer not in torchs:
+        what = f"stepping={case.stepping} with optimizer={case.optimizer}"
+        yield what, " or ".join(torchs), f"--set optimizer={Optimizer.ADAMW}"
+    if case.tf32 and case.precision is not Precision.FP32:
+        yield f"tf32 with precision={case.precision}", "precision=fp32", "--set tf32=false"
+    if case.device is not Device.CPU:
+        return
+    for name in ("offload", "tf32", "cudnn_benchmark", "priority_stream"):
+        if getattr(case, name):
+            yield f"{name} is a setting of CUDA devices", "GPUs", f"--set {name}=false"
+    if case.attention in (Attention.EFFICIENT, Attention.CUDNN):
+        what = f"attention={case.attention} is a kernel of CUDA devices"
+        yield what, "any, math or flash", "--set attention=flash"
 
 
 #: Beyond any size, count or time that a knob can state.

@@ -23,6 +23,9 @@ NEEDED = {
     "EXPERTS": "where its experts are",
 }
 
+#: What every strategy trains in that does not say otherwise.
+USUAL = (Precision.FP32, Precision.BF16, Precision.AUTOCAST)
+
 Facts = TypeVar("Facts")
 _NOT_LITERAL = object()
 
@@ -37,7 +40,8 @@ class Supports:
     one process. ``initial``: whose start the ranks train from; ``broadcast`` ones
     are given unequal starts. ``dims`` are the dimensions of a mesh that it can lay out; without a
     mesh they stand as is ``usual``, or all along the first. ``replicas``: ranks that hold the same
-    parameters end with equal bits. ``uneven``: the last batch of an epoch may be short. ``needs``
+    parameters end with equal bits. ``uneven``: the last batch of an epoch may be short;
+    ``compiles``: blocks can be compiled, which what is sent inside of them keeps from. ``needs``
     are names that a model's head must have, ``precisions`` those that it can train in,
     ``products`` meshes of several dimensions that are tested. ``beside`` is the strategy whose
     learning its own is measured by. ``metrics`` and ``baselines`` are those of its usual ladder.
@@ -50,11 +54,12 @@ class Supports:
     dims: tuple[Dim, ...] = (Dim.DP,)
     usual: str = ""
     needs: tuple[str, ...] = ()
-    precisions: tuple[Precision, ...] = tuple(Precision)
+    precisions: tuple[Precision, ...] = USUAL
     products: tuple[str, ...] = ()
     replicas: bool = False
     uneven: bool = False
     compressor: bool = False
+    compiles: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[str, ...] = ("weak", "strong")
     beside: str = ""

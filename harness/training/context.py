@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias, cast
@@ -20,6 +19,13 @@ from harness.spec import Batching, CaseSpec, Dim, Mesh, Precision, Supports
 from harness.spec.heads import facts
 from harness.training import optimizers
 from harness.training.data import Batch
+from harness.training.tuning.recompute import OnHost
+from harness.training.tuning.tuned import tune
+
+#: What autocast casts to.
+CAST = {Precision.AUTOCAST: torch.bfloat16, Precision.FP16: torch.float16}
+#: Small enough that the first steps overflow nowhere.
+LOSS_SCALE = 2.0**12
 
 #: The knobs of one file, each with its default or the case's value.
 Knobs: TypeAlias = Mapping[str, Json]
@@ -73,11 +79,29 @@ class RankContext:
         more = range(self.device.index, self.device.index + self.case.devices_per_rank)
         return tuple(torch.device(self.device.type, i) for i in more)
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """bf16 autocast when the case asks for it."""
-        if self.case.precision is Precision.AUTOCAST:
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around every forward pass: autocast, and where its activations are kept."""
+        case, dtype = self.case, CAST.get(self.case.precision)
+        with contextlib.ExitStack() as stack:
+            if dtype is not None:
+                stack.enter_context(torch.autocast(self.device.type, dtype=dtype))
+            if case.offload:
+                stack.enter_context(OnHost())
+            yield
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied by before backward, so that small gradients are no zeros."""
+        return LOSS_SCALE if self.case.precision is Precision.FP16 else 1.0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order."""
+        if self.world_size == 1:
+            return [value]
+        out: list[Any] = [None] * self.world_size
+        dist.all_gather_object(out, value)
+        return out
 
     @property
     def update(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -193,11 +217,7 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
         }
     if case.precision is Precision.BF16:
         model = model.to(torch.bfloat16)
-    if case.checkpoint:
-        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
-        for name, child in list(model.named_children()):
-            setattr(model, name, checkpoint_wrapper(child))
+    model.tuned = tune(model, case)  # type: ignore[assignment]  # as above
     return cast(nn.Sequential, model)  # or another module, where nothing needs its parts
 
 

@@ -8,15 +8,30 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.record import Described, Expected, ModelFacts, Reference
-from harness.spec import Batching, CaseSpec, Device, Dim, Mesh, Precision, batching, digest
+from harness.spec import (
+    Batching,
+    CaseSpec,
+    Compiled,
+    Device,
+    Dim,
+    Mesh,
+    Precision,
+    batching,
+    digest,
+)
 from harness.training.context import Loaded, build_model, make_batch, parts
 from harness.training.kept import kept
 from harness.training.trainer import element_bytes, training_bytes
+from harness.training.tuning.tuned import refuse, untuned
 
 #: Relative difference of losses that were computed in 8 bits of mantissa.
 ROUNDED = 2e-2
 #: A model may state this many times the FLOPs that are counted: attention kernels count in part.
 FLOPS_SLACK = 1.2
+
+
+#: What of a case says how it is computed: that may round otherwise, and keeps other memory.
+HOW = ("attention", "compiled", "stepping", "tf32", "checkpoint_every", "selective", "offload")
 
 
 def case_batching(loaded: Loaded, case: CaseSpec) -> Batching:
@@ -28,6 +43,8 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
     """Facts and expectations, or why the case cannot run."""
     if why := loaded.supports.misses(vars(loaded.model), case.precision):
         return Described(unsupported=why)
+    if case.compiled is not Compiled.NO and not loaded.supports.compiles:
+        return Described(unsupported=f"{case.strategy} does not train with compiled blocks")
     try:
         facts, model = _checked_facts(loaded, case)
         expected = expect(loaded, case, model, facts)
@@ -47,6 +64,7 @@ _KNOWN: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
 def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:
     """Facts whose FLOPs were counted, too, and with the memory that a step keeps."""
     key = digest([case.model, dict(loaded.size(case)), case.precision, case.checkpoint])
+    key += "".join(f"+{name}={case.series[name]}" for name in HOW if name in case.series)
     if key not in _KNOWN:
         facts, model = model_facts(loaded, case)
         check_flops(loaded, case, facts, model)
@@ -107,7 +125,7 @@ def reference(
     settings += [case.setup] if case.setup else []  # other software may round otherwise
     compressor = loaded.compressor(case)
     encoding = None if compressor is None else [compressor.name, dict(compressor.knobs)]
-    own = ("clip", "learning_rate", "base_batch", "warm_up")
+    own = ("clip", "learning_rate", "base_batch", "warm_up", *HOW)
     settings += [f"{name}={case.series[name]}" for name in own if name in case.series]
     size = dict(loaded.size(case))
     ordered = supports.oracle == "micro_batched"
@@ -149,7 +167,8 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
     """Closed-form facts, and the model on the meta device that they were read from."""
     size = loaded.size(case)
     with torch.device("meta"):
-        model = build_model(loaded, case, seed=case.seed)
+        model = build_model(loaded, untuned(case), seed=case.seed)
+    refuse(model, case)
     one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     x, activations = one.inputs, 0
     for block in parts(model):

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.spec import CaseSpec, Precision
-from harness.training.context import Loaded, build_model, make_batch, parts
+from harness.training.context import CAST, Loaded, build_model, make_batch, parts
+from harness.training.tuning.tuned import untuned
 
 #: One for all counts: what a model caches in one is used in the next.
 _FAKE = FakeTensorMode()
@@ -34,35 +35,47 @@ class Kept:
 
 @dataclass
 class _Count:
-    """Bytes kept by the whole model, its outputs between blocks, and by the largest block alone.
+    """Bytes kept by the whole model, and by the largest block alone.
 
     ``blocks`` has each block's own and its output's, ``loss`` what the loss keeps.
     """
 
     whole: int = 0
-    between: int = 0
     largest: int = 0
     loss: int = 0
     blocks: list[tuple[int, int]] = field(default_factory=list)
 
 
 def kept(loaded: Loaded, case: CaseSpec) -> Kept:
-    """Counted for one sample and for two; with checkpoints only what lies between blocks is kept,
-    and one block at a time is computed again.
+    """Counted for one sample and for two; of a checkpointed block only the output is kept, and one
+    block at a time is computed again, or fetched from the host. Selective ones count as kept.
 
     To be called in a process that trains nothing: what a model caches stays without data.
     """
-    plain = loaded.at_once(replace(case, checkpoint=False, compressor=None))
+    plain = loaded.at_once(replace(untuned(case), checkpoint=False, compressor=None))
     counts = [_count(loaded, plain, samples) for samples in (1, 2)]
-    one, two = (c.between + c.largest if case.checkpoint else c.whole for c in counts)
-    first, second = ([b[case.checkpoint] for b in c.blocks] for c in counts)
+    again_at = case.checkpoint_every if case.checkpoint and not case.selective else 0
+    leaves_out = bool(again_at) or case.offload
+    held = [[_held(i, b, again_at, case.offload) for i, b in enumerate(c.blocks)] for c in counts]
+    one, two = (
+        sum(own) + c.largest if leaves_out else c.whole for own, c in zip(held, counts, strict=True)
+    )
+    first, second = held
     blocks = [max(0, b - a) for a, b in zip(first, second, strict=True)]
     blocks[-1] += max(0, counts[1].loss - counts[0].loss)
-    again = max(0, counts[1].largest - counts[0].largest) if case.checkpoint else 0
+    again = max(0, counts[1].largest - counts[0].largest) if leaves_out else 0
     return Kept(
         per_sample=max(0, two - one), constant=max(0, 2 * one - two), blocks=tuple(blocks),
         again=again,
     )  # fmt: skip
+
+
+def _held(place: int, block: tuple[int, int], again_at: int, offload: bool) -> int:
+    """Bytes of a block's own, or of its output alone, that the device holds until backward."""
+    own, output = block
+    if offload:
+        return 0
+    return output if again_at and place % again_at == 0 else own
 
 
 def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
@@ -85,8 +98,8 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
         model = build_model(loaded, replace(case, precision=Precision.FP32), case.seed)
         inputs, targets = (torch.zeros(samples, *like.shape[1:], dtype=like.dtype) for like in one)
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
-        if case.precision is Precision.AUTOCAST:
-            stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+        if (dtype := CAST.get(case.precision)) is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=dtype))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t))
         x = inputs
         for block in parts(model):
@@ -95,7 +108,6 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
             output = x.numel() * x.element_size()
             count.blocks.append((held() - before, output))
             count.largest = max(count.largest, held() - before)
-            count.between += output
         before = held()
         loaded.model.loss(x, targets)
         count.loss = held() - before

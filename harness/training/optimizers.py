@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.spec import CaseSpec, LearningRate, Optimizer as Name
+from harness.spec import CaseSpec, LearningRate, Optimizer as Name, Stepping
 from harness.training.parallel import norms
+from harness.training.tuning import kernels
 
 
 class LayerWise(Optimizer):
@@ -117,8 +118,8 @@ def chosen(
     """The class of a case's optimizer, and its settings."""
     kind, base = KINDS[case.optimizer]
     settings: dict[str, Any] = dict(lr=base * rate(case, global_batch))
-    if case.optimizer is Name.ADAMW:
-        settings["fused"] = not on_cpu
+    if case.optimizer is Name.ADAMW or case.stepping is not Stepping.USUAL:
+        settings |= kernels.stepping(case, not on_cpu)
     return kind, settings
 
 

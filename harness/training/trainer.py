@@ -10,6 +10,8 @@ from harness.record import Category, ModelFacts, WhatRan
 from harness.training.context import RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
+from harness.training.tuning import kernels
+from harness.training.tuning.scaling import Scaled
 
 
 class LocalTrainer:
@@ -41,6 +43,7 @@ class LocalTrainer:
         self.synchronise, self.average = synchronise, average
         self.whole, self.placements = whole, placements
         self.optimizer = optimizer or ctx.optimizer(p for _, p in self.named())
+        self.scaler = Scaled(ctx.device, ctx.loss_scale)
         self.compute_dtype = observe_dtype(module)
 
     def step(self, batch: Batch) -> Tensor | None:
@@ -56,10 +59,10 @@ class LocalTrainer:
             if self.weighted:
                 samples = len(inputs) if len(batch.ids) else 0
                 scale = batching.weight(samples, batch.of or batching.global_batch)
-            with span("forward", payload=i), ctx.autocast():
+            with span("forward", payload=i), ctx.forward():
                 loss = ctx.loss(self.module(inputs), targets) * scale
             with span("backward", payload=i):
-                loss.backward()
+                self.scaler.scale(loss).backward()
             total += loss.detach()
         if self.average is not None:
             with span("average", Category.COMMUNICATION):
@@ -69,15 +72,17 @@ class LocalTrainer:
         return total
 
     def update(self) -> None:
-        """Step the optimizer."""
-        self.optimizer.step()
+        """Step the optimizer, unless scaled gradients have overflown."""
+        self.scaler.step(self.optimizer)
 
     def own_state(self) -> Mapping[str, Any]:
         """What this rank alone remembers from step to step, beside module and optimizer."""
-        return {}
+        return {"scaler": self.scaler.state()} if self.scaler.enabled else {}
 
     def remember(self, state: Mapping[str, Any]) -> None:
         """Go on with an ``own_state``."""
+        if self.scaler.enabled:
+            self.scaler.remember(state["scaler"])
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.named():
@@ -94,13 +99,18 @@ class LocalTrainer:
             module=type(self.module).__name__,
             placements=self.placements,
             compute_dtype=",".join(sorted(self.compute_dtype)),
+            skipped=tuple(self.scaler.skipped),
         )
 
 
 def observe_dtype(module: nn.Module) -> set[str]:
-    """Collects the dtypes that linear and convolution layers return, in their first forward."""
+    """Collects the dtypes that linear and convolution layers return, in their first forward.
+
+    Hooks would break a graph: of compiled blocks nothing is seen.
+    """
     seen: set[str] = set()
-    for layer in module.modules():
+    inside = {m for block in kernels.compiled_blocks(module) for m in block.modules()}
+    for layer in set(module.modules()) - inside:
         if isinstance(layer, nn.Linear | nn.Conv2d):
 
             def note(_: nn.Module, __: object, output: Tensor) -> None:

@@ -7,7 +7,7 @@ from harness.analysis.judging.pairs import pairs, timed, values_of
 from harness.base import stats
 from harness.host.machine import peak_flops
 from harness.record import LaunchRecord, RunRecord, ScalingPoint
-from harness.spec import CaseSpec, Contrast, Device, Form, Mode, Plan, Precision, Statistic
+from harness.spec import CaseSpec, Contrast, Device, Form, Mode, Plan, Statistic
 from harness.spec.metrics import metric
 
 
@@ -85,6 +85,5 @@ def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
     achieved, case = flops(run, plan, arm), plan.arm(arm).case
     if achieved is None or run.machine.gpu is None or case.device is Device.CPU:
         return None
-    narrow = case.precision is not Precision.FP32
-    peak = peak_flops(run.machine.gpu, "bfloat16" if narrow else "float32")
+    peak = peak_flops(run.machine.gpu, case.dtype)
     return None if peak is None else achieved / peak

@@ -28,7 +28,7 @@ from harness.record import (
 )
 from harness.record.launch import STOOD_STILL, loads
 from harness.record.store import Samples
-from harness.spec import CaseSpec, Plan, Window
+from harness.spec import CaseSpec, Compiled, Plan, Window
 
 #: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0. Beside it the
 #: protocol of small messages, in bytes a step and other rank.
@@ -334,6 +334,16 @@ def _other(case: CaseSpec, expected: Expected, r: RankRecord) -> Iterator[str]:
         yield f"rank {r.rank}: trained {behind} steps behind the slowest, at most {most}"
 
 
+def _computed(case: CaseSpec, r: RankRecord, cut: int) -> Iterator[str]:
+    """What happened in the window that belongs before it, or nowhere."""
+    if case.compiled is not Compiled.NO and not r.ran.compile_s:
+        yield f"rank {r.rank}: nothing was compiled, asked for compiled={case.compiled}"
+    if r.ran.recompiled:
+        yield f"rank {r.rank}: compiled again inside the window"
+    if skipped := sum(step >= cut for step in r.ran.skipped):
+        yield f"rank {r.rank}: {skipped} steps of the window were left out: gradients overflowed"
+
+
 def wrong(
     case: CaseSpec,
     expected: Expected,
@@ -356,7 +366,7 @@ def wrong(
         out.append(f"world: ranks per node {dict(per_node)}, asked for {case.nodes}")
     if len({(r.node, r.local_rank) for r in ranks}) != len(ranks):
         out.append("world: two ranks on one device")
-    out += [text for r in ranks for text in _other(case, expected, r)]
+    out += [text for r in ranks for text in (*_other(case, expected, r), *_computed(case, r, cut))]
     kept = len(samples[0].sample_ids) - cut
     seen = consumed(samples, cut)
     if seen != kept * expected.global_batch:

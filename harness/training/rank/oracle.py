@@ -93,6 +93,8 @@ class Oracle:
                 scale = batching.weight(samples, batch.of or batching.global_batch)
             losses[i] = self.descend(inputs[i], targets[i], scale)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self.ctx.loss_scale != 1.0:  # a power of two: exact
+            grads = [g / self.ctx.loss_scale for g in grads]
         if self.scale_last:
             return torch.stack(losses).mean(), [g / len(inputs) for g in grads]
         total = torch.zeros((), device=losses[0].device)
@@ -102,9 +104,9 @@ class Oracle:
 
     def descend(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
         """The scaled loss of a part of a batch, its gradients added to the parameters'."""
-        with self.ctx.autocast():
+        with self.ctx.forward():
             loss = self.ctx.loss(self.model(x), y) * scale
-        loss.backward()
+        (loss * self.ctx.loss_scale).backward()
         return loss.detach()
 
     def update(self, gradients: Sequence[Tensor]) -> None:

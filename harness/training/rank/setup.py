@@ -31,6 +31,7 @@ from harness.training.observe import beside, threads
 from harness.training.observe.memory import Memory
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.window import Measured
+from harness.training.tuning import kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +180,7 @@ def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path
     accelerator.select()
     device = accelerator.device
     prepare(out / f"rank{place.rank}.nccl")
+    kernels.choose(case)
     lap("files")
     beats.write(place.rank, Phase.GROUP)
     if spec.detailed:
@@ -193,6 +195,7 @@ def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path
         world_size=place.world_size,
         timeout=timedelta(seconds=spec.deadlines.collective_s),
         device_id=device if together and case.backend == "nccl" else None,
+        pg_options=_prioritised() if case.priority_stream and case.backend == "nccl" else None,
     )
     lap("process group")
     if place.world_size > 1:
@@ -214,6 +217,13 @@ def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path
         shared=beside.shared_memory(),
         beats=beats,
     )
+
+
+def _prioritised() -> Any:
+    """NCCL's kernels go before others that wait for the device."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    return options
 
 
 def set_backend(environment: Mapping[str, str]) -> None:

@@ -24,18 +24,18 @@ class Streamed(Oracle):
         given, out = [], x
         for block in self.model.children():
             given.append(out.cpu())
-            with self._there(block), torch.no_grad(), self.ctx.autocast():
+            with self._there(block), torch.no_grad(), self.ctx.forward():
                 out = block(out)
         out = out.detach().requires_grad_()
-        with self.ctx.autocast():
+        with self.ctx.forward():
             loss = self.ctx.loss(out, y) * scale
-        loss.backward()
+        (loss * self.ctx.loss_scale).backward()
         gradient = out.grad
         for block, kept in zip(reversed(list(self.model.children())), reversed(given), strict=True):
             inputs = kept.to(self.ctx.device).detach()
             inputs.requires_grad_(inputs.is_floating_point())
             with self._there(block):
-                with self.ctx.autocast():
+                with self.ctx.forward():
                     again = block(inputs)
                 again.backward(gradient)
             gradient = inputs.grad

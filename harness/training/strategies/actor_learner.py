@@ -63,7 +63,7 @@ class Paired(LocalTrainer):
         if self.pair is None:
             return super().step(batch)
         if self.acts:
-            with span("generate"), torch.no_grad(), self.ctx.autocast():
+            with span("generate"), torch.no_grad(), self.ctx.forward():
                 for _ in range(self.passes):
                     self.module(batch.inputs)
         given = batch.inputs if self.acts else torch.empty_like(batch.inputs)

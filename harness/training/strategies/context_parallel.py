@@ -15,7 +15,7 @@ from harness.training.trainer import LocalTrainer, element_bytes, num_elements, 
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("cp", "dp", "fsdp"),
-    replicas=True, needs=("CONTEXT",), precisions=("fp32", "bf16"),
+    compiles=False, replicas=True, needs=("CONTEXT",), precisions=("fp32", "bf16"),
     products=("dp:2,cp:2", "fsdp:2,cp:2", "dp:2,fsdp:2,cp:2"),
 )  # fmt: skip
 KNOBS = dict(attention="ring", balanced=True)

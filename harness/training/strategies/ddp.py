@@ -18,7 +18,12 @@ from harness.training.parallel import traffic
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
 SUPPORTS = dict(
-    worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True, uneven=True
+    worlds="any",
+    oracle="shard_ordered",
+    initial="broadcast",
+    replicas=True,
+    uneven=True,
+    precisions=("fp32", "bf16", "autocast", "fp16", "fp8"),
 )
 KNOBS = dict(
     bucket_cap_mb=25.0, first_bucket_mb=0.0, static_graph=False, bucket_view=True, unused=False,

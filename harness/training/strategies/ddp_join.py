@@ -42,7 +42,7 @@ class Joining(LocalTrainer):
         with Join([cast(Joinable, self.module)]):
             if len(batch.ids):
                 weight = self.ctx.batching.weight(len(batch.ids), batch.of)
-                with self.ctx.autocast():
+                with self.ctx.forward():
                     loss = self.ctx.loss(self.module(batch.inputs), batch.targets) * weight
                 loss.backward()
                 total = loss.detach()

@@ -17,7 +17,7 @@ from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("ep", "dp"), replicas=True,
-    needs=("EXPERTS",), precisions=("fp32", "bf16"), products=("dp:2,ep:2",),
+    compiles=False, needs=("EXPERTS",), precisions=("fp32", "bf16"), products=("dp:2,ep:2",),
 )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from harness.training.trainer import LocalTrainer, element_bytes, num_elements, 
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("fsdp", "dp"), replicas=True,
-    uneven=True, products=("dp:2,fsdp:2",),
+    uneven=True,
+    precisions=("fp32", "bf16", "autocast", "fp16", "fp8"), products=("dp:2,fsdp:2",),
 )  # fmt: skip
 KNOBS = dict(reshard=True, reshard_to=0, scatter="own", prefetch=0, offload=False, mixed=False)
 

@@ -19,6 +19,7 @@ from harness.training.parallel.traffic import Traffic
 from harness.training.trainer import element_bytes, observe_dtype
 
 SUPPORTS = dict(
+    compiles=False,
     worlds="any",
     oracle="micro_batched",
     parts="microbatches",
@@ -183,7 +184,7 @@ class PipelineTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         inputs = (batch.inputs,) if self.first else ()
-        with span("schedule"), self.ctx.autocast():
+        with span("schedule"), self.ctx.forward():
             if self.last:
                 self.schedule.step(*inputs, target=batch.targets, losses=losses)
             else:

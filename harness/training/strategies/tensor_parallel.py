@@ -15,7 +15,7 @@ from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("tp", "dp", "fsdp"),
-    replicas=True, needs=("TENSOR",), precisions=("fp32", "bf16"),
+    compiles=False, replicas=True, needs=("TENSOR",), precisions=("fp32", "bf16"),
     products=("dp:2,tp:2", "fsdp:2,tp:2", "dp:2,fsdp:2,tp:2"),
 )  # fmt: skip
 KNOBS = dict(sequence=False, loss=False)

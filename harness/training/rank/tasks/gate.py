@@ -12,11 +12,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
@@ -38,7 +36,7 @@ from harness.training.observe import issued
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
-from harness.training.rank import counted, invariants
+from harness.training.rank import counted, invariants, took_effect
 from harness.training.rank.ceiling import ceiling
 from harness.training.rank.counted import STEPS, Seen
 from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale, snapshot
@@ -77,7 +75,7 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     alone = case.plain and not case.stand_in  # a device that waits has no ceiling
     return rank.record(
         trainer.ran(), memory, checks=(*checks, *more), issued=sent, grad_norm=norm,
-        ceiling=ceiling(rank.accelerator, case.precision) if alone else None,
+        ceiling=ceiling(rank.accelerator, case) if alone else None,
     )  # fmt: skip
 
 
@@ -129,7 +127,8 @@ def _train(
 ) -> tuple[list[Check], Seen, Trainer]:
     supports = loaded.supports
     name, checks = case.optimizer, []
-    trainer, reference, sampler = _start(loaded, case, ctx)
+    watched: list[nn.Module] = []
+    trainer, reference, sampler = _start(loaded, case, ctx, watched.append)
     origin = snapshot(reference.parameters())
     shards = ctx.batching.shards
     facts, model = model_facts(loaded, case)
@@ -159,7 +158,7 @@ def _train(
         with counter.of(step), span(f"gate {name}", Category.GATE):
             loss = trainer.step(own_batch(loaded, ctx, ids, sampler.of(step)))
         if isinstance(reference, Simulated) and isinstance(trainer, OuterTrainer):
-            reference.told(gather(getattr(trainer.rule, "seen", None), ctx))
+            reference.told(ctx.gather(getattr(trainer.rule, "seen", None)))
         wanted = reference.step(batches) if alone else reference.together(batches[0])
         finite &= loss is None or math.isfinite(float(loss))
         if step == 0:
@@ -179,7 +178,10 @@ def _train(
     if name == "sgd":
         checks += sampling(drawn, ctx)
         checks += _dtype(trainer, case)
-    return checks, counter.seen, trainer
+    seen = counter.seen  # of training, not of the step that is watched now
+    if name is Optimizer.SGD and took_effect.asked(case):
+        checks += took_effect.checks(watched[0], trainer, own_batch(loaded, ctx, ids), ctx)
+    return checks, seen, trainer
 
 
 def _staleness(name: str, trainer: Trainer, expected: Expected) -> Iterator[Check]:
@@ -203,7 +205,12 @@ def _gradient(
         yield _limit(f"{name}.step1_gradient_scale", abs(factor - 1), most, told)
 
 
-def _start(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[Trainer, Oracle, Sampler]:
+def _start(
+    loaded: Loaded,
+    case: CaseSpec,
+    ctx: RankContext,
+    watch: Callable[[nn.Sequential], None] = lambda model: None,
+) -> tuple[Trainer, Oracle, Sampler]:
     """Trainer and reference from the same weights.
 
     A strategy that must broadcast its start is given different weights on every rank, so that a
@@ -215,7 +222,7 @@ def _start(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[Trainer, O
         plain = build_model(loaded, case, case.seed)
     simulated = supports.oracle == "simulated"
     reference = Simulated(plain, loaded, ctx) if simulated else Oracle.of(plain, loaded, ctx)
-    trainer = loaded.build(case, ctx, own_seed)
+    trainer = loaded.build(case, ctx, own_seed, watch)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
     return trainer, reference, sampler
 
@@ -224,7 +231,7 @@ def _whole(
     name: str, seen: Iterator[tuple[str, Tensor]], wanted: Mapping[str, Tensor], ctx: RankContext
 ) -> Check:
     """What is compared must be all there is, over all ranks: nothing left out is right."""
-    present = {n for names in gather([n for n, _ in seen], ctx) for n in names}
+    present = {n for names in ctx.gather([n for n, _ in seen]) for n in names}
     missing, extra = sorted(set(wanted) - present), sorted(present - set(wanted))
     detail = f"missing {missing[:3]}, unknown {extra[:3]}" if missing or extra else ""
     return Check(name=name, ok=not missing and not extra, value=float(len(present)), detail=detail)
@@ -260,7 +267,7 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
     seen = []
     for _ in range(PROGRESS_STEPS):
         loss = trainer.step(batches[ctx.shard])
-        losses = [x for x in gather(None if loss is None else float(loss), ctx) if x is not None]
+        losses = [x for x in ctx.gather(None if loss is None else float(loss)) if x is not None]
         seen.append(sum(losses) / len(losses))
     share = (seen[0] - seen[-1]) / (dense[0] - dense[-1])
     told = f"of the dense progress in {PROGRESS_STEPS} steps on one batch"
@@ -285,7 +292,7 @@ def _limit(name: str, value: float, limit: float, detail: str = "") -> Check:
 
 def _loss(name: str, loss: Tensor | None, wanted: float, ctx: RankContext, case: CaseSpec) -> Check:
     """The mean of the ranks' step-1 losses against the reference's."""
-    values = [v for v in gather(None if loss is None else float(loss), ctx) if v is not None]
+    values = [v for v in ctx.gather(None if loss is None else float(loss)) if v is not None]
     seen = sum(values) / len(values)
     limit = 1e-5 if case.precision is Precision.FP32 else 2e-2
     return _limit(f"{name}.step1_loss", abs(seen - wanted) / max(abs(wanted), 1e-12), limit)
@@ -296,7 +303,8 @@ def _dtype(trainer: Trainer, case: CaseSpec) -> list[Check]:
     seen = trainer.ran().compute_dtype
     if not seen:
         return []
-    want = "float32" if case.precision is Precision.FP32 else "bfloat16"
+    wants = {Precision.BF16: "bfloat16", Precision.AUTOCAST: "bfloat16", Precision.FP16: "float16"}
+    want = wants.get(case.precision, "float32")  # float8 is of the products alone
     return [Check(name="compute_dtype", ok=seen == want, detail=f"{seen}, asked for {want}")]
 
 
@@ -308,7 +316,7 @@ def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
         digest.update(
             tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         )
-    digests = gather((ctx.part, digest.hexdigest()), ctx)
+    digests = ctx.gather((ctx.part, digest.hexdigest()))
     unlike = len(set(digests)) - len({part for part, _ in digests})
     told = f"{unlike + 1} different of {len(digests)}"
     return Check(name=name, ok=not unlike, detail=told)
@@ -316,7 +324,7 @@ def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
 
 def sampling(drawn: list[list[int]], ctx: RankContext) -> list[Check]:
     """Every epoch each sample once over all shards, and in another order than the last one."""
-    per_rank: list[list[list[int]]] = gather(drawn, ctx)
+    per_rank: list[list[list[int]]] = ctx.gather(drawn)
     shards = list({ctx.mesh.shard(rank): ids for rank, ids in enumerate(per_rank)}.values())
     epochs = [
         [i for step in range(e, e + STEPS_PER_EPOCH) for shard in shards for i in shard[step]]
@@ -344,17 +352,8 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
     if supports.replicas:
         checks.append(replicas(trainer, ctx, "full_size.replicas"))
     norm = grad_norm(trainer.gradients())
-    norms: list[tuple[int, float]] = gather((ctx.part, norm), ctx)
+    norms: list[tuple[int, float]] = ctx.gather((ctx.part, norm))
     parts = dict(norms)
     equal = len(set(norms)) == len(parts)
     checks.append(Check(name="full_size.equal_norms", ok=equal, value=norm))
     return checks, math.fsum(n * n for n in parts.values()) ** 0.5 if len(parts) > 1 else norm
-
-
-def gather(value: Any, ctx: RankContext) -> list[Any]:
-    """Every rank's value, in rank order."""
-    if ctx.world_size == 1:
-        return [value]
-    out: list[Any] = [None] * ctx.world_size
-    dist.all_gather_object(out, value)
-    return out

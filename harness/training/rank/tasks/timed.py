@@ -1,5 +1,6 @@
 """Task ``timed``: train, and time every step; with a profiler where steps are to be traced."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,11 @@ from torch import nn
 
 from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.record import RankRecord
-from harness.spec import Window
+from harness.spec import Compiled, Window
 from harness.training.context import load
 from harness.training.observe import issued
 from harness.training.observe.clock import Clock
+from harness.training.observe.compiling import Compilations
 from harness.training.observe.intake import Intake, digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.outline import Outline
@@ -30,7 +32,9 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 def run(task: Timed, rank: Rank) -> RankRecord:
     loaded, case = load(rank.spec.files), rank.spec.case
     memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
-    intake = Intake()
+    intake, compilations = Intake(), Compilations()
+    if case.compiled is not Compiled.NO:
+        compilations.watch()
     counted: dict[str, Routing] = {}
 
     def watch(model: nn.Sequential) -> None:
@@ -79,4 +83,8 @@ def run(task: Timed, rank: Rank) -> RankRecord:
         clock.handshake()
         more["trace_sha256"] = profiler.export(rank.out, ctx.rank)
         more |= dict(clock_offset_ns=clock.offset_ns, clock_half_ns=clock.half_width_ns)
-    return rank.record(trainer.ran(), memory, measured, **more)
+    ran = trainer.ran()
+    if case.compiled is not Compiled.NO:
+        again = compilations.within(measured.window_ns)
+        ran = replace(ran, compile_s=compilations.total_s, recompiled=again)
+    return rank.record(ran, memory, measured, **more)

@@ -6,8 +6,9 @@ from pathlib import Path
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
-from harness.spec import Catalogue, Entry, Precision
+from harness.spec import Catalogue, Entry
 from harness.spec.catalogue import KINDS
+from harness.spec.heads import USUAL
 
 HELP = dict(list="list strategies, models, compressors, engines and suites")
 EXAMPLES = dict(
@@ -61,7 +62,7 @@ def _more(entry: Entry, known: Catalogue) -> list[str]:
         able = [m.name for m in models if not supports.misses(m.head, supports.precisions[0])]
         told = f"{', '.join(able) or 'none'} ({', '.join(supports.needs)} in their heads)"
         out.append(f"trains: {told}")
-    if set(supports.precisions) != set(Precision):
+    if set(supports.precisions) != set(USUAL):
         out.append(f"precisions: {', '.join(supports.precisions)}")
     if len(supports.dims) > 1:
         shown = [f"for example mesh={mesh}" for mesh in supports.products[:1]]

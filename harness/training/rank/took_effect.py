@@ -1,0 +1,89 @@
+"""Whether what a case asks for of its kernels and its memory is what ran, in one step of it.
+
+A setting may silently do nothing: a kernel falls back, compilation is switched off by a variable, a
+strategy unwraps what was wrapped. So nothing is read back that was set; a step is watched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from harness.record import Check
+from harness.spec import Attention, CaseSpec, Compiled, Device, Precision, Stepping
+from harness.training.accelerator import Accelerator
+from harness.training.context import RankContext, Trainer
+from harness.training.data import Batch
+from harness.training.tuning import kernels
+from harness.training.tuning.recompute import OnHost
+from harness.training.tuning.tuned import Tuned
+
+
+def asked(case: CaseSpec) -> bool:
+    """Whether a case asks for anything that has to be seen."""
+    return bool(
+        case.checkpoint or case.offload or case.priority_stream or case.device is not Device.CPU
+        or case.attention is not Attention.ANY or case.compiled is not Compiled.NO
+        or case.stepping is not Stepping.USUAL or case.precision is Precision.FP8
+    )  # fmt: skip
+
+
+def checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext) -> Iterator[Check]:
+    """One more step, watched: every setting of the case against what ran on all ranks.
+
+    ``model`` is the plain one, as it was made for this trainer.
+    """
+    tuned: Tuned = model.tuned
+    case, accelerator = ctx.case, Accelerator(ctx.device)
+    for block in tuned.counts:
+        block.first = block.again = 0
+    moved = OnHost.moved_bytes
+    ran = kernels.operators(accelerator, lambda: trainer.step(batch))
+    total: Counter[str] = sum(ctx.gather(ran), Counter())
+    if case.attention is not Attention.ANY:
+        seen = kernels.attention_of(total)
+        yield _check("attention", seen == case.attention, f"{seen or 'no attention'} ran", case)
+    if case.compiled is not Compiled.NO:
+        regions = kernels.regions_of(total)
+        wanted = max(ctx.gather(tuned.num_compiled))
+        told = f"{regions} compiled regions ran, of {wanted} blocks"
+        yield _check("compiled", regions >= wanted > 0, told, case)
+    if case.stepping is not Stepping.USUAL:
+        found = kernels.stepping_of(total)
+        yield _check("stepping", found is case.stepping, f"{found} ran", case)
+    if case.checkpoint:
+        own = [(c.first, c.again) for c in tuned.counts]
+        counts: list[tuple[int, int]] = [pair for rank in ctx.gather(own) for pair in rank]
+        kept_out, repeated = sum(one for one, _ in counts), sum(two for _, two in counts)
+        told = f"{repeated} of {kept_out} blocks were computed again"
+        done = kept_out > 0 and all(two >= one for one, two in counts)
+        yield _check("checkpoint", done, told, case)
+    if case.offload:
+        to_host = sum(ctx.gather(OnHost.moved_bytes - moved))
+        yield _check("offload", to_host > 0, f"{to_host} bytes went to the host", case)
+    if case.precision is Precision.FP8:
+        count = sum(n for name, n in total.items() if name.startswith("_scaled_mm"))
+        told = f"{count} products in 8 bits, of {tuned.num_narrow} layers"
+        yield _check("precision", count >= 3 * tuned.num_narrow > 0, told, case)
+    if case.device is not Device.CPU:
+        yield from _switches(case, ctx.device)
+
+
+def _switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
+    """What only a device has."""
+    bits = kernels.mantissa_bits(device)
+    told = f"products of fp32 keep {bits} bits of 23"
+    yield _check("tf32", (bits < 23) == case.tf32, told, case)
+    if case.priority_stream:
+        options: Any = torch.distributed.distributed_c10d._get_default_group()._get_backend(device)
+        yield _check(
+            "priority_stream", bool(options.options.is_high_priority_stream), "of NCCL", case
+        )
+
+
+def _check(name: str, ok: bool, seen: str, case: CaseSpec) -> Check:
+    asked_for = getattr(case, name)
+    return Check(name=f"took_effect.{name}", ok=ok, detail=f"{seen}; asked for {asked_for}")

@@ -1,0 +1,112 @@
+"""Which kernels compute a training: chosen for the whole process, and seen by what ran."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.profiler import profile
+
+from harness.spec import Attention, CaseSpec, Compiled, Stepping
+from harness.training.accelerator import Accelerator
+
+#: Attention's kernels by the operators that they are known by.
+ATTENTION = {
+    Attention.MATH: ("_scaled_dot_product_attention_math",),
+    Attention.EFFICIENT: ("_scaled_dot_product_efficient_attention",),
+    Attention.FLASH: (
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    ),
+    Attention.CUDNN: ("_scaled_dot_product_cudnn_attention",),
+}  # fmt: skip
+_SWITCHES = {Attention.EFFICIENT: "mem_efficient"}
+#: The attribute of a compiled block.
+MARK = "compiled_by_case"
+#: What torch's profiler calls a piece of compiled code that runs.
+REGION = "Torch-Compiled Region"
+
+
+def choose(case: CaseSpec) -> None:
+    """Set the switches of this process that are the case's."""
+    if case.attention is not Attention.ANY:
+        for kernel in ATTENTION:
+            switch = f"enable_{_SWITCHES.get(kernel, kernel)}_sdp"
+            getattr(torch.backends.cuda, switch)(kernel is case.attention)
+    if case.tf32:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = case.cudnn_benchmark
+
+
+def compiled(model: nn.Module, how: Compiled) -> int:
+    """Compile what a model's blocks do, each for itself; how many there are.
+
+    torch's own modules stay as they are: they run as one operator. A graph that breaks is an error.
+    """
+    found = blocks(model)
+    for block in found:
+        forward = torch.compile(type(block).forward, backend=str(how), fullgraph=True)
+        block.forward = functools.partial(forward, block)
+        setattr(block, MARK, True)
+    return len(found)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The largest modules below the model that are not torch's own."""
+    out = []
+    for child in model.children():
+        own = not type(child).__module__.startswith("torch.")
+        out += [child] if own else blocks(child)
+    return out
+
+
+def compiled_blocks(module: nn.Module) -> list[nn.Module]:
+    """Those below a module that ``compiled`` has compiled."""
+    return [m for m in module.modules() if getattr(m, MARK, False)]
+
+
+def stepping(case: CaseSpec, usual: bool) -> dict[str, bool]:
+    """Arguments of torch's optimizers; ``usual`` is whether they are fused by default."""
+    return {
+        Stepping.USUAL: dict(fused=usual),
+        Stepping.LOOP: dict(foreach=False, fused=False),
+        Stepping.FOREACH: dict(foreach=True),
+        Stepping.FUSED: dict(fused=True),
+    }[case.stepping]
+
+
+def operators(accelerator: Accelerator, step: Callable[[], object]) -> Counter[str]:
+    """How often each operator ran in a step, in all of its threads."""
+    with profile(activities=accelerator.activities) as seen:
+        step()
+    return Counter(str(event.name).removeprefix("aten::") for event in seen.events() or ())
+
+
+def attention_of(ran: Counter[str]) -> str:
+    """The attention kernels that ran, separated by commas."""
+    return ",".join(str(k) for k, names in ATTENTION.items() if any(n in ran for n in names))
+
+
+def stepping_of(ran: Counter[str]) -> Stepping:
+    """How the optimizer went over the parameters."""
+    if any(name.startswith(("_fused_adamw", "_fused_sgd")) for name in ran):
+        return Stepping.FUSED
+    updates = ("_foreach_addcdiv_", "_foreach_add_", "_foreach_mul_")
+    return Stepping.FOREACH if any(name in ran for name in updates) else Stepping.LOOP
+
+
+def regions_of(ran: Counter[str]) -> int:
+    """How often compiled code was entered."""
+    return sum(count for name, count in ran.items() if name.startswith(REGION))
+
+
+def mantissa_bits(device: torch.device) -> int:
+    """Bits after the point that a product of fp32 matrices keeps there: 23, or 10 in TF32."""
+    last = torch.tensor([2.0**-b for b in range(1, 24)], device=device)
+    rows = (1 + last)[:, None].expand(23, 16).contiguous()
+    column = torch.zeros(16, 16, device=device)
+    column[0] = 1.0
+    return int(((rows @ column)[:, 0] == 1 + last).sum())

@@ -243,6 +243,15 @@ class LaunchRecord:
         return None if self.steps is None else float(max(len(r.ran.skipped) for r in self.ranks))
 
     @property
+    def fed(self) -> Mapping[str, float] | None:
+        """What making batches took in a step, mean of the ranks; None for inputs that do not say.
+
+        ``read_s`` and ``decode_s`` of all workers of a rank, ``disk_bytes`` that disks delivered.
+        """
+        told = [r.ran.fed for r in self.ranks if r.ran.fed]
+        return {k: fmean(t[k] for t in told) for k in told[0]} if told else None
+
+    @property
     def compile_s(self) -> float | None:
         """Seconds for which the slowest rank compiled, none of them in the window."""
         return max((r.ran.compile_s for r in self.ranks if r.ran.compile_s), default=None)

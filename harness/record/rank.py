@@ -15,7 +15,7 @@ class WhatRan:
     steps the slowest rank was behind what a step was trained on, at most. ``codec_s`` are the
     parts of a compressor's work in a median step. ``skipped`` are the steps that a scaler of losses
     left out, ``recompiled`` whether blocks were compiled in the kept window, too, and ``compile_s``
-    what compiling took before.
+    what compiling took before. ``fed`` is what an input did for a median step, by name.
     """
 
     module: str
@@ -28,6 +28,7 @@ class WhatRan:
     skipped: tuple[int, ...] = ()
     recompiled: bool = False
     compile_s: float | None = None
+    fed: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

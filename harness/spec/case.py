@@ -38,15 +38,9 @@ class Device(StrEnum):
 
 
 class Data(StrEnum):
-    """Resident: batches lie on the device before the window. Loaded: every step makes its own.
-    Prefetched: a thread makes those of the next steps meanwhile. Files: they lie on disk, and a
-    DataLoader's workers read them.
-    """
+    """Inputs that are named in the code: that which costs a step nothing, and the default."""
 
     RESIDENT = "resident"
-    LOADED = "loaded"
-    PREFETCHED = "prefetched"
-    FILES = "files"
 
 
 class Precision(StrEnum):
@@ -140,6 +134,7 @@ class CaseSpec:
     ``script`` is a user's own training as it is typed, then strategy, model and size only name it;
     ``samples_per_step`` is what the user says of one rank of it. ``setup`` names the software that
     trains, where that is not the run's own (``Settings.setups``).
+    ``data`` is the input, where batches come from: the name of a file.
     ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
     ``knobs`` maps "file.knob" to a value that differs from the file's default; ``environment``
     holds the variables of its backend that can change speed (not time-outs, not logs).
@@ -186,7 +181,7 @@ class CaseSpec:
     shares: tuple[float, ...] = ()
     mesh: str = ""
     stragglers: str = ""
-    data: Data = Data.RESIDENT
+    data: str = Data.RESIDENT
     communicate: bool = True
     seed: int = 0
     script: str = ""
@@ -275,6 +270,11 @@ class CaseSpec:
         """The id with only characters that ``-k`` and node ids take."""
         text = f"{self.family.replace('-', '_').replace('/', '-')}-{self.world}{self.extras}"
         return text.translate(str.maketrans(":+=/", "_-__"))
+
+    def fed_by(self, data: str) -> CaseSpec:
+        """The same case with another input, without the knobs of its own."""
+        knobs = {k: v for k, v in self.knobs.items() if not k.startswith(f"{self.data}.")}
+        return replace(self, data=data, knobs=knobs)
 
     def at(self, world_size: int, nodes: tuple[int, ...] | None = None) -> CaseSpec:
         """The same case on another world: its first ranks, if these are unlike."""

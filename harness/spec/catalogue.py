@@ -33,6 +33,7 @@ _KINDS = {
     "strategies": Kind("strategy", "training/strategies", "SUPPORTS"),
     "models": Kind("model", "training/models", "SIZES"),
     "compressors": Kind("compressor", "training/compressors", "ERROR_BOUND"),
+    "inputs": Kind("input", "training/inputs", "INPUT"),
     "engines": Kind("engine", "launch/engines", "ENGINE"),
 }
 KINDS = (*_KINDS, "suites")
@@ -144,7 +145,7 @@ class Catalogue:
         """
         if case.script:
             return {}
-        names = {"strategies": case.strategy, "models": case.model}
+        names = {"strategies": case.strategy, "models": case.model, "inputs": case.data}
         if case.compressor:
             names["compressors"] = case.compressor
         return {kind: self.get(kind, name).module for kind, name in names.items()}
@@ -154,7 +155,7 @@ class Catalogue:
         if case.script:
             return case  # nothing is known of it but its command
         strategy, model = self.get("strategies", case.strategy), self.get("models", case.model)
-        entries = [strategy, model]
+        entries = [strategy, model, self.get("inputs", case.data)]
         if case.compressor is not None:
             entries.append(self.get("compressors", case.compressor))
         check(case, strategy.supports, model.head["SIZES"])
@@ -182,7 +183,8 @@ class Catalogue:
     def checked(entries: Sequence[Entry], asked: Mapping[str, Json], where: str) -> dict[str, Json]:
         """The knobs that differ from the defaults of these files."""
         defaults = {f"{e.name}.{k}": v for e in entries for k, v in e.knobs.items()}
-        return check_knobs(asked, defaults, where)
+        ranges = {f"{e.name}.{k}": v for e in entries for k, v in e.head.get("RANGES", {}).items()}
+        return check_knobs(asked, defaults, ranges, where)
 
     def network(self, case: CaseSpec) -> tuple[tuple[str, Json], ...]:
         """What the engine's network is set to for this case: names and values of its knobs."""

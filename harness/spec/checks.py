@@ -135,9 +135,14 @@ LARGEST = 1e15
 
 
 def check_knobs(
-    asked: Mapping[str, Json], defaults: Mapping[str, Json], where: str
+    asked: Mapping[str, Json],
+    defaults: Mapping[str, Json],
+    ranges: Mapping[str, tuple[float, float]],
+    where: str,
 ) -> dict[str, Json]:
-    """The knobs that differ from their defaults; SpecError for one that nobody has."""
+    """The knobs that differ from their defaults; SpecError for one that nobody has, or that lies
+    outside of its range.
+    """
     knobs = {}
     for key, value in asked.items():
         if key not in defaults:
@@ -153,9 +158,10 @@ def check_knobs(
                 f"knob {key} = {value!r}", where=where, expected=want.__name__,
                 fix="scaleproof list",
             )  # fmt: skip
-        if want in (int, float) and not 0 <= value <= LARGEST:
+        least, most = ranges.get(key, (0, LARGEST))
+        if want in (int, float) and not least <= value <= most:
             raise SpecError(
-                f"knob {key} = {value!r}", where=where, expected=f"from 0 to {LARGEST:.0e}",
+                f"knob {key} = {value!r}", where=where, expected=f"from {least:g} to {most:g}",
                 fix=f"--set {key}={defaults[key]}",
             )  # fmt: skip
         if value != defaults[key]:

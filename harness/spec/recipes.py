@@ -203,15 +203,15 @@ def shapes(
 
 def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
     """A rung without its communication, or with its data at hand: what that saves is its cost."""
-    if kind is Ablation.DATA and rung.case.data is Data.RESIDENT:
+    if kind is Ablation.DATA and rung.case.data == Data.RESIDENT:
         raise SpecError(
             "the data of this case is on the device already: nothing to ablate", where=rung.case.id,
             expected="data=loaded", fix="--set data=loaded",
         )  # fmt: skip
-    without: dict[str, Any] = (
-        {"communicate": False} if kind is Ablation.COMMUNICATION else {"data": Data.RESIDENT}
-    )
-    arm = Arm(name=f"{rung.name}-{kind}", case=replace(rung.case, **without), role=Role.ABLATION)
+    case = rung.case.fed_by(Data.RESIDENT)
+    if kind is Ablation.COMMUNICATION:
+        case = replace(rung.case, communicate=False)
+    arm = Arm(name=f"{rung.name}-{kind}", case=case, role=Role.ABLATION)
     contrast = Contrast(
         name=f"{kind}_cost{rung.name}", metric=f"{kind}_cost", subject=arm.name,
         baseline=(rung.name,), against="rung",

@@ -146,6 +146,13 @@ class Loaded:
     strategy: ModuleType
     model: ModuleType
     codec: ModuleType | None
+    input: ModuleType
+
+    @property
+    def modules(self) -> Mapping[str, ModuleType]:
+        """What there is, by the word for its kind."""
+        found = {"strategy": self.strategy, "model": self.model, "input": self.input}
+        return found if self.codec is None else {**found, "compressor": self.codec}
 
     @property
     def supports(self) -> Supports:
@@ -162,6 +169,17 @@ class Loaded:
         knobs = case.knobs_of(case.model, getattr(self.model, "KNOBS", {}))
         length = {} if case.seq_len is None else {"seq": case.seq_len}
         return {**knobs, **self.model.SIZES[case.size], **length}
+
+    def feed(self, source: Any, *, plain: bool = False) -> Callable[[int], Batch]:
+        """The case's input, with batches of this source (``feeds.Source``).
+
+        ``plain``: those batches, by whatever way, if the input has one that costs less.
+        """
+        case, make = source.ctx.case, self.input.feed
+        knobs = case.knobs_of(case.data, getattr(self.input, "KNOBS", {}))
+        make = getattr(self.input, "plain", make) if plain else make
+        made: Callable[[int], Batch] = make(source, knobs)
+        return made
 
     def at_once(self, case: CaseSpec) -> CaseSpec:
         """The case with a model that does not wait, if it is one that does."""
@@ -197,7 +215,10 @@ def load(files: Mapping[str, str]) -> Loaded:
     """Import the files of a case: the package's by module name, a user's by path."""
     loaded = {kind: modules.load(name) for kind, name in files.items()}
     return Loaded(
-        strategy=loaded["strategies"], model=loaded["models"], codec=loaded.get("compressors")
+        strategy=loaded["strategies"],
+        model=loaded["models"],
+        codec=loaded.get("compressors"),
+        input=loaded["inputs"],
     )
 
 
@@ -232,7 +253,14 @@ def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor, of: int = 0) -> Bat
     Where the sequence is cut, the part that is its own: the strategy's file says which in
     ``positions``.
     """
-    batch = make_batch(loaded, ctx.case, ids, ctx.device, of)
+    shown = ids if len(ids) else ids.new_zeros(1)
+    inputs, targets = loaded.model.batch(shown, loaded.size(ctx.case))
+    return placed(loaded, ctx, Batch(ids=ids, inputs=inputs, targets=targets, of=of))
+
+
+def placed(loaded: Loaded, ctx: RankContext, batch: Batch) -> Batch:
+    """A batch as the model takes it, on the device, and this rank's part of the sequence."""
+    batch = on_device(ctx.case, batch, ctx.device)
     places = ctx.mesh.size(Dim.CP)
     if places == 1:
         return batch
@@ -248,6 +276,15 @@ def make_batch(
     """The content of these sample ids, on the device, inputs in the model's dtype."""
     shown = ids if len(ids) else ids.new_zeros(1)
     inputs, targets = loaded.model.batch(shown, loaded.size(case))
+    return on_device(case, Batch(ids=ids, inputs=inputs, targets=targets, of=of), device)
+
+
+def on_device(case: CaseSpec, batch: Batch, device: torch.device) -> Batch:
+    """A batch with inputs in the model's dtype; from pinned memory nobody waits for the copy."""
+    inputs, pinned = batch.inputs, device.type != "cpu" and batch.inputs.is_pinned()
     if case.precision is Precision.BF16 and inputs.is_floating_point():
         inputs = inputs.to(torch.bfloat16)
-    return Batch(ids=ids, inputs=inputs.to(device), targets=targets.to(device), of=of)
+    return replace(
+        batch, inputs=inputs.to(device, non_blocking=pinned),
+        targets=batch.targets.to(device, non_blocking=pinned),
+    )  # fmt: skip

@@ -16,6 +16,7 @@ _FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "expect": ("case", "model", "batching", "facts", "knobs"),
         "build": ("model", "ctx", "knobs"),
     },
+    "input": {"feed": ("source", "knobs")},
     "compressor": {"promise": ("shapes", "world_size", "knobs"), "build": ("ctx", "knobs")},
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import Budget, Purpose, RankBudget, Term
 from harness.record.budget import OUTLINE
-from harness.spec import Arm, CaseSpec, Catalogue, Data, Device, Plan, Protocol, Role, Site
+from harness.spec import Arm, CaseSpec, Catalogue, Device, Plan, Protocol, Role, Site
 
 PLANTS = Path(__file__).parents[1] / "plants"
 DDP = ("late", "link", "data", "stall", "slow")
@@ -72,7 +72,7 @@ def case_of(plants: Sequence[str], world: int, ms: float, known: Catalogue) -> C
         knobs["pipeline.microbatches"] = 4  # few sleeps: each ends late by what the kernel likes
         knobs["plants.stages"] = world
     case = site.case(f"{strategy}/plants-small", knobs=knobs)
-    return known.normalise(replace(case, data=Data.LOADED))
+    return known.normalise(replace(case, data="loaded"))
 
 
 class Stand:

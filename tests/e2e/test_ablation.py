@@ -12,7 +12,7 @@ from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Purpose, Reason, Status
-from harness.spec import Ablation, Catalogue, Data, Device, Plan, Protocol, Settings, Site
+from harness.spec import Ablation, Catalogue, Device, Plan, Protocol, Settings, Site
 from harness.spec.recipes import ladder
 from harness.spec.targets import normalise
 
@@ -21,7 +21,7 @@ FAST = Protocol(steps=6, cut=2, min_blocks=2, max_blocks=2)
 
 
 def plan_of(catalogue: Catalogue, name: str, *ablations: Ablation, data: str = "resident") -> Plan:
-    case = replace(SITE.case(name), data=Data(data))
+    case = replace(SITE.case(name), data=data)
     found = ladder(case, (2,), baselines=("plain",), protocol=FAST, ablations=ablations)
     return normalise(found, catalogue)
 

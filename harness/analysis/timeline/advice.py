@@ -1,7 +1,7 @@
 """For each large term: what it is, what removing it would give back, and how to try it."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from harness.analysis.again import command
 from harness.analysis.timeline.losses import WORDS, Losses
@@ -40,10 +40,16 @@ _WHAT = {
 
 
 def advice(
-    case: CaseSpec, expected: Expected | None, losses: Losses, budget: Budget, settings: Settings
+    case: CaseSpec,
+    expected: Expected | None,
+    losses: Losses,
+    budget: Budget,
+    settings: Settings,
+    fed: Mapping[str, float] | None = None,
 ) -> Iterator[str]:
     """One line for each large term, the largest first; none where nothing was lost.
 
+    ``fed`` is what an input's workers took for a step, as ``LaunchRecord.fed`` has it.
     A stand-in computes as long as it was told to, so its compute is nothing to improve.
     """
     if losses.step_ns <= losses.ideal_ns:
@@ -57,6 +63,7 @@ def advice(
         if term is Term.COMPUTE and case.stand_in:
             continue
         what = _waited_for(budget) if term is Term.WAIT else _WHAT[term]
+        what += _of_workers(fed) if term is Term.DATA and fed else ""
         remedy = (
             _OF_SCRIPTS.get(term, "scaleproof doctor")
             if expected is None
@@ -99,7 +106,7 @@ def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) 
     if term in own or (term is Term.WAIT and Term.BUBBLE in own):
         name, _, value = own.get(term) or own[Term.BUBBLE]
         return command(case, settings, {name: value})
-    if term in _RESIDENT and case.data is not Data.RESIDENT:
+    if term in _RESIDENT and case.data != Data.RESIDENT:
         return command(case, settings, {"data": "resident"})
     if term in _MORE:
         strong = case.mode is Mode.STRONG
@@ -109,6 +116,29 @@ def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) 
     if term is Term.WAIT and expected.stages == 1:
         return f"{command(case, settings)} --ablate communication"
     return "scaleproof doctor"
+
+
+def starved(case: CaseSpec, budget: Budget, fed: Mapping[str, float] | None) -> str:
+    """That steps wait for data at any size, and what its workers are at; empty where they do not.
+
+    A ladder loses nothing to a disk that is as slow for one rank.
+    """
+    stall = budget.mean_ns(Term.DATA)
+    if stall < LARGE * budget.step_ns:
+        return ""
+    told = _of_workers(fed) if fed else ""
+    return (
+        f"steps wait {stall / 1e6:.1f} of {budget.step_ns / 1e6:.1f} ms for data={case.data}{told}"
+    )
+
+
+def _of_workers(fed: Mapping[str, float]) -> str:
+    """What its workers spend the longest on."""
+    read, decode = fed["read_s"], fed["decode_s"]
+    what, of_it = ("reading", read) if read > decode else ("decoding", decode)
+    return (
+        f" ({what} is {of_it / (read + decode):.0%} of the workers' {1e3 * (read + decode):.1f} ms)"
+    )
 
 
 def _waited_for(budget: Budget) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from harness.base.documents import Json
 from harness.record import Expected, Term
 from harness.record.budget import EXPOSED
-from harness.spec import CaseSpec, Catalogue, Data, Mode
+from harness.spec import CaseSpec, Catalogue, Mode
 
 #: How much smaller and larger buckets are tried.
 BUCKETS = (0.25, 4.0)
@@ -33,6 +33,7 @@ class Remedy:
         """The case with its change."""
         fields: dict[str, Any] = {k: v for k, v in self.change.items() if "." not in k}
         knobs = {k: v for k, v in self.change.items() if "." in k}
+        case = case.fed_by(fields.pop("data", case.data)) if "data" in fields else case
         return replace(case, **fields, knobs={**case.knobs, **knobs})
 
 
@@ -44,12 +45,22 @@ def remedies(term: Term, case: CaseSpec, expected: Expected, known: Catalogue) -
         yield Remedy(name=f"{name}={value}", change={name: _number(value)})
     if term in (Term.TRANSFER, Term.UNDIVIDED) and expected.stages == 1:
         yield from _of_communication(case, known)
-    if term in (Term.DATA, Term.MOVE) and case.data is not Data.RESIDENT:
-        if case.data is Data.LOADED:
-            yield Remedy(name="data=prefetched", change={"data": Data.PREFETCHED})
-        yield Remedy(name="data=resident", change={"data": Data.RESIDENT})
+    if term in (Term.DATA, Term.MOVE):
+        yield from _of_input(case, known)
     if term in (*EXPOSED, Term.LAUNCH, Term.IDLE, Term.OTHER):
         yield _twice(case, expected)
+
+
+def _of_input(case: CaseSpec, known: Catalogue) -> Iterator[Remedy]:
+    """Twice the workers, then inputs that cost a step less."""
+    entry = known.get("inputs", case.data)
+    facts = entry.head["INPUT"]
+    if "more" in facts:
+        name = f"{case.data}.{facts['more']}"
+        twice = 2 * max(1, int(case.knobs_of(case.data, entry.knobs)[facts["more"]]))
+        yield Remedy(name=f"{name}={twice}", change={name: twice})
+    for other in facts["instead"]:
+        yield Remedy(name=f"data={other}", change={"data": other})
 
 
 def _of_communication(case: CaseSpec, known: Catalogue) -> Iterator[Remedy]:

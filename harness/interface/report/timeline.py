@@ -6,7 +6,7 @@ from functools import partial
 
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.rungs import Rung, rungs
-from harness.analysis.timeline.advice import advice
+from harness.analysis.timeline.advice import advice, starved
 from harness.interface.report import text
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import RunRecord, Term
@@ -96,7 +96,10 @@ def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
                 f" = {product:.3f} of the ranks' time computes what the baseline's compute takes",
                 width, 10,
             )  # fmt: skip
-        told = list(advice(r.arm.case, r.expected, r.losses, r.budget, run.settings))
+        fed = r.launch.fed
+        if stall := starved(r.arm.case, r.budget, fed):
+            out += wrap(f" data     {r.arm.case.id}: {stall}", width, 10)
+        told = list(advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, fed))
         for line in told if every else told[:1]:
             out += wrap(f" try      {r.arm.case.id}: {line}", width, 10)
     if not every:

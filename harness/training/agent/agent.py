@@ -136,15 +136,12 @@ def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
         loaded = load(files)
     except Exception as error:
         return to_doc(Described(error=placed(error, files)))
-    modules = {"strategy": loaded.strategy, "model": loaded.model, "compressor": loaded.codec}
     coded = loaded.codec is not None
-    wrong = [
+    if wrong := [
         text
-        for kind, module in modules.items()
-        if module is not None
+        for kind, module in loaded.modules.items()
         for text in problems(kind, module, compressed=coded)
-    ]
-    if wrong:
+    ]:
         return to_doc(Described(error="; ".join(wrong)))
     try:
         return to_doc(describe(loaded, case))

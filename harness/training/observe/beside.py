@@ -3,6 +3,8 @@
 Gradients that travel through a file or through /dev/shm would not be counted on any socket.
 """
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 #: Shared with the kernel alone: libuv submits its reads and writes of sockets through it.
@@ -18,13 +20,29 @@ def written_bytes() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("wchar:")), None)
 
 
-def shared_memory() -> frozenset[str]:
-    """Writable memory that this process shares with others, by what it is a map of."""
+def cpu_s(pid: int) -> float:
+    """CPU seconds of another process so far; 0 once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
+    """Writable memory that this process shares with others, by what it is a map of.
+
+    But for that which its ``helpers`` made: a DataLoader's workers hand over batches in it, and
+    wait for each other by semaphores.
+    """
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return frozenset()
     fields = [line.split(None, 5) for line in lines if KERNELS_OWN not in line]
+    own = tuple(f"/dev/shm/torch_{pid}_" for pid in helpers)
+    own += ("/dev/shm/sem.",) if helpers else ()
     return frozenset(
-        f[5].strip() for f in fields if len(f) > 5 and f[1][1] == "w" and f[1][3] == "s"
-    )
+        f[5].strip() for f in fields
+        if len(f) > 5 and f[1][1] == "w" and f[1][3] == "s" and not f[5].startswith(own)
+    )  # fmt: skip

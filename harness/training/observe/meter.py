@@ -1,7 +1,7 @@
 """What the kernel counted of a rank over the kept window, read at its two ends."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import process_time
 
@@ -29,10 +29,14 @@ class Reading:
 class Meter:
     """Reads at ``start``, at ``stop``, and once more when all that was sent is acknowledged.
 
-    ``clock`` is the one that times the window, in s.
+    ``clock`` is the one that times the window, in s; ``helpers`` are processes that work for this
+    one, as it does.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], helpers: Callable[[], Sequence[int]] = tuple
+    ) -> None:
+        self._helpers = helpers
         self._cores, self._stamps, self._clock = os.sched_getaffinity(0), Stamps(), clock
         self._before = self._at_end = self.start()
 
@@ -67,7 +71,7 @@ class Meter:
         return Reading(
             busy_s=machine.busy_s(self._cores),
             throttled_s=cgroup.throttled_s(),
-            cpu_s=process_time(),
+            cpu_s=process_time() + sum(map(beside.cpu_s, self._helpers())),
             kernel_s=kernel_s,
             own_s=own_s,
             written_bytes=None,

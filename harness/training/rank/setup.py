@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from harness.host import cores
 from harness.host.environment import names_interface
@@ -26,7 +27,9 @@ from harness.record.store import Samples
 from harness.spec import CaseSpec, Device, Dim, Mesh, StandIn
 from harness.training.accelerator import Accelerator
 from harness.training.context import Loaded, RankContext, make_batch
+from harness.training.data import Sampler
 from harness.training.describe import case_batching
+from harness.training.feeds import Source, whole_epochs
 from harness.training.observe import beside, threads
 from harness.training.observe.memory import Memory
 from harness.training.rank.barrier import Barrier
@@ -110,6 +113,23 @@ class Rank:
                 ).inputs
             ),
         )
+
+    def source(
+        self,
+        loaded: Loaded,
+        ctx: RankContext,
+        steps: int,
+        pooled: Callable[[Tensor], None] = lambda inputs: None,
+        sampler: Sampler | None = None,
+    ) -> Source:
+        """What an input is given: by default whole batches, and never a sample twice."""
+        place = self.place
+        return Source(
+            loaded=loaded, ctx=ctx, steps=steps, pooled=pooled, meet=self.meet,
+            sampler=sampler or whole_epochs(ctx),
+            folder=self.out / f"work.data{place.node}", local_rank=place.local_rank,
+            local_size=self.spec.case.nodes[place.node],
+        )  # fmt: skip
 
     def record(
         self,

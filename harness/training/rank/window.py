@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter, sleep, time_ns  # before any file of a user's is imported
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from harness.record.store import Samples
 from harness.spec import Window
 from harness.training.accelerator import Accelerator
 from harness.training.context import RankContext, Trainer
-from harness.training.data import Batch
+from harness.training.feeds import Feed, helpers_of
 from harness.training.observe import beside
 from harness.training.observe.intake import Intake, every_row_hashed
 from harness.training.observe.memory import Memory
@@ -27,9 +26,6 @@ from harness.training.observe.meter import Meter, Reading
 from harness.training.observe.outline import Outline
 from harness.training.observe.profiler import Profiler
 from harness.training.observe.spans import span
-
-#: The batch of a step, of this rank.
-Feed: TypeAlias = Callable[[int], Batch]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +171,8 @@ def measure(
         trainer, steps, memory=memory, beat=beat, period_s=period_s, intake=intake,
         events=accelerator.events(steps + 1),
     )  # fmt: skip
-    meter, settle = Meter(perf_counter), accelerator.synchronize
+    meter = Meter(perf_counter, lambda: helpers_of(feed))
+    settle = accelerator.synchronize
     settle()
     meet()
     log.start(0)
@@ -203,5 +200,5 @@ def measure(
         misses=log.misses,
         grown=grown,
         counted=ctx.world_size > 1 and ctx.case.backend == "gloo" and ctx.case.communicate,
-        shared=tuple(sorted(beside.shared_memory() - known)),
+        shared=tuple(sorted(beside.shared_memory(helpers_of(feed)) - known)),
     )

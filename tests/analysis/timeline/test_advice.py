@@ -20,7 +20,7 @@ from harness.base.stats import evenly
 from harness.interface.cli import measuring
 from harness.interface.cli.main import main
 from harness.record import Term
-from harness.spec import Catalogue, Data, Device, Mode, Precision, Settings, Site
+from harness.spec import Catalogue, Device, Mode, Precision, Settings, Site
 from harness.spec.targets import plans_of
 
 KNOWN, SITE = Catalogue(), Site(device=Device.CPU, backend="gloo", nodes=(2,))
@@ -29,7 +29,7 @@ CASES = {
     "weak": SITE.case("ddp/mlp-nano"),
     "knobs": SITE.case("ddp/mlp-nano", knobs={"ddp.bucket_cap_mb": 5.0}, precision=Precision.BF16),
     "strong": SITE.case("ddp/mlp-nano", Mode.STRONG, global_batch=32),
-    "codec": SITE.case("compressed:topk/mlp-nano", data=Data.LOADED),
+    "codec": SITE.case("compressed:topk/mlp-nano", data="loaded"),
     "pipeline": SITE.case("pipeline/mlp-small"),
 }
 

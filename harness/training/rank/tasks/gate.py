@@ -36,14 +36,14 @@ from harness.training.observe import issued
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
-from harness.training.rank import counted, invariants, took_effect
+from harness.training.rank import counted, handed, invariants, took_effect
 from harness.training.rank.ceiling import ceiling
 from harness.training.rank.counted import STEPS, Seen
+from harness.training.rank.handed import STEPS_PER_EPOCH
 from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale, snapshot
 from harness.training.rank.setup import Rank
 from harness.training.rank.simulated import Simulated
 
-STEPS_PER_EPOCH = 2  # so that the gate crosses an epoch
 #: Shards that every rank's reference takes in turn; of more each rank takes its own.
 IN_TURN = 2
 #: Shorter than any twin's gradient.
@@ -71,6 +71,7 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     rank.beat(Phase.GATE)
     twin = loaded.at_once(task.twin)
     checks, sent, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))
+    checks += handed.checks(loaded, context(twin), rank)
     more, norm = full_size(loaded, case, context(case))
     alone = case.plain and not case.stand_in  # a device that waits has no ceiling
     return rank.record(
@@ -176,7 +177,7 @@ def _train(
         checks.append(replicas(trainer, ctx, f"{name}.replicas"))
     checks += _staleness(name, trainer, expected)
     if name == "sgd":
-        checks += sampling(drawn, ctx)
+        checks += handed.sampling(drawn, ctx, sampler.epoch)
         checks += _dtype(trainer, case)
     seen = counter.seen  # of training, not of the step that is watched now
     if name is Optimizer.SGD and took_effect.asked(case):
@@ -320,22 +321,6 @@ def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
     unlike = len(set(digests)) - len({part for part, _ in digests})
     told = f"{unlike + 1} different of {len(digests)}"
     return Check(name=name, ok=not unlike, detail=told)
-
-
-def sampling(drawn: list[list[int]], ctx: RankContext) -> list[Check]:
-    """Every epoch each sample once over all shards, and in another order than the last one."""
-    per_rank: list[list[list[int]]] = ctx.gather(drawn)
-    shards = list({ctx.mesh.shard(rank): ids for rank, ids in enumerate(per_rank)}.values())
-    epochs = [
-        [i for step in range(e, e + STEPS_PER_EPOCH) for shard in shards for i in shard[step]]
-        for e in range(0, STEPS, STEPS_PER_EPOCH)
-    ]
-    size = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=0).epoch
-    once = all(sorted(epoch) == list(range(size)) for epoch in epochs)
-    return [
-        counted.check("samples_once_per_epoch", once, len(set(epochs[0])), size),
-        Check(name="epochs_differ", ok=epochs[0] != epochs[1], detail="order of two epochs"),
-    ]
 
 
 def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Check], float | None]:

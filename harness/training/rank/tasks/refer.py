@@ -7,10 +7,10 @@ is too large for a device, one rank takes the shards in turn, a block of the mod
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,12 +21,15 @@ from harness.launch.wire.messages import LaunchSpec, Refer
 from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
 from harness.training.context import Loaded, RankContext, build_model, load
+from harness.training.feeds import Feed
 from harness.training.observe.memory import Memory
-from harness.training.rank.feed import make_feed
 from harness.training.rank.oracle import Oracle, added, shaped
 from harness.training.rank.setup import Rank
 from harness.training.rank.simulated import Simulated
 from harness.training.rank.streamed import Streamed
+
+#: The batches of a shard, step by step.
+Batches: TypeAlias = Callable[[int], Feed]
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
@@ -42,7 +45,12 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     alone = task.streamed or loaded.supports.oracle == "simulated"
     train = _in_turn if alone else _side_by_side
     losses: list[float] = []
-    for loss in train(loaded, ctx, model, task.steps):
+
+    def batches(shard: int) -> Feed:
+        own = dataclasses.replace(ctx, shard=shard)
+        return loaded.feed(rank.source(loaded, own, task.steps), plain=True)
+
+    for loss in train(loaded, ctx, model, batches, task.steps):
         rank.beat(Phase.GATE, len(losses))
         losses.append(loss)
     zeros = np.zeros(task.steps)
@@ -57,24 +65,26 @@ def run(task: Refer, rank: Rank) -> RankRecord:
 
 
 def _side_by_side(
-    loaded: Loaded, ctx: RankContext, model: nn.Module, steps: int
+    loaded: Loaded, ctx: RankContext, model: nn.Module, batches: Batches, steps: int
 ) -> Iterator[float]:
     """This rank's loss of every step, its gradients added to those of the other shards."""
     oracle = Oracle.of(model, loaded, ctx)
     hook = None if ctx.compressor is None else ctx.compressor.build(ctx)
-    encoder, feed = Encoder(model), make_feed(loaded, ctx, steps)
+    encoder, feed = Encoder(model), batches(ctx.shard)
     for step in range(steps):
         loss, own = oracle.backward(feed(step))
         yield float(loss)
         oracle.update(added(own, ctx.batching.shards) if hook is None else encoder(own, hook))
 
 
-def _in_turn(loaded: Loaded, ctx: RankContext, model: nn.Module, steps: int) -> Iterator[float]:
+def _in_turn(
+    loaded: Loaded, ctx: RankContext, model: nn.Module, batches: Batches, steps: int
+) -> Iterator[float]:
     """The mean loss of every step over all shards."""
     simulated = loaded.supports.oracle == "simulated"
     oracle = Simulated(model, loaded, ctx) if simulated else Streamed.of(model, loaded, ctx)
     shards = range(ctx.batching.shards)
-    feeds = [make_feed(loaded, dataclasses.replace(ctx, shard=s), steps) for s in shards]
+    feeds = [batches(shard) for shard in shards]
     for step in range(steps):
         yield oracle.step([feed(step) for feed in feeds])
 

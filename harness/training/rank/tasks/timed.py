@@ -10,6 +10,7 @@ from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.record import RankRecord
 from harness.spec import Compiled, Window
 from harness.training.context import load
+from harness.training.feeds import took
 from harness.training.observe import issued
 from harness.training.observe.clock import Clock
 from harness.training.observe.compiling import Compilations
@@ -18,7 +19,6 @@ from harness.training.observe.memory import Memory
 from harness.training.observe.outline import Outline
 from harness.training.observe.profiler import Profiler
 from harness.training.parallel.experts import Routing, routings
-from harness.training.rank.feed import make_feed
 from harness.training.rank.setup import Rank
 from harness.training.rank.window import measure
 
@@ -43,7 +43,7 @@ def run(task: Timed, rank: Rank) -> RankRecord:
 
     trainer = loaded.build(case, ctx, case.seed, watch)
     rank.lap("model")
-    feed = make_feed(loaded, ctx, task.steps, intake.pool)
+    feed = loaded.feed(rank.source(loaded, ctx, task.steps, intake.pool))
     period = getattr(loaded.model, "period_s", None)
     period_s = None if period is None else period(loaded.size(case), case, task.draw)
     rank.lap("data")
@@ -83,7 +83,7 @@ def run(task: Timed, rank: Rank) -> RankRecord:
         clock.handshake()
         more["trace_sha256"] = profiler.export(rank.out, ctx.rank)
         more |= dict(clock_offset_ns=clock.offset_ns, clock_half_ns=clock.half_width_ns)
-    ran = trainer.ran()
+    ran = replace(trainer.ran(), fed=took(feed))
     if case.compiled is not Compiled.NO:
         again = compilations.within(measured.window_ns)
         ran = replace(ran, compile_s=compilations.total_s, recompiled=again)

@@ -24,7 +24,6 @@ from harness.training.accelerator import Accelerator
 from harness.training.context import load
 from harness.training.observe import intake, issued
 from harness.training.observe.spans import span
-from harness.training.rank.feed import make_feed
 from harness.training.rank.setup import Rank
 from harness.training.trainer import LocalTrainer
 
@@ -52,7 +51,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
     named, case = load(rank.spec.files), rank.spec.case
     ctx = rank.context(named, case)
     trainer = named.build(case, ctx, case.seed)
-    feed = make_feed(named, ctx, task.steps)
+    feed = named.feed(rank.source(named, ctx, task.steps))
     rank.lap("model")
     if not isinstance(trainer, LocalTrainer) or not trainer.resumable:
         raise ValueError("recover cannot save the state of this strategy in a checkpoint")

@@ -1,0 +1,242 @@
+"""Samples lie in files on disk; a DataLoader's workers read and decode them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from harness.training.context import Knobs
+from harness.training.data import Batch
+from harness.training.feeds import Feed, Source
+
+INPUT = dict(instead=("resident",), more="workers", even=True)
+KNOBS = dict(
+    workers=2, prefetch=2, persistent=True, pin=False, cold=False, decode_ms=0.0, shard_mb=8.0,
+    dataset_mb=256.0,
+)  # fmt: skip
+RANGES = dict(
+    workers=(0, 256), prefetch=(1, 256), decode_ms=(0, 60_000), shard_mb=(0.001, 1e6),
+    dataset_mb=(0.001, 1e6),
+)  # fmt: skip
+
+#: Samples that are written at a time.
+CHUNK = 256
+#: Of a worker: which one, and seconds of reading and of decoding, and bytes that disks delivered.
+Work: TypeAlias = tuple[int, float, float, int]
+
+
+@dataclass
+class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
+    """``rows`` samples in files of ``per_file``; a sample beyond is one of those again.
+
+    ``cold``: what was read is forgotten by the page cache at once, so that disks deliver all.
+    """
+
+    folder: Path
+    rows: int
+    per_file: int
+    kinds: Sequence[tuple[torch.Size, torch.dtype, int]]
+    decode_s: float
+    cold: bool
+    opened: dict[int, int] = field(default_factory=dict)
+
+    def __getitem__(self, sample: int) -> tuple[Tensor, Tensor, float, float]:
+        """Inputs and targets of a sample; seconds of reading and of decoding."""
+        began = time.perf_counter()
+        raw = self.read(sample % self.rows)
+        read = time.perf_counter()
+        inputs, targets = self.decoded(raw)
+        return inputs, targets, read - began, time.perf_counter() - read
+
+    def read(self, row: int) -> bytes:
+        """The bytes of one row."""
+        number, place = divmod(row, self.per_file)
+        if number not in self.opened:
+            self.opened[number] = os.open(file_of(self.folder, number), os.O_RDONLY)
+        size = sum(nbytes for _, _, nbytes in self.kinds)
+        raw = os.pread(self.opened[number], size, place * size)
+        if self.cold:
+            os.posix_fadvise(self.opened[number], 0, 0, os.POSIX_FADV_DONTNEED)
+        if len(raw) != size:
+            raise ValueError(f"{file_of(self.folder, number)} is too short: row {place} is cut off")
+        return raw
+
+    def decoded(self, raw: bytes) -> tuple[Tensor, Tensor]:
+        """Tensors of a row, after as much work as decoding is stated to be."""
+        until = time.thread_time() + self.decode_s
+        while time.thread_time() < until:
+            pass
+        (one, first, split), (two, second, _) = self.kinds
+        buffer = bytearray(raw)
+        inputs = torch.frombuffer(buffer, dtype=first, count=one.numel())
+        targets = torch.frombuffer(buffer, dtype=second, count=two.numel(), offset=split)
+        return inputs.view(one), targets.view(two)
+
+    def write(self, source: Source) -> None:
+        """This rank's share of the files: every ``local_size``-th."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files = -(-self.rows // self.per_file)
+        for number in range(source.local_rank, files, source.local_size):
+            end = min((number + 1) * self.per_file, self.rows)
+            with file_of(self.folder, number).open("wb") as out:
+                for first in range(number * self.per_file, end, CHUNK):
+                    ids = torch.arange(first, min(first + CHUNK, end))
+                    for pair in zip(*source.content(ids), strict=True):
+                        out.writelines(_bytes(tensor) for tensor in pair)
+                out.flush()
+                os.fsync(out.fileno())
+                os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if not self.cold:
+                file_of(self.folder, number).read_bytes()
+
+
+class Places:
+    """Which samples each batch of an epoch has: a batch sampler whose epoch is set."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.first, self.end = source, 0, 0
+
+    def set_steps(self, first: int, end: int) -> None:
+        """The steps of the epoch, from here on."""
+        self.first, self.end = first, end
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(self.first, self.end):
+            yield self.source.ids(step).tolist()
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+class Loading:
+    """The batches of one rank, epoch by epoch."""
+
+    def __init__(self, source: Source, stored: Stored, knobs: Knobs) -> None:
+        self.source, self.stored, self.knobs = source, stored, knobs
+        self.places = Places(source)
+        workers = int(knobs["workers"])
+        self.loader: DataLoader[Any] = DataLoader(
+            stored, batch_sampler=self.places, collate_fn=collated, num_workers=workers,
+            prefetch_factor=int(knobs["prefetch"]) if workers else None,
+            persistent_workers=bool(knobs["persistent"] and workers),
+            pin_memory=bool(knobs["pin"]), multiprocessing_context="fork" if workers else None,
+        )  # fmt: skip
+        self.coming: Iterator[Any] = iter(())
+        self.next = -1
+        self.work: list[Work] = []
+
+    def __call__(self, step: int) -> Batch:
+        """The batch of a step; one that was handed out before is read by the rank itself."""
+        if step < self.next:
+            made = collated([self.stored[i] for i in self.source.ids(step).tolist()])
+            return self._batch(step, made)
+        if step != self.next or step % self.source.sampler.steps_per_epoch == 0:
+            length = self.source.sampler.steps_per_epoch
+            self.places.set_steps(step, min((step // length + 1) * length, self.source.steps))
+            self.coming = iter(self.loader)
+        self.next = step + 1
+        made = next(self.coming)
+        self.work.append(made[2:])
+        if self.next == self.source.steps:
+            self._check()
+        return self._batch(step, made)
+
+    def _batch(self, step: int, made: tuple[Any, ...]) -> Batch:
+        return self.source.batch(step, self.source.ids(step), made[0], made[1])
+
+    def _check(self) -> None:
+        """RuntimeError if others than the workers that were asked for have made the batches."""
+        asked, made = int(self.knobs["workers"]), {pid for pid, *_ in self.work}
+        at_work = made - {os.getpid()}
+        if len(at_work) < min(asked, len(self.work)) or (asked and os.getpid() in made):
+            raise RuntimeError(f"{len(at_work)} of {asked} workers made batches")
+        if self.knobs["cold"] and not sum(disk for *_, disk in self.work):
+            where = self.stored.folder
+            raise RuntimeError(f"cold: no disk delivered anything, {where} is kept in memory")
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """The workers' processes."""
+        iterator = getattr(self.loader, "_iterator", None) or self.coming
+        return tuple(w.pid for w in getattr(iterator, "_workers", ()) if w.pid is not None)
+
+    def took(self) -> dict[str, float]:
+        """Seconds of reading and decoding, and bytes from disks, in a median step."""
+        names = ("read_s", "decode_s", "disk_bytes")
+        columns = list(zip(*self.work, strict=True))[1:]
+        return {name: float(median(c)) for name, c in zip(names, columns, strict=True)}
+
+
+def feed(source: Source, knobs: Knobs) -> Feed:
+    """Writes the samples of this launch, then reads them."""
+    first = source.content(torch.zeros(1, dtype=torch.int64))
+    kinds = [(x.shape[1:], x.dtype, x[0].nbytes) for x in first]
+    size = sum(nbytes for _, _, nbytes in kinds)
+    stored = Stored(
+        folder=source.folder, rows=rows_of(source, knobs, size),
+        per_file=max(1, int(knobs["shard_mb"] * 2**20 / size)), kinds=kinds,
+        decode_s=knobs["decode_ms"] / 1e3, cold=bool(knobs["cold"]),
+    )  # fmt: skip
+    stored.write(source)
+    source.meet()
+    return Loading(source, stored, knobs)
+
+
+def plain(source: Source, knobs: Knobs) -> Feed:
+    """The same batches, made anew: what losses are compared with."""
+    size = sum(x[0].nbytes for x in source.content(torch.zeros(1, dtype=torch.int64)))
+    rows = rows_of(source, knobs, size)
+
+    def make(step: int) -> Batch:
+        ids = source.ids(step)
+        return source.batch(step, ids, *source.content(ids % rows))
+
+    return make
+
+
+def rows_of(source: Source, knobs: Knobs, size: int) -> int:
+    """Samples of ``size`` bytes on disk: all that are trained on, or as many as fit."""
+    sampler = source.sampler
+    epochs = -(-source.steps // sampler.steps_per_epoch) if sampler.fresh else 1
+    return max(1, min(epochs * sampler.epoch, int(knobs["dataset_mb"] * 2**20 / size)))
+
+
+def collated(samples: Sequence[tuple[Tensor, Tensor, float, float]]) -> tuple[Any, ...]:
+    """Inputs, targets, and what a worker did for them."""
+    inputs, targets, read, decode = zip(*samples, strict=True)
+    return (
+        torch.stack(inputs), torch.stack(targets), os.getpid(), sum(read), sum(decode), _disk(),
+    )  # fmt: skip
+
+
+def file_of(folder: Path, number: int) -> Path:
+    return folder / f"shard{number:05d}.bin"
+
+
+#: Bytes that disks had delivered to this process when it was asked last.
+_delivered = 0
+
+
+def _disk() -> int:
+    """Bytes that disks have delivered to this process since it was asked last."""
+    global _delivered
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/io").read_text().splitlines()
+        total = next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+        _delivered, before = total, _delivered
+        return total - before
+    return 0
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()

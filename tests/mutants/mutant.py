@@ -43,7 +43,7 @@ class Context:
     def __getattr__(self, name: str) -> object:
         return getattr(self._ctx, name)
 
-    def autocast(self) -> AbstractContextManager[object]:
+    def forward(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 
 
@@ -89,7 +89,7 @@ class Manual(LocalTrainer):
         parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
         total = torch.zeros(())
         for x, y in parts:
-            with self.ctx.autocast():
+            with self.ctx.forward():
                 loss = self.ctx.loss(self.module(x), y)
             if self.bug != "accumulation_undivided":
                 loss = loss / len(parts)

@@ -105,18 +105,26 @@ def notes(costs: Sequence[Cost], here: float) -> list[str]:
         out.append(f"learned less in as many steps, and are no choice as they are: {names}")
     if not others:
         return out
-    best = min(others, key=lambda c: c.step_s)
-    word = "wins" if best.step_s < dense.step_s else "is the least slow, and loses"
-    ratio = dense.step_s / best.step_s
-    coded = (best.encode_s or 0.0) + (best.decode_s or 0.0)
-    of = f"; its codec takes {si(coded, 's')} of {si(best.step_s, 's')}" if coded else ""
-    out.append(f"here: {best.name} {word} ({ratio:.2f}x of dense{of})")
+    out.append(_here(others, dense, here))
     for rate in RATES:
         fastest = min([dense, *others], key=lambda c: c.at(rate, here))
         gain = dense.at(rate, here) / fastest.at(rate, here)
         wins = f"{fastest.name}, {gain:.2f}x of dense"
         out.append(f"at {si(rate, 'bit/s')}: {'dense' if fastest is dense else wins}")
     return out
+
+
+def _here(others: Sequence[Cost], dense: Cost, here: float) -> str:
+    """Which codecs win over the link that was there, and why the slowest of them loses."""
+    where = "here" if math.isinf(here) else f"at the {si(here, 'bit/s')} that this fabric gave"
+    ranked = sorted(others, key=lambda c: c.step_s)
+    winners = [c for c in ranked if c.step_s < dense.step_s]
+    said = [f"{c.name} wins {dense.step_s / c.step_s:.2f}x" for c in winners[:2]]
+    if (last := ranked[-1]) not in winners:
+        coded = (last.encode_s or 0.0) + (last.decode_s or 0.0)
+        why = f": its codec takes {si(coded, 's')}" if coded else ""
+        said.append(f"{last.name} loses{why}")
+    return f"{where}: {', '.join(said)}"
 
 
 def _learned_less(c: Cost, dense: Cost) -> bool:

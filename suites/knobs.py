@@ -1,0 +1,139 @@
+"""Recipes of settings: what the usual defaults, inputs, precisions, kernels and checkpoints bring.
+
+All arms of a plan train the same model, so each row says what one setting changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from harness import CaseSpec, Mode, Plan, Precision, Protocol, Site, beside, versus
+
+METRICS = ("step_s", "throughput_ratio", "peak_bytes")
+
+
+def _site(site: Site, ranks: int = 2) -> Site:
+    return site if site.world_size >= ranks else site.cpu(ranks)
+
+
+def _model(site: Site) -> str:
+    return "decoder-350m" if site.device == "cuda" else "decoder-mini"
+
+
+def _plan(site: Site, name: str, cases: dict[str, CaseSpec], *more: str) -> list[Plan]:
+    protocol = Protocol() if site.device == "cuda" else Protocol(steps=24, cut=8)
+    return [beside(name, cases, (*METRICS, *more), protocol=protocol)]
+
+
+def published(site: Site) -> list[Plan]:
+    """The defaults that frameworks ship, beside DDP's: buckets of 25 MB (PyTorch) and of 5e8
+    elements (DeepSpeed), a tenth or what exceeds 0.01 of the gradients, 4 accumulated
+    micro-batches, a learning rate that grows beyond a batch of 32.
+    """
+    here = _site(site)
+
+    def case(strategy: str, **fields: Any) -> CaseSpec:
+        return here.case(f"{strategy}/{_model(site)}", Mode.WEAK, **fields)
+
+    cases = {
+        "25 MB buckets": case("ddp"),
+        "buckets of 5e8 elements": case("ddp", knobs={"ddp.bucket_cap_mb": 5e8 * 4 / 2**20}),
+        "a tenth of the gradient": case("compressed:topk", knobs={"topk.rho": 0.1}),
+        "what exceeds 0.01": case("compressed:threshold", knobs={"threshold.threshold": 0.01}),
+        "4 micro-batches": case("ddp", accumulate=4),
+        "base batch 32": case("ddp", learning_rate="linear", base_batch=32, warm_up=4),
+    }
+    return _plan(here, "usual defaults", cases, "sent_bytes")
+
+
+def published_stages(site: Site) -> list[Plan]:
+    """4 stages, and 2 experts a token: the other defaults, on worlds of their own."""
+    four = _site(site, 4)
+    routed = {f"top {top}": four.case("expert_parallel/moe-nano", knobs={"moe.top": top})
+              for top in (1, 2)}  # fmt: skip
+    staged = {
+        f"{micro} micro-batches": four.case(
+            "pipeline/paced-small", knobs={"pipeline.microbatches": micro}
+        )
+        for micro in (4, 8)
+    }
+    return [
+        *_plan(four, "4 stages", staged, "bubble_share"),
+        *_plan(four, "experts a token", routed, "dropped_tokens"),
+    ]
+
+
+def inputs(site: Site) -> list[Plan]:
+    """Batches at hand, made in the step, and read from files by none to two workers."""
+    here = _site(site)
+
+    def case(data: str, **knobs: Any) -> CaseSpec:
+        return here.case(
+            f"ddp/{_model(site)}", data=data, knobs={f"{data}.{k}": v for k, v in knobs.items()}
+        )
+
+    cases = {
+        "resident": case("resident"),
+        "made in the step": case("loaded"),
+        "made ahead": case("prefetched"),
+        "files, no worker": case("files", workers=0, decode_ms=1.0),
+        "files, one worker": case("files", workers=1, decode_ms=1.0),
+        "files, two workers": case("files", workers=2, decode_ms=1.0),
+        "files, cold": case("files", workers=2, decode_ms=1.0, cold=True),
+    }
+    return _plan(here, "inputs", cases, "data_share")
+
+
+def precisions(site: Site) -> list[Plan]:
+    """fp32 (and TF32 where there is one), bf16, autocast to bf16 and to scaled fp16, 8 bits."""
+    here = _site(site)
+    base = here.case(f"ddp/{_model(site)}")
+    cases = {"fp32": base}
+    if site.device == "cuda":
+        cases["TF32"] = replace(base, tf32=True)
+    cases |= {str(p): replace(base, precision=p) for p in Precision if p is not Precision.FP32}
+    return _plan(here, "precisions", cases, "skipped_steps")
+
+
+def kernels(site: Site) -> list[Plan]:
+    """Attention's kernels, ways to step the parameters, compiled blocks."""
+    here = _site(site)
+    base = here.case(f"ddp/{_model(site)}")
+    cuda = site.device == "cuda"
+    cases = {"as torch chooses": base}
+    for kernel in ("math", "flash", *(("efficient", "cudnn") if cuda else ())):
+        cases[f"attention {kernel}"] = replace(base, attention=kernel)
+    for way in ("loop", "foreach", "fused"):
+        cases[f"stepping {way}"] = replace(base, stepping=way)
+    cases["compiled"] = replace(base, compiled="inductor")
+    if cuda:
+        cases["priority stream"] = replace(base, priority_stream=True)
+    return _plan(here, "kernels", cases)
+
+
+def backends(site: Site) -> list[Plan]:
+    """NCCL's ring against its tree, on more than one GPU."""
+    if site.device != "cuda" or site.world_size < 2:
+        return []
+    base = site.case(f"ddp/{_model(site)}")
+    cases = {
+        algorithm: replace(base, environment={**(base.environment or {}), "NCCL_ALGO": algorithm})
+        for algorithm in ("Ring", "Tree")
+    }
+    return _plan(site, "algorithms", cases, "exposed_comm_share")
+
+
+def checkpoints(site: Site) -> list[Plan]:
+    """What computing blocks again saves of memory, and what that costs of a step."""
+    here = _site(site)
+    batch = None if site.device == "cuda" else 32
+    base = here.case(f"ddp/{_model(site)}", micro_batch=batch)
+    metrics = ("memory_saved", "step_time_ratio")
+    protocol = Protocol() if site.device == "cuda" else Protocol(steps=10, cut=2)
+    kinds: list[dict[str, Any]] = [
+        dict(checkpoint=True), dict(checkpoint=True, checkpoint_every=2),
+        dict(checkpoint=True, selective=True),
+    ]  # fmt: skip
+    kinds += [dict(offload=True)] if site.device == "cuda" else []
+    return [versus(base, replace(base, **kind), metrics, protocol=protocol) for kind in kinds]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # for type checkers, as below
     from harness.spec.site import rungs
     from harness.training.context import Knobs, RankContext, Trainer
     from harness.training.data import Batch, images, labels, uniform
+    from harness.training.feeds import Feed, Source
     from harness.training.hooks import ErrorFeedback, Promise, all_gather, done
     from harness.training.observe.spans import span
     from harness.training.script.measured import measured
@@ -62,6 +63,7 @@ _NAMES = {
     "spec.site": "rungs",
     "training.context": "Knobs RankContext Trainer",
     "training.data": "Batch images labels uniform",
+    "training.feeds": "Feed Source",
     "training.hooks": "ErrorFeedback Promise all_gather done",
     "training.observe.spans": "span",
     "training.script.measured": "measured",

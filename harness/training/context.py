@@ -119,11 +119,12 @@ class RankContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Compressor:
-    """A compressor's file with the knobs of a case settled."""
+    """A compressor's file with the knobs of a case settled. Steps before ``start`` are dense."""
 
     name: str
     module: ModuleType
     knobs: Knobs
+    start: int = 0
 
     @property
     def error_bound(self) -> float:
@@ -135,7 +136,7 @@ class Compressor:
         return self.module.promise(shapes, world_size, self.knobs)
 
     def build(self, ctx: RankContext) -> Any:
-        """A communication hook for DDP, ``hooks.Hook``."""
+        """A communication hook for DDP, ``hooks.Hook``, from the first step on."""
         return self.module.build(ctx, self.knobs)
 
 
@@ -191,7 +192,8 @@ class Loaded:
         if self.codec is None or case.compressor is None:
             return None
         knobs = case.knobs_of(case.compressor, getattr(self.codec, "KNOBS", {}))
-        return Compressor(name=case.compressor, module=self.codec, knobs=knobs)
+        start = int(self.knobs(case).get("start", 0))
+        return Compressor(name=case.compressor, module=self.codec, knobs=knobs, start=start)
 
     def build(
         self,

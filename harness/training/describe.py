@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from harness.base.documents import Json
 from harness.record import Described, Expected, ModelFacts, Reference
 from harness.spec import (
     Batching,
@@ -126,7 +127,10 @@ def reference(
     settings = [case.device, case.precision, case.optimizer, case.seed, case.checkpoint, case.data]
     settings += [case.setup] if case.setup else []  # other software may round otherwise
     compressor = loaded.compressor(case)
-    encoding = None if compressor is None else [compressor.name, dict(compressor.knobs)]
+    encoding: list[Json] | None = None
+    if compressor is not None:
+        encoding = [compressor.name, dict(compressor.knobs)]
+        encoding += [compressor.start] if compressor.start else []
     own = ("clip", "learning_rate", "base_batch", "warm_up", *HOW)
     settings += [f"{name}={case.series[name]}" for name in own if name in case.series]
     size = dict(loaded.size(case))

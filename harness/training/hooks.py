@@ -84,7 +84,7 @@ def state_of(hook: object, names: Mapping[Tensor, str]) -> dict[str, Any]:
             out[name] = {key: entry for key, entry in kept.items() if isinstance(entry, Tensor)}
         elif name == "step":
             out[name] = value
-        elif hasattr(value, "generator"):
+        elif name == "inner" or hasattr(value, "generator"):
             out[name] = state_of(value, names)
     return out
 
@@ -101,6 +101,23 @@ def restore(hook: object, state: Mapping[str, Any], parameters: Mapping[str, Ten
             restore(current, value, parameters)
         else:
             setattr(hook, name, value)
+
+
+class Late:
+    """A hook that all-reduces whole gradients until step ``start``, and then does as ``inner``."""
+
+    def __init__(self, inner: Hook, start: int, world_size: int) -> None:
+        self.inner, self.start, self.world_size, self.step = inner, start, world_size, 0
+
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        whole = self.step < self.start
+        self.step += bucket.is_last()
+        if not whole:
+            return self.inner(bucket)
+        flat = bucket.buffer().div_(self.world_size)
+        reduced = dist.all_reduce(flat, async_op=True).get_future()
+        first: torch.futures.Future[Tensor] = reduced.then(lambda f: f.value()[0])
+        return first
 
 
 class ErrorFeedback:

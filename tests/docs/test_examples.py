@@ -24,3 +24,9 @@ def test_an_example_passes_the_gate(launch: Any, case: str) -> None:
     world = launch(case)
     assert world.cause is None and not world.failed
     assert all(len(rank.checks) > 10 for rank in world.ranks)
+
+
+def test_the_example_of_an_input_passes_the_gate(launch: Any) -> None:
+    world = launch("ddp/mlp-nano", data="kept_on_host")
+    assert world.cause is None and not world.failed
+    assert any(c.name == "input.content" for c in world.ranks[0].checks)

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -124,11 +124,11 @@ class Rank:
     ) -> Source:
         """What an input is given: by default whole batches, and never a sample twice."""
         place = self.place
+        here, size = within(self.spec.case.nodes, place.rank)
         return Source(
             loaded=loaded, ctx=ctx, steps=steps, pooled=pooled, meet=self.meet,
             sampler=sampler or whole_epochs(ctx),
-            folder=self.out / f"work.data{place.node}", local_rank=place.local_rank,
-            local_size=self.spec.case.nodes[place.node],
+            folder=self.out / f"work.data{place.node}", local_rank=here, local_size=size,
         )  # fmt: skip
 
     def record(
@@ -183,6 +183,15 @@ class Rank:
             window_ns=None if measured is None else measured.window_ns,
             **{"planted_s": None, **more},
         )
+
+
+def within(nodes: Sequence[int], rank: int) -> tuple[int, int]:
+    """A rank's place among those of its node, and how many these are."""
+    for size in nodes:
+        if rank < size:
+            return rank, size
+        rank -= size
+    raise ValueError(f"there are {sum(nodes)} ranks on all nodes")
 
 
 def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path], None]) -> Rank:

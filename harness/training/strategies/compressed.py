@@ -13,7 +13,7 @@ from harness.record import Expected, ModelFacts, WhatRan
 from harness.spec import Batching, CaseSpec
 from harness.training.context import Compressor, Knobs, RankContext
 from harness.training.data import Batch
-from harness.training.hooks import restore, state_of
+from harness.training.hooks import Late, restore, state_of
 from harness.training.observe import laps
 from harness.training.observe.spans import span
 from harness.training.strategies import ddp
@@ -22,7 +22,8 @@ from harness.training.trainer import LocalTrainer
 SUPPORTS = dict(
     worlds="any", oracle="compressed", initial="broadcast", replicas=True, compressor=True
 )
-KNOBS = dict(bucket_cap_mb=1024.0)
+KNOBS = dict(bucket_cap_mb=1024.0, start=0)
+TWIN = dict(start=1)
 
 
 def expect(
@@ -33,7 +34,7 @@ def expect(
     knobs: Knobs,
     compressor: Compressor,
 ) -> Expected:
-    """What the compressor promises for these parameters."""
+    """What the compressor promises for these parameters, after ``start`` dense steps of warm-up."""
     shapes = [p.shape for p in model.parameters()]
     promise = compressor.promise(shapes, case.world_size)
     n = case.world_size
@@ -77,6 +78,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     assert ctx.compressor is not None
     plain = ddp.build(model, ctx, knobs)
     hook = ctx.compressor.build(ctx)
+    if ctx.compressor.start:
+        hook = Late(hook, ctx.compressor.start, ctx.world_size)
 
     def comm_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         with span("bucket", payload=bucket.index()):

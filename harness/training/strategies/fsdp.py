@@ -1,5 +1,6 @@
 """FSDP2: parameters, gradients and optimizer state sharded per block; hybrid over a mesh."""
 
+import functools
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec, Device, Dim, Precision
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import samples, traffic
-from harness.training.parallel.scatter import OverAllToAll
+from harness.training.parallel.scatter import OverAllToAll, codec_of, coded_bytes
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
+from harness.training.transports import Codec
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("fsdp", "dp"), replicas=True,
@@ -28,15 +30,15 @@ def expect(
 
     Every block is a group of its own; the last one to run forward is gathered again in backward
     like the others. gloo has no reduce-scatter: it sends an all-reduce's bytes, 2 (N-1)/N, where
-    NCCL and ``scatter="all_to_all"`` send (N-1)/N. Between forward and backward parameters are kept
-    in parts of ``reshard_to`` ranks; ``mixed`` gathers and computes in bf16 what is kept in fp32.
+    NCCL and ``scatter="all_to_all"`` send (N-1)/N, by a compressor's name encoded parts of that.
+    Between forward and backward parameters are kept in parts of ``reshard_to`` ranks; ``mixed``
+    gathers and computes in bf16 what is kept in fp32.
     """
     mesh, size = batching.mesh, element_bytes(model)
     n, replicas, again = mesh.size(Dim.FSDP), mesh.size(Dim.DP), int(knobs["reshard_to"])
     if again and (n % again or again in (1, n) or not knobs["reshard"]):
         raise ValueError(f"{case.strategy}.reshard_to={again} is no smaller group of {n} ranks")
-    if knobs["scatter"] not in ("own", "all_to_all"):
-        raise ValueError(f"{case.strategy}.scatter is own or all_to_all, not {knobs['scatter']}")
+    codec = _codec(knobs)
     if knobs["offload"] and case.device is Device.CPU:
         raise ValueError(f"{case.strategy}.offload moves shards to the CPU, where they are")
     if knobs["mixed"] and case.precision is not Precision.AUTOCAST:
@@ -44,8 +46,11 @@ def expect(
     blocks = [[p.shape for p in block.parameters()] for block in model.children()]
     largest = float(max(sum(s.numel() for s in shapes) for shapes in blocks) * size)
     gathers = batching.accumulate * (2 if knobs["reshard"] and not again else 1)
-    swapped = knobs["scatter"] == "all_to_all"
-    scatter = traffic.all_to_all if swapped else traffic.reduce_scatter(case.backend)
+    scatter = traffic.reduce_scatter(case.backend)
+    if knobs["scatter"] != "own":
+        scatter = traffic.all_to_all
+    if codec is not None:
+        scatter = functools.partial(_coded, codec, size)
     gathered = 2 if knobs["mixed"] else size
     sent = traffic.sharded(blocks, size, n, gathers, replicas, scatter, gathered)
     formula = f"{gathers + 2 - (scatter(1.0, 2).sent < 1):g} (N-1)/N bytes(P)"
@@ -67,7 +72,7 @@ def expect(
             + 2 * int(largest),
         ),
         formula=formula + (", gathered in bf16" if knobs["mixed"] else ""),
-        casts=bool(knobs["mixed"]),
+        casts=bool(knobs["mixed"]) or codec is not None,
         global_batch=batching.global_batch,
     )
 
@@ -81,12 +86,21 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         more["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     wrapped = samples.sharded(model, ctx, more)
     blocks: list[FSDPModule] = [b for b in model.children() if isinstance(b, FSDPModule)]
-    if knobs["scatter"] == "all_to_all":
-        for block in blocks:
-            block.set_custom_reduce_scatter(OverAllToAll())
+    for block in blocks if knobs["scatter"] != "own" else ():
+        block.set_custom_reduce_scatter(OverAllToAll(_codec(knobs)))
     ahead = int(knobs["prefetch"])
     for i, block in enumerate(blocks):  # by itself FSDP gathers one block ahead
         if ahead > 1:
             block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + ahead])
             block.set_modules_to_backward_prefetch(blocks[max(0, i - ahead) : i][::-1])
     return wrapped.trainer(ctx)
+
+
+def _codec(knobs: Knobs) -> Codec | None:
+    """That of the compressor which ``scatter`` names."""
+    return None if knobs["scatter"] in ("own", "all_to_all") else codec_of(str(knobs["scatter"]))
+
+
+def _coded(codec: Codec, size: int, payload: float, ranks: int) -> traffic.Traffic:
+    """All-to-all of encoded gradients of so many bytes."""
+    return traffic.all_to_all(coded_bytes(codec, payload / size, ranks), ranks)

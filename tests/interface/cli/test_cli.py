@@ -108,7 +108,7 @@ def test_json_is_one_document(
         (["fabric", "--strict"], 4, "no option '--strict'"),
         (["run", "ddp/decoder-tiny/strong", "--cpus", "2"], 4, "needs a global batch"),
         (["run", "ddp/mlp-nano", "--set", "precsion=bf16"], 4, "did you mean 'precision'?"),
-        (["run", "ddp/mlp-nano", "--set", "precision=fp8"], 4, "'fp8' is none of fp32"),
+        (["run", "ddp/mlp-nano", "--set", "precision=fp4"], 4, "'fp4' is none of fp32"),
         (["run", "ddp/mlp-nano", "--set", "optimizer=lion"], 4, "'lion' is none of sgd"),
         (["run", "ddp/mlp-nano", "--set", "backend=mpi"], 4, "no such field"),
         (["run", "ddp/mlp-nano", "--time-budget", "soon"], 4, "--time-budget soon"),

@@ -90,7 +90,9 @@ def limits(case: CaseSpec, mesh: Mesh, oracle: str, casts: bool) -> tuple[float,
     if on_cpu and mesh.exact and not casts:
         return 0.0, 0.0, 0.0
     # AdamW divides by a root that can be near zero: its limit is wide, SGD's is not.
-    if case.precision is Precision.FP32:  # parameters that are averaged round more than gradients
+    if (
+        case.precision is Precision.FP32 and not casts
+    ):  # parameters that are averaged round more than gradients
         return 1e-5, 1e-4 if oracle == "simulated" else 2e-5, 1e-3
     # Autocast on the CPU: the same batches round alike in both.
     if case.precision is Precision.AUTOCAST and on_cpu and not casts:

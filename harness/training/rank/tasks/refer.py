@@ -22,6 +22,7 @@ from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
 from harness.training.context import Loaded, RankContext, build_model, load
 from harness.training.feeds import Feed
+from harness.training.hooks import Hook, Late
 from harness.training.observe.memory import Memory
 from harness.training.rank.oracle import Oracle, added, shaped
 from harness.training.rank.setup import Rank
@@ -69,7 +70,11 @@ def _side_by_side(
 ) -> Iterator[float]:
     """This rank's loss of every step, its gradients added to those of the other shards."""
     oracle = Oracle.of(model, loaded, ctx)
-    hook = None if ctx.compressor is None else ctx.compressor.build(ctx)
+    hook: Hook | None = None
+    if ctx.compressor is not None:
+        hook = ctx.compressor.build(ctx)
+        if ctx.compressor.start:
+            hook = Late(hook, ctx.compressor.start, ctx.world_size)
     encoder, feed = Encoder(model), batches(ctx.shard)
     for step in range(steps):
         loss, own = oracle.backward(feed(step))

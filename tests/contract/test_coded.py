@@ -1,0 +1,47 @@
+"""Codecs in other places than DDP's hook: FSDP2's reduce-scatter, and from a later step on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.record import Purpose
+from harness.spec import Catalogue, Device, Site
+from harness.training.context import load
+from harness.training.describe import describe
+
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+
+
+@pytest.mark.parametrize(
+    ("world", "codec"), [(2, "int8"), pytest.param(4, "int8", marks=pytest.mark.full)]
+)
+def test_gradients_are_scattered_encoded(launch: Any, world: int, codec: str) -> None:
+    gate = launch("fsdp/mlp-wide", world, knobs={"fsdp.scatter": codec})
+    assert gate.cause is None and not gate.failed, (gate.cause, gate.failed)
+    plain = launch("fsdp/mlp-wide", world, knobs={"fsdp.scatter": "all_to_all"})
+    coded, whole = gate.described.expected, plain.described.expected
+    ratio = coded.payload_bytes["all_to_all"][0] / whole.payload_bytes["all_to_all"][0]
+    assert 0.25 < ratio < 0.27
+
+
+@pytest.mark.parametrize(
+    ("codec", "told"),
+    [("topk", "serves without error feedback"), ("int9", "no compressor is called 'int9'")],
+)
+def test_what_cannot_encode_a_reduce_scatter_is_refused(codec: str, told: str) -> None:
+    known = Catalogue()
+    case = known.normalise(SITE.case("fsdp/mlp-nano", knobs={"fsdp.scatter": codec}))
+    assert told in describe(load(known.files(case)), case).unsupported
+
+
+def test_steps_before_the_start_are_dense(launch: Any) -> None:
+    knobs = {"compressed.start": 2}
+    gate = launch("compressed:topk/mlp-wide", 2, knobs=knobs)
+    assert gate.cause is None and not gate.failed, (gate.cause, gate.failed)
+    timed = launch("compressed:topk/mlp-wide", 2, Purpose.TIMED, steps=12, cut=2, knobs=knobs)
+    sent = {rank.sent_bytes for rank in timed.ranks}
+    assert timed.cause is None
+    wanted = 10 * timed.described.expected.sent_bytes[0]
+    assert all(0.99 * wanted < s < 1.2 * wanted for s in sent if s is not None), (sent, wanted)

@@ -131,6 +131,11 @@ class ErrorFeedback:
         owed, flat = self.owed.get(parameter), gradient.flatten()
         return flat.clone() if owed is None else flat + owed
 
+    def take(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """The same, in the memory of what was owed: whoever takes it says what is owed next."""
+        owed = self.owed.get(parameter)
+        return gradient.flatten().clone() if owed is None else owed.add_(gradient.flatten())
+
     def keep(self, parameter: Tensor, wanted: Tensor, sent: Tensor) -> None:
         """Remember the difference for the next step."""
         self.owed[parameter] = wanted - sent

@@ -23,7 +23,9 @@ def build(ctx: RankContext, knobs: Knobs) -> Sparse:
 
     def choose(x: Tensor, k: int) -> Tensor:
         magnitude = x.abs()
-        found = torch.nonzero(magnitude >= least).flatten()
-        return found if len(found) <= k else found[torch.topk(magnitude[found], k).indices]
+        exceeds = magnitude >= least
+        if int(exceeds.sum()) > k:
+            return torch.topk(magnitude, k, sorted=False).indices
+        return torch.nonzero(exceeds).flatten()
 
     return Sparse(ctx, float(knobs["rho"]), choose, bool(knobs["feedback"]))

@@ -98,7 +98,7 @@ def notes(costs: Sequence[Cost], here: float) -> list[str]:
     others = [c for c in costs if c.pays]
     if dense is None or not others:
         return out
-    worse = [c for c in others if _learned_less(c, dense)]
+    worse = [c for c in others if learned_less(c, dense)]
     others = [c for c in others if c not in worse]
     if worse:
         names = ", ".join(c.name for c in worse)
@@ -127,7 +127,7 @@ def _here(others: Sequence[Cost], dense: Cost, here: float) -> str:
     return f"{where}: {', '.join(said)}"
 
 
-def _learned_less(c: Cost, dense: Cost) -> bool:
+def learned_less(c: Cost, dense: Cost) -> bool:
     """Whether its loss is above dense training's after as many steps; unknown is no reproach."""
     return c.loss is not None and dense.loss is not None and c.loss > WORSE * dense.loss
 

@@ -84,7 +84,7 @@ def test_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
 def test_user_files_of_the_docs_are_the_ones_in_examples() -> None:
     blocks = re.findall(r"```python\n(.*?)```", EXTENDING, re.S)
     shown = [b for b in blocks if b.startswith("# examples/")]
-    assert len(shown) == 3
+    assert len(shown) == 4
     for block in shown:
         first, _, code = block.partition("\n")
         assert code == (ROOT / first.removeprefix("# ")).read_text()

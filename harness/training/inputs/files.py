@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -138,8 +138,8 @@ class Loading:
     def __call__(self, step: int) -> Batch:
         """The batch of a step; one that was handed out before is read by the rank itself."""
         if step < self.next:
-            made = collated([self.stored[i] for i in self.source.ids(step).tolist()])
-            return self._batch(step, made)
+            at_once = replace(self.stored, decode_s=0.0)
+            return self._batch(step, collated([at_once[i] for i in self.source.ids(step).tolist()]))
         if step != self.next or step % self.source.sampler.steps_per_epoch == 0:
             length = self.source.sampler.steps_per_epoch
             self.places.set_steps(step, min((step // length + 1) * length, self.source.steps))

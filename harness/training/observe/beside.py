@@ -4,6 +4,7 @@ Gradients that travel through a file or through /dev/shm would not be counted on
 """
 
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,8 +21,13 @@ def written_bytes() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("wchar:")), None)
 
 
-def cpu_s(pid: int) -> float:
-    """CPU seconds of another process so far; 0 once it is gone."""
+def helpers_cpu_s(pids: Sequence[int]) -> float:
+    """CPU seconds so far of processes that work for this one, and of those that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime + sum(map(_cpu_s, pids))
+
+
+def _cpu_s(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -71,7 +71,7 @@ class Meter:
         return Reading(
             busy_s=machine.busy_s(self._cores),
             throttled_s=cgroup.throttled_s(),
-            cpu_s=process_time() + sum(map(beside.cpu_s, self._helpers())),
+            cpu_s=process_time() + beside.helpers_cpu_s(self._helpers()),
             kernel_s=kernel_s,
             own_s=own_s,
             written_bytes=None,

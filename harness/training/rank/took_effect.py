@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from harness.record import Check
-from harness.spec import Attention, CaseSpec, Compiled, Device, Precision, Stepping
+from harness.spec import Attention, CaseSpec, Compiled, Precision, Stepping
 from harness.training.accelerator import Accelerator
 from harness.training.context import RankContext, Trainer
 from harness.training.data import Batch
@@ -23,9 +23,9 @@ from harness.training.tuning.tuned import Tuned
 
 
 def asked(case: CaseSpec) -> bool:
-    """Whether a case asks for anything that has to be seen."""
+    """Whether a case asks for anything that is seen in a step."""
     return bool(
-        case.checkpoint or case.offload or case.priority_stream or case.device is not Device.CPU
+        case.checkpoint or case.offload
         or case.attention is not Attention.ANY or case.compiled is not Compiled.NO
         or case.stepping is not Stepping.USUAL or case.precision is Precision.FP8
     )  # fmt: skip
@@ -68,12 +68,12 @@ def checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext) -> Iter
         count = sum(n for name, n in total.items() if name.startswith("_scaled_mm"))
         told = f"{count} products in 8 bits, of {tuned.num_narrow} layers"
         yield _check("precision", count >= 3 * tuned.num_narrow > 0, told, case)
-    if case.device is not Device.CPU:
-        yield from _switches(case, ctx.device)
 
 
-def _switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
-    """What only a device has."""
+def switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
+    """What only a device has: no step has to be watched for that."""
+    if device.type == "cpu":
+        return
     bits = kernels.mantissa_bits(device)
     told = f"products of fp32 keep {bits} bits of 23"
     yield _check("tf32", (bits < 23) == case.tf32, told, case)

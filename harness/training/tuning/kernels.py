@@ -23,6 +23,8 @@ ATTENTION = {
     Attention.CUDNN: ("_scaled_dot_product_cudnn_attention",),
 }  # fmt: skip
 _SWITCHES = {Attention.EFFICIENT: "mem_efficient"}
+#: Rows of the matrices whose product shows its bits.
+SIDE = 256
 #: The attribute of a compiled block.
 MARK = "compiled_by_case"
 #: What torch's profiler calls a piece of compiled code that runs.
@@ -104,9 +106,11 @@ def regions_of(ran: Counter[str]) -> int:
 
 
 def mantissa_bits(device: torch.device) -> int:
-    """Bits after the point that a product of fp32 matrices keeps there: 23, or 10 in TF32."""
+    """Bits after the point that a product of fp32 matrices keeps there: 23, or 10 in TF32.
+
+    The matrices are large enough that no kernel for small ones computes them.
+    """
     last = torch.tensor([2.0**-b for b in range(1, 24)], device=device)
-    rows = (1 + last)[:, None].expand(23, 16).contiguous()
-    column = torch.zeros(16, 16, device=device)
-    column[0] = 1.0
-    return int(((rows @ column)[:, 0] == 1 + last).sum())
+    rows = torch.zeros(SIDE, SIDE, device=device)
+    rows[:23, 0] = 1 + last
+    return int(((rows @ torch.eye(SIDE, device=device))[:23, 0] == 1 + last).sum())

@@ -71,6 +71,7 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     rank.beat(Phase.GATE)
     twin = loaded.at_once(task.twin)
     checks, sent, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))
+    checks += took_effect.switches(case, rank.accelerator.device)
     checks += handed.checks(loaded, context(twin), rank)
     more, norm = full_size(loaded, case, context(case))
     alone = case.plain and not case.stand_in  # a device that waits has no ceiling

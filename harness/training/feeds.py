@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,8 +66,12 @@ def whole_epochs(ctx: RankContext) -> Sampler:
 
 
 def helpers_of(feed: Feed) -> Sequence[int]:
-    """Processes that make batches for this rank: their CPU time is its own."""
-    return getattr(feed, "helpers", ())
+    """Processes that make batches for this rank: their CPU time and their memory are its own.
+
+    Only its children: an input may name another rank, whose memory would then not be looked at.
+    """
+    children = {child.pid for child in multiprocessing.active_children()}
+    return [pid for pid in getattr(feed, "helpers", ()) if pid in children]
 
 
 def took(feed: Feed) -> Mapping[str, float] | None:

@@ -87,6 +87,20 @@ def test_what_workers_do_is_told_and_their_memory_is_known(tmp_path: Path) -> No
     assert same([feed(1)], [made(tmp_path, "loaded", 4)(1)])  # read again, by the rank itself
 
 
+def test_nobody_but_a_child_is_a_helper(tmp_path: Path) -> None:
+    """Memory that another rank made is looked at, whatever an input says of it."""
+    feed = made(tmp_path, "files", 2, workers=1)
+    feed(0)
+
+    class Claims:
+        helpers = (os.getppid(), os.getpid(), *helpers_of(feed))
+
+        def __call__(self, step: int) -> Any:
+            return feed(step)
+
+    assert helpers_of(Claims()) == helpers_of(feed) and len(helpers_of(feed)) == 1
+
+
 def test_what_breaks_in_the_thread_breaks_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

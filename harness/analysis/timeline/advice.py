@@ -107,7 +107,7 @@ def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) 
         name, _, value = own.get(term) or own[Term.BUBBLE]
         return command(case, settings, {name: value})
     if term in _RESIDENT and case.data != Data.RESIDENT:
-        return command(case, settings, {"data": "resident"})
+        return command(case.fed_by(Data.RESIDENT), settings, {"data": Data.RESIDENT})
     if term in _MORE:
         strong = case.mode is Mode.STRONG
         batch = expected.global_batch if strong else expected.global_batch // case.world_size
@@ -136,9 +136,8 @@ def _of_workers(fed: Mapping[str, float]) -> str:
     """What its workers spend the longest on."""
     read, decode = fed["read_s"], fed["decode_s"]
     what, of_it = ("reading", read) if read > decode else ("decoding", decode)
-    return (
-        f" ({what} is {of_it / (read + decode):.0%} of the workers' {1e3 * (read + decode):.1f} ms)"
-    )
+    whole = read + decode
+    return f" (its workers take {1e3 * whole:.1f} ms a batch, {of_it / whole:.0%} of it for {what})"
 
 
 def _waited_for(budget: Budget) -> str:

@@ -3,10 +3,11 @@
 Gradients that travel through a file or through /dev/shm would not be counted on any socket.
 """
 
-import os
 import resource
 from collections.abc import Sequence
 from pathlib import Path
+
+from harness.host import ranks
 
 #: Shared with the kernel alone: libuv submits its reads and writes of sockets through it.
 KERNELS_OWN = "anon_inode:[io_uring]"
@@ -24,15 +25,7 @@ def written_bytes() -> int | None:
 def helpers_cpu_s(pids: Sequence[int]) -> float:
     """CPU seconds so far of processes that work for this one, and of those that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime + sum(map(_cpu_s, pids))
-
-
-def _cpu_s(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return ended.ru_utime + ended.ru_stime + sum(map(ranks.cpu_s, pids))
 
 
 def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:

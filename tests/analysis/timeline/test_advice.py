@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.again import command
-from harness.analysis.timeline.advice import advice
+from harness.analysis.timeline.advice import advice, starved
 from harness.analysis.timeline.losses import Losses
 from harness.base.stats import evenly
 from harness.interface.cli import measuring
@@ -30,6 +30,7 @@ CASES = {
     "knobs": SITE.case("ddp/mlp-nano", knobs={"ddp.bucket_cap_mb": 5.0}, precision=Precision.BF16),
     "strong": SITE.case("ddp/mlp-nano", Mode.STRONG, global_batch=32),
     "codec": SITE.case("compressed:topk/mlp-nano", data="loaded"),
+    "files": SITE.case("ddp/mlp-nano", data="files", knobs={"files.workers": 1}),
     "pipeline": SITE.case("pipeline/mlp-small"),
 }
 
@@ -68,6 +69,22 @@ def test_every_command_runs_as_it_is_printed(
     assert (case.family, case.precision) == (mine.family, mine.precision)
     assert mine.knobs.items() <= {**mine.knobs, **case.knobs}.items()
     assert case.hash != mine.hash or "--ablate" in words, "nothing would be different"
+
+
+@pytest.mark.parametrize(
+    ("stall_ns", "read_s", "told_of"),
+    [
+        (2e6, 0.04, "take 50.0 ms a batch, 80% of it for reading"),
+        (2e6, 0.0025, "80% of it for decoding"),
+        (1e5, 1.0, ""),
+    ],
+)
+def test_a_stall_that_every_rung_has_is_told_with_its_cause(
+    stall_ns: float, read_s: float, told_of: str
+) -> None:
+    budget: Any = SimpleNamespace(step_ns=10e6, mean_ns=lambda term: stall_ns)
+    found = starved(CASES["files"], budget, {"read_s": read_s, "decode_s": 0.01})
+    assert told_of in found and bool(found) == bool(told_of)
 
 
 def test_nothing_is_advised_where_nothing_was_lost() -> None:

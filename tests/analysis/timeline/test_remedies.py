@@ -41,6 +41,7 @@ def test_a_term_gets_what_may_help_it() -> None:
     assert "compressed:powersgd" in transfer and transfer[-1] == "micro_batch=32"
     assert not any("masked" in name for name in transfer), "a codec that is wrong on purpose"
     assert named("codec", Term.DATA) == ["data=prefetched", "data=resident"]
+    assert named("files", Term.DATA) == ["files.workers=2", "data=resident"]
     assert named("weak", Term.DATA) == []
     assert named("strong", Term.LAUNCH) == ["global_batch=64"]
     bubble = named(

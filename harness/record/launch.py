@@ -240,7 +240,8 @@ class LaunchRecord:
     @property
     def skipped_steps(self) -> float | None:
         """Steps that a scaler of losses left out, warm-up included; None without one."""
-        return None if self.steps is None else float(max(len(r.ran.skipped) for r in self.ranks))
+        told = [len(r.ran.skipped) for r in self.ranks if r.ran.skipped is not None]
+        return float(max(told)) if self.steps is not None and told else None
 
     @property
     def fed(self) -> Mapping[str, float] | None:

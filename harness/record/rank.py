@@ -25,7 +25,7 @@ class WhatRan:
     compute_dtype: str = ""
     staleness: int | None = None
     codec_s: Mapping[str, float] | None = None
-    skipped: tuple[int, ...] = ()
+    skipped: tuple[int, ...] | None = None
     recompiled: bool = False
     compile_s: float | None = None
     fed: Mapping[str, float] | None = None

@@ -99,7 +99,7 @@ class LocalTrainer:
             module=type(self.module).__name__,
             placements=self.placements,
             compute_dtype=",".join(sorted(self.compute_dtype)),
-            skipped=tuple(self.scaler.skipped),
+            skipped=tuple(self.scaler.skipped) if self.scaler.enabled else None,
         )
 
 

@@ -340,7 +340,7 @@ def _computed(case: CaseSpec, r: RankRecord, cut: int) -> Iterator[str]:
         yield f"rank {r.rank}: nothing was compiled, asked for compiled={case.compiled}"
     if r.ran.recompiled:
         yield f"rank {r.rank}: compiled again inside the window"
-    if skipped := sum(step >= cut for step in r.ran.skipped):
+    if skipped := sum(step >= cut for step in r.ran.skipped or ()):
         yield f"rank {r.rank}: {skipped} steps of the window were left out: gradients overflowed"
 
 

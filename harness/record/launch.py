@@ -244,6 +244,14 @@ class LaunchRecord:
         return float(max(told)) if self.steps is not None and told else None
 
     @property
+    def staleness(self) -> float | None:
+        """Steps that the slowest rank was behind what a step was trained on, at most; None where
+        all ranks step together.
+        """
+        told = [r.ran.staleness for r in self.ranks if r.ran.staleness is not None]
+        return float(max(told)) if self.steps is not None and told else None
+
+    @property
     def fed(self) -> Mapping[str, float] | None:
         """What making batches took in a step, mean of the ranks; None for inputs that do not say.
 

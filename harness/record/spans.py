@@ -3,6 +3,8 @@
 from enum import StrEnum
 
 DOMAIN = "scaleproof"
+#: Where a trace's header has, for threads of smaller groups than the world, the group's ranks.
+GROUPS = "glooGroups"
 
 
 class Category(StrEnum):

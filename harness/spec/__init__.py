@@ -14,6 +14,7 @@ from harness.spec.case import (
     LearningRate,
     Mode,
     Optimizer,
+    Passes,
     Precision,
     StandIn,
     Stepping,

@@ -99,6 +99,13 @@ class LearningRate(StrEnum):
     SQRT = "sqrt"
 
 
+class Passes(StrEnum):
+    """What a step is: whole, or its forward pass alone."""
+
+    TRAIN = "train"
+    FORWARD = "forward"
+
+
 class StandIn(StrEnum):
     """What stands in for hardware that is not there; labelled wherever a result is shown."""
 
@@ -135,6 +142,7 @@ class CaseSpec:
     ``samples_per_step`` is what the user says of one rank of it. ``setup`` names the software that
     trains, where that is not the run's own (``Settings.setups``).
     ``data`` is the input, where batches come from: the name of a file.
+    ``phase=forward`` goes forward only: no gradients, and weights stay.
     ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
     ``knobs`` maps "file.knob" to a value that differs from the file's default; ``environment``
     holds the variables of its backend that can change speed (not time-outs, not logs).
@@ -183,6 +191,7 @@ class CaseSpec:
     stragglers: str = ""
     data: str = Data.RESIDENT
     communicate: bool = True
+    phase: Passes = Passes.TRAIN
     seed: int = 0
     script: str = ""
     samples_per_step: int | None = None

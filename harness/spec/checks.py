@@ -11,6 +11,7 @@ from harness.spec.case import (
     Device,
     Mode,
     Optimizer,
+    Passes,
     Precision,
     Stepping,
 )
@@ -50,6 +51,8 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
         yield f"last_batch = {case.last_batch}", "a share above 0, at most 1", ""
     if case.last_batch < 1 and not supports.uneven:
         yield f"{strategy} has no short last batch", "last_batch=1.0", "--set last_batch=1.0"
+    if case.phase is Passes.FORWARD and not supports.forward:
+        yield f"{strategy} does not go forward alone", "phase=train", "--set phase=train"
     if case.last_batch < 1 and case.accumulate > 1:
         yield "a short last batch is not cut again", "accumulate=1", "--set accumulate=1"
     for name, least in (("clip", 0), ("warm_up", 0), ("base_batch", 1)):

@@ -41,6 +41,7 @@ class Supports:
     are given unequal starts. ``dims`` are the dimensions of a mesh that it can lay out; without a
     mesh they stand as is ``usual``, or all along the first. ``replicas``: ranks that hold the same
     parameters end with equal bits. ``uneven``: the last batch of an epoch may be short;
+    ``forward``: it can go forward alone (phase=forward);
     ``compiles``: blocks can be compiled, which what is sent inside of them keeps from. ``needs``
     are names that a model's head must have, ``precisions`` those that it can train in,
     ``products`` meshes of several dimensions that are tested. ``beside`` is the strategy whose
@@ -60,6 +61,7 @@ class Supports:
     uneven: bool = False
     compressor: bool = False
     compiles: bool = True
+    forward: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[str, ...] = ("weak", "strong")
     beside: str = ""

@@ -130,6 +130,7 @@ METRICS: Mapping[str, Metric] = {
         form=Form.ABSOLUTE, unit="1", read="dropped_share", more_is_better=False, of_time=False
     ),
     "skipped_steps": replace(_PEAK, unit="1", read="skipped_steps"),
+    "staleness": replace(_PEAK, unit="steps", read="staleness", between_ranks=True),
     "compile_s": replace(_PEAK, unit="s", read="compile_s"),
     "time_to_loss": _TO_LOSS,
     "time_to_loss_ratio": replace(_TO_LOSS, form=Form.RATIO, unit="1"),

@@ -16,6 +16,7 @@ from harness.spec import (
     Device,
     Dim,
     Mesh,
+    Passes,
     Precision,
     batching,
     digest,
@@ -68,9 +69,14 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
     """Facts whose FLOPs were counted, too, and with the memory that a step keeps."""
     key = digest([case.model, dict(loaded.size(case)), case.precision, case.checkpoint])
     key += "".join(f"+{name}={case.series[name]}" for name in HOW if name in case.series)
+    key += f"+{case.phase}"
     if key not in _KNOWN:
         facts, model = model_facts(loaded, case)
         check_flops(loaded, case, facts, model)
+        if case.phase is Passes.FORWARD:  # each block's output is gone when the next one is done
+            largest = max(facts.block_bytes, default=facts.activation_bytes_per_sample)
+            _KNOWN[key] = replace(facts, activation_bytes_per_sample=largest), model
+            return _KNOWN[key]
         with contextlib.suppress(Exception):  # what needs data to run: the outputs of its blocks
             held = kept(loaded, case)
             facts = replace(
@@ -89,7 +95,7 @@ def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Mod
 
     Counted on the meta device, forward and backward of one sample.
     """
-    if not facts.flops_per_sample:
+    if not facts.flops_per_sample or case.phase is Passes.FORWARD:
         return
     one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     with FlopCounterMode(display=False) as counter:
@@ -125,6 +131,7 @@ def reference(
     parts = loaded.knobs(case)[supports.parts] if supports.parts else case.accumulate
     mesh = supports.mesh(case)
     settings = [case.device, case.precision, case.optimizer, case.seed, case.checkpoint, case.data]
+    settings += [case.phase] if case.phase is Passes.FORWARD else []
     settings += [case.setup] if case.setup else []  # other software may round otherwise
     compressor = loaded.compressor(case)
     encoding: list[Json] | None = None
@@ -183,13 +190,15 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
     tokens = getattr(loaded.model, "tokens", None)
     step_s = getattr(loaded.model, "step_s", None)
     floor = getattr(loaded.model, "floor", None)
+    forward = case.phase is Passes.FORWARD
     return ModelFacts(
         num_params=sum(p.numel() for p in model.parameters()),
-        flops_per_sample=float(loaded.model.flops(size)),
+        flops_per_sample=float(loaded.model.flops(size)) / (3 if forward else 1),
         tokens_per_sample=1 if tokens is None else tokens(size),
         activation_bytes_per_sample=activations,
         input_shape=tuple(one.inputs.shape[1:]),
         input_dtype=str(one.inputs.dtype).removeprefix("torch."),
         loss_floor=None if floor is None else float(floor(size)),
         step_s=None if step_s is None else step_s(size),
+        copies=1 if forward else 4,
     ), model

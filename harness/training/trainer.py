@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.record import Category, ModelFacts, WhatRan
+from harness.spec import Passes
 from harness.training.context import RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
@@ -48,6 +49,8 @@ class LocalTrainer:
 
     def step(self, batch: Batch) -> Tensor | None:
         """zero_grad, forward and backward of every micro-batch, optimizer step."""
+        if self.ctx.case.phase is Passes.FORWARD:
+            return self.forward(batch)
         ctx, batching = self.ctx, self.ctx.batching
         micro = batching.micros[ctx.shard]
         self.optimizer.zero_grad(set_to_none=True)
@@ -69,6 +72,17 @@ class LocalTrainer:
                 self.average()
         with span("optimizer", Category.OPTIMIZER):
             self.update()
+        return total
+
+    @torch.no_grad()
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss of every micro-batch, and nothing that would be needed to go back."""
+        micro = self.ctx.batching.micros[self.ctx.shard]
+        parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
+        total = torch.zeros((), device=self.ctx.device)
+        for i, (inputs, targets) in enumerate(parts):
+            with span("forward", payload=i), self.ctx.forward():
+                total += self.ctx.loss(self.module(inputs), targets) / len(parts)
         return total
 
     def update(self) -> None:
@@ -135,4 +149,4 @@ def element_bytes(model: nn.Module) -> int:
 def training_bytes(elements: float, size: int, facts: ModelFacts, samples: int) -> int:
     """Weights, gradients, two AdamW moments, and what forward keeps for backward."""
     held = facts.activation_bytes_per_sample * samples + facts.cast_bytes
-    return int(elements * size * 4 + held)
+    return int(elements * size * facts.copies + held)

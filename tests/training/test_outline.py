@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from harness.analysis.samples.figures import perturbation
+from harness.analysis.timeline.host_lanes import outline_lanes
+from harness.analysis.timeline.match import match
 from harness.analysis.timeline.profiled import budget_of, trace_path
 from harness.analysis.timeline.reader import read
 from harness.record import Budget, Purpose, Term
@@ -26,6 +28,19 @@ def outline(launch: Any, case: str) -> tuple[Budget, Any]:
     world.out.rename(folder / "launches" / "outlined")
     budget = budget_of(folder, "outlined", world.ranks, 4, talks=True)
     return budget, read(trace_path(folder, "outlined", 0))
+
+
+def test_a_product_s_exchanges_are_matched_within_their_groups(launch: Any) -> None:
+    """Gloo's ranges name no group: those of ``dp`` and of ``tp`` would be one sequence."""
+    world = launch(
+        "tensor_parallel/decoder-nano", 4, Purpose.PROFILE, mesh="dp:2,tp:2",
+        steps=12, cut=2, profiled=4, pairs=2,
+    )  # fmt: skip
+    traces = [read(world.out / f"rank{rank}.trace.json.gz") for rank in range(4)]
+    matched = match([outline_lanes(trace, rank) for rank, trace in enumerate(traces)])
+    assert not matched.refused
+    met = {frozenset(m.ops) for m in matched.meetings if 1 < len(m.ops) < 4}
+    assert met == {frozenset(pair) for pair in ((0, 1), (2, 3), (0, 2), (1, 3))}
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "compressed:topk"])

@@ -16,6 +16,7 @@ from harness.analysis.timeline.nesting import levels
 from harness.analysis.timeline.reader import Trace
 from harness.record import Category
 from harness.record.budget import OUTLINE
+from harness.record.spans import GROUPS
 
 _ISSUE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
 #: The engine's bookkeeping around an operator and its hooks, where a hook may wait: never compute.
@@ -132,8 +133,8 @@ def _innermost(
 def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -> Iterator[Op]:
     """The ranges of gloo, and our own spans around what no backend records.
 
-    A gloo range has no peer; the k-th ``c10d::send`` is the k-th ``gloo:send``, and so is the k-th
-    peer that an outline notes.
+    A gloo range has no group, but its thread has. It has no peer: the k-th ``c10d::send`` is the
+    k-th ``gloo:send``, and so is the k-th peer that an outline notes.
     """
     peers: dict[str, list[int]] = {}
     for kind, operator in (("send", "c10d::send"), ("recv", "c10d::recv_")):
@@ -142,13 +143,14 @@ def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) ->
     for row in np.flatnonzero(trace.named(_PEER)).tolist():
         _, _, kind, peer = trace.names[trace.name[row]].split(".")
         peers[kind].append(int(peer))
+    groups = _groups(trace)
     for row in np.flatnonzero(gloo).tolist():
         kind, args = trace.names[trace.name[row]].removeprefix("gloo:"), trace.extra.get(row)
         yield Op(
             start=int(trace.start[row]),
             end=int(trace.end[row]),
             kind=kind,
-            group="",
+            group=groups.get(int(trace.thread[row]), ""),
             payload=_elements(args),
             item_bytes=_item_bytes(args),
             peer=peers[kind].pop(0) if peers.get(kind) else -1,
@@ -156,6 +158,14 @@ def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) ->
     for row in np.flatnonzero(spans).tolist():
         name = trace.names[trace.name[row]]
         yield Op(start=int(trace.start[row]), end=int(trace.end[row]), kind=name, group=ALONE)
+
+
+def _groups(trace: Trace) -> dict[int, str]:
+    """Thread -> the ranks that it communicates between, where these are not all."""
+    named = trace.meta.get(GROUPS)
+    known = named if isinstance(named, dict) else {}
+    of = {i: str(known.get(t.rpartition("/")[2], "")) for i, t in enumerate(trace.threads)}
+    return {thread: group for thread, group in of.items() if group}
 
 
 def _from_its_wait(op: Op, busy: Intervals) -> Op:

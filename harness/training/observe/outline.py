@@ -32,7 +32,7 @@ from harness.record import Category
 from harness.record.spans import label, peer_label
 from harness.record.store import write_text
 from harness.spec import Window
-from harness.training.observe import spans
+from harness.training.observe import loops, spans
 
 _CPU = {ProfilerActivity.CPU}
 
@@ -66,6 +66,7 @@ class Outline:
             self._turn(on)
         if self._done == first:
             spans.forget()
+            loops.tell()
         if first <= self._done < self._window.steps:
             self._step = record_function(f"ProfilerStep#{self._done}")
             self._step.__enter__()
@@ -120,7 +121,7 @@ def _follow(on: Callable[[], bool]) -> None:
         @functools.wraps(call)
         def seen(group: Any, tensors: Any, peer: int, *args: Any, **more: Any) -> Any:
             if on():
-                with record_function(peer_label(kind, peer)):
+                with record_function(peer_label(kind, dist.get_global_rank(group, peer))):
                     pass
             return call(group, tensors, peer, *args, **more)
 

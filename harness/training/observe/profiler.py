@@ -9,7 +9,7 @@ from torch.profiler import profile, schedule
 from harness.base.documents import to_doc
 from harness.record.store import write_text
 from harness.training.accelerator import Accelerator
-from harness.training.observe import spans
+from harness.training.observe import loops, spans
 
 #: Steps of the warm-up whose allocations are followed: the first makes what stays.
 MEMORY_STEPS = 2
@@ -42,6 +42,7 @@ class Profiler:
             self._accelerator.leave_memory(self._memory)
         if self._done == self._first:
             spans.profile(True)
+            loops.tell()
 
     def stop(self) -> None:
         self._profile.stop()

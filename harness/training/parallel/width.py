@@ -7,6 +7,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import NamedTuple
 
 import torch
 from torch import Size, Tensor, nn
@@ -23,6 +24,9 @@ from harness.spec import CaseSpec, Dim
 from harness.training.context import RankContext
 from harness.training.parallel import groups, traffic
 from harness.training.parallel.traffic import Traffic
+
+#: Bytes of a number of a loss, whatever the precision of its logits.
+FP32 = 4.0
 
 
 class Cut(StrEnum):
@@ -128,17 +132,21 @@ def sent(
 
     A column-cut layer gathers the gradient of its input, a row-cut one its output: 4 all-reduces of
     activations a transformer layer. With ``sequence`` each of them is an all-gather and a
-    reduce-scatter.
+    reduce-scatter, and whole parameters between the cuts have gradients of parts of the sequence.
+    With ``loss`` each token's largest logit, sum of exponentials and loss are all-reduced.
     """
     total, found = Traffic(), cuts(model)
     if ranks == 1:
         return total
     scatter = traffic.reduce_scatter(case.backend)
-    for name, layer in _flowing(model, inputs):
+    for name, (into, out, wanted, tokens) in _flowing(model, inputs):
         how = found.get(name)
         if how is None:
             continue
-        into, out, wanted = layer
+        if sequence:
+            for kind, parameter in model.get_submodule(name).named_parameters():
+                if how is Cut.NORM or (how is Cut.ROW and kind == "bias"):
+                    total += traffic.all_reduce(float(parameter.nbytes), ranks)
         if how in (Cut.COLUMN, Cut.LOGITS):
             if sequence:
                 total += traffic.all_gather(into / ranks, ranks)
@@ -150,18 +158,30 @@ def sent(
                 total += traffic.all_gather(out / ranks, ranks)
         if how is Cut.LOGITS and not loss:
             total += traffic.all_gather(out / ranks, ranks)
+        if how is Cut.LOGITS and loss:
+            total += traffic.all_reduce(FP32 * tokens, ranks) * 3
     return total
 
 
-def _flowing(model: nn.Module, inputs: Tensor) -> Iterator[tuple[str, tuple[float, float, bool]]]:
-    """Layer -> bytes of its input and output, and whether a gradient of its input is wanted."""
-    seen: dict[str, tuple[float, float, bool]] = {}
+class Flow(NamedTuple):
+    """Bytes of a layer's input and output, whether a gradient of its input is wanted, tokens."""
+
+    into: float
+    out: float
+    wanted: bool
+    tokens: float
+
+
+def _flowing(model: nn.Module, inputs: Tensor) -> Iterator[tuple[str, Flow]]:
+    """What every layer is given and gives, by name."""
+    seen: dict[str, Flow] = {}
     handles = []
     for name, layer in model.named_modules():
 
         def note(_: nn.Module, given: tuple[Tensor, ...], out: Tensor, name: str = name) -> None:
             into = given[0]
-            seen[name] = into.nbytes, out.nbytes, into.requires_grad
+            tokens = out.numel() / out.shape[-1]
+            seen[name] = Flow(into.nbytes, out.nbytes, into.requires_grad, tokens)
 
         if not list(layer.children()):
             handles.append(layer.register_forward_hook(note))

@@ -58,6 +58,19 @@ class Oracle:
             order=ordered(loaded.knobs(ctx.case), ranks) if ordered else (),
         )
 
+    @torch.no_grad()
+    def forward(self, shards: Sequence[Batch]) -> float:
+        """The mean loss over the shards in rank order; nothing is trained."""
+        total = 0.0
+        for batch in shards:
+            cut = batch.inputs.chunk(self.parts), batch.targets.chunk(self.parts)
+            one = torch.zeros((), device=batch.inputs.device)
+            for inputs, targets in zip(*cut, strict=True):
+                with self.ctx.forward():
+                    one += self.ctx.loss(self.model(inputs), targets) / len(cut[0])
+            total += float(one)
+        return total / len(shards)
+
     def step(self, shards: Sequence[Batch]) -> float:
         """One optimizer step over the shards in rank order; the mean loss."""
         total: list[Tensor] | None = None

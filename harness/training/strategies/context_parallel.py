@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from harness.record import Expected, ModelFacts
 from harness.spec import Batching, CaseSpec, Dim
 from harness.training.context import Knobs, RankContext
-from harness.training.parallel import attention, groups, samples, traffic
+from harness.training.parallel import attention, groups, samples, traffic, width
 from harness.training.parallel.traffic import Traffic
-from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
+from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
 
 SUPPORTS = dict(
-    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("cp", "dp", "fsdp"),
+    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("cp", "dp", "fsdp", "tp"),
     compiles=False, replicas=True, needs=("CONTEXT",), precisions=("fp32", "bf16"),
-    products=("dp:2,cp:2", "fsdp:2,cp:2", "dp:2,fsdp:2,cp:2"),
+    products=("dp:2,cp:2", "fsdp:2,cp:2", "cp:2,tp:2", "dp:2,fsdp:2,cp:2", "dp:2,cp:2,tp:2"),
 )  # fmt: skip
 KNOBS = dict(attention="ring", balanced=True)
 #: What one layer sends, of queries Q, and keys K and values of a rank's part of the sequence.
@@ -43,16 +43,21 @@ def positions(knobs: Knobs, length: int, places: int) -> list[Tensor]:
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """What attention sends in every layer, and the gradients of all parameters."""
+    """What attention sends in every layer, what layers cut by width do, and all gradients."""
     mesh, size = batching.mesh, element_bytes(model)
-    n, length = mesh.size(Dim.CP), int(facts.input_shape[0])
+    n, length, wide = mesh.size(Dim.CP), int(facts.input_shape[0]), mesh.size(Dim.TP)
     _check(case, knobs, n, length)
-    blocks = [[p.shape for p in block.parameters()] for block in model.children()]
-    along = Traffic()
-    for q, k in _heads(model, samples.inputs(facts, batching.largest)) if n > 1 else ():
-        if knobs["attention"] == "ulysses" and k.shape[1] % n:
-            raise ValueError(f"{k.shape[1]} groups of heads do not divide over cp:{n}")
-        along += _sent(case, str(knobs["attention"]), q.nbytes / n, k.nbytes / n, n)
+    if wide > 1:
+        width.check(model, case, wide, sequence=False, loss=False)
+    blocks = width.blocks(model, wide)
+    elements = sum(shape.numel() for shapes in blocks for shape in shapes)
+    along, inputs, cut = Traffic(), samples.inputs(facts, batching.largest), n * wide
+    for q, k in _heads(model, inputs) if n > 1 else ():
+        if knobs["attention"] == "ulysses" and k.shape[1] % cut:
+            raise ValueError(f"{k.shape[1]} groups of heads do not divide over cp:{n}, tp:{wide}")
+        along += _sent(case, str(knobs["attention"]), q.nbytes / cut, k.nbytes / cut, n)
+    own = inputs[:, : length // n]
+    along += width.sent(model, own, case, wide, sequence=False, loss=False)
     total = along * batching.accumulate
     total += samples.bytes_by_mesh(case, mesh, blocks, size, 2 * batching.accumulate)
     held = facts.activation_bytes_per_sample * batching.largest / n
@@ -61,8 +66,7 @@ def expect(
         module=samples.module_of(mesh, model),
         placements=("Replicate()",) if n == case.world_size > 1 else (),
         ideal_efficiency=1.0,
-        memory_bytes=training_bytes(num_elements(model) / mesh.size(Dim.FSDP), size, facts, 0)
-        + int(held),
+        memory_bytes=training_bytes(elements / mesh.size(Dim.FSDP), size, facts, 0) + int(held),
         formula=f"{FORMULAS[str(knobs['attention'])]} + 2 (N-1)/N bytes(P)",
         global_batch=batching.global_batch,
     )
@@ -117,8 +121,10 @@ def _heads(model: nn.Module, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Attention that reaches over ranks; replicas or shards of all parameters."""
+    """Attention that reaches over ranks; layers cut along ``tp``; replicas or shards of these."""
     n = ctx.mesh.size(Dim.CP)
+    if ctx.mesh.size(Dim.TP) > 1:
+        width.cut(model, ctx, sequence=False, loss=False)
     if n > 1:
         group = groups.group(ctx, Dim.CP)
         length = int(ctx.sample(1).shape[1])

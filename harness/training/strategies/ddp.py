@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
+from harness.spec import Batching, CaseSpec, Passes
 from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic
@@ -23,6 +23,7 @@ SUPPORTS = dict(
     initial="broadcast",
     replicas=True,
     uneven=True,
+    forward=True,
     precisions=("fp32", "bf16", "autocast", "fp16", "fp8"),
 )
 KNOBS = dict(
@@ -46,18 +47,20 @@ def expect(
     if knobs["overlap_optimizer"]:
         optimizers.refuse(case, "an optimizer in backward", warm_up=True)
     payload = float(elements * size)
+    if case.phase is Passes.FORWARD:
+        n = 1  # nobody needs to hear of it
     sent = traffic.all_reduce(payload, n)
     if knobs["unused"]:
         sent += traffic.all_reduce(4.0 * len(list(model.parameters())), n)
     return traffic.expected(
-        [sent] * n,
+        [sent] * case.world_size,
         largest=min(payload, knobs["bucket_cap_mb"] * 2**20),
         module="DistributedDataParallel",
         placements=("Replicate",),
         dense_bytes=traffic.all_reduce(payload, n).sent,
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(elements, size, facts, batching.largest),
-        formula="2 (N-1)/N bytes(P)",
+        formula="2 (N-1)/N bytes(P)" if case.phase is Passes.TRAIN else "0",
         global_batch=batching.global_batch,
     )
 

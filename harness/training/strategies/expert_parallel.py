@@ -1,10 +1,10 @@
 """Expert parallel: experts shared out over the ranks, all else replicated; tokens all-to-all."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.record import Category, Expected, ModelFacts
@@ -16,15 +16,20 @@ from harness.training.parallel.traffic import Traffic
 from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
 
 SUPPORTS = dict(
-    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("ep", "dp"), replicas=True,
-    compiles=False, needs=("EXPERTS",), precisions=("fp32", "bf16"), products=("dp:2,ep:2",),
+    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("ep", "dp", "fsdp"),
+    compiles=False, replicas=True, needs=("EXPERTS",), precisions=("fp32", "bf16"),
+    products=("dp:2,ep:2", "fsdp:2,ep:2"),
 )  # fmt: skip
+
+#: Along these the same experts are replicated.
+REPLICAS = (Dim.DP, Dim.FSDP)
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Rooms sent to their experts and back, forwards and backwards; DDP's bytes of all else.
+    """Rooms sent to their experts and back, forwards and backwards; of all else what the mesh's
+    samples send.
 
     Experts' gradients are complete where they are, but for replicas of the same experts.
     """
@@ -39,18 +44,26 @@ def expect(
     numbers = {q.shape[0] for q in owned.values()}
     if any(number % n for number in numbers):
         raise ValueError(f"{max(numbers)} experts do not divide over ep:{n}")
-    dense = sum(p.numel() for name, p in model.named_parameters() if name not in owned) * size
+    blocks: dict[str, list[Size]] = {}
+    for name, parameter in model.named_parameters():
+        if name not in owned:
+            blocks.setdefault(name.partition(".")[0], []).append(parameter.shape)
+    dense = sum(shape.numel() for shapes in blocks.values() for shape in shapes) * size
     local = sum(p.numel() for p in owned.values()) // n * size
     sent = Traffic()
     for rooms in _rooms(model, found, samples.inputs(facts, batching.largest)):
         sent += traffic.all_to_all(rooms, n) * (4 * batching.accumulate)
-    sent += traffic.all_reduce(float(dense), world)
-    sent += traffic.all_reduce(float(local), mesh.size(Dim.DP))
+    gathers = 2 * batching.accumulate
+    sent += samples.bytes_by_mesh(case, mesh, list(blocks.values()), size, gathers)
+    for dim in REPLICAS:
+        sent += traffic.all_reduce(float(local), mesh.size(dim))
+    cut = mesh.size(Dim.FSDP)
+    held = (dense / cut + local) / size
     return traffic.expected(
         [sent] * world,
-        module="DistributedDataParallel",
+        module=samples.module_of(mesh, model) if cut > 1 else "DistributedDataParallel",
         ideal_efficiency=1.0,
-        memory_bytes=training_bytes((dense + local) / size, size, facts, batching.largest),
+        memory_bytes=training_bytes(held, size, facts, batching.largest),
         formula="4 rooms a layer + 2 (N-1)/N bytes(dense)",
         global_batch=batching.global_batch,
     )
@@ -91,36 +104,44 @@ class ExpertTrainer(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Experts keep out of DDP; each rank's are asked by all ranks along ``ep``."""
+    """Experts keep out of DDP or FSDP; each rank's are asked by all ranks along ``ep``."""
     ranks, found = ctx.mesh.size(Dim.EP), experts.of(model)
     owned = [f"{name}.{p}" for name, m in found.items() for p, _ in m.named_parameters()]
     for module in found.values() if ranks > 1 else ():
         experts.shared_out(module, groups.group(ctx, Dim.EP))
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, owned)
-    ddp = DistributedDataParallel(
-        model, device_ids=None if ctx.device.index is None else [ctx.device],
-        gradient_as_bucket_view=True,
-    )  # fmt: skip
     mine = [model.get_parameter(name) for name in owned]
+    cut = ctx.mesh.size(Dim.FSDP) > 1
+    more = dict(reshard_after_forward=True, ignored_params=set(mine))
+    wrapped = samples.sharded(model, ctx, more) if cut else _replicated(model, ctx, owned)
 
     def average() -> None:
         """Every rank's loss is a mean of its own samples; the gradient is of the mean over all."""
         for parameter in mine:
             assert parameter.grad is not None
             parameter.grad /= ctx.mesh.shards
-            if ctx.mesh.size(Dim.DP) > 1:
-                with span("average experts", Category.COMMUNICATION):
-                    dist.all_reduce(parameter.grad, group=groups.group(ctx, Dim.DP))
+            for dim in REPLICAS:
+                if ctx.mesh.size(dim) > 1:
+                    with span("average experts", Category.COMMUNICATION):
+                        dist.all_reduce(parameter.grad, group=groups.group(ctx, dim))
+
+    trainer = wrapped.trainer(ctx, ExpertTrainer)
+    assert isinstance(trainer, ExpertTrainer)
+    trainer.average, trainer.owned = average, frozenset(owned)
+    return trainer
+
+
+def _replicated(model: nn.Module, ctx: RankContext, owned: Sequence[str]) -> samples.Wrapped:
+    """DDP of all but the experts."""
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(owned))
+    ddp = DistributedDataParallel(
+        model, device_ids=None if ctx.device.index is None else [ctx.device],
+        gradient_as_bucket_view=True,
+    )  # fmt: skip
 
     def synchronise(last: bool) -> None:
         ddp.require_backward_grad_sync = last
 
-    trainer = ExpertTrainer(
-        ddp,
-        ctx,
+    return samples.Wrapped(
+        module=ddp, synchronise=synchronise,
         named=lambda: ((n.removeprefix("module."), p) for n, p in ddp.named_parameters()),
-        synchronise=synchronise,
-        average=average,
-    )
-    trainer.owned = frozenset(owned)
-    return trainer
+    )  # fmt: skip

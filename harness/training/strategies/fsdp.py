@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec, Device, Dim, Precision
+from harness.spec import Batching, CaseSpec, Device, Dim, Passes, Precision
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import samples, traffic
 from harness.training.parallel.scatter import OverAllToAll, codec_of, coded_bytes
@@ -17,7 +17,7 @@ from harness.training.transports import Codec
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("fsdp", "dp"), replicas=True,
-    uneven=True,
+    uneven=True, forward=True,
     precisions=("fp32", "bf16", "autocast", "fp16", "fp8"), products=("dp:2,fsdp:2",),
 )  # fmt: skip
 KNOBS = dict(reshard=True, reshard_to=0, scatter="own", prefetch=0, offload=False, mixed=False)
@@ -43,17 +43,23 @@ def expect(
         raise ValueError(f"{case.strategy}.offload moves shards to the CPU, where they are")
     if knobs["mixed"] and case.precision is not Precision.AUTOCAST:
         raise ValueError(f"{case.strategy}.mixed is another way to compute in precision=autocast")
+    forward = case.phase is Passes.FORWARD
+    if forward and (not knobs["reshard"] or again or replicas > 1):
+        raise ValueError("forward alone: parameters that are not let go would not come again")
     blocks = [[p.shape for p in block.parameters()] for block in model.children()]
     largest = float(max(sum(s.numel() for s in shapes) for shapes in blocks) * size)
-    gathers = batching.accumulate * (2 if knobs["reshard"] and not again else 1)
+    gathers = batching.accumulate * (2 if knobs["reshard"] and not (again or forward) else 1)
     scatter = traffic.reduce_scatter(case.backend)
     if knobs["scatter"] != "own":
         scatter = traffic.all_to_all
     if codec is not None:
         scatter = functools.partial(_coded, codec, size)
+    if forward:
+        scatter = _nothing
     gathered = 2 if knobs["mixed"] else size
     sent = traffic.sharded(blocks, size, n, gathers, replicas, scatter, gathered)
-    formula = f"{gathers + 2 - (scatter(1.0, 2).sent < 1):g} (N-1)/N bytes(P)"
+    passes = 0 if forward else 2 - (scatter(1.0, 2).sent < 1)
+    formula = f"{gathers + passes:g} (N-1)/N bytes(P)"
     for shapes in blocks if again else ():
         part = traffic.padded(shapes, gathered, n) * n / again
         sent += traffic.all_gather(part, again) * batching.accumulate
@@ -94,6 +100,11 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
             block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + ahead])
             block.set_modules_to_backward_prefetch(blocks[max(0, i - ahead) : i][::-1])
     return wrapped.trainer(ctx)
+
+
+def _nothing(payload: float, ranks: int) -> traffic.Traffic:
+    """Gradients that there are not."""
+    return traffic.Traffic()
 
 
 def _codec(knobs: Knobs) -> Codec | None:

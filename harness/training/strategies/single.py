@@ -12,6 +12,7 @@ SUPPORTS = dict(
     oracle="shard_ordered",
     initial="own",
     uneven=True,
+    forward=True,
     precisions=("fp32", "bf16", "autocast", "fp16", "fp8"),
     baselines=("plain",),
 )

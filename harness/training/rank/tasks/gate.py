@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
 from harness.record import Category, Check, Expected, Issued, RankRecord, exchanges
-from harness.spec import CaseSpec, Device, Mesh, Optimizer, Precision
+from harness.spec import CaseSpec, Device, Mesh, Optimizer, Passes, Precision
 from harness.training.accelerator import Accelerator
 from harness.training.context import (
     Loaded,
@@ -106,6 +106,8 @@ def run_gate(
     loaded: Loaded, case: CaseSpec, context: MakeContext, beat: Callable[[], None]
 ) -> tuple[list[Check], Mapping[str, Issued], Trainer]:
     """All checks of the twin; the collectives of one step; the last trainer built."""
+    if case.phase is Passes.FORWARD:
+        return forward_only(loaded, replace(case, optimizer=Optimizer.SGD), context)
     checks: list[Check] = []
     if case.clip:  # so that gradients are clipped in every step
         case = replace(case, clip=min(case.clip, CLIPPED))
@@ -124,6 +126,34 @@ def run_gate(
         lossless = replace(case, optimizer=Optimizer.SGD, knobs={**case.knobs, **knobs})
         checks += _lossless(loaded, lossless, context(lossless))
     return checks, first, trainer
+
+
+def forward_only(
+    loaded: Loaded, case: CaseSpec, context: MakeContext
+) -> tuple[list[Check], Mapping[str, Issued], Trainer]:
+    """Losses must be the reference's, weights must stay, and no gradient may be sent."""
+    ctx = context(case)
+    trainer, reference, sampler = _start(loaded, case, ctx)
+    origin = snapshot(reference.parameters())
+    counter = counted.Counter(ctx, range(STEPS - 1, STEPS))
+    checks, drawn = [], []
+    for step in range(STEPS):
+        ids = sampler.ids(step, ctx.shard)
+        drawn.append(ids.tolist())
+        every = [
+            make_batch(loaded, case, sampler.ids(step, s), ctx.device, sampler.of(step))
+            for s in range(ctx.batching.shards)
+        ]
+        with counter.of(step):
+            loss = trainer.step(own_batch(loaded, ctx, ids, sampler.of(step)))
+        wanted = reference.forward(every)
+        checks.append(_loss(f"forward{step}", loss, wanted, ctx, case))
+    kept = relative_error(trainer.parameters(), origin)
+    checks.append(_limit(f"parameters_after_{STEPS}", kept, 0.0, "weights stay"))
+    checks.append(_whole("all_parameters", trainer.parameters(), origin, ctx))
+    checks += counted.checks(loaded, case, ctx, counter.seen)
+    checks += [*handed.sampling(drawn, ctx, sampler.epoch), *_dtype(trainer, case)]
+    return checks, counter.seen.issued, trainer
 
 
 def _train(
@@ -335,7 +365,7 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
     loss = trainer.step(own_batch(loaded, ctx, ids))
     finite = loss is None or math.isfinite(float(loss))
     checks = [Check(name="full_size.finite_loss", ok=finite)]
-    if supports.oracle == "simulated":
+    if supports.oracle == "simulated" or case.phase is Passes.FORWARD:
         return checks, None  # after one step every rank has gone its own way
     if supports.replicas:
         checks.append(replicas(trainer, ctx, "full_size.replicas"))

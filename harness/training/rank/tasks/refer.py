@@ -20,6 +20,7 @@ from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Refer
 from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
+from harness.spec import Passes
 from harness.training.context import Loaded, RankContext, build_model, load
 from harness.training.feeds import Feed
 from harness.training.hooks import Hook, Late
@@ -77,6 +78,9 @@ def _side_by_side(
             hook = Late(hook, ctx.compressor.start, ctx.world_size)
     encoder, feed = Encoder(model), batches(ctx.shard)
     for step in range(steps):
+        if ctx.case.phase is Passes.FORWARD:
+            yield oracle.forward([feed(step)])
+            continue
         loss, own = oracle.backward(feed(step))
         yield float(loss)
         oracle.update(added(own, ctx.batching.shards) if hook is None else encoder(own, hook))
@@ -91,7 +95,9 @@ def _in_turn(
     shards = range(ctx.batching.shards)
     feeds = [batches(shard) for shard in shards]
     for step in range(steps):
-        yield oracle.step([feed(step) for feed in feeds])
+        every = [feed(step) for feed in feeds]
+        forward = ctx.case.phase is Passes.FORWARD
+        yield oracle.forward(every) if forward else oracle.step(every)
 
 
 class Encoder:

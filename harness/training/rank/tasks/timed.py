@@ -11,7 +11,7 @@ from harness.record import RankRecord
 from harness.spec import Compiled, Window
 from harness.training.context import load
 from harness.training.feeds import took
-from harness.training.observe import issued
+from harness.training.observe import issued, loops
 from harness.training.observe.clock import Clock
 from harness.training.observe.compiling import Compilations
 from harness.training.observe.intake import Intake, digest
@@ -26,6 +26,8 @@ from harness.training.rank.window import measure
 def prepare(spec: LaunchSpec, _: Path) -> None:
     """Import what is trained; of its collectives only the last ones are kept, as evidence."""
     issued.enable(issued.LAST)
+    if isinstance(spec.task, Timed) and spec.task.profiled:
+        loops.follow()
     load(spec.files)
 
 

@@ -1,0 +1,624 @@
+"""Our codecs beside those that others published, in one run: how fast, how small, and how right.
+
+Ours, torch's hooks, and as far as a checkout is given GRACE (github.com/sands-lab/grace) and
+PowerSGD by its authors (github.com/epfml/powersgd). All take turns, call by call, on the same fresh
+gradients, with one rank and one thread: what is left is each one's own work. Then two ranks check
+what was promised, ours by the same rules as the others.
+
+    python benchmarks/cost/references.py [--grace FOLDER] [--powersgd FOLDER] [--only topk,fp16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import os
+import socket
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    powerSGD_hook,
+    quantization_hooks,
+)
+
+from harness.base import modules
+from harness.spec import Catalogue
+from harness.training.rank.invariants import Bucket
+
+#: What a method is given, by everybody alike. A threshold of 4 is met by some 5 % of what is owed.
+KNOBS: dict[str, dict[str, Any]] = {
+    "topk": dict(rho=0.01),
+    "randomk": dict(rho=0.1),
+    "threshold": dict(threshold=4.0, rho=0.06),
+    "dgc": dict(rho=0.01, momentum=0.9),
+    "powersgd": dict(rank=2),
+}
+#: Columns of the gradient, one matrix.
+WIDTH = 1024
+#: Elements of a gradient that is checked: no multiple of any block.
+CHECKED = (129, 67)
+#: Untimed calls, until errors are owed and warm starts are warm; timed ones, of which the best
+#: counts, since others share the machine.
+WARM, CALLS = 6, 9
+#: Draws of one without bias; steps after which what was sent and is owed must add up.
+DRAWS, STEPS = 100, 8
+#: Times the promised bytes that padding and scales may add; relative error of sums in fp32; times
+#: its standard error that a mean may be off.
+ROOM, ROUNDING, SURE = 1.25, 1e-3, 1.5
+
+
+class Entrant:
+    """One implementation of a method, with what it keeps from step to step."""
+
+    def load(self, gradient: Tensor) -> None:
+        """Where backward leaves a gradient; not timed."""
+        raise NotImplementedError
+
+    def step(self) -> Tensor:
+        """Encode, exchange, decode: the mean over ranks, flat."""
+        raise NotImplementedError
+
+    def owed(self) -> Tensor | None:
+        """What this rank has not sent yet; None without error feedback."""
+        return None
+
+
+class Hooked(Entrant):
+    """A communication hook of DDP, ours or torch's."""
+
+    def __init__(self, shape: tuple[int, int], hook: Callable[..., Any]) -> None:
+        self.hook, self.bucket = hook, Bucket([nn.Parameter(torch.zeros(shape))])
+
+    def load(self, gradient: Tensor) -> None:
+        self.bucket.fill(gradient)
+
+    def step(self) -> Tensor:
+        out: Tensor = self.hook(self.bucket).wait()
+        return out
+
+    def owed(self) -> Tensor | None:
+        """Also what is owed of sums: one rank has it, for all of them."""
+        feedback = getattr(self.hook, "feedback", None)
+        if feedback is None:
+            return None
+        own: Tensor = feedback.owed[self.bucket.parameters()[0]].flatten().clone()
+        for total, part in getattr(self.hook, "of_sums", {}).items():
+            rows = torch.zeros(total).view(dist.get_world_size(), -1)
+            rows[dist.get_rank()] = part[0] * dist.get_world_size()
+            own += rows.flatten()[: own.numel()]
+        return own
+
+
+class LowRank(Hooked):
+    """Torch's PowerSGD, with its defaults but for the first steps, which it sends whole."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=KNOBS["powersgd"]["rank"], start_powerSGD_iter=2
+        )
+        super().__init__(shape, lambda bucket: powerSGD_hook.powerSGD_hook(self.state, bucket))
+
+    def owed(self) -> Tensor | None:
+        """Nothing before it has begun to compress."""
+        nothing = torch.zeros_like(self.bucket.buffer())
+        owed: Tensor = self.state.error_dict.get(0, nothing)
+        return owed[: nothing.numel()]
+
+
+class Grace(Entrant):
+    """GRACE's compressor with its memory and communicator, as its own README puts them together."""
+
+    def __init__(self, shape: tuple[int, int], compressor: Any, memory: Any, route: str) -> None:
+        self.shape, self.memory = shape, memory
+        module, name = ("allreduce", "Allreduce") if route == "sum" else ("allgather", "Allgather")
+        kind = of_grace(f"communicator.{module}", name)
+        self.communicator = kind(compressor, memory, dist.get_world_size())
+
+    def load(self, gradient: Tensor) -> None:
+        self.gradient = gradient.view(self.shape).clone()
+
+    def step(self) -> Tensor:
+        out: Tensor = self.communicator.step(self.gradient, "weight")
+        return out.flatten()
+
+    def owed(self) -> Tensor | None:
+        kept = getattr(self.memory, "gradients", getattr(self.memory, "residuals", None))
+        return None if kept is None else kept["weight"].flatten()
+
+
+class Authors(Entrant):
+    """PowerSGD by its authors: what is owed stays in the gradient, to which backward adds."""
+
+    def __init__(self, shape: tuple[int, int], rounds: int) -> None:
+        self.gradient = torch.zeros(shape)
+        theirs = importlib.import_module("powersgd")
+        config = theirs.Config(
+            rank=KNOBS["powersgd"]["rank"], num_iters_per_step=rounds,
+            start_compressing_after_num_steps=0,
+        )  # fmt: skip
+        self.aggregator = theirs.PowerSGD([self.gradient], config)
+
+    def load(self, gradient: Tensor) -> None:
+        self.gradient += gradient.view_as(self.gradient)
+
+    def step(self) -> Tensor:
+        out: Tensor = self.aggregator.aggregate([self.gradient])[0]
+        return out.flatten()
+
+    def owed(self) -> Tensor | None:
+        return self.gradient.flatten()
+
+
+#: A fresh entrant for a gradient of this shape. ``plain``: so that what is sent adds up to the
+#: gradients, which it does not with momentum.
+Make: TypeAlias = Callable[[tuple[int, int], bool], Entrant]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as somebody wrote it."""
+
+    method: str
+    by: str
+    make: Make
+    claim: str
+
+
+def of_grace(module: str, name: str) -> Any:
+    """A class of GRACE."""
+    return getattr(importlib.import_module(f"grace_dl.dist.{module}"), name)
+
+
+def entry(method: str) -> tuple[Any, dict[str, Any]]:
+    """Our module of a method, and its knobs here."""
+    module = modules.load(f"harness.training.compressors.{method}")
+    known = Catalogue().entries["compressors"][method].knobs
+    return module, {**known, **KNOBS.get(method, {})}
+
+
+def ours(method: str) -> Row:
+    """Our hook."""
+    module, knobs = entry(method)
+
+    def make(shape: tuple[int, int], plain: bool) -> Entrant:
+        context = SimpleNamespace(
+            world_size=dist.get_world_size(), rank=dist.get_rank(), device=torch.device("cpu"),
+            case=SimpleNamespace(seed=0),
+        )  # fmt: skip
+        changed = getattr(module, "TELESCOPES", {}) if plain else {}
+        return Hooked(shape, module.build(context, {**knobs, **changed}))
+
+    return Row(method, "ours", make, getattr(module, "CLAIM", "contracts"))
+
+
+def hooked(hook: Callable[..., Any]) -> Make:
+    """Torch's hook in the world of all ranks."""
+    return lambda shape, _: Hooked(shape, lambda bucket: hook(dist.group.WORLD, bucket))
+
+
+def of_torch() -> Iterator[tuple[str, str, Make]]:
+    """Torch's hooks; what it has for 8 bits is one scale for all, or one for 512 elements."""
+    hooks: dict[tuple[str, str], Callable[..., Any]] = {
+        ("fp16", "torch"): default_hooks.fp16_compress_hook,
+        ("bf16", "torch"): default_hooks.bf16_compress_hook,
+        ("int8", "torch tensor"): quantization_hooks.quantization_pertensor_hook,
+        ("int8", "torch channel"): quantization_hooks.quantization_perchannel_hook,
+    }
+    for (method, by), hook in hooks.items():
+        yield method, by, hooked(hook)
+    yield "powersgd", "torch", lambda shape, _: LowRank(shape)
+
+
+def grace_parts(method: str, plain: bool) -> tuple[Any, Any, str]:
+    """GRACE's compressor and memory of a method, given what ours is; and how it travels."""
+    knobs = KNOBS.get(method, {})
+    world = dist.get_world_size()
+
+    def compressor(name: str, *given: Any) -> Any:
+        file = "efsignsgd" if method == "efsign" else method
+        return of_grace(f"compressor.{file}", name)(*given)
+
+    residual = of_grace("memory.residual", "ResidualMemory")()
+    nothing = of_grace("memory.none", "NoneMemory")()
+    match method:
+        case "topk":
+            return compressor("TopKCompressor", knobs["rho"]), residual, "gather"
+        case "randomk":
+            return compressor("RandomKCompressor", knobs["rho"]), residual, "sum"
+        case "threshold":
+            return compressor("ThresholdCompressor", knobs["threshold"]), residual, "gather"
+        case "dgc":
+            momentum = 0.0 if plain else knobs["momentum"]
+            memory = of_grace("memory.dgc", "DgcMemory")(momentum, False, world)
+            return compressor("DgcCompressor", knobs["rho"]), memory, "gather"
+        case "qsgd":
+            return compressor("QSGDCompressor", 7, 512), nothing, "gather"
+        case "terngrad":
+            return compressor("TernGradCompressor"), nothing, "gather"
+        case "natural":
+            return compressor("NaturalCompressor"), nothing, "gather"
+        case "signsgd":
+            return compressor("SignSGDCompressor"), nothing, "gather"
+        case "efsign":
+            memory = of_grace("memory.efsignsgd", "EFSignSGDMemory")(1.0)
+            return compressor("EFSignSGDCompressor", 1.0), memory, "gather"
+        case "onebit":
+            return compressor("OneBitCompressor"), residual, "gather"
+        case "fp16":
+            return compressor("FP16Compressor"), nothing, "sum"
+        case "powersgd":
+            made = compressor("PowerSGDCompressor", knobs["rank"], True, world)
+            memory = of_grace("memory.powersgd", "PowerSGDMemory")(made.q_memory, knobs["rank"])
+            return made, memory, "sum"
+    raise KeyError(method)
+
+
+#: Methods that GRACE has too.
+IN_GRACE = (
+    "topk", "randomk", "threshold", "dgc", "qsgd", "terngrad", "natural", "signsgd", "efsign",
+    "onebit", "fp16", "powersgd",
+)  # fmt: skip
+
+
+def rows(grace: str | None, powersgd: str | None, only: Sequence[str]) -> list[Row]:
+    """All implementations, by method, ours first."""
+    others = list(of_torch())
+    if grace:
+        sys.path.insert(0, grace)
+        others += [
+            (m, "GRACE", lambda s, p, m=m: Grace(s, *grace_parts(m, p)))  # type: ignore[misc]
+            for m in IN_GRACE
+        ]
+    if powersgd:
+        sys.path.insert(0, powersgd)
+        others.append(("powersgd", "authors x1", lambda shape, _: Authors(shape, 1)))
+        others.append(("powersgd", "authors x2", lambda shape, _: Authors(shape, 2)))
+    out = []
+    for method in (*IN_GRACE, "bf16", "int8"):
+        theirs = [(by, make) for m, by, make in others if m == method]
+        if theirs and (not only or method in only):
+            own = ours(method)
+            out += [own, *(Row(method, by, make, own.claim) for by, make in theirs)]
+    return out
+
+
+@contextmanager
+def without_gpu() -> Iterator[list[str]]:
+    """``Tensor.cuda`` does nothing, for what insists on a GPU; who called it is told."""
+    called: list[str] = []
+    before = torch.Tensor.cuda
+
+    def cuda(self: Tensor, *_: Any, **__: Any) -> Tensor:
+        called.append("cuda")
+        return self
+
+    torch.Tensor.cuda = cuda  # type: ignore[assignment,method-assign]
+    try:
+        yield called
+    finally:
+        torch.Tensor.cuda = before  # type: ignore[method-assign]
+
+
+@contextmanager
+def sent_bytes() -> Iterator[list[float]]:
+    """Bytes that this rank sends in the collectives called meanwhile, of the best algorithms."""
+    world = dist.get_world_size()
+    found: list[float] = []
+    shares = {
+        "all_reduce": (0, 2 * (world - 1) / world),
+        "all_gather": (1, world - 1.0),
+        "all_gather_single": (1, world - 1.0),
+        "all_gather_into_tensor": (1, world - 1.0),
+        "all_to_all": (1, (world - 1) / world),
+        "all_to_all_single": (1, (world - 1) / world),
+    }
+    before = {name: getattr(dist, name) for name in shares if hasattr(dist, name)}
+
+    def counted(name: str) -> Callable[..., Any]:
+        place, share = shares[name]
+
+        def call(*given: Any, **named: Any) -> Any:
+            parts = given[place] if isinstance(given[place], list) else [given[place]]
+            found.append(share * sum(p.numel() * p.element_size() for p in parts))
+            return before[name](*given, **named)
+
+        return call
+
+    for name in before:
+        setattr(dist, name, counted(name))
+    try:
+        yield found
+    finally:
+        for name, function in before.items():
+            setattr(dist, name, function)
+
+
+def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
+    """Of the fastest call of each; they take turns. None for what does not run."""
+    shape = (elements // WIDTH, WIDTH)
+    entrants: list[Entrant | None] = []
+    for row in rivals:
+        try:
+            entrants.append(row.make(shape, False))
+        except Exception:  # told by the checks
+            entrants.append(None)
+    found: list[list[float]] = [[] for _ in rivals]
+    for call in range(WARM + CALLS):
+        gradient = torch.randn(elements)
+        for i, entrant in enumerate(entrants):
+            if entrant is None:
+                continue
+            try:
+                entrant.load(gradient)
+                began = time.perf_counter()
+                entrant.step()
+                took = time.perf_counter() - began
+            except Exception:  # told by the checks
+                entrants[i] = None
+                continue
+            if call >= WARM:
+                found[i].append(took)
+    return [min(f) if f and e is not None else None for f, e in zip(found, entrants, strict=True)]
+
+
+def drawn(step: int, size: int, *, alike: bool = False) -> Tensor:
+    """A gradient of this rank, or the same for all."""
+    seed = step * 1009 + (0 if alike else 1 + dist.get_rank())
+    return 3.0 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def mean(own: Tensor) -> Tensor:
+    """Over ranks, in double."""
+    total = own.double()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+def given(entrant: Entrant, gradient: Tensor) -> Tensor:
+    """What a step makes of a gradient."""
+    entrant.load(gradient)
+    return entrant.step().clone()
+
+
+def bytes_an_element(row: Row) -> tuple[float, float]:
+    """Sent of a normal gradient, and of a small one without a positive element."""
+    shape = (1024, WIDTH)
+    size = shape[0] * shape[1]
+    entrant = row.make(shape, False)
+    for _ in range(WARM):
+        with sent_bytes() as sent:
+            given(entrant, torch.randn(size))
+    with sent_bytes() as of_negative:
+        given(row.make(shape, False), -0.01 * torch.rand(size))
+    # Torch's PowerSGD sends its first gradients whole, as it says.
+    negative = sum(of_negative) if row.method != "powersgd" else 0.0
+    return sum(sent) / size, negative / size
+
+
+def promised(method: str) -> float:
+    """Bytes an element that we promise of a method, of two ranks."""
+    module, knobs = entry(method)
+    shape = torch.Size((1024, WIDTH))
+    sent: float = module.promise([shape], dist.get_world_size(), knobs).sent_bytes
+    return sent / shape.numel()
+
+
+def adds_up(row: Row) -> bool:
+    """What was sent and what is owed are the gradients; where nothing is owed, their mean is."""
+    size = CHECKED[0] * CHECKED[1]
+    entrant = row.make(CHECKED, True)
+    wanted = sent = torch.zeros(size, dtype=torch.float64)
+    for step in range(STEPS):
+        gradient = drawn(step, size)
+        wanted = wanted + mean(gradient)
+        sent = sent + given(entrant, gradient)
+    owed = entrant.owed()
+    if owed is None:
+        return True
+    return float((sent + mean(owed) - wanted).norm() / wanted.norm()) < ROUNDING
+
+
+def nearer(row: Row) -> bool:
+    """It is nearer to a gradient than nothing is."""
+    size = CHECKED[0] * CHECKED[1]
+    entrant = row.make(CHECKED, True)
+    for _ in range(3 if row.by == "torch" and row.method == "powersgd" else 1):
+        gradient = drawn(0, size, alike=True)
+        made = given(entrant, gradient)  # torch's is whole at first; afterwards with what is owed
+    return bool((made - gradient).norm() < gradient.norm())
+
+
+def unbiased(row: Row) -> bool:
+    """The mean of many draws is the gradient, of which few elements are much larger than most."""
+    size = CHECKED[0] * CHECKED[1]
+    entrant, gradient = row.make(CHECKED, True), drawn(0, size, alike=True)
+    gradient = gradient.square() * gradient
+    total, squares = torch.zeros(size, dtype=torch.float64), 0.0
+    for _ in range(DRAWS):
+        made = given(entrant, gradient).double()
+        total += made
+        squares += float((made - gradient).square().sum())
+    limit: float = SURE * (squares / DRAWS / DRAWS) ** 0.5
+    return float((total / DRAWS - gradient).norm()) <= limit
+
+
+def descends(row: Row) -> bool:
+    """It points to the gradient's side."""
+    gradient = drawn(0, CHECKED[0] * CHECKED[1], alike=True)
+    made = given(row.make(CHECKED, True), gradient)
+    return float((made * gradient).sum()) > 0
+
+
+def finite(row: Row, value: float) -> bool:
+    """A gradient of one value everywhere comes back finite, from the third step on as well."""
+    entrant = row.make(CHECKED, True)
+    gradient = torch.full((CHECKED[0] * CHECKED[1],), value)
+    return all(bool(given(entrant, gradient).isfinite().all()) for _ in range(3))
+
+
+def everywhere(told: str) -> list[str]:
+    """What each rank tells."""
+    out: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(out, told)
+    return out
+
+
+def alike(row: Row) -> bool:
+    """All ranks get the same bits."""
+    entrant, digest = row.make(CHECKED, False), hashlib.sha256()
+    for step in range(4):
+        made = given(entrant, drawn(step, CHECKED[0] * CHECKED[1]))
+        digest.update(made.contiguous().numpy().tobytes())
+    return len(set(everywhere(digest.hexdigest()))) == 1
+
+
+def seeds(row: Row) -> bool:
+    """It sets torch's generator: ranks whose dropout differed drop the same from then on."""
+    torch.manual_seed(1 + dist.get_rank())
+    given(row.make(CHECKED, False), drawn(0, CHECKED[0] * CHECKED[1]))
+    state = torch.get_rng_state().numpy().tobytes()
+    return len(set(everywhere(hashlib.sha256(state).hexdigest()))) == 1
+
+
+CLAIMS: dict[str, tuple[Callable[[Row], bool], str]] = {
+    "contracts": (nearer, "further off than nothing"),
+    "unbiased": (unbiased, "biased"),
+    "descends": (descends, "points elsewhere"),
+}
+
+
+def faults(row: Row) -> tuple[float | None, list[str]]:
+    """Bytes that are sent of an element, and what is wrong, in words. Collectives of all ranks."""
+    out: list[str] = []
+    with without_gpu() as called:
+        try:
+            sent, of_negative = bytes_an_element(row)
+        except Exception as error:  # of others' code, the same on all ranks
+            return None, [f"does not run here ({type(error).__name__})"]
+    if called:
+        out.append("insists on a GPU")
+    times = sent / promised(row.method)
+    if times > ROOM:
+        out.append(f"{times:.1f}x the bytes")
+    if of_negative > ROOM * max(sent, promised(row.method)):
+        out.append(f"{of_negative:.1f} bytes where all are negative")
+    holds, word = CLAIMS[row.claim]
+    checks: list[tuple[str, Callable[[], bool]]] = [
+        ("ranks differ", lambda: alike(row)),
+        ("sent and owed do not add up", lambda: adds_up(row)),
+        (word, lambda: holds(row)),
+        ("NaN of zeros", lambda: finite(row, 0.0)),
+        ("infinite of 40,000", lambda: finite(row, 4e4)),
+        ("sets torch's seed", lambda: not seeds(row)),
+    ]
+    for told, check in checks:
+        with without_gpu():
+            if not check():
+                out.append(told)
+    return sent, out
+
+
+def begin(rank: int, world: int, port: int) -> None:
+    """A world of gloo on this host, one thread a rank."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
+
+
+def check(rank: int, port: int, asked: argparse.Namespace, answers: Any) -> None:
+    """What one of two ranks does; the first one tells."""
+    begin(rank, 2, port)
+    found = []
+    for row in rows(asked.grace, asked.powersgd, asked.only):
+        torch.manual_seed(1 + rank)  # as users do, so that ranks drop different things
+        found.append(faults(row))
+    if rank == 0:
+        answers.put(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def checked(asked: argparse.Namespace) -> list[tuple[float | None, list[str]]]:
+    """Bytes and faults of all rows."""
+    port = free_port()
+    spawned = mp.get_context("spawn")
+    answers = spawned.SimpleQueue()
+    ranks = [spawned.Process(target=check, args=(r, port, asked, answers)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    if any(process.exitcode for process in ranks):
+        raise SystemExit("a rank of the checks failed")
+    out: list[tuple[float | None, list[str]]] = answers.get()
+    return out
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def line(row: Row, times: Sequence[str], sent: float | None, wrong: Sequence[str]) -> str:
+    """A line of the table, or two, at most 80 columns."""
+    told = "no: " + ", ".join(wrong) if wrong else "yes"
+    head = f"{row.method:10}{row.by:14}" + "".join(f"{t:>10}" for t in times)
+    head += f"{'-' if sent is None else f'{sent:.4f}':>9}  "
+    parts = textwrap.wrap(told, 80 - len(head))
+    return "\n".join([head + parts[0], *(" " * len(head) + part for part in parts[1:])])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--grace", metavar="FOLDER", help="a checkout of sands-lab/grace")
+    parser.add_argument("--powersgd", metavar="FOLDER", help="a checkout of epfml/powersgd")
+    parser.add_argument("--only", default=[], type=lambda s: s.split(","), metavar="METHODS")
+    parser.add_argument("--elements", type=int, nargs="+", default=[1 << 20, 1 << 23])
+    asked = parser.parse_args()
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    found = checked(asked)
+    begin(0, 1, free_port())
+    every = rows(asked.grace, asked.powersgd, asked.only)
+    millions = "".join(f"{f'{n / 2**20:g} Mi':>10}" for n in asked.elements)
+    print(f"{'method':10}{'by':14}{millions}{'bytes':>9}  correct?")
+    for method in dict.fromkeys(row.method for row in every):
+        places = [i for i, row in enumerate(every) if row.method == method]
+        with without_gpu():
+            times = [seconds([every[i] for i in places], n) for n in asked.elements]
+        for j, i in enumerate(places):
+            cells = [cell(took[j], took[0]) for took in times]
+            print(line(every[i], cells, *found[i]), flush=True)
+    print("\nEncode and decode, one rank: ours in ms, others as a multiple of ours, so above 1 is")
+    print("slower. Bytes: sent by one of two ranks for each element of a gradient.")
+    dist.destroy_process_group()
+
+
+def cell(took: float | None, own: float | None) -> str:
+    """Ours in ms; others beside it."""
+    if took is None or own is None:
+        return "-"
+    return f"{1e3 * took:.2f} ms" if took == own else f"{took / own:.2f}x"
+
+
+if __name__ == "__main__":
+    main()

@@ -522,7 +522,7 @@ def faults(row: Row) -> tuple[float | None, list[str]]:
         ("sent and owed do not add up", lambda: adds_up(row)),
         (word, lambda: holds(row)),
         ("NaN of zeros", lambda: finite(row, 0.0)),
-        ("infinite of 40,000", lambda: finite(row, 4e4)),
+        ("not finite at 40,000", lambda: finite(row, 4e4)),
         ("sets torch's seed", lambda: not seeds(row)),
     ]
     for told, check in checks:
@@ -608,8 +608,8 @@ def main() -> None:
         for j, i in enumerate(places):
             cells = [cell(took[j], took[0]) for took in times]
             print(line(every[i], cells, *found[i]), flush=True)
-    print("\nEncode and decode, one rank: ours in ms, others as a multiple of ours, so above 1 is")
-    print("slower. Bytes: sent by one of two ranks for each element of a gradient.")
+    print("\nEncode and decode, one rank: ours in ms, others as a multiple, above 1 slower.")
+    print("Bytes: sent by one of two ranks for each element of a gradient.")
     dist.destroy_process_group()
 
 

@@ -92,7 +92,7 @@ class Catalogue:
         """Kind -> name -> Entry. A user's file may not hide one of the package."""
         by_kind: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
         for kind, known in _KINDS.items():
-            for path in sorted((PACKAGE / known.folder).glob("*.py")):
+            for path in sorted((PACKAGE / known.folder).rglob("*.py")):
                 self._add(by_kind, path, kind)
         for path in [
             f for p in (*_entry_point_folders(), *self.paths) for f in sorted(p.glob("*.py"))

@@ -12,7 +12,7 @@ import argparse
 import contextlib
 import gc
 import importlib
-import json
+import importlib.util
 import os
 import selectors
 import shutil
@@ -21,9 +21,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -39,125 +37,23 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _prel
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
-from harness.host import environment, facts, leftovers, machine, nvml
-from harness.host.accelerators import Accelerators, torch_build
+from harness.host import environment, facts, leftovers, machine
 from harness.host.examination import examination
 from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Share
-from harness.record import Described
-from harness.spec import CaseSpec, Catalogue
-from harness.training.accelerator import driver_started, survey
+from harness.spec import Catalogue
+from harness.training.accelerator import driver_started
 from harness.training.agent.address import choose_interface
+from harness.training.agent.answers import describe_all, usable
 from harness.training.agent.world import World
-from harness.training.context import load
-from harness.training.contract import placed, problems
-from harness.training.describe import describe
 from harness.training.observe import threads
 
 POLL_S = 0.1
 BEAT_S = 0.2
-DESCRIBE_S = 60.0  # importing a user's files and building a model on meta tensors
 JOIN_S = 600.0  # by hand, a node may be up long before the program that waits for it
 REACH_S = 1.0
 PIECE = 1 << 24  # bytes of a file that are sent at a time: traces can be larger than memory
-
-
-def in_child(function: Callable[[], Json]) -> Json:
-    """Run in a forked child, so that a user's files are never imported into the agent.
-
-    Whatever they print is dropped, and a child that does not answer is ended.
-    """
-    reader, writer = os.pipe()
-    agent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            threads.die_with_parent(agent)
-            os.close(reader)
-            silence = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silence, 1)
-            os.dup2(silence, 2)
-            try:
-                answer = {"ok": function()}
-            except BaseException as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            with os.fdopen(writer, "w") as pipe:
-                json.dump(answer, pipe)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    text, deadline = b"", time.monotonic() + DESCRIBE_S
-    with selectors.DefaultSelector() as selector:
-        selector.register(reader, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            if selector.select(left):
-                chunk = os.read(reader, 1 << 16)
-                text += chunk
-                if not chunk:
-                    break
-    os.close(reader)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    if not text:
-        return {"error": f"its files crashed, or took more than {DESCRIBE_S:.0f} s to answer"}
-    return json.loads(text)
-
-
-def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
-    """The answers in order; a file that cannot be imported makes its cases unsupported.
-
-    Cases of the same files of users', and those of none, are asked in one process: they share what
-    is known of a model, and what torch imports for it.
-    """
-    answers: dict[int, Json] = {}
-    groups: dict[str, list[int]] = {}
-    for i, request in enumerate(requests):
-        theirs = {k: name for k, name in request["files"].items() if name.endswith(".py")}
-        groups.setdefault(json.dumps(theirs, sort_keys=True), []).append(i)
-    for group in groups.values():
-        for part in (group, *([i] for i in group)):  # one that crashes does not take the others
-            left = [i for i in part if i not in answers]
-            answer = in_child(partial(_describe, [requests[i] for i in left])) if left else {}
-            if len(left) > 1 and "error" in answer:
-                continue
-            unknown = [to_doc(Described(error=answer.get("error", "")))] * len(left)
-            answers |= dict(zip(left, answer.get("ok", unknown), strict=True))
-    return [answers[i] for i in range(len(requests))]
-
-
-def _describe(requests: list[dict[str, Json]]) -> Json:
-    """The answers to these, in order."""
-    return [_described(from_doc(CaseSpec, r["case"]), r["files"]) for r in requests]
-
-
-def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
-    try:
-        loaded = load(files)
-    except Exception as error:
-        return to_doc(Described(error=placed(error, files)))
-    coded = loaded.codec is not None
-    if wrong := [
-        text
-        for kind, module in loaded.modules.items()
-        for text in problems(kind, module, compressed=coded)
-    ]:
-        return to_doc(Described(error="; ".join(wrong)))
-    try:
-        return to_doc(describe(loaded, case))
-    except Exception as error:
-        return to_doc(Described(error=placed(error, files)))
-
-
-def usable() -> Accelerators:
-    """The GPUs that ranks can use here, as a forked child found them: this process starts none."""
-    build = torch_build()
-    if not (build.startswith("cuda") and nvml.gpus()):
-        return Accelerators(build=build)
-    answer = in_child(lambda: to_doc(survey(build)))
-    if "error" in answer:
-        return Accelerators(build=build, error=answer["error"])
-    return from_doc(Accelerators, answer["ok"])
 
 
 def reaches(address: Address) -> bool:

@@ -57,6 +57,8 @@ def _more(entry: Entry, known: Catalogue) -> list[str]:
     if entry.kind != "strategies":
         return out
     supports = entry.supports
+    if supports.packages:
+        out.append(f"packages: {', '.join(supports.packages)} (pip install scaleproof[frameworks])")
     if supports.needs:
         models = known.entries["models"].values()
         able = [m.name for m in models if not supports.misses(m.head, supports.precisions[0])]

@@ -48,7 +48,7 @@ def cast(dtype: torch.dtype) -> tuple[Callable[..., Promise], Callable[..., Hook
     def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
         def hook(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
             flat = bucket.buffer()
-            small = flat.div(ctx.world_size).to(dtype)
+            small = flat.div_(ctx.world_size).to(dtype)  # ``back`` writes over it anyway
             future = dist.all_reduce(small, async_op=True).get_future()
 
             def back(f: torch.futures.Future[list[Tensor]]) -> Tensor:

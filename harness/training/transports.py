@@ -97,8 +97,10 @@ class Coded:
         flat = bucket.buffer().float()
         if self.feedback is not None:
             pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-            flat = torch.cat([self.feedback.add(p, g.float()) for p, g in pairs])
-        return functional.pad(flat, (0, padded(flat.numel(), unit) - flat.numel()))
+            parts = [self.feedback.add(p, g.float()) for p, g in pairs]
+            flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+        short = padded(flat.numel(), unit) - flat.numel()
+        return functional.pad(flat, (0, short)) if short else flat  # a pad of 0 copies all
 
     def keep(self, bucket: dist.GradBucket, wanted: Tensor, sent: Tensor) -> None:
         """Owe what was wanted and not sent."""
@@ -126,14 +128,17 @@ class Gathered(Coded):
         n = len(wanted)
         with lap("encode"):
             message = codec.encode(wanted[None])
+        own: Tensor | None = None
         if self.feedback is not None:
-            self.keep(bucket, wanted, codec.decode(message, n)[0])
-        every = all_gather(message[0], world)
+            own = codec.decode(message, n)[0]
+            self.keep(bucket, wanted, own)
+        every = all_gather(message[0], world).view(world, 1, -1)
         with lap("decode"):
             out = torch.zeros_like(wanted)
-            for part in every.view(world, 1, -1):  # one at a time: all of them need N times n
-                out += codec.decode(part, n)[0]
-            return done(flat.copy_(self.finish(out / world)[: flat.numel()]))
+            for rank, part in enumerate(every):  # one at a time: all of them need N times n
+                mine = own if rank == self.ctx.rank else None
+                out += codec.decode(part, n)[0] if mine is None else mine
+            return done(flat.copy_(self.finish(out.div_(world))[: flat.numel()]))
 
 
 def two_phase(make: Make, formula: str, rows: Callable[[Tensor], Tensor] = mean) -> Built:
@@ -192,19 +197,28 @@ class TwoPhase(Coded):
             return done(flat.copy_(codec.decode(every, m).flatten()[: flat.numel()]))
 
 
+#: By bits of a value: a word of as many bytes as values fill one byte, the factor that brings them
+#: together in its highest byte (no two terms meet in a bit), and how far up that is.
+WORDS = {
+    1: (torch.int64, 0x8040_2010_0804_0201 - (1 << 64), 56),
+    2: (torch.int32, 0x4010_0401, 24),
+    4: (torch.int16, 0x1001, 8),
+}
+
+
 def packed(values: Tensor, bits: int) -> Tensor:
-    """uint8 (rows, m), each below 2^bits -> uint8 (rows, m bits / 8), the first value highest."""
-    per_byte = 8 // bits
-    parts = values.view(values.shape[0], -1, per_byte)
-    out = parts[..., 0].clone()
-    for i in range(1, per_byte):
-        out = out.bitwise_left_shift_(bits).bitwise_or_(parts[..., i])
-    return out
+    """uint8 (rows, m), each below 2^bits -> uint8 (rows, m bits / 8), the first value highest.
+
+    One product a word instead of a shift a value; of little-endian hosts, as all of torch's are.
+    """
+    word, together, shift = WORDS[bits]
+    return (values.view(word) * together).bitwise_right_shift_(shift).to(torch.uint8)
 
 
 def unpacked(message: Tensor, table: Tensor) -> Tensor:
     """The inverse of ``packed``, looked up: uint8 (rows, b) -> (rows, b x values a byte)."""
-    return table.to(message.device)[message.int()].flatten(1)
+    rows = table.to(message.device).index_select(0, message.flatten().int())
+    return rows.view(len(message), -1)
 
 
 def lookup(bits: int, meaning: Sequence[float]) -> Tensor:
@@ -212,7 +226,14 @@ def lookup(bits: int, meaning: Sequence[float]) -> Tensor:
     per_byte = 8 // bits
     shifts = [bits * (per_byte - 1 - i) for i in range(per_byte)]
     rows = [[meaning[(byte >> s) & (2**bits - 1)] for s in shifts] for byte in range(256)]
-    return torch.tensor(rows)
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def largest(blocks: Tensor) -> Tensor:
+    """The largest magnitude of each block, (rows, blocks, unit) -> (rows, blocks), without a copy
+    of them all.
+    """
+    return torch.maximum(blocks.amax(2), -blocks.amin(2))
 
 
 def with_scales(values: Tensor, scales: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from harness.training.transports import Knobs, scales_of, two_phase, with_scales
+from harness.training.transports import Knobs, largest, scales_of, two_phase, with_scales
 
 ERROR_BOUND = 0.1
 KNOBS = dict(block=256, feedback=False)
@@ -22,7 +22,7 @@ class Codec:
 
     def encode(self, x: Tensor) -> Tensor:
         blocks = x.view(x.shape[0], -1, self.unit)
-        scale = blocks.abs().amax(2) / LARGEST
+        scale = largest(blocks) / LARGEST
         values = (blocks / scale.clamp(min=1e-30)[..., None]).to(torch.float8_e4m3fn)
         return with_scales(values.flatten(1).view(torch.uint8), scale)
 

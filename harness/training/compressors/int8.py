@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from harness.training.transports import Knobs, scales_of, two_phase, with_scales
+from harness.training.transports import Knobs, largest, scales_of, two_phase, with_scales
 
 ERROR_BOUND = 0.03
 KNOBS = dict(block=256, feedback=False)
@@ -21,14 +21,14 @@ class Codec:
 
     def encode(self, x: Tensor) -> Tensor:
         blocks = x.view(x.shape[0], -1, self.unit)
-        scale = blocks.abs().amax(2) / 127
+        scale = largest(blocks) / 127
         values = (blocks / scale.clamp(min=1e-30)[..., None]).round_().to(torch.int8)
         return with_scales(values.flatten(1).view(torch.uint8), scale)
 
     def decode(self, message: Tensor, m: int) -> Tensor:
         values, scale = scales_of(message, m // self.unit)
         blocks = values.contiguous().view(torch.int8).view(len(values), -1, self.unit)
-        return (blocks.float() * scale[..., None]).flatten(1)
+        return blocks.float().mul_(scale[..., None]).flatten(1)
 
 
 promise, build = two_phase(Codec, "2 (N-1)/N n (1 + 4/block)")

@@ -25,12 +25,12 @@ class Codec:
 
     def encode(self, x: Tensor) -> Tensor:
         scale = x.view(x.shape[0], -1, self.unit).abs().mean(2)
-        return transports.with_scales(transports.packed((x >= 0).to(torch.uint8), 1), scale)
+        return transports.with_scales(transports.packed((x >= 0).view(torch.uint8), 1), scale)
 
     def decode(self, message: Tensor, m: int) -> Tensor:
         signs, scale = transports.scales_of(message, m // self.unit)
         blocks = transports.unpacked(signs, SIGNS).view(len(signs), -1, self.unit)
-        return (blocks * scale[..., None]).flatten(1)
+        return blocks.mul_(scale[..., None]).flatten(1)
 
 
 promise, build = transports.two_phase(Codec, "2 (N-1)/N (n/8 + 4 n/block)")

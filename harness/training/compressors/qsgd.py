@@ -28,16 +28,16 @@ class Codec:
     def encode(self, x: Tensor) -> Tensor:
         blocks = x.view(x.shape[0], -1, self.unit)
         scale = blocks.norm(dim=2) / LEVELS
-        level = blocks.abs() / scale.clamp(min=1e-30)[..., None]
-        drawn = torch.rand(blocks.shape, generator=self.generator, device=x.device)
-        values = (level + drawn).floor_().clamp_(max=LEVELS).to(torch.uint8)
-        values |= (blocks < 0).to(torch.uint8) << 3
+        level = blocks.abs().div_(scale.clamp(min=1e-30)[..., None])
+        level += torch.rand(blocks.shape, generator=self.generator, device=x.device)
+        values = level.floor_().clamp_(max=LEVELS).to(torch.uint8)
+        values |= (blocks < 0).view(torch.uint8) << 3
         return transports.with_scales(transports.packed(values.flatten(1), 4), scale)
 
     def decode(self, message: Tensor, m: int) -> Tensor:
         values, scale = transports.scales_of(message, m // self.unit)
         blocks = transports.unpacked(values, MEANING).view(len(values), -1, self.unit)
-        return (blocks * scale[..., None]).flatten(1)
+        return blocks.mul_(scale[..., None]).flatten(1)
 
 
 promise, build = transports.gathered(Codec, "(N-1) (n/2 + 4 n/block)")

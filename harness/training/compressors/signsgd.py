@@ -25,10 +25,10 @@ class Codec:
         return m // 8
 
     def encode(self, x: Tensor) -> Tensor:
-        return transports.packed((x >= 0).to(torch.uint8), 1)
+        return transports.packed((x >= 0).view(torch.uint8), 1)
 
     def decode(self, message: Tensor, m: int) -> Tensor:
-        return transports.unpacked(message, SIGNS) * self.magnitude
+        return transports.unpacked(message, SIGNS).mul_(self.magnitude)
 
 
 promise, build = transports.two_phase(Codec, "2 (N-1)/N n/8")

@@ -29,16 +29,17 @@ class Codec:
         if self.clip:
             most = self.clip * blocks.std(2, correction=0, keepdim=True)
             blocks = blocks.clamp(-most, most)
-        scale = blocks.abs().amax(2)
+        scale = transports.largest(blocks)
         drawn = torch.rand(blocks.shape, generator=self.generator, device=x.device)
-        kept = (drawn * scale[..., None] < blocks.abs()).to(torch.int8)
-        values = (blocks.sign().to(torch.int8) * kept + 1).flatten(1).to(torch.uint8)
-        return transports.with_scales(transports.packed(values, 2), scale)
+        least = drawn.mul_(scale[..., None])
+        values = (blocks > least).view(torch.uint8) + 1
+        values -= (blocks < least.neg_()).view(torch.uint8)
+        return transports.with_scales(transports.packed(values.flatten(1), 2), scale)
 
     def decode(self, message: Tensor, m: int) -> Tensor:
         values, scale = transports.scales_of(message, m // self.unit)
         blocks = transports.unpacked(values, MEANING).view(len(values), -1, self.unit)
-        return (blocks * scale[..., None]).flatten(1)
+        return blocks.mul_(scale[..., None]).flatten(1)
 
 
 promise, build = transports.gathered(Codec, "(N-1) (n/4 + 4 n/block)")

@@ -58,7 +58,7 @@ class Expected:
     they talk in each, and periods become longer by ``growth``. ``blocks`` are those of each rank in
     turn, where the knob ``split`` can move them. ``staleness`` is the largest that may be; a
     training is not ``repeatable`` where ranks take what has come in; ``casts``: it rounds in other
-    places than its reference.
+    places than its reference; ``reorders``: it adds in another order, so that bits may differ.
     """
 
     sent_bytes: tuple[float, ...]
@@ -81,6 +81,7 @@ class Expected:
     staleness: int | None = None
     repeatable: bool = True
     casts: bool = False
+    reorders: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,8 @@ class Supports:
     parameters end with equal bits. ``uneven``: the last batch of an epoch may be short;
     ``forward``: it can go forward alone (phase=forward);
     ``compiles``: blocks can be compiled, which what is sent inside of them keeps from. ``needs``
-    are names that a model's head must have, ``packages`` what has to be installed where ranks run
-    (import names), ``precisions`` those that it can train in,
+    are names that a model's head must have, ``packages`` what pip has to install where ranks
+    run, ``precisions`` those that it can train in,
     ``products`` meshes of several dimensions that are tested. ``beside`` is the strategy whose
     learning its own is measured by. ``metrics`` and ``baselines`` are those of its usual ladder.
     """

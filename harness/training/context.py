@@ -47,6 +47,15 @@ class Trainer(Protocol):
         """Classes, placements and schedule, observed."""
 
 
+def within(nodes: Sequence[int], rank: int) -> tuple[int, int]:
+    """A rank's place among those of its node, and how many these are."""
+    for size in nodes:
+        if rank < size:
+            return rank, size
+        rank -= size
+    raise ValueError(f"there are {sum(nodes)} ranks on all nodes")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
     """One rank's place in the world and the functions it trains with.

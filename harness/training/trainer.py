@@ -53,7 +53,7 @@ class LocalTrainer:
             return self.forward(batch)
         ctx, batching = self.ctx, self.ctx.batching
         micro = batching.micros[ctx.shard]
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear()
         total = torch.zeros((), device=ctx.device)
         parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
         for i, (inputs, targets) in enumerate(parts):
@@ -65,7 +65,7 @@ class LocalTrainer:
             with span("forward", payload=i), ctx.forward():
                 loss = ctx.loss(self.module(inputs), targets) * scale
             with span("backward", payload=i):
-                self.scaler.scale(loss).backward()
+                self.backward(loss)
             total += loss.detach()
         if self.average is not None:
             with span("average", Category.COMMUNICATION):
@@ -84,6 +84,14 @@ class LocalTrainer:
             with span("forward", payload=i), self.ctx.forward():
                 total += self.ctx.loss(self.module(inputs), targets) / len(parts)
         return total
+
+    def clear(self) -> None:
+        """Forget the gradients of the step before."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add a micro-batch's gradients to those that are there."""
+        self.scaler.scale(loss).backward()
 
     def update(self) -> None:
         """Step the optimizer, unless scaled gradients have overflown."""

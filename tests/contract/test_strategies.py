@@ -14,7 +14,12 @@ from harness.training.parallel.schedule import SCHEDULES
 
 KNOWN = Catalogue().entries
 MODELS = KNOWN["models"]
-STRATEGIES = [s for s in KNOWN["strategies"] if s not in ("single", "compressed")]
+STRATEGIES = [
+    s
+    for s, entry in KNOWN["strategies"].items()
+    if s not in ("single", "compressed")
+    and not entry.supports.packages  # test_frameworks has those
+]
 #: One codec of each way to travel in CI; the others are -m full.
 SOON = ("none", "int8", "onebit", "qsgd", "randomk", "powersgd", "threshold")
 CODECS = [c for c, e in KNOWN["compressors"].items() if not e.head.get("CONTROL")]

@@ -3,7 +3,6 @@
 No file of a user's is imported into the agent, and no driver is started in it.
 """
 
-import importlib.util
 import json
 import os
 import selectors
@@ -11,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import metadata
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.host import nvml
@@ -107,12 +107,21 @@ def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
     ]:
         return to_doc(Described(error="; ".join(wrong)))
     try:
-        if lacks := [p for p in loaded.supports.packages if importlib.util.find_spec(p) is None]:
+        if lacks := [p for p in loaded.supports.packages if not _installed(p)]:
             told = f"needs {' and '.join(lacks)} where its ranks run: pip install {' '.join(lacks)}"
             return to_doc(Described(unsupported=told))
         return to_doc(describe(loaded, case))
     except Exception as error:
         return to_doc(Described(error=placed(error, files)))
+
+
+def _installed(package: str) -> bool:
+    """Whether pip knows of it here, ``ray[train]`` for example by its name."""
+    try:
+        metadata.version(package.partition("[")[0])
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def usable() -> Accelerators:

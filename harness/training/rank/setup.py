@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
 from harness.spec import CaseSpec, Device, Dim, Mesh, StandIn
 from harness.training.accelerator import Accelerator
-from harness.training.context import Loaded, RankContext, make_batch
+from harness.training.context import Loaded, RankContext, make_batch, within
 from harness.training.data import Sampler
 from harness.training.describe import case_batching
 from harness.training.feeds import Source, whole_epochs
@@ -183,15 +183,6 @@ class Rank:
             window_ns=None if measured is None else measured.window_ns,
             **{"planted_s": None, **more},
         )
-
-
-def within(nodes: Sequence[int], rank: int) -> tuple[int, int]:
-    """A rank's place among those of its node, and how many these are."""
-    for size in nodes:
-        if rank < size:
-            return rank, size
-        rank -= size
-    raise ValueError(f"there are {sum(nodes)} ranks on all nodes")
 
 
 def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path], None]) -> Rank:

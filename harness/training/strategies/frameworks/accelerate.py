@@ -1,0 +1,93 @@
+"""Hugging Face accelerate: its DDP, or its FSDP2 plugin, prepared as its users do."""
+
+import os
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from harness.record import Expected, ModelFacts, WhatRan
+from harness.spec import Batching, CaseSpec, Device, Precision
+from harness.training.context import Knobs, RankContext
+from harness.training.parallel import samples
+from harness.training.strategies import ddp, fsdp
+from harness.training.strategies.frameworks import as_torchrun_does
+from harness.training.trainer import LocalTrainer
+
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("dp", "fsdp"), replicas=True,
+    packages=("accelerate",), compiles=False,
+)  # fmt: skip
+KNOBS = dict(fsdp=False)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """The bytes of DDP, or those of FSDP2 with every block a unit."""
+    if not case.communicate:
+        raise ValueError("accelerate prepares models for ranks that talk")
+    if not knobs["fsdp"]:
+        like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
+        unit = "CPU" if case.device is Device.CPU else "GPU"
+        return replace(like, placements=(f"MULTI_{unit}" if case.world_size > 1 else "NO",))
+    if case.device is Device.CPU:
+        raise ValueError("accelerate's FSDP2 plugin trains as plain DDP where there is no GPU")
+    if case.precision is Precision.BF16:
+        raise ValueError("accelerate's FSDP2 plugin keeps its parameters in fp32")
+    like = fsdp.expect(case, model, batching, facts, fsdp.KNOBS)
+    return replace(like, placements=("FSDP Shard(dim=0)",))
+
+
+class Prepared(LocalTrainer):
+    """What ``Accelerator.prepare`` made of a model and its optimizer."""
+
+    kind = ""
+
+    def ran(self) -> WhatRan:
+        """What accelerate says it runs, and how parameters are really placed."""
+        found = [p for p in samples.placements(self.module) if p != "plain"]
+        return replace(super().ran(), placements=(" ".join([self.kind, *found]),))
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    """``Accelerator.prepare`` of the model and of the case's own optimizer."""
+    as_torchrun_does(ctx)
+    from accelerate import (
+        Accelerator,
+        DistributedDataParallelKwargs,
+        FullyShardedDataParallelPlugin,
+    )
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(True)  # else a second model gets the settings of the first
+    GradientState._reset_state()
+    for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
+        del os.environ[name]
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, reshard_after_forward=True, cpu_ram_efficient_loading=False,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=list({type(block).__name__ for block in model.children()}),
+    ) if knobs["fsdp"] else None  # fmt: skip
+    threads = torch.get_num_threads()
+    accelerator = Accelerator(
+        cpu=ctx.device.type == "cpu", fsdp_plugin=plugin,
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+    )  # fmt: skip
+    torch.set_num_threads(threads)  # it sets them to what it thinks is a rank's share
+    names = [name for name, _ in model.named_parameters()]
+    module, optimizer = accelerator.prepare(model, ctx.optimizer(model.parameters()))
+    sharded = accelerator.distributed_type.value == "FSDP"
+
+    def synchronise(last: bool) -> None:
+        if sharded:
+            module.set_requires_gradient_sync(last)
+        elif hasattr(module, "require_backward_grad_sync"):
+            module.require_backward_grad_sync = last
+
+    trainer = Prepared(
+        module, ctx, optimizer=optimizer, synchronise=synchronise, whole=samples.whole,
+        named=lambda: zip(names, module.parameters(), strict=True),
+    )  # fmt: skip
+    trainer.kind = accelerator.distributed_type.value
+    return trainer

@@ -1,0 +1,133 @@
+"""Lightning Fabric: its DDP strategy, or its ModelParallelStrategy with FSDP2 inside."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from harness.record import Expected, ModelFacts, WhatRan
+from harness.spec import Batching, CaseSpec
+from harness.training.context import Knobs, RankContext, within
+from harness.training.parallel import samples
+from harness.training.strategies import ddp, fsdp
+from harness.training.trainer import LocalTrainer
+
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("fsdp", "dp"), replicas=True,
+    packages=("lightning",), compiles=False,
+)  # fmt: skip
+KNOBS = dict(sharded=False)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """The bytes of DDP, or those of FSDP2 with every block a unit, and over how many ranks."""
+    if not case.communicate:
+        raise ValueError("Fabric prepares models for ranks that talk")
+    if not knobs["sharded"]:
+        like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
+        return replace(like, placements=("plain",))
+    like = fsdp.expect(case, model, batching, facts, fsdp.KNOBS)
+    return replace(like, placements=(f"Shard(dim=0) of {case.world_size}",))
+
+
+class FabricTrainer(LocalTrainer):
+    """Backward through Fabric; what ran is told of the module inside its wrapper."""
+
+    fabric: Any
+    inner: nn.Module
+
+    def backward(self, loss: Tensor) -> None:
+        self.fabric.backward(loss)
+
+    def ran(self) -> WhatRan:
+        """The class within, and over how many ranks parameters are cut: one looks like all."""
+        placed = {
+            f"{p.placements[0]!r} of {p.device_mesh.size()}" if isinstance(p, DTensor) else "plain"
+            for p in self.inner.parameters()
+        }
+        return replace(
+            super().ran(), module=type(self.inner).__name__, placements=tuple(sorted(placed))
+        )
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    """``Fabric.setup_module`` and ``setup_optimizers``, in the group that is there."""
+    threads = torch.get_num_threads()
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
+
+    def shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        for block in (*module.children(), module):
+            fully_shard(block, mesh=mesh["data_parallel"])
+        return module
+
+    strategy = DDPStrategy(gradient_as_bucket_view=True)
+    if knobs["sharded"]:  # by default it cuts by width, along a mesh of one rank
+        sizes = dict(data_parallel_size=ctx.world_size, tensor_parallel_size=1)
+        strategy = ModelParallelStrategy(shard, **sizes)
+    _, local_size = within(ctx.case.nodes, ctx.rank)
+    fabric = Fabric(
+        accelerator="cpu" if ctx.device.type == "cpu" else "gpu", devices=local_size,
+        num_nodes=len(ctx.case.nodes), strategy=strategy, plugins=[_environment(ctx)],
+    )  # fmt: skip
+    fabric.launch()
+    module = fabric.setup_module(model)
+    torch.set_num_threads(threads)  # it sets them to one
+    inner = module._forward_module
+    optimizer = fabric.setup_optimizers(ctx.optimizer(module.parameters()))
+
+    def synchronise(last: bool) -> None:
+        if knobs["sharded"]:
+            inner.set_requires_gradient_sync(last)
+        elif hasattr(inner, "require_backward_grad_sync"):
+            inner.require_backward_grad_sync = last
+
+    trainer = FabricTrainer(
+        module, ctx, optimizer=optimizer, synchronise=synchronise, whole=samples.whole,
+        named=lambda: ((n.removeprefix("module."), p) for n, p in inner.named_parameters()),
+    )  # fmt: skip
+    trainer.fabric, trainer.inner = fabric, inner
+    return trainer
+
+
+def _environment(ctx: RankContext) -> Any:
+    """Fabric's picture of a launcher, of ranks that were started and have met already."""
+    from lightning.fabric.plugins.environments import ClusterEnvironment
+
+    local_rank, _ = within(ctx.case.nodes, ctx.rank)
+    node = next(i for i in range(len(ctx.case.nodes)) if sum(ctx.case.nodes[: i + 1]) > ctx.rank)
+
+    class Started(ClusterEnvironment):  # type: ignore[misc]
+        creates_processes_externally = True
+        main_address, main_port = "127.0.0.1", 1  # nobody has to meet any more
+
+        @staticmethod
+        def detect() -> bool:
+            return True
+
+        def world_size(self) -> int:
+            return ctx.world_size
+
+        def global_rank(self) -> int:
+            return ctx.rank
+
+        def local_rank(self) -> int:
+            return local_rank
+
+        def node_rank(self) -> int:
+            return node
+
+        def set_world_size(self, size: int) -> None:
+            """Fabric's figure, from devices and nodes."""
+            assert size == ctx.world_size, f"Fabric counts {size} ranks of {ctx.world_size}"
+
+        def set_global_rank(self, rank: int) -> None:
+            assert rank == ctx.rank
+
+    return Started()

@@ -1,0 +1,94 @@
+"""Megatron-core's DistributedDataParallel: one gradient buffer, all-reduced in its own buckets."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec
+from harness.training.context import Knobs, RankContext
+from harness.training.strategies import ddp
+from harness.training.trainer import LocalTrainer
+
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True,
+    packages=("megatron-core",), compiles=False,
+)  # fmt: skip
+#: ``bucket_elements`` 0: all gradients in one bucket. ``overlap``: each as soon as it is full.
+KNOBS = dict(overlap=False, bucket_elements=0)
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """The bytes of DDP."""
+    if not case.communicate:
+        raise ValueError("Megatron-core prepares models for ranks that talk")
+    like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
+    return replace(like, placements=())
+
+
+class BufferTrainer(LocalTrainer):
+    """Gradients are views of Megatron's buffer, ``main_grad``; the optimizer is the case's own."""
+
+    module: Any
+
+    def clear(self) -> None:
+        self.module.zero_grad_buffer()
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.named():
+            yield name, getattr(parameter, "main_grad")  # noqa: B009  (no field of torch's)
+
+    def update(self) -> None:
+        """Step with what was reduced; a gradient that stayed would be added to the next one."""
+        for (_, gradient), (_, parameter) in zip(self.gradients(), self.named(), strict=True):
+            parameter.grad = gradient
+        super().update()
+        for _, parameter in self.named():
+            parameter.grad = None
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    """Megatron's wrapper on groups of data parallelism alone; weights broadcast by it."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer import TransformerConfig
+
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(1, 1)
+    settings = TransformerConfig(  # of a model that Megatron would build itself
+        num_layers=1, hidden_size=1, num_attention_heads=1, use_cpu_initialization=True
+    )
+    how = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=False, overlap_grad_reduce=bool(knobs["overlap"]),
+        bucket_size=int(knobs["bucket_elements"]) or None, use_distributed_optimizer=False,
+    )  # fmt: skip
+    with _current(ctx.device):
+        module: Any = DistributedDataParallel(settings, how, model)
+    module.broadcast_params()
+
+    def synchronise(last: bool) -> None:
+        for group in (*module.bucket_groups, *module.expert_parallel_bucket_groups):
+            group.is_last_microbatch = last
+
+    return BufferTrainer(
+        module, ctx, synchronise=synchronise, average=module.finish_grad_sync,
+        named=lambda: ((n.removeprefix("module."), p) for n, p in module.named_parameters()),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _current(device: torch.device) -> Iterator[None]:
+    """Megatron asks CUDA where its buffer belongs, also on ranks without a GPU."""
+    asked, owner = torch.cuda.current_device, torch.cuda
+    if device.type == "cpu":
+        owner.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
+    try:
+        yield
+    finally:
+        owner.current_device = asked

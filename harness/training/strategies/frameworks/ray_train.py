@@ -1,0 +1,53 @@
+"""Ray Train: what ``prepare_model`` makes of a model in one of its workers (torch's DDP)."""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from harness.record import Expected, ModelFacts
+from harness.spec import Batching, CaseSpec
+from harness.training.context import Knobs, RankContext, within
+from harness.training.strategies import ddp
+from harness.training.trainer import LocalTrainer
+
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True, compiles=False,
+    packages=("ray[train]",),
+)  # fmt: skip
+
+
+def expect(
+    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
+) -> Expected:
+    """DDP's bytes; of one worker it returns the plain model."""
+    like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
+    alone = case.world_size == 1
+    return replace(like, module=type(model).__name__ if alone else like.module)
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
+    """``prepare_model``, told of a worker's place; no cluster is started."""
+    hook = sys.excepthook
+    from ray.train.torch import prepare_model
+    from ray.train.v2._internal.execution import train_fn_utils
+
+    sys.excepthook = hook  # ray's reports to a cluster that is not there
+    local_rank, local_size = within(ctx.case.nodes, ctx.rank)
+    worker = train_fn_utils.LocalTrainFnUtils(
+        experiment_name="scaleproof", world_size=ctx.world_size, world_rank=ctx.rank,
+        local_rank=local_rank, local_world_size=local_size,
+    )  # fmt: skip
+    train_fn_utils.set_train_fn_utils(worker)
+    more = dict(gradient_as_bucket_view=True)
+    module: Any = prepare_model(model, move_to_device=ctx.device, parallel_strategy_kwargs=more)
+
+    def synchronise(last: bool) -> None:
+        if hasattr(module, "require_backward_grad_sync"):
+            module.require_backward_grad_sync = last and ctx.case.communicate
+
+    return LocalTrainer(
+        module, ctx, synchronise=synchronise, placements=("Replicate",),
+        named=lambda: ((n.removeprefix("module."), p) for n, p in module.named_parameters()),
+    )  # fmt: skip

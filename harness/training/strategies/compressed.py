@@ -62,15 +62,12 @@ class CompressedTrainer(LocalTrainer):
         restore(self.hook, state, dict(self.named()))
 
     def step(self, batch: Batch) -> Tensor | None:
-        laps.begin()
+        laps.begin(self.ctx.device)
         return super().step(batch)
 
     def ran(self) -> WhatRan:
-        """DDP's observation, and the hook's: a device's own time is not the host's."""
-        on_host = self.ctx.device.type == "cpu"
-        return replace(
-            super().ran(), compressor=self.compressor, codec_s=laps.medians() if on_host else None
-        )
+        """DDP's observation, and the hook's."""
+        return replace(super().ran(), compressor=self.compressor, codec_s=laps.medians())
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:

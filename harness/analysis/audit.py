@@ -23,7 +23,7 @@ CLOCK_S = 0.05
 def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
     """Everything that cannot be so in an untouched record; RecordError if the chain is broken."""
     return [
-        *_launches(run, folder),
+        *_launches(run, folder, cut_off(links)),
         *_copies(run.launches),
         *_times(run),
         *_turns(run),
@@ -31,6 +31,12 @@ def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
         *_seats(run),
         *(_chained(run, links) if links or run.head else ()),
     ]
+
+
+def cut_off(links: Sequence[Link]) -> frozenset[str]:
+    """Launches that were under way when their program was ended, as whoever went on found them."""
+    sittings = chain.bodies(links, Kind.SITTING)
+    return frozenset(name for body in sittings for name in body.get("cut", ()))
 
 
 def strays(run: RunRecord) -> list[str]:
@@ -43,19 +49,22 @@ def strays(run: RunRecord) -> list[str]:
     ]
 
 
-def _launches(run: RunRecord, folder: Path) -> Iterator[str]:
+def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str]:
     """Launches are numbered without a gap, and no folder is there that the record does not know.
 
-    One that failed may have been launched once more, to be looked at closely.
+    One that failed may have been launched once more, to be looked at closely; those that were
+    ``cut`` off with their program count for nothing.
     """
     looks = sum(x.status is LaunchStatus.FAILED for x in run.launches)
     here = folder / "launches"
     present = {p.name for p in here.iterdir() if p.is_dir()} if here.is_dir() else set()
     recorded = {x.launch for x in run.launches}
-    extra = sorted(n for n in present - recorded if not n.startswith(("fabric-", "recovery-")))
+    extra = sorted(
+        n for n in present - recorded - cut if not n.startswith(("fabric-", "recovery-"))
+    )
     if run.complete and len(extra) > looks:
         yield f"launches/{extra[0]} is not in the record"
-    numbers = {int(name.rpartition("-")[2]) for name in recorded}
+    numbers = {int(name.rpartition("-")[2]) for name in recorded | cut}
     numbers |= {row.launch for row in run.fabric}
     gaps = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)
     if run.complete and not run.recoveries and len(gaps) > looks:

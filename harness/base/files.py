@@ -64,7 +64,7 @@ def write(texts: Mapping[Path, str]) -> None:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary[path] = path.with_name(f".{path.name}.{os.getpid()}")
-            with temporary[path].open("w") as handle:
+            with temporary[path].open("w", encoding="utf-8") as handle:
                 handle.write(text)
                 handle.flush()
                 os.fsync(handle.fileno())

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.judging.points import points as scaling_points
+from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.record import RunRecord
-from harness.record.store import load, load_samples
+from harness.record.store import load_samples
 
 if TYPE_CHECKING:
     import pandas as pd

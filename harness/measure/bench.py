@@ -171,6 +171,11 @@ class Bench:
             detailed=detailed, deadlines=deadlines,
         )  # fmt: skip
 
+    def count_on(self, folder: Path) -> None:
+        """Number launches after those that are in a run's folder: no two share one."""
+        there = [path.name.rpartition("-")[2] for path in (folder / "launches").glob("*")]
+        self._count = max((int(number) for number in there if number.isdigit()), default=0)
+
     def _run(self, spec: LaunchSpec) -> Ended:
         """One world."""
         return self._run_together([spec], lambda step: None)[0]

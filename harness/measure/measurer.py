@@ -55,7 +55,6 @@ class Measurer:
             return
         self._session.warm()
         self.run.announce(new)
-        self.run.save(complete=False)
         self._arms.update({p.hash: [] for p in new})
         try:
             if self._session.settings.fabric:
@@ -73,7 +72,7 @@ class Measurer:
             done = [plan for plan in new if plan.hash not in self._broken]
             self._done |= {p.hash: tuple(verdicts.of_plan(self.run.bare(), p)) for p in done}
         finally:  # also where it broke
-            self.run.save(complete=False)
+            self.run.keep()
 
     def broken(self, plan: Plan) -> ScaleproofError | None:
         """What kept a plan from being measured, if anything did."""
@@ -141,7 +140,7 @@ class Measurer:
             done = self._launch(plan, arms, Purpose.PROFILE, turn=turn, attempt=attempt)
             if not self._usable(plan, done):
                 break
-        self.run.save(complete=False)
+        self.run.keep()
 
     def _confirm(self, plan: Plan) -> None:
         """A fresh set of launches of the arms whose FAIL would be reported."""
@@ -207,7 +206,7 @@ class Measurer:
             done = self._launch(plan, arms, Purpose.TIMED, turn=turn, attempt=block.attempt)
             if not self._usable(plan, done):
                 return
-        self.run.save(complete=False)
+        self.run.keep()
 
     def _usable(self, plan: Plan, launches: Sequence[LaunchRecord]) -> bool:
         """Whether the plan goes on: a failed launch ends it, a profile or an ablation itself."""

@@ -17,6 +17,7 @@ from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row,
 from harness.record.chain import Chain, Kind, bodies
 from harness.record.fabric import Suspects
 from harness.record.launch import STALLS, num_stalls
+from harness.record.lock import Lock
 from harness.record.store import save
 from harness.spec import (
     Arm,
@@ -65,11 +66,14 @@ class Run:
         self.suspects: Suspects | None = None
         self.facts: Mapping[str, Mapping[str, str]] = {self.machine.host: facts.facts()}
         self._chain: Chain | None = None
+        self._lock: Lock | None = None
+        self._opened: Path | None = None
         self.judge_by(thresholds)
 
     @property
     def folder(self) -> Path:
-        return self._results / "runs" / self.machine.hardware_class / self.name
+        """Where it lies; a run that is resumed goes on where it was opened, whatever its name."""
+        return self._opened or self._results / "runs" / self.machine.hardware_class / self.name
 
     @property
     def elapsed_s(self) -> float:
@@ -84,7 +88,9 @@ class Run:
 
     def resume(self, folder: Path) -> None:
         """Go on with an interrupted run: all that was measured counts."""
+        self._lock = Lock(folder)
         old = unfinished(folder, self.machine)
+        self._opened = folder
         self.name, self.started_at, self._before_s = old.run, old.started_at, old.elapsed_s
         self.described, self.notes = dict(old.described), list(old.notes)
         self.plans, self.thresholds = list(old.plans), old.thresholds
@@ -93,7 +99,9 @@ class Run:
         self.launches, self.fabric = list(old.launches), list(old.fabric)
         self.recoveries, self.blocks = list(old.recoveries), list(old.blocks)
         self.setups, self.suspects, self.facts = dict(old.setups), old.suspects, old.facts
-        self._link(Kind.SITTING, {"machine": self.machine})
+        known = {x.launch for x in self.launches}
+        there = {p.name for p in (folder / "launches").glob("*") if p.is_dir()}
+        self._link(Kind.SITTING, {"machine": self.machine, "cut": sorted(there - known)})
 
     def announce(self, plans: Sequence[Plan]) -> None:
         """Enter plans in the record before they are measured, so that none is lost."""
@@ -104,9 +112,11 @@ class Run:
         """Before a launch: the chain begins with what is settled by then; plans, and what is
         expected of their cases, follow.
         """
+        if self._lock is None:
+            self._lock = Lock(self.folder)
         if self._chain is None:
             self._chain = Chain(self.folder)
-        if not self._chain.links:
+        if first := not self._chain.links:
             sealed = dict(
                 run=self.name, schema=SCHEMA, started_at=self.started_at, settings=self.settings,
                 machine=self.machine, software=self.software, admission=self.admission,
@@ -120,6 +130,8 @@ class Run:
         known = {case for body in bodies(self._chain.links, Kind.DESCRIBED) for case in body}
         if new := {c: answer for c, answer in self.described.items() if c not in known}:
             self._chain.add(Kind.DESCRIBED, new)
+        if first:
+            save(self.bare(complete=False), self.folder)
 
     def _link(self, kind: Kind, *told: object) -> None:
         self.seal()
@@ -201,6 +213,21 @@ class Run:
             head=self._chain.head if self._chain else "",
             offered={kind: tuple(self._catalogue.entries[kind]) for kind in _OFFERED},
         )
+
+    def keep(self) -> None:
+        """Say in the chain what a resumed run, or a reader, could not know of launches alone."""
+        if self._chain is not None:
+            told = dict(
+                notes=self.notes, out_of_time=self.out_of_time, launch_sd=self.launch_sd,
+                nodes=self.nodes, setups=self.setups, elapsed_s=self.elapsed_s,
+            )  # fmt: skip
+            self._link(Kind.STATE, told)
+
+    def release(self) -> None:
+        """Nothing more is measured here."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def save(self, *, complete: bool) -> RunRecord:
         """Write the run down, whole or not at all."""

@@ -21,14 +21,18 @@ from harness.record import LaunchRecord, RunRecord
 from harness.spec import CaseSpec, Catalogue, Device, Settings, Threshold
 
 
-def end_on_sigterm() -> None:
-    """Let SIGTERM end a run as Ctrl-C does: cleanly, with what was measured kept."""
+def end_on_signals() -> None:
+    """Let SIGTERM, or a terminal that is gone, end a run as Ctrl-C does: cleanly, with what was
+    measured kept.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(signal.SIGHUP, interrupt)
 
 
 class Session:
@@ -48,7 +52,7 @@ class Session:
         thresholds: Sequence[Threshold],
         progress: Progress,
     ) -> None:
-        end_on_sigterm()
+        end_on_signals()
         self.catalogue, self.settings, self.progress = catalogue, settings, progress
         self.engine = catalogue.get("engines", settings.engine)
         self.run = Run(catalogue, settings, results, thresholds, lambda: self.bench.worlds.queued_s)
@@ -61,7 +65,7 @@ class Session:
             settings=cluster.settings(file, settings.engine, catalogue.entries["engines"]),
         )
         self.bench: Bench = Bench(catalogue, self.engine, where, dict(settings.setups))
-        self._examined = False
+        self._examined = self._left = False
 
     def __enter__(self) -> Session:
         try:
@@ -81,7 +85,8 @@ class Session:
                 self.run.save(complete=False)
         finally:
             self.progress.clear()
-            self.close()
+            self.bench.fleets.close()
+            self._left = True
 
     def warm(self) -> None:
         """See whether the host is fit, then start the agent: it imports torch while we go on.
@@ -116,6 +121,7 @@ class Session:
         """Go on with an interrupted run, on the machine that it was begun on."""
         self.meet()
         self.run.resume(folder)
+        self.bench.count_on(folder)
 
     def describe(self, cases: Sequence[CaseSpec]) -> None:
         """Ask the agent about cases that are new."""
@@ -138,8 +144,13 @@ class Session:
         return run.enter(launches)
 
     def save(self, *, complete: bool) -> RunRecord:
-        return self.run.save(complete=complete)
+        """Write the run down; once its context is left, others may go on with it."""
+        record = self.run.save(complete=complete)
+        if self._left:
+            self.run.release()
+        return record
 
     def close(self) -> None:
-        """Stop the engine and its agents."""
+        """Stop the engine and its agents; whoever waits may go on with the run."""
         self.bench.fleets.close()
+        self.run.release()

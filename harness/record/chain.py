@@ -34,6 +34,7 @@ class Kind(StrEnum):
     SWEEP = "sweep"
     TRIAL = "trial"
     PAIRED = "paired"  # nodes, pair by pair
+    STATE = "state"  # what else is known by now: notes, nodes, seconds
     SITTING = "sitting"  # a run that was interrupted goes on
     ENDED = "ended"
 
@@ -80,7 +81,7 @@ class Chain:
             number = len(self.links) + len(new)
             new.append(Link(number=number, kind=kind, at=at, before=before, body=to_doc(body)))
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write("".join(link.line + "\n" for link in new))
             file.flush()
             os.fsync(file.fileno())
@@ -101,7 +102,7 @@ def read(folder: Path) -> tuple[Link, ...]:
     """
     path = folder / FILE
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
@@ -119,10 +120,32 @@ def read(folder: Path) -> tuple[Link, ...]:
                 "the chain is broken: this line does not follow from the one before", where=where,
                 expected=f"link {number} after {before[:12] or 'nothing'}", fix=_FIX,
             )  # fmt: skip
-        links.append(link)
+        links.append(_checked(link, where))
     return tuple(links)
 
 
+def _checked(link: Link, where: str) -> Link:
+    """A link whose body has what its readers look up; RecordError otherwise."""
+    body, keys = link.body, _KEYS.get(link.kind, ())
+    known = isinstance(body, list if link.kind is Kind.SWEEP else dict)
+    missing = [key for key in keys if not known or key not in body]
+    if link.kind is Kind.PLAN and not missing and not isinstance(body["plan"], dict):
+        missing = ["plan"]
+    if not known or missing:
+        what = f"a line {link.kind} without {', '.join(missing) or 'its body'}"
+        raise RecordError(what, where=where, expected=", ".join(keys) or "a body", fix=_FIX)
+    return link
+
+
+#: What readers look up in a link's body.
+_KEYS: dict[Kind, tuple[str, ...]] = {
+    Kind.SEALED: (
+        "run", "schema", "started_at", "settings", "machine", "software", "admission",
+        "environment", "thresholds",
+    ),
+    Kind.PLAN: ("hash", "plan"),
+    Kind.STATE: ("notes", "out_of_time", "launch_sd", "nodes", "setups", "elapsed_s"),
+}  # fmt: skip
 _FIX = "copy the run's folder from its source again; a chain that was edited cannot be mended"
 
 

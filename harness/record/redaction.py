@@ -7,7 +7,6 @@ Figures, samples and verdicts are untouched. The new chain says that nothing was
 redacted record; that it is the one that was measured, only its owner can show, with the old one.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.record.chain import Link
 from harness.record.record import RunRecord
+from harness.record.store import written
 
 _PATH = re.compile(r"""(?:^|(?<=[\s='":,(\[]))~?/(?:[^\s/'":,]+/)*([^\s/'":,]*)""")
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
@@ -62,11 +62,7 @@ def files(
     run: RunRecord, links: tuple[Link, ...], samples: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """The files of a redacted run: its record, its chain, and the samples as they are."""
-    text = json.dumps(to_doc(run), indent=1)
-    out = {
-        "record.json": text.encode(),
-        "record.sha256": (hashlib.sha256(text.encode()).hexdigest() + "\n").encode(),
-    }
+    out = {"record.json": written(run).encode()}
     if links:
         out["chain.jsonl"] = "".join(link.line + "\n" for link in links).encode()
     return out | {name: body for name, body in samples.items() if name.endswith(".npz")}

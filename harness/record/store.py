@@ -1,8 +1,9 @@
 """The store: how a record and its samples lie on disk, written whole or not at all.
 
 results/runs/<machine>/<run>/
-record.json          RunRecord, rewritten atomically after every launch block
-record.sha256        digest of record.json: detects edits, not forgery
+chain.jsonl          what happened, a line each, on disk as it happens: all that is measured
+record.json          RunRecord, written when a run begins and when it ends, with a digest of itself
+                     that detects edits, not forgery (until schema 7: in record.sha256)
 launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING
 from harness.base import files
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
+from harness.record import chain, folding
 from harness.record.rank import RankRecord
 from harness.record.record import SCHEMA, RunRecord
 from harness.record.upgrade import upgrade
@@ -26,6 +30,10 @@ from harness.record.upgrade import upgrade
 if TYPE_CHECKING:
     import numpy as np
 
+#: The key of record.json that has its digest.
+DIGEST = "sha256"
+_STAMPED = re.compile(rf'\{{\n "{DIGEST}": "([0-9a-f]{{64}})",\n')
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
 
@@ -54,39 +62,71 @@ def write_text(path: Path, text: str) -> None:
     files.write({path: text})
 
 
-def save(record: RunRecord, folder: Path) -> None:
-    """Write ``record.json`` and its digest, both or none; FullDiskError if there is no room."""
+def written(record: RunRecord) -> str:
+    """The text of ``record.json``: its first key is the sha256 of the text without that line."""
     text = json.dumps(to_doc(record), indent=1) + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest() + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f'{{\n "{DIGEST}": "{digest}",\n{text[2:]}'
+
+
+def save(record: RunRecord, folder: Path) -> None:
+    """Write ``record.json``, whole or not at all; FullDiskError if there is no room."""
     with files.told(folder):
-        files.write({folder / "record.json": text, folder / "record.sha256": digest})
+        files.write({folder / "record.json": written(record)})
 
 
 def load(folder: Path) -> RunRecord:
-    """Read a run's folder (or its record.json); RecordError says what is wrong with it."""
+    """Read a run's folder (or its record.json), and what only its chain has.
+
+    RecordError says what is wrong with it. Verdicts older than a launch are left out, as
+    ``folding`` says.
+    """
     path = folder / "record.json" if folder.is_dir() else folder
-    if not path.is_file():
+    links = chain.read(path.parent)
+    if not path.is_file() and not links:
         raise RecordError(
             "no record.json here", where=str(folder), expected="a run's folder",
             fix="ls results/runs/*/*",
         )  # fmt: skip
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"cannot be read: {error}", where=str(path), fix=TAKE) from None
-    digest = path.with_name("record.sha256")
-    wanted = hashlib.sha256(text.encode()).hexdigest().encode()
-    if digest.is_file() and digest.read_bytes().strip() != wanted:
-        raise RecordError(
-            "record.json was changed after it was written", where=str(path),
-            expected=f"the digest in {digest.name}", fix=TAKE,
-        )  # fmt: skip
-    try:
-        return from_doc(RunRecord, upgrade(json.loads(text), SCHEMA), "record")
+        begun = _record(path) if path.is_file() else folding.begun(links, str(path.parent))
+        return _named(folding.folded(begun, links))
     except RecursionError:
         raise RecordError("nested too deeply to be a record", where=str(path), fix=TAKE) from None
     except ValueError as error:
         raise RecordError(str(error), where=str(path), fix="measure again, or restore it") from None
+
+
+def _record(path: Path) -> RunRecord:
+    """What record.json says; RecordError if it was edited, ValueError if it is no record."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"cannot be read: {error}", where=str(path), fix=TAKE) from None
+    beside = path.with_name("record.sha256")
+    wanted = beside.read_bytes().strip().decode(errors="replace") if beside.is_file() else ""
+    if found := _STAMPED.match(text):
+        wanted, text = found[1], "{\n" + text[found.end() :]
+    if wanted and wanted != hashlib.sha256(text.encode()).hexdigest():
+        raise RecordError(
+            "record.json was changed after it was written", where=str(path),
+            expected=f"sha256 {wanted[:12]}...", fix=TAKE,
+        )  # fmt: skip
+    return from_doc(RunRecord, upgrade(json.loads(text), SCHEMA), "record")
+
+
+def _named(record: RunRecord) -> RunRecord:
+    """The record, if its names are plain ones and its seconds are: a name becomes a path."""
+    for name in (record.run, *(x.launch for x in record.launches)):
+        if not _PLAIN.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a run or launch: letters, digits, . + - _")
+    for launch in record.launches:
+        if not launch.launch.rpartition("-")[2].isdigit():
+            raise ValueError(f"{launch.launch!r} has no number at its end")
+    for seconds in (record.elapsed_s, record.device_s, *(x.wall_s for x in record.launches)):
+        if not math.isfinite(seconds):
+            raise ValueError(f"a time of {seconds} s")
+    return record
 
 
 def samples_path(folder: Path, launch: str, rank: int) -> Path:

@@ -195,6 +195,7 @@ def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
         signal.SIGKILL,
         pytest.param(signal.SIGTERM, marks=pytest.mark.full),
         pytest.param(signal.SIGINT, marks=pytest.mark.full),
+        signal.SIGHUP,
     ],
 )
 def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int) -> None:

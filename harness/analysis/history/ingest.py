@@ -6,8 +6,8 @@ from pathlib import Path
 
 from harness.analysis.history import asv
 from harness.analysis.history.night import Night, keep, locked, night_of, nights
+from harness.analysis.reading import load
 from harness.base.errors import RecordError
-from harness.record.store import load
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from harness.analysis.history.ingest import ingest
 from harness.analysis.history.night import Night
 from harness.analysis.history.published import publish
 from harness.analysis.history.trends import Status, Trend
+from harness.analysis.reading import load
 from harness.base.documents import Json
 from harness.base.errors import Exit, LaunchError, RecordError, ScaleproofError, SpecError
 from harness.host import admission, machine
@@ -24,7 +25,6 @@ from harness.interface.nightly.notice import News
 from harness.interface.nightly.tonight import Stage, Tonight
 from harness.interface.report.history import page
 from harness.record.outcome import exit_status
-from harness.record.store import load
 
 #: Seconds between two looks at a busy host.
 LOOK_S = 20.0

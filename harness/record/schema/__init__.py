@@ -5,6 +5,7 @@ from pathlib import Path
 
 from harness.base.documents import Json, json_schema
 from harness.record.record import SCHEMA, RunRecord
+from harness.record.store import DIGEST
 
 HERE = Path(__file__).parent
 RECORD = HERE / "record.schema.json"
@@ -12,7 +13,10 @@ RECORD = HERE / "record.schema.json"
 
 def record_schema() -> dict[str, Json]:
     """The schema of ``record.json``, made from the dataclasses themselves."""
-    return json_schema(RunRecord, title=f"scaleproof record, schema {SCHEMA}")
+    schema = json_schema(RunRecord, title=f"scaleproof record, schema {SCHEMA}")
+    digest = {"type": "string", "description": "sha256 of the file without this line"}
+    schema["$defs"]["RunRecord"]["properties"][DIGEST] = digest
+    return schema
 
 
 def write() -> None:

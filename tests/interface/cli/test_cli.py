@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from waiting import until
 
+from harness.analysis.reading import load
 from harness.host import admission
 from harness.interface.cli.main import _module, main, parser, verbs
 
@@ -209,20 +210,33 @@ def interruptible() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def entered(folder: Path, purpose: str) -> list[Path]:
+    """The chain of a run in this folder, once it has a launch of that kind."""
+    chains = folder.glob("results/runs/*/*/chain.jsonl")
+    return [c for c in chains if f'"purpose":"{purpose}"' in c.read_text()]
+
+
 @pytest.mark.full
-def test_a_killed_program_has_kept_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
-    """SIGKILL, so that nothing can be written any more: the record is what it was."""
+@pytest.mark.parametrize("purpose", ["gate", "pilot", "timed"])
+def test_a_killed_program_has_kept_what_was_measured_and_resume_goes_on(
+    tmp_path: Path, purpose: str
+) -> None:
+    """SIGKILL, so that nothing can be written any more: what was entered is all there is."""
     command = [sys.executable, "-m", "harness", "run", "ddp/mlp-nano/weak", "--cpus", "2"]
+
     with subprocess.Popen([*command, "--no-timeline"], cwd=tmp_path) as process:
-        records = until(lambda: list(tmp_path.glob("results/runs/*/*/record.json")))
-        assert process.poll() is None, "it ended before its first block"
+        folder = until(lambda: entered(tmp_path, purpose))[0].parent
+        assert process.poll() is None, "it ended too early to be killed"
         process.kill()
-    before = json.loads(records[0].read_text())
-    done = scaleproof("run", "--resume", str(records[0].parent), cwd=tmp_path)
-    after = json.loads(records[0].read_text())
-    assert done.returncode == 5 and after["complete"] and not before["complete"]
-    assert {x["launch"] for x in before["launches"]} & {x["launch"] for x in after["launches"]}
-    assert scaleproof("verify", str(records[0].parent), cwd=tmp_path).returncode == 0
+    before = load(folder)
+    assert not before.complete and before.launches[-1].purpose == purpose
+    assert scaleproof("verify", str(folder), cwd=tmp_path).returncode == 0, "it is honest"
+    assert scaleproof("report", str(folder), cwd=tmp_path).returncode == 0
+    done = scaleproof("run", "--resume", str(folder), cwd=tmp_path)
+    after = load(folder)
+    assert done.returncode == 5 and after.complete
+    assert after.launches[: len(before.launches)] == before.launches
+    assert scaleproof("verify", str(folder), cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.full
@@ -231,17 +245,17 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(tmp_path: Path) -> No
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible
     )
-    records = until(lambda: list(tmp_path.glob("results/runs/*/*/record.json")))
+    folder = until(lambda: entered(tmp_path, "timed"))[0].parent
     assert process.poll() is None, "it ended before its first block"
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "this run is incomplete: scaleproof run --resume" in out
-    folder = records[0].parent
-    before = json.loads(records[0].read_text())
+    record = folder / "record.json"
+    before = json.loads(record.read_text())
     assert not before["complete"] and before["launches"]
     done = scaleproof("run", "--resume", str(folder), cwd=tmp_path)
-    after = json.loads(records[0].read_text())
+    after = json.loads(record.read_text())
     assert done.returncode == 5 and after["complete"]
     kept = {x["launch"] for x in before["launches"]} & {x["launch"] for x in after["launches"]}
     assert kept

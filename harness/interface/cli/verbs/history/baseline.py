@@ -7,12 +7,12 @@ from pathlib import Path
 
 from harness.analysis.judging import expected
 from harness.analysis.judging.expected import Reference
+from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
 from harness.host.machine import detect
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
-from harness.record.store import load
 
 HELP = dict(baseline="expected values of a hardware class: show, set, accept")
 EXAMPLES = dict(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.choices.trials import Loss, Tried, losses, trial, tried
+from harness.analysis.reading import load
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.remedies import Remedy
 from harness.base.documents import Json, to_doc
@@ -19,7 +20,6 @@ from harness.interface.report.sides import advice
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record import RunRecord, Status
-from harness.record.store import load
 from harness.spec import Catalogue
 
 HELP = dict(advise="tell what a run lost its time to and what may help; --try measures it")

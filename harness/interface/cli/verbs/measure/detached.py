@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.analysis.reading import load
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import LaunchError, SpecError
 from harness.interface import options
@@ -23,7 +24,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.read import report
 from harness.launch.engine import Deployment, Queue, queue_of
 from harness.record.outcome import exit_status
-from harness.record.store import load, write_text
+from harness.record.store import write_text
 from harness.spec import Catalogue, Site
 
 HELP = dict(

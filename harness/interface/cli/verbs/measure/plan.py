@@ -11,6 +11,7 @@ from _pytest.mark.expression import Expression
 
 from harness.analysis import forecast, packing
 from harness.analysis.judging import obstacles, pairs, verdicts
+from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
 from harness.host import hardware
@@ -23,7 +24,6 @@ from harness.interface.report import plans as plans_report, text
 from harness.interface.report.plans import Outlook
 from harness.measure import together
 from harness.record import Described
-from harness.record.store import load
 from harness.spec import Arm, Device, Plan, Site, Threshold
 from harness.spec.targets import plans_of
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.host import leftovers
@@ -18,7 +19,6 @@ from harness.launch.engine import Where
 from harness.measure import resume
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
-from harness.record.store import load
 from harness.spec import Catalogue, Mode, Plan, Site
 from harness.spec.script import script_plan
 from harness.spec.targets import plans_of
@@ -144,7 +144,9 @@ def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
     """The session of an interrupted run, on the site that it was begun on."""
     folder = Path(asked.options.resume)
     old = load(folder)
-    asked.options.results = str(folder.resolve().parents[2])
+    above = folder.resolve().parents  # a copy may lie anywhere
+    usual = len(above) > 2 and above[1].name == "runs"
+    asked.options.results = str(above[2] if usual else above[0])
     known = options.catalogue([*old.settings.paths, *asked.options.path])
     session = measuring.session(asked, known, resume.where(old), old.settings)
     told = session.run.notes

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis import compare
+from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.interface.cli import beside, measuring
@@ -13,7 +14,6 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.sides import comparison
 from harness.measure.setups import interleaving
-from harness.record.store import load
 from harness.spec.metrics import COMPARABLE
 
 HELP = dict(compare="compare two runs on one hardware class")

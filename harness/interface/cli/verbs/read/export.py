@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
+from harness.analysis.reading import load
 from harness.base import files
 from harness.base.errors import SpecError
 from harness.interface.cli.answer import Answer, Asked
-from harness.record.store import load
 
 HELP = dict(export="write launches, steps, points, verdicts or budgets for other programs")
 EXAMPLES = dict(

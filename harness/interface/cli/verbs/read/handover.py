@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from harness.analysis.handover import Handover, handover
+from harness.analysis.reading import load
 from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
@@ -14,7 +15,6 @@ from harness.interface.report import text
 from harness.record import RunRecord, archive
 from harness.record.archive import Packed
 from harness.record.outcome import exit_status
-from harness.record.store import load
 from harness.spec.rules import load_thresholds
 
 HELP = dict(handover="write the acceptance document of a system, and the archive that proves it")

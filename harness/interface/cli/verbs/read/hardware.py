@@ -7,13 +7,13 @@ from pathlib import Path
 
 from harness.analysis.compare import Reading
 from harness.analysis.hardware import compare_hardware, names
+from harness.analysis.reading import load
 from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.sides import hardware
-from harness.record.store import load
 from harness.spec.metrics import COMPARABLE
 
 HELP = {"compare-hardware": "compare machines on the cases that all of them ran"}

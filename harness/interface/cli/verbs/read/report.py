@@ -4,11 +4,12 @@ import argparse
 import shlex
 from pathlib import Path
 
+from harness.analysis.reading import load
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import digest, tables, text
-from harness.record.store import load, write_text
+from harness.record.store import write_text
 
 HELP = dict(report="print the tables of a run and write its HTML page")
 EXAMPLES = dict(

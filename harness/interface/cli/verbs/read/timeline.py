@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis.judging.doubts import PERTURBED
+from harness.analysis.reading import load
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.profiled import close_launch
 from harness.analysis.timeline.reader import Trace, read, split
@@ -23,7 +24,6 @@ from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text, windows as pages
 from harness.record import Budget, LaunchRecord, Operator, Purpose
-from harness.record.store import load
 
 HELP = dict(timeline="show where the time of a step went, from torch.profiler traces")
 EXAMPLES = dict(

@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from harness.analysis.reading import load
 from harness.analysis.verify import Verification, rejudge, verify
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, RecordError
@@ -14,7 +15,6 @@ from harness.interface.report import tables, text
 from harness.interface.report.coverage import unmet
 from harness.record import RunRecord, signature
 from harness.record.outcome import exit_status
-from harness.record.store import load
 from harness.spec.rules import load_thresholds
 
 HELP = dict(

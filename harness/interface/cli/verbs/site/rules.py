@@ -5,13 +5,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.analysis.reading import load
 from harness.analysis.verify import rejudge
 from harness.base.documents import to_doc
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report.text import Column, columns, table
 from harness.record import RunRecord, Status
-from harness.record.store import load
 from harness.spec import Catalogue, Threshold, metrics, vacuous
 from harness.spec.rules import load_thresholds
 

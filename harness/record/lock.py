@@ -1,0 +1,35 @@
+"""Who measures a run: one program at a time, whoever else may read it meanwhile."""
+
+import fcntl
+import os
+import weakref
+from pathlib import Path
+
+from harness.base.errors import RecordError
+
+FILE = ".lock"
+
+
+class Lock:
+    """A run's folder, held by this process until ``release()``, or until it is gone.
+
+    Raises RecordError where another process holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        self.release = weakref.finalize(self, os.close, held)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(held, 64, 0).decode(errors="replace") or "another process"
+            self.release()
+            raise RecordError(
+                f"this run is being measured by {holder}", where=str(folder),
+                expected="one program at a time", fix=f"scaleproof report {folder}",
+            ) from None  # fmt: skip
+        os.ftruncate(held, 0)
+        os.pwrite(held, f"process {os.getpid()}".encode(), 0)
+        for torn in folder.glob(".record.json.*"):  # of a program that was killed as it wrote
+            torn.unlink(missing_ok=True)

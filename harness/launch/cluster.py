@@ -3,6 +3,7 @@
 The keys and their types are those of the engine's own ``SETTINGS``.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +13,16 @@ from harness.base.errors import meant
 from harness.base.toml import Problems, read
 from harness.spec import Entry
 
+#: What would end a line of a batch script, or of a terminal.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+#: What any engine's table may say: how long agents may take to join once their job runs, how long
+#: the job may wait in a queue (0: for ever), and for how long an agent may be silent; in seconds.
+WAITS = dict(join_s=300.0, queue_s=0.0, lost_s=10.0)
+
 
 def settings(path: Path | None, engine: str, known: Mapping[str, Entry]) -> dict[str, Json]:
     """The settings of an engine: its defaults, and what its table says. Every mistake at once."""
-    defaults = dict(known[engine].head.get("SETTINGS", {}))
+    defaults = WAITS | dict(known[engine].head.get("SETTINGS", {}))
     if path is None:
         return defaults
     doc, problems = read(path, "--cluster")
@@ -25,7 +32,7 @@ def settings(path: Path | None, engine: str, known: Mapping[str, Entry]) -> dict
             hint = meant(name, known) or f"one of {', '.join(known)}"
             problems.add(line, f"no engine {name!r}", hint)
             continue
-        _check(table, known[name].head.get("SETTINGS", {}), name, problems)
+        _check(table, WAITS | dict(known[name].head.get("SETTINGS", {})), name, problems)
     problems.raise_any()
     return {**defaults, **doc.get(engine, {})}
 
@@ -39,11 +46,16 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
         if key not in defaults:
             hint = meant(key, defaults) or f"one of {', '.join(defaults)}"
             problems.add(line, f"unknown key {key!r} in [{name}]", hint)
+        elif key in WAITS and type(value) in (int, float):
+            if not math.isfinite(value) or value < 0 or (value == 0 and key != "queue_s"):
+                problems.add(line, f"{key} = {value}", "a number of seconds above 0")
         elif type(value) is not type(defaults[key]):
             want, got = type(defaults[key]).__name__, type(value).__name__
             problems.add(line, f"expected a {want}, found the {got} {value!r}")
         elif isinstance(value, list) and not all(isinstance(v, str) for v in value):
             problems.add(line, f"expected a list of strings, found {value!r}")
+        elif _CONTROL.search("".join(value) if isinstance(value, list) else str(value)):
+            problems.add(line, f"{value!r} has a control character", "one line of plain text")
         elif key == "port" and not 0 <= value < 65536:
             problems.add(line, f"{value} is not a port", "0 (any free port) to 65535")
         elif key == "cpus" and value < 0:

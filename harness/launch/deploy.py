@@ -62,7 +62,8 @@ def _begin(entry: Entry, engine: Engine, where: Where) -> tuple[Job, Listener | 
         else:
             make_token(token_file)
         listener = Listener(token_file, port=asked.get("port", 0), forget=not given)
-        join = f"{asked.get('listen') or platform.node()}:{listener.port}"
+        host = str(asked.get("listen") or platform.node())
+        join = f"[{host}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
     deployment = Deployment(
         **{**vars(where), "folder": where.folder.absolute()},
         join=join,

@@ -145,6 +145,9 @@ class Queue(Protocol):
     def leave(self, deployment: Deployment, command: Sequence[str]) -> str:
         """Submit a job whose first node runs this command; its id."""
 
+    def left(self, deployment: Deployment, command: Sequence[str]) -> str:
+        """The script of such a job, as it could be submitted by hand."""
+
     def log(self, folder: Path) -> Path:
         """Where such a job writes."""
 

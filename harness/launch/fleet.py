@@ -5,24 +5,28 @@ rank 0's agent to the others, beats back; the first failure anywhere ends the wo
 """
 
 import dataclasses
-import selectors
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError
+from harness.launch.cluster import WAITS
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
-from harness.launch.link import Link, Message
+from harness.launch.hearing import TICK_S, Ear, unreachable
+from harness.launch.link import Link
 from harness.launch.roll_call import agree, fit
-from harness.launch.running import LOST_S, Running
+from harness.launch.running import Running
 from harness.launch.wire.channel import Listener
 from harness.launch.wire.messages import LaunchSpec, Node, Share
 from harness.record import Described
 from harness.spec import CaseSpec
 
-TICK_S, POLL_S = 0.2, 1.0
-#: Seconds for agents to join once their job runs: they import torch, maybe from a slow disk.
-JOIN_S = 300.0
+POLL_S = 1.0
+#: Nodes that a message names one by one.
+SHOWN = 8
+#: Descriptors of this program beside one for each agent.
+DESCRIPTORS = 512
 #: Seconds for a case to be described; the agent itself gives up a file after a minute.
 DESCRIBE_S = 90.0
 #: Seconds for a node to say how it is: a busy one is looked at for some of them.
@@ -41,6 +45,10 @@ class Fleet:
         self._job: Job | None = None
         self._listener: Listener | None = None
         self._links: list[Link] = []
+        waits = {**WAITS, **where.settings}
+        self._join_s, self._queue_s, self._lost_s = (float(waits[name]) for name in WAITS)
+        self._ear = Ear()
+        _allow(self.num_agents + DESCRIPTORS)
 
     def start(self) -> None:
         """Start the agents; returns at once, while they import torch."""
@@ -59,7 +67,7 @@ class Fleet:
     def ready(self, watch: Watch = lambda here, wanted, says: None) -> None:
         """Wait until every node's agent has imported torch; LaunchError names those that did not.
 
-        Time in a scheduler's queue is no part of ``JOIN_S``.
+        Time in a scheduler's queue is no part of ``join_s``.
         """
         self.start()
         try:
@@ -72,19 +80,27 @@ class Fleet:
         since = time.monotonic()
         while len(self._links) < self.num_agents or any(x.about is None for x in self._links):
             self._take_joined()
-            for link, message, _ in self._receive(TICK_S if self._listener is None else 0):
+            within_s = TICK_S if self._listener is None else 0
+            for link, message, _ in self._ear.receive(self._links, within_s):
                 if "hello" in message:
                     link.about = from_doc(Node, message["hello"])
             state, says = self._poll()
             if state is State.PENDING:
                 self.queued_s += time.monotonic() - since
                 since = time.monotonic()
+            if state is State.PENDING and self._queue_s and self.queued_s > self._queue_s:
+                raise LaunchError(
+                    f"still in the queue after {self.queued_s:.0f} s: {says}", where="engine",
+                    expected=f"nodes within queue_s = {self._queue_s:g}", fix="squeue --start",
+                )  # fmt: skip
             lost = [link for link in self._links if link.lost]
             if lost:  # what its process said last is known a moment later
                 self._polled_at = 0.0
                 _, says = self._poll()
-            if lost or state is State.ENDED or time.monotonic() - since > JOIN_S:
-                raise absent(self._links, self.num_agents, says or f"{JOIN_S:.0f} s have passed")
+            late = time.monotonic() - since > self._join_s
+            if lost or state is State.ENDED or late:
+                passed = f"{self._join_s:.0f} s have passed" if late else ""
+                raise absent(self._links, self.num_agents, says or passed)
             watch(self._num_here, self.num_agents, says)
         if self._listener is not None:  # nobody else is wanted
             self._listener.close()
@@ -128,7 +144,7 @@ class Fleet:
         said: dict[int, Json] = {}
         deadline = time.monotonic() + within_s
         while len(said) < len(links):
-            said |= {link.node: message for link, message, _ in self._receive()}
+            said |= {link.node: message for link, message, _ in self._ear.receive(self._links)}
             if time.monotonic() > deadline:
                 silent = next(link for link in links if link.node not in said)
                 silent.lose(f"its agent does not answer: {', '.join(asked)}")
@@ -145,7 +161,9 @@ class Fleet:
         assert self._job is not None
         for spec in specs:
             self._job.prepare(spec)
-        worlds = [Running(spec, shares(spec, self._links, self._where)) for spec in specs]
+        worlds = [
+            Running(spec, shares(spec, self._links, self._where), self._lost_s) for spec in specs
+        ]
         try:
             while not all(world.over for world in worlds):
                 self._attend(worlds)
@@ -163,7 +181,7 @@ class Fleet:
 
     def _attend(self, worlds: Sequence[Running]) -> None:
         """Hear what has come, and look after every world."""
-        for link, message, blob in self._receive():
+        for link, message, blob in self._ear.receive(self._links):
             for world in worlds:
                 world.hear(link, message, blob)
         for world in worlds:
@@ -174,37 +192,8 @@ class Fleet:
         asked = world.failing and len(world.links) > 1
         return Ended(
             ranks=world.ends(), agent=agents, noticed_at=world.noticed_at, lasted_s=world.lasted_s,
-            unreachable=self._unreachable(world.links) if asked else (),
+            unreachable=unreachable(self._ear, world.links, self._lost_s) if asked else (),
         )  # fmt: skip
-
-    def _unreachable(self, links: Sequence[Link]) -> tuple[int, ...]:
-        """Nodes that fewer than half of the others can connect to."""
-        alive = [x for x in links if x.channel is not None and x.about is not None]
-        doors = [to_doc(x.about.door) for x in alive if x.about is not None]
-        for link in alive:
-            link.send({"reach": doors})
-        answers: dict[int, list[bool]] = {}
-        deadline = time.monotonic() + LOST_S
-        while len(answers) < sum(x.channel is not None for x in alive):
-            if time.monotonic() > deadline:
-                break
-            for link, message, _ in self._receive():
-                if "reached" in message:
-                    answers[link.node] = message["reached"]
-        unreached = []
-        for i, link in enumerate(alive):
-            seen = [a[i] for node, a in answers.items() if node != link.node]
-            if seen and 2 * sum(seen) < len(seen) + (len(seen) == 1):
-                unreached.append(link.node)
-        return tuple(unreached)
-
-    def _receive(self, timeout_s: float = TICK_S) -> list[tuple[Link, Message, bytes]]:
-        with selectors.DefaultSelector() as selector:
-            for link in self._links:
-                if link.channel is not None:
-                    selector.register(link.channel, selectors.EVENT_READ, link)
-            ready = selector.select(timeout_s if selector.get_map() else 0)
-            return [(key.data, *pair) for key, _ in ready for pair in key.data.receive()]
 
     def _check_alive(self) -> None:
         """LaunchError if a node is lost, with what the engine says of it."""
@@ -233,14 +222,36 @@ def absent(links: Sequence[Link], wanted: int, says: str) -> LaunchError:
     """Some of the wanted agents never came: which ones, and what their engine ``says``."""
     here = [link.about.order for link in links if link.about is not None]
     missing = sorted(set(range(wanted)) - {*here}) if -1 not in here else []
-    whose = f" (missing: nodes {', '.join(map(str, missing))})" if missing else ""
+    whose = f" (missing: nodes {ranges(missing)})" if missing else ""
     lost = [f"{link.name}: {link.lost}" for link in links if link.lost]
+    lost = [*lost[:SHOWN], *([f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else [])]
     return LaunchError(
         f"{len(here)} of {wanted} agents are ready{whose}: " + "; ".join(lost or [says])
         + (f" ({says})" if lost and says else ""),
         where="engine", expected="every node can run: python -c 'import torch, harness'",
         fix="scaleproof doctor",
     )  # fmt: skip
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``0-3, 7, 9-12``: numbers in order, at any count in a line."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    told = [f"{a}-{b}" if b > a else str(a) for a, b in runs[:SHOWN]]
+    left = sum(b - a + 1 for a, b in runs[SHOWN:])
+    return ", ".join(told) + (f" and {left} more" if left else "")
+
+
+def _allow(descriptors: int) -> None:
+    """As many open files as there are agents, as far as this machine lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < descriptors:
+        most = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def shares(spec: LaunchSpec, links: Sequence[Link], where: Where) -> list[tuple[Link, Share]]:

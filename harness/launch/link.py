@@ -18,6 +18,7 @@ class Link:
     channel: Channel | None
     about: Node | None = None
     heard_at: float = field(default_factory=time.monotonic)
+    silent_s: float = 0.0  # while somebody listened
     lost: str = ""
 
     @property
@@ -44,8 +45,12 @@ class Link:
         if messages is None:
             self.lose("its agent is gone")
             return []
-        self.heard_at = time.monotonic()
+        self.hear()
         return messages
+
+    def hear(self) -> None:
+        """It has been heard of just now."""
+        self.heard_at, self.silent_s = time.monotonic(), 0.0
 
     def lose(self, why: str) -> None:
         """Nothing more is expected of it."""

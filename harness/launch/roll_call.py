@@ -76,7 +76,7 @@ def _place(link: Link) -> tuple[object, ...]:
     order, host = link.about.order, link.about.door.host
     first = (order < 0, order)
     with contextlib.suppress(ValueError):
-        return (*first, 0, *(int(part) for part in host.split(".")), link.about.machine.host)
+        return (*first, 0, int(ipaddress.ip_address(host)), link.about.machine.host)
     return (*first, 1, host, link.about.machine.host)
 
 

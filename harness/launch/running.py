@@ -9,8 +9,8 @@ from harness.base.documents import from_doc, to_doc
 from harness.launch.link import Link, Message
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 
-#: Seconds without a beat after which an agent counts as lost, and for which ranks of other nodes
-#: may write down what they saw.
+#: Seconds without a beat, while it was listened for, after which an agent counts as lost; and for
+#: which ranks of other nodes may write down what they saw.
 LOST_S, GRACE_S = 10.0, 1.0
 #: Seconds after which a world that was told to end is given up.
 END_S = 10.0
@@ -19,8 +19,10 @@ END_S = 10.0
 class Running:
     """What is known of the launch so far. ``watch`` is called a few times a second."""
 
-    def __init__(self, spec: LaunchSpec, shares: Sequence[tuple[Link, Share]]) -> None:
-        self.spec, self.links = spec, [link for link, _ in shares]
+    def __init__(
+        self, spec: LaunchSpec, shares: Sequence[tuple[Link, Share]], lost_s: float = LOST_S
+    ) -> None:
+        self.spec, self.links, self._lost_s = spec, [link for link, _ in shares], lost_s
         self.failing = False
         self._began = time.monotonic()
         self._failed_at = self.noticed_at = self.lasted_s = 0.0
@@ -30,7 +32,7 @@ class Running:
         self._ended: dict[int, list[RankEnd]] = {}
         self._shares = {link.node: share for link, share in shares}
         for link in self.links:
-            link.heard_at = time.monotonic()
+            link.hear()
         self._send_share(self.links[0])
 
     def _send_share(self, link: Link, store: Address | None = None) -> None:
@@ -91,8 +93,8 @@ class Running:
         for link in self.links:
             if link.node in self._ended:
                 continue
-            if not link.lost and now - link.heard_at > LOST_S:
-                link.lose(f"its agent was silent for {LOST_S:.0f} s")
+            if not link.lost and link.silent_s > self._lost_s:
+                link.lose(f"its agent was silent for {self._lost_s:.0f} s")
             if link.lost:
                 self._close(link, self._unseen(link))
                 self.fail()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import references
+from harness.base.documents import Json
 from harness.host import doctor, environment, facts, machine
 from harness.host.admission import Finding
 from harness.measure.bench import mean_wall_s
@@ -17,7 +18,6 @@ from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row,
 from harness.record.chain import Chain, Kind, bodies
 from harness.record.fabric import Suspects
 from harness.record.launch import STALLS, num_stalls
-from harness.record.lock import Lock
 from harness.record.store import save
 from harness.spec import (
     Arm,
@@ -66,7 +66,6 @@ class Run:
         self.suspects: Suspects | None = None
         self.facts: Mapping[str, Mapping[str, str]] = {self.machine.host: facts.facts()}
         self._chain: Chain | None = None
-        self._lock: Lock | None = None
         self._opened: Path | None = None
         self.judge_by(thresholds)
 
@@ -88,7 +87,7 @@ class Run:
 
     def resume(self, folder: Path) -> None:
         """Go on with an interrupted run: all that was measured counts."""
-        self._lock = Lock(folder)
+        self._chain = Chain(folder)
         old = unfinished(folder, self.machine)
         self._opened = folder
         self.name, self.started_at, self._before_s = old.run, old.started_at, old.elapsed_s
@@ -112,17 +111,10 @@ class Run:
         """Before a launch: the chain begins with what is settled by then; plans, and what is
         expected of their cases, follow.
         """
-        if self._lock is None:
-            self._lock = Lock(self.folder)
         if self._chain is None:
             self._chain = Chain(self.folder)
         if first := not self._chain.links:
-            sealed = dict(
-                run=self.name, schema=SCHEMA, started_at=self.started_at, settings=self.settings,
-                machine=self.machine, software=self.software, admission=self.admission,
-                environment=environment.recorded(), thresholds=self.thresholds, facts=self.facts,
-            )  # fmt: skip
-            self._chain.add(Kind.SEALED, sealed)
+            self._chain.add(Kind.SEALED, _sealed(self))
         told = {body["hash"] for body in bodies(self._chain.links, Kind.PLAN)}
         for plan in self.plans:
             if plan.hash not in told:
@@ -183,36 +175,7 @@ class Run:
 
     def bare(self, *, complete: bool = True) -> RunRecord:
         """The run so far without verdicts, as if it ended here unless told otherwise."""
-        return RunRecord(
-            schema=SCHEMA,
-            run=self.name,
-            started_at=self.started_at,
-            complete=complete,
-            machine=self.machine,
-            software=self.software,
-            settings=self.settings,
-            environment=environment.recorded(),
-            plans=tuple(self.plans),
-            described=dict(self.described),
-            launches=tuple(self.launches),
-            thresholds=self.thresholds,
-            notes=tuple(self.notes),
-            elapsed_s=self.elapsed_s,
-            device_s=self.elapsed_s * sum(self.settings.nodes),
-            windows={plan: dict(windows) for plan, windows in self.windows.items()},
-            nodes=self.nodes,
-            fabric=tuple(self.fabric),
-            recoveries=tuple(self.recoveries),
-            admission=self.admission,
-            launch_sd=self.launch_sd,
-            out_of_time=tuple(self.out_of_time),
-            blocks=tuple(self.blocks),
-            setups=dict(self.setups),
-            suspects=self.suspects,
-            facts=self.facts,
-            head=self._chain.head if self._chain else "",
-            offered={kind: tuple(self._catalogue.entries[kind]) for kind in _OFFERED},
-        )
+        return _so_far(self, self._catalogue, self._chain.head if self._chain else "", complete)
 
     def keep(self) -> None:
         """Say in the chain what a resumed run, or a reader, could not know of launches alone."""
@@ -225,9 +188,8 @@ class Run:
 
     def release(self) -> None:
         """Nothing more is measured here."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        if self._chain is not None:
+            self._chain.release()
 
     def save(self, *, complete: bool) -> RunRecord:
         """Write the run down, whole or not at all."""
@@ -260,3 +222,46 @@ class Run:
     def in_time(self, more_s: float, limit_s: float | None) -> bool:
         """Whether there is time for this much more."""
         return limit_s is None or self.elapsed_s + more_s <= limit_s
+
+
+def _sealed(run: Run) -> Json:
+    """What is settled before anything is launched."""
+    return dict(
+        run=run.name, schema=SCHEMA, started_at=run.started_at, settings=run.settings,
+        machine=run.machine, software=run.software, admission=run.admission,
+        environment=environment.recorded(), thresholds=run.thresholds, facts=run.facts,
+    )  # fmt: skip
+
+
+def _so_far(run: Run, catalogue: Catalogue, head: str, complete: bool) -> RunRecord:
+    """A run without verdicts; ``head`` is its chain's."""
+    return RunRecord(
+        schema=SCHEMA,
+        run=run.name,
+        started_at=run.started_at,
+        complete=complete,
+        machine=run.machine,
+        software=run.software,
+        settings=run.settings,
+        environment=environment.recorded(),
+        plans=tuple(run.plans),
+        described=dict(run.described),
+        launches=tuple(run.launches),
+        thresholds=run.thresholds,
+        notes=tuple(run.notes),
+        elapsed_s=run.elapsed_s,
+        device_s=run.elapsed_s * sum(run.settings.nodes),
+        windows={plan: dict(windows) for plan, windows in run.windows.items()},
+        nodes=run.nodes,
+        fabric=tuple(run.fabric),
+        recoveries=tuple(run.recoveries),
+        admission=run.admission,
+        launch_sd=run.launch_sd,
+        out_of_time=tuple(run.out_of_time),
+        blocks=tuple(run.blocks),
+        setups=dict(run.setups),
+        suspects=run.suspects,
+        facts=run.facts,
+        head=head,
+        offered={kind: tuple(catalogue.entries[kind]) for kind in _OFFERED},
+    )

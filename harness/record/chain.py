@@ -18,6 +18,7 @@ from pathlib import Path
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import RecordError
+from harness.base.lock import Lock
 
 FILE = "chain.jsonl"
 
@@ -60,10 +61,15 @@ class Link:
 
 
 class Chain:
-    """Appends links; goes on with the ones that are there."""
+    """Appends links; goes on with the ones that are there.
+
+    Raises RecordError where another program is at it: then lines would follow from others.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._path, self._lock = folder / FILE, Lock(folder)
+        for torn in folder.glob(".record.json.*"):  # of a program that was killed as it wrote
+            torn.unlink(missing_ok=True)
         self.links = list(read(folder))
         self._cut_torn_line()
 
@@ -80,12 +86,15 @@ class Chain:
             before = new[-1].hash if new else self.head
             number = len(self.links) + len(new)
             new.append(Link(number=number, kind=kind, at=at, before=before, body=to_doc(body)))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write("".join(link.line + "\n" for link in new))
             file.flush()
             os.fsync(file.fileno())
         self.links += new
+
+    def release(self) -> None:
+        """Let others go on."""
+        self._lock.release()
 
     def _cut_torn_line(self) -> None:
         """A program that was killed may have left half a line; a link is whole or not there."""

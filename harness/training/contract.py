@@ -43,9 +43,18 @@ def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iter
             yield f"{module.__file__}{line}: {found} is called as {asked}"
 
 
+def _said(error: BaseException) -> str:
+    """An error's own words; those of one that breaks as it is asked are its kind alone."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"its text cannot be had ({type(broken).__name__})"
+
+
 def placed(error: BaseException, files: Mapping[str, str]) -> str:
     """An error in one line, with the innermost line of a user's file that it went through."""
-    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said, kind = _said(error), type(error).__name__
+    told = f"{kind}: {said}" if said else kind
     folders = {str(Path(file).parent) for file in files.values() if file.endswith(".py")}
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if str(Path(f.filename).parent) in folders]

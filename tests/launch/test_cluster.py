@@ -138,9 +138,15 @@ def test_a_host_is_an_address_and_its_devices(line: str, found: Any) -> None:
 
 def test_over_ssh_the_token_is_on_no_command_line() -> None:
     one, two = hosts.build().plan(deployment("hosts", (8, 2), nodes=["a", "b 0,1"]))
-    assert one.argv[:3] == ("ssh", "-oBatchMode=yes", "a")
-    assert "/dev/stdin" in one.argv[3] and "/run/token" not in " ".join(one.argv)
-    assert "CUDA_VISIBLE_DEVICES=0,1" in two.argv[3] and "--order=1" in two.argv[3]
+    assert one.argv[:4] == ("ssh", "-oBatchMode=yes", "--", "a")
+    assert "/dev/stdin" in one.argv[4] and "/run/token" not in " ".join(one.argv)
+    assert "CUDA_VISIBLE_DEVICES=0,1" in two.argv[4] and "--order=1" in two.argv[4]
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "-l root"])
+def test_no_host_is_an_option_of_ssh(host: str) -> None:
+    with pytest.raises(SpecError, match="is not a host|would be an option"):
+        hosts.build().plan(deployment("hosts", (1,), nodes=[host]))
 
 
 def test_by_hand_it_is_one_line_for_each_node() -> None:

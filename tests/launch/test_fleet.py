@@ -87,10 +87,10 @@ def test_a_hundred_nodes_join_at_once_and_lie_as_they_were_started(token: Path) 
     assert job.stopped and not any(t.is_alive() for t in threads)
 
 
-def test_a_node_that_never_comes_is_named(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.launch.fleet.JOIN_S", 3.0)
+def test_a_node_that_never_comes_is_named(token: Path) -> None:
     listener, job = Listener(token), Stub()
-    fleet = Fleet(lambda: (job, listener), Where(nodes=(1, 1, 1), settings={"one_machine": True}))
+    settings = {"one_machine": True, "join_s": 3.0}
+    fleet = Fleet(lambda: (job, listener), Where(nodes=(1, 1, 1), settings=settings))
     threads = joining(listener, token, [node(0), node(2)])
     with pytest.raises(LaunchError, match=r"2 of 3 agents are ready \(missing: nodes 1\): job 7"):
         fleet.ready()

@@ -15,9 +15,9 @@ import pytest
 
 from harness.analysis.reading import load
 from harness.base.errors import RecordError
+from harness.base.lock import Lock
 from harness.measure.run import Run
 from harness.record import RunRecord, chain
-from harness.record.lock import Lock
 from harness.spec import Catalogue, Settings
 
 #: What changes a disk, as CPython tells it to an audit hook before it is done.

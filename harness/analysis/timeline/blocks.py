@@ -15,6 +15,8 @@ from harness.base.errors import ScaleproofError
 BLOCK_BYTES = 1 << 20
 #: What is held back at the end of what was read: a trace's tail may look like events.
 HELD_BYTES = 1 << 16
+#: Longer than any event of a profiler; a file that claims one would be held whole.
+EVENT_BYTES = 64 << 20
 _START = re.compile(rb'"traceEvents"\s*:\s*\[\s*')
 #: The border between two events: where the first closes, and where the second begins.
 BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|args|dur|id)"\s*:)')
@@ -81,6 +83,9 @@ class Blocks:
         for more in chunks:
             border = _last_border(more)
             if border is None:  # a small chunk, or a large event
+                if len(rest) > EVENT_BYTES:
+                    self.broken = f"it has an event of more than {EVENT_BYTES >> 20} MB"
+                    return
                 rest, more = b"", rest + more
                 border = _last_border(more)
             if border is not None:  # joined once: each copy costs as much as reading does

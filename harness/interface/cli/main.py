@@ -69,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--json" in _split(words)[0]:
             told = {"error": error.what, "where": error.where, "expected": error.expected}
             sys.stdout.write(json.dumps({**told, "try": error.fix}, indent=1) + "\n")
-        line = f"ERROR: {error}\n"
-        sys.stderr.write(text.paint(line) if text.wants_color(sys.stderr) else line)
+        text.write(f"ERROR: {error}".splitlines(), sys.stderr)
         return int(error.exit)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -79,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return int(Exit.PASSED)
     except OSError as error:
-        sys.stderr.write(f"ERROR: {error}\n  try       scaleproof doctor\n")
+        text.write([f"ERROR: {error}", "  try       scaleproof doctor"], sys.stderr)
         return int(Exit.USAGE)
     except Exception:
         traceback.print_exc()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from harness.base.numbers import duration
-from harness.interface.report.text import wrap
+from harness.interface.report.text import printable, put, wrap
 from harness.measure.progress import Moment, Progress, Waiting
 from harness.record import Purpose
 
@@ -31,17 +31,17 @@ class Live(Progress):
         if self.stream.isatty():
             width = shutil.get_terminal_size((100, 24)).columns - 1
             start = "\n" if self.column and not self._drawn else "\r"
-            self.stream.write(f"{start}{line(moment)[:width]}\033[K")
+            put(self.stream, f"{start}{printable(line(moment))[:width]}\033[K")
             self._drawn = True
         elif (key := _key(moment)) != self._last:
             self._last = key
-            self._print(line(moment))
+            self._print(printable(line(moment)))
         self.stream.flush()
 
     def note(self, text: str) -> None:
         self.clear()
         width = shutil.get_terminal_size((100, 24)).columns - 1
-        self._print("\n".join(wrap(f"  ! {text}", width, 4)))
+        self._print("\n".join(wrap(f"  ! {printable(text)}", width, 4)))
         self.stream.flush()
 
     def _print(self, text: str) -> None:
@@ -49,7 +49,7 @@ class Live(Progress):
         column = self.column() if self.column else 0
         start = "\n" if column != self._broken_at else ""
         self._broken_at = column
-        self.stream.write(f"{start}{text}\n")
+        put(self.stream, f"{start}{text}\n")
 
     def clear(self) -> None:
         if not self._drawn:

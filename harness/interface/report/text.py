@@ -113,7 +113,13 @@ def paint(line: str) -> str:
 
 
 def write(lines: Sequence[str], stream: TextIO) -> None:
-    """Print lines, in colour where that is wanted."""
+    """Print lines, in colour where that is wanted, in characters that the stream has."""
     color = wants_color(stream)
     for line in map(printable, lines):
-        stream.write((paint(line) if color else line) + "\n")
+        put(stream, (paint(line) if color else line) + "\n")
+
+
+def put(stream: TextIO, words: str) -> None:
+    """Write what may have characters that the stream's encoding lacks: these become ``?``."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(words.encode(encoding, "replace").decode(encoding))

@@ -26,6 +26,11 @@ def parse(line: str) -> tuple[str, tuple[int, ...]]:
     devices: list[int] = []
     for first, _, last in ranges:
         devices += range(int(first), int(last or first) + 1)
+    if match[1].startswith("-"):
+        raise SpecError(
+            f"{line!r} would be an option of ssh", where="[hosts] nodes", expected="a host",
+            fix="edit the cluster file",
+        )  # fmt: skip
     return match[1], tuple(devices)
 
 
@@ -49,7 +54,13 @@ class Hosts:
             argv: tuple[str, ...]
             if deployment.settings["ssh"]:
                 remote = agent(deployment, f"--order={i}", token="/dev/stdin")
-                argv = ("ssh", "-oBatchMode=yes", host, shell(remote, {**importable(), **env}))
+                argv = (
+                    "ssh",
+                    "-oBatchMode=yes",
+                    "--",
+                    host,
+                    shell(remote, {**importable(), **env}),
+                )
             else:
                 argv = (
                     *(("env", *(f"{k}={v}" for k, v in env.items())) if env else ()),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -92,16 +93,32 @@ def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool =
     """A batch script that runs ``command`` on every node of the job, or on its first."""
     parts = [component(n, ranks, deployment) for n, ranks in groups(deployment.nodes)]
     lines = ["#!/bin/bash", "#SBATCH --job-name=scaleproof"]
-    lines += [f"#SBATCH --output={deployment.folder}/slurm.log"]
+    lines += [f"#SBATCH --output={quoted(str(deployment.folder / 'slurm.log'))}"]
     for i, options in enumerate(parts):
         lines += ["#SBATCH hetjob"] if i else []
-        lines += [f"#SBATCH {option}" for option in options]
+        lines += [f"#SBATCH {_line(option)}" for option in options]
     lines += [f"module load {shlex.quote(name)}" for name in deployment.settings["modules"]]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in importable().items()]
     het = [f"--het-group=0-{len(parts) - 1}"] if len(parts) > 1 else []
     start = ["srun", *het, *step(deployment)] if everywhere else []
     lines.append("exec " + shlex.join([*start, *command]))
     return "\n".join(lines) + "\n"
+
+
+def quoted(path: str) -> str:
+    """As sbatch reads a word of its options: in quotes where it has spaces, and % as itself."""
+    path = path.replace("%", "%%")
+    return f'"{path}"' if re.search(r"\s", path) else path
+
+
+def _line(option: str) -> str:
+    """An option as it stands; SpecError for one that would be more than a line of the script."""
+    if not option.isprintable():
+        raise SpecError(
+            f"{option!r} has a control character", where="[slurm]", expected="one line",
+            fix="edit the cluster file",
+        )  # fmt: skip
+    return option
 
 
 class Slurm:
@@ -138,10 +155,14 @@ class Slurm:
             return Processes(commands, deployment.folder)
         return BatchJob(commands[0], deployment.folder)
 
+    def left(self, deployment: Deployment, command: Sequence[str]) -> str:
+        """The script of such a job: it can be submitted as it is."""
+        return script(deployment, command, everywhere=False)
+
     def leave(self, deployment: Deployment, command: Sequence[str]) -> str:
         """A batch job whose first node runs the command."""
         path = str(deployment.folder / "job.sbatch")
-        text = script(deployment, command, everywhere=False)
+        text = self.left(deployment, command)
         argv = ("sbatch", "--parsable", path)
         return submit(Command(nodes=(), argv=argv, files={path: text}))
 

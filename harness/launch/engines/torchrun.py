@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,8 +43,13 @@ TICK_S, GRACE_S = 0.2, 1.0
 _FAILED = re.compile(r"\srank +: (\d+) \(local_rank: \d+\)\n.*?exitcode +: (-?\d+)")
 
 
-def commands(nodes: Sequence[int], name: str, port: int | str, spec: str) -> list[list[str]]:
-    """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine."""
+def commands(
+    nodes: Sequence[int], name: str, port: int | str, spec: str, logs: str
+) -> list[list[str]]:
+    """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine.
+
+    Nobody is restarted: a world that lost a rank is measured by nobody.
+    """
     conf = "is_host={},join_timeout=60,last_call_timeout=1,read_timeout=20"
     return [
         [
@@ -51,7 +57,7 @@ def commands(nodes: Sequence[int], name: str, port: int | str, spec: str) -> lis
             f"--nproc-per-node={ranks}", "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={name}",
             f"--rdzv-conf={conf.format(int(node == 0))}", "--local-addr=127.0.0.1",
-            "--max-restarts=0", *("-m", programs.TORCHRUN_RANK), spec,
+            "--max-restarts=0", f"--log-dir={logs}", *("-m", programs.TORCHRUN_RANK), spec,
         ]
         for node, ranks in enumerate(nodes)
     ]  # fmt: skip
@@ -101,7 +107,10 @@ class Torchrun(Fleet):
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
         """What each launch will run, on each node."""
-        by_node = commands(deployment.nodes, "ID", "PORT", f"{deployment.folder}/launch.json")
+        folder = deployment.folder
+        by_node = commands(
+            deployment.nodes, "ID", "PORT", f"{folder}/launch.json", f"{folder}/torchrun"
+        )
         return tuple(Command(nodes=(i,), argv=tuple(argv)) for i, argv in enumerate(by_node))
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
@@ -125,7 +134,8 @@ class Torchrun(Fleet):
     @staticmethod
     def _run(watched: Watched, port: int, tick: Tick) -> None:
         spec, out = watched.spec, watched.out
-        asked = commands(spec.case.nodes, spec.launch, port, f"{spec.out}/launch.json")
+        logs = out / "work.torchrun"
+        asked = commands(spec.case.nodes, spec.launch, port, f"{out}/launch.json", str(logs))
         try:
             for i, (command, share) in enumerate(zip(asked, device_shares(spec.case), strict=True)):
                 with (out / f"node{i}.log").open("w") as log:
@@ -141,6 +151,7 @@ class Torchrun(Fleet):
                 watched.look()
         finally:
             watched.kill()
+            shutil.rmtree(logs, ignore_errors=True)  # ranks' output is in their own logs
 
 
 class Watched:

@@ -8,7 +8,7 @@ up. Until a peer has proven itself, 64 bytes of it are read and none is interpre
 
     listener -> dialer   GREETING, nonce
     dialer -> listener   nonce, HMAC(token, "dialer" + both nonces)
-    listener -> dialer   HMAC(token, "listener" + both nonces)
+    listener -> dialer   HMAC(token, "listener" + both nonces), or zeros: another token
     either way           length, HMAC(key, direction + number + body), body
 """
 
@@ -24,6 +24,7 @@ import socket
 import stat
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,12 +33,15 @@ from harness.base.errors import LaunchError
 
 GREETING = b"scaleproof 1\n"
 NONCE, MAC = 32, 32
-#: Longest body of one frame; what does not fit is a fault or an attack.
-LARGEST = 1 << 30
+#: Longest body of one frame; what does not fit is a fault or an attack. Files come in pieces.
+LARGEST = 1 << 28
 #: Seconds that a peer has to prove itself, and that one send may stand still.
 PROOF_S, STALL_S = 5.0, 20.0
-#: Peers that may be proving themselves at one time; the oldest of more is dropped.
+#: Peers that may be proving themselves at one time; of more, the oldest from the address that most
+#: of them came from is dropped, and may try again.
 PENDING = 1024
+#: The answer to a peer with another token; one that is dropped for want of room hears nothing.
+REFUSED = bytes(MAC)
 #: Bytes of one send, which may stand still for ``STALL_S``; all of a large file may take longer.
 PIECE = 1 << 20
 _HEAD = struct.Struct(">I")
@@ -83,7 +87,9 @@ class Channel:
         """Messages that are whole after one read, however long that takes to come; None when the
         other end is gone.
         """
-        select.select([self._sock], [], [])  # the socket's own time-out is for sending
+        readable = select.poll()  # ``select`` ends at descriptor 1024
+        readable.register(self._sock, select.POLLIN)
+        readable.poll()  # the socket's own time-out is for sending
         try:
             data = self._sock.recv(1 << 20)
         except ConnectionError:
@@ -111,13 +117,21 @@ class Channel:
                 raise ChannelError("a frame that its sender cannot have made")
             self._num_received += 1
             (size,) = _BODY.unpack_from(body)
-            message = json.loads(body[_BODY.size : _BODY.size + size])
+            message = _parsed(body[_BODY.size : _BODY.size + size])
             if not isinstance(message, dict):
                 raise ChannelError("a message that is no object")
             yield message, body[_BODY.size + size :]
 
     def close(self) -> None:
         self._sock.close()
+
+
+def _parsed(text: bytes) -> Json:
+    """A message's document; ChannelError for one that is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ChannelError(f"a message that is no JSON: {error}") from None
 
 
 def _count(number: int) -> bytes:
@@ -205,10 +219,7 @@ def _prove(sock: socket.socket, token: bytes, address: str) -> bytes:
         raise lied
     theirs, ours = greeting[len(GREETING) :], secrets.token_bytes(NONCE)
     sock.sendall(ours + _mac(token, b"dialer", theirs, ours))
-    try:
-        answer = _exactly(sock, MAC)
-    except ConnectionError:
-        raise lied from None  # our proof is what it left at
+    answer = _exactly(sock, MAC)  # an end before it is no answer: there was no room
     if not hmac.compare_digest(answer, _mac(token, b"listener", theirs, ours)):
         raise lied
     return _mac(token, b"session", theirs, ours)
@@ -233,6 +244,36 @@ def _notice_loss(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
 
 
+def server(host: str, port: int, backlog: int) -> socket.socket:
+    """A socket that listens on an address of either family; on all of both without a host.
+
+    LaunchError for a host that is not of this machine.
+    """
+    if not host and socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # a kernel without IPv6
+            return socket.create_server(
+                (host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+            )
+    try:
+        family = socket.AF_INET
+        if host:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot listen: {error.strerror or error}", where=f"{host}:{port}",
+            expected="an address of this machine", fix="ip -brief address",
+        ) from None  # fmt: skip
+
+
+class Pending:
+    """A peer that is proving itself: since when, from where, our nonce, and what it has sent."""
+
+    def __init__(self, address: str) -> None:
+        self.since, self.address = time.monotonic(), address
+        self.nonce, self.got = secrets.token_bytes(NONCE), bytearray()
+
+
 class Listener:
     """Waits for agents that hold the token; whoever else knocks is dropped and counted.
 
@@ -243,9 +284,9 @@ class Listener:
         self, token_file: Path, host: str = "", port: int = 0, *, forget: bool = False
     ) -> None:
         self._token, self._forget = read_token(token_file), token_file if forget else None
-        self._sock = socket.create_server((host, port), backlog=PENDING)
+        self._sock = server(host, port, PENDING)
         self._sock.setblocking(False)
-        self._pending: dict[socket.socket, tuple[float, bytes, bytearray]] = {}
+        self._pending: dict[socket.socket, Pending] = {}
         self.num_refused = 0
 
     @property
@@ -261,33 +302,36 @@ class Listener:
             for key, _ in selector.select(timeout_s):
                 if key.fileobj is self._sock:
                     self._welcome()
-                elif (channel := self._examine(key.fileobj)) is not None:  # type: ignore[arg-type]
-                    proven.append(channel)
+                elif key.fileobj in self._pending:  # else it was dropped for another one just now
+                    channel = self._examine(key.fileobj)
+                    proven += [] if channel is None else [channel]
         now = time.monotonic()
-        for sock, (since, _, _) in list(self._pending.items()):
-            if now - since > PROOF_S:
+        for sock, peer in list(self._pending.items()):
+            if now - peer.since > PROOF_S:
                 self._refuse(sock)
         return proven
 
     def _welcome(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                self._greet(self._sock.accept()[0])
+                sock, address = self._sock.accept()
+                self._greet(sock, str(address[0]))
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _greet(self, sock: socket.socket, address: str) -> None:
         if len(self._pending) >= PENDING:
-            self._refuse(next(iter(self._pending)))
+            most, _ = Counter(p.address for p in self._pending.values()).most_common(1)[0]
+            self._refuse(next(s for s, p in self._pending.items() if p.address == most))
         sock.setblocking(False)
-        nonce = secrets.token_bytes(NONCE)
-        self._pending[sock] = (time.monotonic(), nonce, bytearray())
+        peer = Pending(address)
+        self._pending[sock] = peer
         try:
-            sock.send(GREETING + nonce)
+            sock.send(GREETING + peer.nonce)
         except OSError:
             self._refuse(sock)
 
     def _examine(self, sock: socket.socket) -> Channel | None:
         """Take what has arrived of a peer's proof; a Channel when it is whole and right."""
-        _, ours, got = self._pending[sock]
+        ours, got = self._pending[sock].nonce, self._pending[sock].got
         try:
             data = sock.recv(NONCE + MAC - len(got))
         except OSError:
@@ -299,6 +343,8 @@ class Listener:
             return None
         theirs, proof = bytes(got[:NONCE]), bytes(got[NONCE:])
         if not hmac.compare_digest(proof, _mac(self._token, b"dialer", ours, theirs)):
+            with contextlib.suppress(OSError):
+                sock.send(REFUSED)
             self._refuse(sock)
             return None
         del self._pending[sock]

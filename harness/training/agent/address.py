@@ -1,9 +1,12 @@
 """Which network interface ranks talk over: the one that has this node's address."""
 
+import contextlib
 import fcntl
+import ipaddress
 import os
 import socket
 import struct
+from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
 
@@ -17,7 +20,9 @@ def choose_interface(address: str) -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface with this IPv4 address; None if there is none, or the address is a name."""
+    """The interface with this address; None if there is none, or the address is a name."""
+    if ":" in address:
+        return _of_ipv6(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -26,5 +31,16 @@ def interface_of(address: str) -> str | None:
             except OSError:
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _of_ipv6(address: str) -> str | None:
+    """From the kernel's table: 32 hexadecimal digits, four more columns, and the name."""
+    with contextlib.suppress(OSError, ValueError):
+        wanted = ipaddress.IPv6Address(address.partition("%")[0]).packed.hex()
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            if digits == wanted:
                 return name
     return None

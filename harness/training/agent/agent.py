@@ -40,7 +40,7 @@ from harness.base.errors import LaunchError, ScaleproofError
 from harness.host import environment, facts, leftovers, machine
 from harness.host.examination import examination
 from harness.launch.wire import processes
-from harness.launch.wire.channel import Channel, ChannelError, dial, read_token
+from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Share
 from harness.spec import Catalogue
 from harness.training.accelerator import driver_started
@@ -70,7 +70,7 @@ class Agent:
 
     def __init__(self, channel: Channel, address: str, order: int, scratch: Path | None) -> None:
         self.channel, self.address, self.order, self.scratch = channel, address, order, scratch
-        self.door = socket.create_server((address, 0), backlog=64)
+        self.door = server(address, 0, 64)
         self.door.setblocking(False)
         self.selector = selectors.DefaultSelector()
         self.selector.register(channel, selectors.EVENT_READ, None)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from harness.host import cores
 from harness.launch.wire.beats import Beats
+from harness.launch.wire.channel import server
 from harness.launch.wire.evidence import examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 from harness.spec import Device
@@ -64,7 +65,7 @@ class World:
         if share.store is not None:
             self.store = share.store
         else:
-            listener = socket.create_server((address, 0), backlog=spec.case.world_size + 8)
+            listener = server(address, 0, spec.case.world_size + 8)
             self.store = Address(address, listener.getsockname()[1])
         agent = os.getpid()
         if spec.case.device is Device.CUDA:

@@ -65,12 +65,16 @@ PEER_ERRORS = (
 )
 
 
+#: What is kept of a rank's output.
+LOG_BYTES = 1 << 20
+
+
 def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
     """Do the launch; the exit code: 0 with a result file left behind, 1 with an error file."""
     out = Path(spec.out)
     if place.parent:
         threads.die_with_parent(place.parent)
-    log = os.open(out / f"rank{place.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(out / f"rank{place.rank}.log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable()
@@ -98,7 +102,19 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
+            _cap(log)
     return _tidy(out, place.rank)
+
+
+def _cap(log: int) -> None:
+    """Keep beginning and end of a long log: it stays with every launch."""
+    size = os.fstat(log).st_size
+    if size <= LOG_BYTES:
+        return
+    half = LOG_BYTES // 2
+    end = os.pread(log, half, size - half)
+    os.ftruncate(log, half)
+    os.write(log, f"\n... {size - 2 * half} bytes left out ...\n".encode() + end)
 
 
 def _files(spec: LaunchSpec, place: Place) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ def test_one_command_per_node_and_unequal_nodes_are_fine() -> None:
         out="launch",
         files={},
     )
-    first, second = commands(spec.case.nodes, spec.launch, 1234, "x")
+    first, second = commands(spec.case.nodes, spec.launch, 1234, "x", "logs")
     assert (
         "--nnodes=2" in first and "--nproc-per-node=2" in first and "--nproc-per-node=4" in second
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from waiting import until
 
 from harness.base.errors import LaunchError
 from harness.launch.wire.channel import (
@@ -257,3 +258,150 @@ def test_an_address_has_a_host_and_a_port(text: str) -> None:
 
 def test_an_address_may_be_of_ipv6() -> None:
     assert parse_address("[::1]:80") == ("::1", 80)
+
+
+def test_one_that_is_dropped_for_want_of_room_is_no_end_of_the_listener(token: Path) -> None:
+    """It was ready to be read in the same round: a port scan ended a program that waited."""
+    listener = Listener(token, "127.0.0.1")
+    idle = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(PENDING)]
+    OPEN.extend(idle)
+    while len(listener._pending) < PENDING:
+        listener.accept(0.01)
+    idle[0].sendall(b"x")
+    OPEN.append(socket.create_connection(("127.0.0.1", listener.port)))
+    assert listener.accept(0.5) == []
+    assert len(listener._pending) == PENDING
+    listener.close()
+
+
+def test_an_honest_node_that_is_dropped_for_want_of_room_tries_again(
+    monkeypatch: pytest.MonkeyPatch, token: Path
+) -> None:
+    monkeypatch.setattr("harness.launch.wire.channel.PENDING", 1)
+    listener = Listener(token, "127.0.0.1")
+    ours: list[Channel] = []
+    secret = read_token(token)
+    thread = threading.Thread(
+        target=lambda: ours.append(dial(f"127.0.0.1:{listener.port}", secret, 20))
+    )
+    thread.start()
+    while not listener._pending:
+        listener._welcome()
+    listener._refuse(next(iter(listener._pending)))  # as another peer's coming would
+    theirs: list[Channel] = []
+    while not theirs:
+        theirs = listener.accept(0.05)
+    thread.join()
+    OPEN.extend((*ours, *theirs))
+    assert len(ours) == 1
+    listener.close()
+
+
+def test_whoever_fills_the_room_from_one_address_is_dropped_not_the_others(
+    monkeypatch: pytest.MonkeyPatch, token: Path
+) -> None:
+    monkeypatch.setattr("harness.launch.wire.channel.PENDING", 4)
+    listener = Listener(token)
+    honest = socket.create_connection(("127.0.0.2", listener.port), source_address=("127.0.0.2", 0))
+    OPEN.append(honest)
+    until(lambda: listener.accept(0.01) or listener._pending)
+    for _ in range(12):
+        OPEN.append(socket.create_connection(("127.0.0.1", listener.port)))
+        listener.accept(0.05)
+    assert any(p.address.endswith("127.0.0.2") for p in listener._pending.values())
+    listener.close()
+
+
+def test_more_than_a_thousand_descriptors_are_no_end_of_it() -> None:
+    """``select`` takes none above 1023."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip("this machine allows fewer descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1030)]
+    try:
+        one, other = socket.socketpair()
+        ours, theirs = Channel(one, dialed=True), Channel(other, dialed=False)
+        OPEN.extend((ours, theirs))
+        assert ours.fileno() > 1023
+        theirs.send({"here": True})
+        assert ours.receive() == [({"here": True}, b"")]
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="a kernel without IPv6")
+@pytest.mark.parametrize("host", ["::1", ""])
+def test_nodes_join_over_either_family(token: Path, host: str) -> None:
+    listener = Listener(token, host)
+    for address in ("[::1]", *(["127.0.0.1"] if not host else [])):
+        ours: list[Channel] = []
+        secret = read_token(token)
+        thread = threading.Thread(
+            target=lambda a=address, o=ours, s=secret: o.append(dial(f"{a}:{listener.port}", s, 5))
+        )
+        thread.start()
+        theirs: list[Channel] = []
+        while not theirs:
+            theirs = listener.accept(0.05)
+        thread.join()
+        OPEN.extend((*ours, *theirs))
+        assert ours[0].address() == address.strip("[]")
+    listener.close()
+
+
+def test_a_message_that_is_nested_too_deeply_is_no_honest_one() -> None:
+    one, other = socket.socketpair()
+    receiver = Channel(other, dialed=False)
+    OPEN.extend((one, receiver))
+    sender = Channel(one, dialed=True)
+    deep = b"[" * 100_000 + b"]" * 100_000
+    body = struct.pack(">I", len(deep)) + deep
+    from harness.launch.wire.channel import _count, _mac
+
+    mac = _mac(b"", b"d", _count(0), body)
+    writing = threading.Thread(
+        target=lambda: sender._sock.sendall(struct.pack(">I", len(body)) + mac + body)
+    )
+    writing.start()
+    with pytest.raises(ChannelError, match="no JSON"):
+        while True:
+            receiver.receive()
+    writing.join()
+
+
+@pytest.mark.parametrize("peers", [500, pytest.param(100_000, marks=pytest.mark.full)])
+def test_no_bytes_of_strangers_end_or_starve_a_waiting_program(
+    listener: Listener, token: Path, peers: int
+) -> None:
+    """Each says something else, many in the shape of a proof; an honest node joins among them."""
+    import random
+
+    drawn = random.Random(7)
+    joined: list[Channel] = []
+    secret = read_token(token)
+    honest = threading.Thread(
+        target=lambda: joined.append(dial(f"127.0.0.1:{listener.port}", secret, 60))
+    )
+    proven: list[Channel] = []
+    open_: list[socket.socket] = []
+    for i in range(peers):
+        sock = socket.create_connection(("127.0.0.1", listener.port))
+        size = drawn.choice((0, 1, 31, 63, 64, 65, 4096))
+        with contextlib.suppress(OSError):
+            sock.sendall(drawn.randbytes(size))
+        open_.append(sock)
+        if len(open_) > 300:
+            open_.pop(drawn.randrange(len(open_))).close()
+        proven += listener.accept(0)
+        if i == peers // 2:
+            honest.start()
+    while not proven:
+        proven += listener.accept(0.05)
+    honest.join()
+    OPEN.extend((*open_, *joined, *proven))
+    assert len(joined) == len(proven) == 1

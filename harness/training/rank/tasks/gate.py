@@ -82,15 +82,15 @@ def run(task: Gate, rank: Rank) -> RankRecord:
 
 
 def limits(
-    case: CaseSpec, mesh: Mesh, oracle: str, casts: bool, reorders: bool = False
+    case: CaseSpec, mesh: Mesh, oracle: str, expected: Expected
 ) -> tuple[float, float, float]:
     """Largest relative error of step-1 gradient, of SGD's update, of AdamW's update.
 
     A pipeline adds its micro-batches in the reference's order at any size. On CUDA kernels may
     differ in order.
     """
-    on_cpu = case.device is Device.CPU
-    if on_cpu and mesh.exact and not (casts or reorders):
+    on_cpu, casts = case.device is Device.CPU, expected.casts
+    if on_cpu and mesh.exact and not (casts or expected.reorders):
         return 0.0, 0.0, 0.0
     # AdamW divides by a root that can be near zero: its limit is wide, SGD's is not.
     if (
@@ -169,9 +169,7 @@ def _train(
     shards = ctx.batching.shards
     facts, model = model_facts(loaded, case)
     expected = expect(loaded, case, model, facts)
-    gradient_limit, sgd_limit, adamw_limit = limits(
-        case, ctx.mesh, supports.oracle, expected.casts, expected.reorders
-    )
+    gradient_limit, sgd_limit, adamw_limit = limits(case, ctx.mesh, supports.oracle, expected)
     update_limit = sgd_limit if name == "sgd" else adamw_limit
     compressed = supports.oracle == "compressed" and ctx.compressor is not None
     if compressed and ctx.compressor is not None:

@@ -12,6 +12,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -98,12 +99,15 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
         nodes=site.nodes, device=site.device, join="", token_file=Path(), folder=folder,
         python=settings.get("python") or sys.executable, settings=settings,
     )  # fmt: skip
-    rest = [word for word in asked.words if word != "--detach"]
+    rest = _into(asked.words, results)
     since = f"{SUBMITTED}={now.timestamp():.0f}"
     command = ["env", since, deployment.python, "-m", "harness", *rest]
     queue = queue_of(entry)
+    if asked.options.dry_run:
+        script = queue.left(deployment, command)
+        return Answer(document={"script": script}, lines=script.splitlines())
     made = Detached(
-        job=queue.leave(deployment, [*command, "--results", str(results)]),
+        job=queue.leave(deployment, command),
         engine=site.engine,
         submitted_at=now.isoformat(timespec="seconds"),
         argv=("scaleproof", *asked.words),
@@ -113,6 +117,18 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
     where = "" if asked.options.results is None else f" --results {shlex.quote(str(results))}"
     lines = [f" job {made.job} is in the queue", f" status   scaleproof status {made.job}{where}"]
     return Answer(document=to_doc(made), lines=lines)
+
+
+def _into(words: Sequence[str], results: Path) -> list[str]:
+    """A command's words for the job: not submitted once more, and with results where they are."""
+    own = words.index("--") if "--" in words else len(words)
+    out, skip = list[str](), False
+    for word in words[:own]:
+        known = skip or word in ("--detach", "--dry-run", "--results")
+        if not known and not word.startswith("--results="):
+            out.append(word)
+        skip = word == "--results"
+    return [*out, "--results", str(results), *words[own:]]
 
 
 def notes() -> list[str]:

@@ -75,10 +75,10 @@ def act(asked: Asked) -> Answer:
         known, site = measuring.site(asked)
         plans = _plans(asked, known, site)
         session = measuring.session(asked, known, site)
-        if asked.options.dry_run:
-            return _dry_run(asked, known, site)
         if asked.options.detach:
             return detached.submit(asked, known, site)
+        if asked.options.dry_run:
+            return _dry_run(asked, known, site)
     else:
         raise SpecError(
             "nothing to run", expected="a case, a recipe or --resume RUN",

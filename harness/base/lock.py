@@ -1,4 +1,4 @@
-"""Who measures a run: one program at a time, whoever else may read it meanwhile."""
+"""Who writes in a folder: one program at a time, whoever else may read there meanwhile."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ FILE = ".lock"
 
 
 class Lock:
-    """A run's folder, held by this process until ``release()``, or until it is gone.
+    """A folder, held by this process until ``release()``, or until it is gone.
 
     Raises RecordError where another process holds it.
     """
@@ -31,5 +31,3 @@ class Lock:
             ) from None  # fmt: skip
         os.ftruncate(held, 0)
         os.pwrite(held, f"process {os.getpid()}".encode(), 0)
-        for torn in folder.glob(".record.json.*"):  # of a program that was killed as it wrote
-            torn.unlink(missing_ok=True)

@@ -1,0 +1,57 @@
+"""Hearing the agents of a fleet: what has come of each, and for how long one said nothing."""
+
+import selectors
+import time
+from collections.abc import Sequence
+
+from harness.base.documents import to_doc
+from harness.launch.link import Link, Message
+
+TICK_S = 0.2
+#: A round of hearing counts as so much silence at most: what we did meanwhile, writing to a slow
+#: disk for example, kept nobody from speaking.
+ROUND_S = 1.0
+
+
+class Ear:
+    """Listens to links, and counts their silence only while it does."""
+
+    def __init__(self) -> None:
+        self._listened_at = time.monotonic()
+
+    def receive(
+        self, links: Sequence[Link], timeout_s: float = TICK_S
+    ) -> list[tuple[Link, Message, bytes]]:
+        """What has come within that time, of every link."""
+        with selectors.DefaultSelector() as selector:
+            for link in links:
+                if link.channel is not None:
+                    selector.register(link.channel, selectors.EVENT_READ, link)
+            ready = selector.select(timeout_s if selector.get_map() else 0)
+        now = time.monotonic()
+        listened_s, self._listened_at = min(now - self._listened_at, ROUND_S), now
+        for link in links:
+            link.silent_s += listened_s
+        return [(key.data, *pair) for key, _ in ready for pair in key.data.receive()]
+
+
+def unreachable(ear: Ear, links: Sequence[Link], within_s: float) -> tuple[int, ...]:
+    """Nodes that fewer than half of the others can connect to."""
+    alive = [x for x in links if x.channel is not None and x.about is not None]
+    doors = [to_doc(x.about.door) for x in alive if x.about is not None]
+    for link in alive:
+        link.send({"reach": doors})
+    answers: dict[int, list[bool]] = {}
+    deadline = time.monotonic() + within_s
+    while len(answers) < sum(x.channel is not None for x in alive):
+        if time.monotonic() > deadline:
+            break
+        for link, message, _ in ear.receive(alive):
+            if "reached" in message:
+                answers[link.node] = message["reached"]
+    unreached = []
+    for i, link in enumerate(alive):
+        seen = [a[i] for node, a in answers.items() if node != link.node]
+        if seen and 2 * sum(seen) < len(seen) + (len(seen) == 1):
+            unreached.append(link.node)
+    return tuple(unreached)

@@ -1,0 +1,50 @@
+"""Silence of agents counts only while somebody listens, and is told apart for each of them."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from harness.launch import hearing
+from harness.launch.fleet import absent, ranges
+from harness.launch.hearing import Ear
+from harness.launch.link import Link
+from harness.launch.wire.channel import Channel
+
+
+class Clock:
+    """A clock that stands still until it is set on."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_stall_of_ours_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one node's file went to a slow disk, all others were given up as lost."""
+    clock = Clock()
+    monkeypatch.setattr(hearing, "time", clock)
+    ours, theirs = socket.socketpair()
+    link, other = Link(node=0, channel=Channel(ours, dialed=False)), Channel(theirs, dialed=True)
+    ear = Ear()
+    clock.now += 60.0  # a filer that does not answer
+    ear.receive([link], 0)
+    assert link.silent_s == hearing.ROUND_S
+    for _ in range(30):
+        clock.now += 0.2
+        ear.receive([link], 0)
+    assert link.silent_s == pytest.approx(7.0), "an agent that says nothing is lost all the same"
+    other.send({"beats": []})
+    assert ear.receive([link], 1.0)[0][1] == {"beats": []}
+    assert link.silent_s == 0.0
+    ours.close()
+    other.close()
+
+
+def test_numbers_of_nodes_fit_a_line_at_any_size() -> None:
+    assert ranges([3, 0, 1, 2, 7]) == "0-3, 7"
+    assert ranges(range(0, 4096, 2)).endswith("and 2040 more")
+    told = str(absent([], 4096, "job 7"))
+    assert "0 of 4096" in told and "nodes 0-4095" in told and len(told) < 400

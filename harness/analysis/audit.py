@@ -117,9 +117,8 @@ def _turns(run: RunRecord) -> Iterator[str]:
             continue
         mine = [
             x
-            for x in run.launches
-            if x.purpose is Purpose.TIMED
-            and (x.plan, x.attempt, x.block) == (block.plan, block.attempt, block.number)
+            for x in run.by_plan.get(block.plan, ())
+            if x.purpose is Purpose.TIMED and (x.attempt, x.block) == (block.attempt, block.number)
         ]
         wanted = [(turn, arm) for turn, slot in block.passes for arm in slot]
         seen = [(x.turn, x.arm) for x in mine]
@@ -146,8 +145,8 @@ def _stalled(run: RunRecord) -> Iterator[str]:
         if not (still and scheduled and all(x.usable or x in still for x in launches)):
             yield f"{launches[0].launch} was timed again, but the host did not stand still"
             return
-    for plan in sorted({x.plan for x in run.launches}):
-        times = num_stalls(x for x in run.launches if x.plan == plan)
+    for plan, own in sorted(run.by_plan.items()):
+        times = num_stalls(own)
         if times > STALLS:
             yield f"launches of plan {plan} were timed again {times} times, {STALLS} may be"
             return

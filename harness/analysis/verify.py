@@ -1,11 +1,16 @@
 """``verify``: recompute a record from its samples, offline and without torch."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import math
+import multiprocessing
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.analysis.audit import audit, strays
 from harness.analysis.judging import pairs, verdicts
@@ -28,6 +33,8 @@ from harness.spec import Threshold
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9
+#: Launches that are worth the processes which recompute them at once.
+MANY = 1_000
 #: Bytes a rank beside the closed form that a gate lets pass: the protocol of small messages.
 SENT_SLACK = 20_000
 
@@ -64,7 +71,7 @@ def verify(run: RunRecord, folder: Path) -> Verification:
         for x in run.launches
         if x.purpose not in (Purpose.GATE, Purpose.REFERENCE) and x.status is LaunchStatus.OK
     ]
-    checked = [_launch(run, folder, launch) for launch in counted]
+    checked = _all(run, folder, counted)
     differences = [text for one in checked for text in one.differences]
     differences += [text for x in run.launches if x.purpose is Purpose.GATE for text in _gate(x)]
     if not differences:
@@ -83,6 +90,26 @@ def verify(run: RunRecord, folder: Path) -> Verification:
         num_links=len(links),
         head=run.head,
     )
+
+
+def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list[_Launch]:
+    """Every launch again; of many on all cores, in processes that are forked with the record."""
+    if len(launches) < MANY:
+        curves = references.Curves(run, folder)
+        return [_launch(run, folder, launch, curves) for launch in launches]
+    _GIVEN[:] = [run, folder, launches, references.Curves(run, folder)]
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(mp_context=fork) as pool:
+        return list(pool.map(_given, range(len(launches)), chunksize=64))
+
+
+#: What forked processes find: record, folder, launches and curves.
+_GIVEN: list[Any] = []
+
+
+def _given(number: int) -> _Launch:
+    run, folder, launches, curves = _GIVEN
+    return _launch(run, folder, launches[number], curves)
 
 
 def _gate(launch: LaunchRecord) -> Iterator[str]:
@@ -115,21 +142,21 @@ class _Launch:
     traceless: bool = False
 
 
-def _launch(run: RunRecord, folder: Path, launch: LaunchRecord) -> _Launch:
+def _launch(
+    run: RunRecord, folder: Path, launch: LaunchRecord, curves: references.Curves
+) -> _Launch:
     plan = next(p for p in run.plans if p.hash == launch.plan)
     cut, case = run.window(plan, launch).cut, plan.arm(launch.arm).case
     try:
         samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
         compared = launch.purpose in references.COMPARED
-        curve = (
-            references.curve(folder, run.launches, run.described, launch.case) if compared else None
-        )
+        curve = curves.of(launch.case) if compared else None
     except RecordError as error:
         return _Launch(differences=(str(error),))
     expected, traceless = run.described[launch.case].expected, False
     differences = []
-    slot = [x for x in run.launches if launch.slot and x.slot == launch.slot and x is not launch]
-    beside = [rank for other in slot for rank in other.ranks]
+    slot = run.by_slot[launch.slot] if launch.slot else ()
+    beside = [rank for other in slot if other is not launch for rank in other.ranks]
     target = figures.target(plan, run.described[launch.case])
     again = figures.figures(case, expected, launch.ranks, samples, cut, curve, beside, target)
     for name, value in vars(again).items():
@@ -206,15 +233,15 @@ def _budget(launch: LaunchRecord, folder: Path, steps: int, talking: bool) -> li
 
 def _windows(run: RunRecord, folder: Path) -> list[str]:
     """Whether steps and cuts are those that the pilots ask for, and were kept to."""
-    out = []
+    out, known = [], dict[str, pilots.Pilot]()
     if run.complete and run.windows:
-        sd = pilots.launch_sd(pilots.read(run, folder))
+        sd = pilots.launch_sd(pilots.read(run, folder, known=known))
         if not same(sd, run.launch_sd):
             out.append(f"launch_sd is {run.launch_sd}, the pilots give {sd}")
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
         settled = run.schema >= SETTLED_SINCE
-        found = pilots.read(run, folder, plan)
+        found = pilots.read(run, folder, plan, known)
         if settled and frozen and frozen != pilots.windows(plan, found, run.described):
             out.append(f"{plan.name}: windows are {frozen}, the pilots give others")
         for launch in pairs.timed(run, plan, None):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from harness.host.admission import Finding
 from harness.host.machine import Machine
@@ -106,6 +107,32 @@ class RunRecord:
     setups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     suspects: Suspects | None = None
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @cached_property
+    def by_plan(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
+        """Launches by the hash of their plan, in their order."""
+        return self._grouped(lambda x: x.plan)
+
+    @cached_property
+    def by_case(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
+        """The same by the hash of their case."""
+        return self._grouped(lambda x: x.case)
+
+    @cached_property
+    def by_slot(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
+        """Those that ran at once, by their slot."""
+        return self._grouped(lambda x: x.slot)
+
+    @cached_property
+    def references(self) -> tuple[LaunchRecord, ...]:
+        """The harness's own trainings."""
+        return tuple(x for x in self.launches if x.purpose is Purpose.REFERENCE)
+
+    def _grouped(self, by: Callable[[LaunchRecord], str]) -> Mapping[str, tuple[LaunchRecord, ...]]:
+        groups: dict[str, list[LaunchRecord]] = {}
+        for launch in self.launches:
+            groups.setdefault(by(launch), []).append(launch)
+        return {name: tuple(launches) for name, launches in groups.items()}
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""

@@ -36,7 +36,7 @@ def disturb(run: RunRecord, plan: Plan) -> bool:
     Also where that cannot be told: only one of it fits, so that all its probes ran alone.
     """
     for case in _baselines(plan, plan.contrasts):
-        probes = [x for x in run.launches if x.purpose is Purpose.PROBE and x.case == case]
+        probes = [x for x in run.by_case.get(case, ()) if x.purpose is Purpose.PROBE]
         if len(probes) > 1 and not any(x.slot for x in probes):
             return True
         found = _slowdown(run, case)
@@ -113,7 +113,7 @@ def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
 
     None where one kind is missing.
     """
-    probes = [x for x in run.launches if x.purpose is Purpose.PROBE and x.case == case]
+    probes = [x for x in run.by_case.get(case, ()) if x.purpose is Purpose.PROBE]
     alone, beside = _speeds(probes, beside=False), _speeds(probes, beside=True)
     if not alone or not beside:
         return None

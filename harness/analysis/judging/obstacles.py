@@ -63,7 +63,7 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
     if (mismatch := _unlike(run, plan, contrast) or _norms(plan, contrast, checked)) is not None:
         return Conclusion(Status.ERROR, Reason.INCORRECT, mismatch)
     for arm in arms:
-        compared = references.launch_of(run.launches, run.described, arm.case.hash)
+        compared = references.launch_of(run.references, run.described, arm.case.hash)
         out_of_memory = compared is not None and _too_large(arm.case, compared) is not None
         if compared is not None and compared.status is LaunchStatus.FAILED and not out_of_memory:
             told = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
@@ -108,7 +108,7 @@ def _too_large(case: CaseSpec, launch: LaunchRecord) -> Conclusion | None:
 
 def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) -> str | None:
     """Which losses of a launch nobody compared, although its reference was trained."""
-    trained = references.launch_of(run.launches, run.described, launch.case)
+    trained = references.launch_of(run.references, run.described, launch.case)
     steps = run.window(plan, launch).steps
     if too_large_for_one(run.described[launch.case], case, run.machine):
         steps = min(steps, references.STREAMED_STEPS)
@@ -159,7 +159,7 @@ def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:
         return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
     if not run.complete:
         return Conclusion(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
-    ours = (_of_launch(run, plan, x) for x in run.launches if x.plan == plan.hash)
+    ours = (_of_launch(run, plan, x) for x in run.by_plan.get(plan.hash, ()))
     for why in (found for found in ours if found is not None):
         return why._replace(detail=f"{what}, since {why.detail}")
     return Conclusion(Status.ERROR, Reason.NOT_MEASURED, what)

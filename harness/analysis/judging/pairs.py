@@ -31,8 +31,8 @@ def timed(
     """
     return [
         x
-        for x in run.launches
-        if x.plan == plan.hash and x.purpose is purpose and attempt in (None, x.attempt)
+        for x in run.by_plan.get(plan.hash, ())
+        if x.purpose is purpose and attempt in (None, x.attempt)
     ]
 
 

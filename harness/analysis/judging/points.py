@@ -13,7 +13,7 @@ from harness.spec.metrics import metric
 
 def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:
     """The profiled launches of a case, whichever plan they were made for."""
-    return [x for x in run.launches if x.case == case.hash and x.budget is not None and x.usable]
+    return [x for x in run.by_case.get(case.hash, ()) if x.budget is not None and x.usable]
 
 
 def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:

@@ -91,7 +91,7 @@ def figures(
     return Figures(
         wrong=script.wrong(case, ranks, samples)
         if expected is None
-        else wrong(case, expected, ranks, samples, cut, reference),
+        else wrong(case, expected, ranks, samples, cut, reference, seen),
         steps=steps(samples, cut) if samples else None,
         consumed=seen,
         growth=growth(samples, cut) if samples else None,
@@ -237,16 +237,21 @@ def consumed(samples: Sequence[Samples], cut: int) -> int:
     if any(s.seen is None for s in samples):
         kept = [s.sample_ids[cut:] for s in samples]
         return sum(len(np.unique(np.concatenate(step))) for step in zip(*kept, strict=True))
+    reached = _by_step([s.seen for s in samples if s.seen is not None], cut)
+    if any(s.content is None for s in samples):
+        return sum(len({row for row in step if row}) for step in reached)
+    ids = _by_step([s.sample_ids for s in samples], cut)
+    content = _by_step([s.content for s in samples if s.content is not None], cut)
     total = 0
-    for step in range(cut, len(samples[0].sample_ids)):
-        seen = np.concatenate([s.seen[step] for s in samples if s.seen is not None])
-        if any(s.content is None for s in samples):
-            total += len(np.unique(seen[seen != 0]))
-            continue
-        ids = np.concatenate([s.sample_ids[step] for s in samples])
-        content = np.concatenate([s.content[step] for s in samples if s.content is not None])
-        total += len(np.unique(ids[np.isin(content, seen)]))  # two samples may be alike
-    return total
+    for handed_out, rows, seen in zip(ids, content, map(frozenset, reached), strict=True):
+        total += len({i for i, row in zip(handed_out, rows, strict=True) if row in seen})
+    return total  # by id: two samples may be alike
+
+
+def _by_step(ranks: Sequence[np.ndarray], cut: int) -> list[list[int]]:
+    """Each kept step's values over all ranks; sets of a few are quicker than sorted arrays."""
+    values: list[list[int]] = np.concatenate([r[cut:] for r in ranks], axis=1).tolist()
+    return values
 
 
 def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
@@ -351,6 +356,7 @@ def wrong(
     samples: Sequence[Samples],
     cut: int,
     reference: Curve | None = None,
+    seen: int | None = None,
 ) -> tuple[str, ...]:
     """What did not run as asked. A launch with anything here is never judged."""
     out = []
@@ -368,7 +374,7 @@ def wrong(
         out.append("world: two ranks on one device")
     out += [text for r in ranks for text in (*_other(case, expected, r), *_computed(case, r, cut))]
     kept = len(samples[0].sample_ids) - cut
-    seen = consumed(samples, cut)
+    seen = consumed(samples, cut) if seen is None else seen
     if seen != kept * expected.global_batch:
         out.append(f"samples: {seen} consumed, {kept * expected.global_batch} asked for")
     out += _collapsed(ranks)

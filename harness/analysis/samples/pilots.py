@@ -25,16 +25,24 @@ class Pilot:
     launch_s: float
 
 
-def read(run: RunRecord, folder: Path, plan: Plan | None = None) -> list[Pilot]:
-    """Every usable pilot and probe of a run; with a plan those before its first timed launch."""
+def read(
+    run: RunRecord, folder: Path, plan: Plan | None = None, known: dict[str, Pilot] | None = None
+) -> list[Pilot]:
+    """Every usable pilot and probe of a run; with a plan those before its first timed launch.
+
+    ``known``: those that were read before, by launch; what is read is added.
+    """
+    known = {} if known is None else known
     plans = {p.hash: p for p in run.plans}
     pilots = []
     for launch in run.launches:
         if plan is not None and launch.plan == plan.hash and launch.purpose is Purpose.TIMED:
             break
         if launch.purpose in (Purpose.PILOT, Purpose.PROBE) and launch.usable:
-            window = run.window(plans[launch.plan], launch)
-            pilots.append(_pilot(launch, window, folder))
+            if launch.launch not in known:
+                window = run.window(plans[launch.plan], launch)
+                known[launch.launch] = _pilot(launch, window, folder)
+            pilots.append(known[launch.launch])
     return pilots
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.record import Described, LaunchRecord, LaunchStatus, Purpose
+from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RunRecord
 from harness.record.store import Samples, load_samples
 
 #: Launches whose losses are compared; pilots settle how long the reference has to be.
@@ -57,6 +57,24 @@ def curve(
         return None
     samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
     return Curve(losses=mean_losses(samples), limit=wanted.limit)
+
+
+class Curves:
+    """The curves of a whole record, each read once."""
+
+    def __init__(self, run: RunRecord, folder: Path) -> None:
+        self._run, self._folder = run, folder
+        self._read: dict[tuple[str, float], Curve | None] = {}
+
+    def of(self, case: str) -> Curve | None:
+        """What a case's losses have to be; cases that train alike share it."""
+        wanted = self._run.described[case].reference
+        if wanted is None:
+            return None
+        key = (wanted.key, wanted.limit)
+        if key not in self._read:
+            self._read[key] = curve(self._folder, self._run.references, self._run.described, case)
+        return self._read[key]
 
 
 def mean_losses(samples: Sequence[Samples]) -> np.ndarray:

@@ -16,6 +16,7 @@ from harness.record import Status
 
 Row = TypeVar("Row")
 #: What makes a spreadsheet take a text for a formula.
+_STATUS = frozenset(Status)
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
 
 
@@ -111,10 +112,8 @@ def _aligned(column: Column[Row]) -> Markup:
 
 def _cell(column: Column[Row], row: Row) -> Markup:
     words, value = column.cell(row), None if column.raw is None else column.raw(row)
-    kinds = ["" if column.left else "n"]
-    kinds += [str(s) for s in Status if words.split(" ")[0] == s]
-    attributes = Markup(' class="{}"').format(" ".join(filter(None, kinds)))
-    if isinstance(value, int | float):
-        attributes += Markup(' data-v="{}"').format(f"{value:.6g}")
-    lines = Markup("<br>").join(map(escape, words.split("\n")))
-    return Markup("<td{}>{}</td>").format(attributes, lines)
+    first = words.partition(" ")[0]
+    kinds = " ".join(filter(None, ("" if column.left else "n", first if first in _STATUS else "")))
+    number = f' data-v="{value:.6g}"' if isinstance(value, int | float) else ""
+    lines = escape(words).replace("\n", Markup("<br>"))
+    return Markup(f'<td class="{kinds}"{number}>{lines}</td>')  # of its own making, or escaped

@@ -78,7 +78,7 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
     for case_hash in order:
         plan, arm = of_plans[case_hash]
         row, gate = arm_row(run, plan, arm), gates.get(case_hash)
-        own = [x for x in run.launches if x.case == case_hash]
+        own = run.by_case.get(case_hash, ())
         here = folder if case_hash in drawn else None
         out.append(_case(run, plan, row, gate, own, names[case_hash], here))
     return out

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from harness.analysis.judging import obstacles
-from harness.analysis.judging.pairs import gates
 from harness.measure import together
 from harness.measure.session import Session
 from harness.record import LaunchRecord
@@ -20,7 +19,7 @@ def climb(
     """
     run = session.run
     session.describe([a.case for a in plan.arms])
-    gated = dict(gates(run.bare(complete=False)))
+    gated = dict(run.bare(complete=False).gates)
     arms = sorted(plan.arms, key=lambda a: a.case.world_size)
     possible = [a for a in arms if _possible(session, a)]
     checked = [a for a in possible if a.role is not Role.ABLATION and not a.case.script]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -127,6 +127,21 @@ class RunRecord:
     def references(self) -> tuple[LaunchRecord, ...]:
         """The harness's own trainings."""
         return tuple(x for x in self.launches if x.purpose is Purpose.REFERENCE)
+
+    @cached_property
+    def gates(self) -> Mapping[str, LaunchRecord]:
+        """The last gate of each case, by its hash."""
+        return {x.case: x for x in self.launches if x.purpose is Purpose.GATE}
+
+    def pilots_of(self, cases: Collection[str]) -> list[LaunchRecord]:
+        """The pilots of these cases, in their order."""
+        found = (x for case in cases for x in self.by_case.get(case, ()))
+        pilots = [x for x in found if x.purpose is Purpose.PILOT]
+        return sorted(pilots, key=lambda x: self._places[x.launch])
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {x.launch: place for place, x in enumerate(self.launches)}
 
     def _grouped(self, by: Callable[[LaunchRecord], str]) -> Mapping[str, tuple[LaunchRecord, ...]]:
         groups: dict[str, list[LaunchRecord]] = {}

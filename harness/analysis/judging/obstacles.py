@@ -6,7 +6,7 @@ ERROR; what cannot run here is a SKIP; what was not measured is never green.
 
 from collections.abc import Mapping
 
-from harness.analysis.judging.pairs import gates, rests_on
+from harness.analysis.judging.pairs import rests_on
 from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import references, same_training
 from harness.host.machine import Machine
@@ -40,7 +40,7 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
         return Conclusion(
             Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest_fit(run, plan)}"
         )
-    checked = gates(run)
+    checked = run.gates
     for arm in arms:
         gate = checked.get(arm.case.hash)
         if arm.role is Role.CONTROL:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.record import LaunchRecord, Purpose, RunRecord
@@ -126,16 +126,11 @@ def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tup
     return tuple(out)
 
 
-def gates(run: RunRecord) -> Mapping[str, LaunchRecord]:
-    """Case hash -> its gate launch."""
-    return {x.case: x for x in run.launches if x.purpose is Purpose.GATE}
-
-
 def rests_on(run: RunRecord, plan: Plan, contrast: Contrast) -> list[LaunchRecord]:
     """What a contrast rests on: its arms' pilots (shared between plans) and timed launches."""
     names = {contrast.subject, *contrast.baseline}
     cases = {plan.arm(n).case.hash for n in names}
-    pilots = [x for x in run.launches if x.purpose is Purpose.PILOT and x.case in cases]
+    pilots = run.pilots_of(cases)
     launches = timed(run, plan, None, purpose_of(contrast.metric))
     return [*pilots, *(x for x in launches if x.arm in names)]
 

@@ -16,7 +16,7 @@ from harness.analysis.judging import neighbours
 from harness.analysis.judging.pairs import like_launches_sd, rests_on, timed
 from harness.analysis.samples import steadiness
 from harness.host import admission
-from harness.record import LaunchRecord, Purpose, Reason, RunRecord
+from harness.record import LaunchRecord, Reason, RunRecord
 from harness.spec import Contrast, Plan, metrics
 
 #: Smaller differences between arms are those of clock ticks: 10 ms in a third of a second.
@@ -83,7 +83,7 @@ def _arm(run: RunRecord, plan: Plan, names: Sequence[str]) -> _Arm:
     cases = {plan.arm(n).case.hash for n in names}
     return _Arm(
         timed=[x for x in timed(run, plan, None) if x.arm in names],
-        pilots=[x for x in run.launches if x.purpose is Purpose.PILOT and x.case in cases],
+        pilots=run.pilots_of(cases),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.judging import obstacles, pairs
+from harness.analysis.judging import obstacles
 from harness.analysis.judging.points import budgets
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.base.documents import Json
@@ -71,7 +71,7 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
     """Every case of a run, as its plans have them; ``folder`` is where its files lie, if at all."""
     of_plans = {a.case.hash: (p, a) for p in reversed(run.plans) for a in reversed(p.arms)}
     order = list(dict.fromkeys(a.case.hash for p in run.plans for a in p.arms))
-    names, gates = anchors(run), pairs.gates(run)
+    names, gates = anchors(run), run.gates
     worst = {h: _worst([v for v in run.verdicts if v.case_hash == h]) for h in order}
     drawn = set(sorted(order, key=lambda h: worst[h])[:DRAWN])
     out = []

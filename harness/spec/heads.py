@@ -41,7 +41,8 @@ class Supports:
     are given unequal starts. ``dims`` are the dimensions of a mesh that it can lay out; without a
     mesh they stand as is ``usual``, or all along the first. ``replicas``: ranks that hold the same
     parameters end with equal bits. ``uneven``: the last batch of an epoch may be short;
-    ``forward``: it can go forward alone (phase=forward);
+    ``forward``: it can go forward alone (phase=forward); ``recovers``: a checkpoint of module and
+    optimizer, written by all ranks together, holds all of its state;
     ``compiles``: blocks can be compiled, which what is sent inside of them keeps from. ``needs``
     are names that a model's head must have, ``packages`` what pip has to install where ranks
     run, ``precisions`` those that it can train in,
@@ -64,6 +65,7 @@ class Supports:
     compressor: bool = False
     compiles: bool = True
     forward: bool = False
+    recovers: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[str, ...] = ("weak", "strong")
     beside: str = ""

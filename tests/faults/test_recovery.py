@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +14,12 @@ from harness.base.errors import Exit, LaunchError
 from harness.interface.cli.main import main
 from harness.launch.engine import Where
 from harness.launch.engines import emulated
+from harness.launch.wire.messages import Train
 from harness.measure.bench import Bench
 from harness.measure.progress import Progress
 from harness.measure.recovery.recoverer import Recoverer, deadlines
 from harness.measure.run import Run
-from harness.record import Trial
+from harness.record import RankRestart, Trial
 from harness.record.store import load
 from harness.spec import CaseSpec, Catalogue, Course, Device, Fault, Settings, Site
 
@@ -161,3 +163,51 @@ def test_a_course_that_breaks_is_an_error_and_the_others_go_on(
     assert "ERROR ddp/mlp-nano/weak@2cpu hang: planted" in capsys.readouterr().out
     (folder,) = tmp_path.glob("runs/*/*")
     assert "ERROR ddp/mlp-nano/weak@2cpu hang: planted" in load(folder).notes
+
+
+def spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]) -> None:
+    """What happens to the largest file of a checkpoint while nobody trains."""
+    go_on = Recoverer._go_on
+
+    def later(self: Recoverer, case: CaseSpec, task: Train) -> Sequence[RankRestart]:
+        files = sorted(Path(task.folder).glob("*.distcp"), key=lambda p: p.stat().st_size)
+        spoil(files[-1])
+        return go_on(self, case, task)
+
+    monkeypatch.setattr(Recoverer, "_go_on", later)
+
+
+def test_a_damaged_checkpoint_is_named_by_its_file(
+    launcher: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt(monkeypatch, lambda path: os.truncate(path, path.stat().st_size // 2))
+    course = Course(case=case_of(launcher, "ddp"), fault=Fault.KILL)
+    with pytest.raises(LaunchError, match=r"is damaged: \S+\.distcp has \d+ of \d+ bytes"):
+        one(launcher, tmp_path, course)
+
+
+def test_a_wrong_restore_is_caught(
+    launcher: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: a bit of one weight is another one, and every file has its size."""
+
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+    spoilt(monkeypatch, flip)
+    trial = one(launcher, tmp_path, Course(case=case_of(launcher, "ddp"), fault=Fault.KILL))
+    assert not trial.equal
+
+
+def test_what_no_checkpoint_holds_is_skipped_by_name_before_any_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(Recoverer, "measure", lambda self, course, n: tried.append(course.name))
+    words = ["recover", "pipeline/mlp-nano", "zero1/mlp-nano", "ddp/mlp-nano", "--cpus", "2"]
+    main([*words, "--results", str(tmp_path)])
+    assert tried and all(name.startswith("ddp/") for name in tried)
+    told = capsys.readouterr().out
+    assert "SKIP pipeline/mlp-nano" in told and "SKIP zero1/mlp-nano" in told

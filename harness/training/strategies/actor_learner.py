@@ -16,6 +16,7 @@ from harness.training.parallel import groups, outer, samples, traffic
 from harness.training.trainer import LocalTrainer, training_bytes
 
 SUPPORTS = dict(
+    recovers=False,
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("role", "dp"),
     usual="role:2,dp:2", replicas=True,
 )  # fmt: skip

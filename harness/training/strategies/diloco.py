@@ -13,7 +13,14 @@ from harness.training.hooks import all_gather
 from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer, due
 
-SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast", replicas=True)
+SUPPORTS = dict(
+    recovers=False,
+    worlds="any",
+    oracle="simulated",
+    beside="ddp",
+    initial="broadcast",
+    replicas=True,
+)
 KNOBS = dict(period=8, rate=0.7, momentum=0.9, quantised=False)
 TWIN = dict(period=2)
 

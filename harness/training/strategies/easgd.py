@@ -11,7 +11,7 @@ from harness.training.context import Knobs, RankContext
 from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer, due
 
-SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
+SUPPORTS = dict(recovers=False, worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
 KNOBS = dict(period=8, pull=0.25)
 TWIN = dict(period=2)
 

@@ -16,6 +16,7 @@ from harness.training.parallel.traffic import Traffic
 from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
 
 SUPPORTS = dict(
+    recovers=False,
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("ep", "dp", "fsdp"),
     compiles=False, replicas=True, needs=("EXPERTS",), precisions=("fp32", "bf16"),
     products=("dp:2,ep:2", "fsdp:2,ep:2"),

@@ -11,7 +11,14 @@ from harness.training.context import Knobs, RankContext
 from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer, due
 
-SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast", replicas=True)
+SUPPORTS = dict(
+    recovers=False,
+    worlds="any",
+    oracle="simulated",
+    beside="ddp",
+    initial="broadcast",
+    replicas=True,
+)
 KNOBS = dict(period=8)
 TWIN = dict(period=2)
 WEIGHTED = False  # a rank's loss is the mean of its own samples

@@ -12,7 +12,14 @@ from harness.training.context import Knobs, RankContext
 from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer
 
-SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast", replicas=True)
+SUPPORTS = dict(
+    recovers=False,
+    worlds="any",
+    oracle="simulated",
+    beside="ddp",
+    initial="broadcast",
+    replicas=True,
+)
 KNOBS = dict(period=8, group=1, until=0, growth=1.0)
 TWIN = dict(period=2, until=1)
 

@@ -20,7 +20,7 @@ from harness.training.context import Knobs, RankContext
 from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer
 
-SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
+SUPPORTS = dict(recovers=False, worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
 #: ``staleness``: steps that the slowest rank may be behind (0: bulk synchronous; Ho et al., 2013).
 KNOBS = dict(staleness=0, bounded=True)
 

@@ -19,6 +19,7 @@ from harness.training.parallel.traffic import Traffic
 from harness.training.trainer import element_bytes, observe_dtype
 
 SUPPORTS = dict(
+    recovers=False,
     compiles=False,
     worlds="any",
     oracle="micro_batched",

@@ -16,7 +16,12 @@ from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements
 
 SUPPORTS = dict(
-    worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True, uneven=True
+    recovers=False,
+    worlds="any",
+    oracle="shard_ordered",
+    initial="broadcast",
+    replicas=True,
+    uneven=True,
 )
 KNOBS = dict(bucket_cap_mb=25.0)
 

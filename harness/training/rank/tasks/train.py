@@ -1,5 +1,6 @@
 """Task ``train``: save a checkpoint, break on purpose, go on: how recovery is measured."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from harness.launch.wire.beats import Phase
@@ -26,6 +28,9 @@ from harness.training.observe import intake, issued
 from harness.training.observe.spans import span
 from harness.training.rank.setup import Rank
 from harness.training.trainer import LocalTrainer
+
+#: How large a checkpoint's files were when it was whole.
+SIZES = "sizes.json"
 
 
 @dataclass
@@ -74,6 +79,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
         if task.fault is not Fault.NONE and (ctx.rank, step) == (task.rank, task.fault_step):
             if pending is not None:  # what is measured goes on from a whole checkpoint
                 pending.result()
+            note_sizes(folder)
             strike(task.fault, rank)
         loss = trainer.step(feed(step))
         losses.append(float("nan") if loss is None else float(loss))
@@ -139,7 +145,10 @@ def _load(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
     began = time.perf_counter()
     model, optimizer = get_state_dict(trainer.module, trainer.optimizer)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": 0}
-    dcp.load(state, checkpoint_id=folder)
+    try:
+        dcp.load(state, checkpoint_id=folder)
+    except CheckpointException as error:
+        raise ValueError(_damage(folder, error)) from None
     set_state_dict(
         trainer.module,
         trainer.optimizer,
@@ -149,6 +158,27 @@ def _load(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
     if (own := _own(folder, trainer)).is_file():  # of a rank that was not there it has none
         trainer.remember(torch.load(own, weights_only=True))
     return int(state["step"]), time.perf_counter() - began
+
+
+def _damage(folder: Path, error: CheckpointException) -> str:
+    """Which file of a checkpoint is not what was written, and what the library says of it."""
+    said = [wrapped[0] for wrapped in error.failures.values()]
+    why = f"{type(said[0]).__name__}: {said[0]}" if said else str(error)
+    sizes = json.loads((folder / SIZES).read_text()) if (folder / SIZES).is_file() else {}
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file():
+            return f"the checkpoint {folder} is damaged: {name} is missing ({why})"
+        if path.stat().st_size != size:
+            found = path.stat().st_size
+            return f"the checkpoint {folder} is damaged: {name} has {found} of {size} bytes ({why})"
+    return f"the checkpoint {folder} cannot be loaded: {why}"
+
+
+def note_sizes(folder: Path) -> None:
+    """What a checkpoint's files have, so that a damaged one is named."""
+    files = [p for p in folder.iterdir() if p.is_file() and p.name != SIZES]
+    write_text(folder / SIZES, json.dumps({p.name: p.stat().st_size for p in sorted(files)}))
 
 
 def digest(trainer: LocalTrainer, beat: Callable[[], None]) -> str:

@@ -20,6 +20,7 @@ from harness.training.strategies.frameworks import as_torchrun_does
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
 SUPPORTS = dict(
+    recovers=False,
     worlds="any", oracle="shard_ordered", initial="same_seed", replicas=True,
     packages=("deepspeed",), precisions=("fp32", "bf16", "autocast"), compiles=False,
 )  # fmt: skip

@@ -57,9 +57,17 @@ def act(asked: Asked) -> Answer:
     """
     known, site = measuring.site(asked)
     needs_two(site)
-    courses = _of_script(site, asked) if asked.options.script else _of_cases(known, site, asked)
+    cases = [] if asked.options.script else _cases(known, site, asked)
+    kept = [c for c in cases if known.get("strategies", c.strategy).supports.recovers]
+    courses = [course for case in kept for course in _courses(case, site, asked)]
+    if asked.options.script:
+        courses = _of_script(site, asked)
     broken = False
     with measuring.session(asked, known, site) as session:
+        session.run.notes += [
+            f"SKIP {c.id}: {c.strategy} keeps state where no checkpoint looks for it, nothing was"
+            " launched" for c in cases if c not in kept
+        ]  # fmt: skip
         recoverer = Recoverer(session)
         if asked.options.script:
             words = asked.options.resume_with or shlex.join(asked.own)
@@ -87,16 +95,15 @@ def _of_script(site: Site, asked: Asked) -> list[tuple[Course, int]]:
     return [(Course(case=case, fault=fault), asked.options.trials) for fault in kinds]
 
 
-def _of_cases(known: Catalogue, site: Site, asked: Asked) -> list[tuple[Course, int]]:
-    """What is tried of shipped cases, or of a user's own files."""
+def _cases(known: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
+    """Shipped cases, or those of a user's own files."""
     if not asked.options.cases:
         raise SpecError(
             "nothing to break", expected="a case, or --script -- train.py ARGS",
             fix="scaleproof recover ddp/decoder-nano --cpus 2",
         )  # fmt: skip
     knobs = measuring.settings(asked)
-    cases = [known.normalise(site.case(name, knobs=knobs)) for name in asked.options.cases]
-    return [course for case in cases for course in _courses(case, site, asked)]
+    return [known.normalise(site.case(name, knobs=knobs)) for name in asked.options.cases]
 
 
 def _courses(case: CaseSpec, site: Site, asked: Asked) -> Iterator[tuple[Course, int]]:

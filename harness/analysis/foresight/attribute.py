@@ -1,0 +1,76 @@
+"""Which term limits a step, and where the efficiency went that was lost since the base."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.foresight import terms
+from harness.analysis.foresight.infer import Posterior
+from harness.analysis.foresight.shapes import Shape
+from harness.analysis.foresight.terms import Term
+
+Array = NDArray[np.float64]
+#: What takes less than this share limits nothing.
+LITTLE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """``shares`` of the step sum to 1; ``lost`` sums to 1 - efficiency."""
+
+    limiter: Term
+    shares: Mapping[Term, float]
+    lost: Mapping[Term, float]
+
+
+def limiter(shares: Mapping[Term, float], lost: Mapping[Term, float]) -> Term:
+    """What took most of the efficiency; where little was lost, the largest overhead of the step.
+
+    Compute where neither is more than LITTLE. Growth is none: it only says that something is not
+    explained.
+    """
+    causes = [t for t in Term if t not in (Term.COMPUTE, Term.GROWTH)]
+    for of in (lost, shares) if sum(lost.values()) > LITTLE else (shares,):
+        largest = max(causes, key=of.__getitem__)
+        if of[largest] >= LITTLE:
+            return largest
+    return Term.COMPUTE
+
+
+def attribute(
+    known: Posterior, base: Shape, base_s: float, shapes: Sequence[Shape], step_s: Array
+) -> list[Attribution]:
+    """Of each shape, given its predicted ``step_s`` and what was measured at the base.
+
+    Time is counted for equal work. What the terms don't sum up to (the correction by calibrated
+    neighbours) is growth, so that everything adds up exactly.
+    """
+    given = terms.seconds(known.facts([base, *shapes]), known.mode[None, :])
+    total = np.array([base_s, *step_s])
+    exact = {term: value[0] for term, value in given.items()}
+    exact[Term.GROWTH] = exact[Term.GROWTH] + total - sum(exact.values())
+    work = np.array([s.flops / s.ranks for s in (base, *shapes)])
+    out = []
+    for i in range(1, len(total)):
+        shares = {term: float(value[i] / total[i]) for term, value in exact.items()}
+        lost = {
+            term: float((value[i] / work[i] - value[0] / work[0]) / (total[i] / work[i]))
+            for term, value in exact.items()
+        }
+        out.append(Attribution(limiter=limiter(shares, lost), shares=shares, lost=lost))
+    return out
+
+
+def unseen(known: Posterior, attribution: Attribution) -> bool:
+    """Whether what limits the target was small wherever it was calibrated.
+
+    Then nothing measured speaks of it: it comes from priors alone.
+    """
+    term = attribution.limiter
+    if term is Term.COMPUTE:
+        return False
+    given = terms.seconds(known.facts(known.shapes), known.mode[None, :])
+    seen = (given[term] / sum(given.values()))[0]
+    return bool(attribution.shares[term] > 0.05 and attribution.shares[term] > 3 * seen.max())

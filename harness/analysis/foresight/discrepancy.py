@@ -5,8 +5,9 @@ it walks at random, so that its variance grows with the distance, up to a limit.
 other share it: a target is corrected by what its neighbours were off, and far ones hardly matter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log, log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,18 +36,25 @@ WALK = Walk()
 def covariance(left: Sequence[Shape], right: Sequence[Shape], walk: Walk = WALK) -> Array:
     """Of the discrepancies of two lists of shapes: (left, right), without replicate noise."""
     apart = np.zeros((len(left), len(right)))
-    for rate, value in (
-        (walk.per_doubling, lambda s: np.log2(s.ranks)),
-        (walk.per_batch, lambda s: np.log(s.micro_batch)),
-        (walk.per_micros, lambda s: np.log(s.micros)),
-    ):
+    for rate, value in _ways(walk):
         a, b = (np.array([value(s) for s in shapes], float) for shapes in (left, right))
         apart += rate**2 * np.abs(a[:, None] - b[None, :])
-    for rate, label in (
-        (walk.per_schedule, lambda s: s.schedule),
-        (walk.per_model, lambda s: s.model),
-    ):
+    for rate, label in _kinds(walk):
         other = [[label(a) != label(b) for b in right] for a in left]
         apart += rate**2 * np.array(other, float).reshape(apart.shape)
     near: Array = walk.most**2 / 2 * np.exp(-apart / walk.most**2)
     return near
+
+
+def _ways(walk: Walk) -> list[tuple[float, Callable[[Shape], float]]]:
+    """In what shapes differ by degrees."""
+    return [
+        (walk.per_doubling, lambda s: log2(s.ranks)),
+        (walk.per_batch, lambda s: log(s.micro_batch)),
+        (walk.per_micros, lambda s: log(s.micros)),
+    ]
+
+
+def _kinds(walk: Walk) -> list[tuple[float, Callable[[Shape], object]]]:
+    """In what they differ or don't."""
+    return [(walk.per_schedule, lambda s: s.schedule), (walk.per_model, lambda s: s.model)]

@@ -103,9 +103,11 @@ class Foreseen:
     draws: Array
 
 
-def foresee(known: Posterior, shapes: Sequence[Shape], seed: int = 7) -> Foreseen:
+def foresee(
+    known: Posterior, shapes: Sequence[Shape], *, num: int = NUM_DRAWS, seed: int = 7
+) -> Foreseen:
     """The step times of other shapes, corrected by what calibrated neighbours were off."""
-    draws = known.draws(seed=seed)
+    draws = known.draws(num, seed)
     at = np.log(terms.step_s(known.facts(shapes), draws))
     off = known.log_s - np.log(terms.step_s(known.facts(known.shapes), draws))
     walk = known.walk

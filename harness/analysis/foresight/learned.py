@@ -88,7 +88,9 @@ def _belief(unknown: Unknown, kept: Mapping[str, Any]) -> Belief:
 
 def _stretch(regime: Regime, kept: Mapping[str, Any]) -> float:
     """From the mean square of each family's standardised misses: its points are not independent."""
-    squares = [told["squares"][regime.name] for told in kept.values() if regime.name in told["squares"]]
+    squares = [
+        told["squares"][regime.name] for told in kept.values() if regime.name in told["squares"]
+    ]
     start = STRETCH[regime] ** 2
     total = WORTH * start + sum(min(s, MOST_Z**2) for s in squares)
     return float(np.sqrt(total / (WORTH + len(squares))))

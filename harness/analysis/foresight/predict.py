@@ -11,8 +11,8 @@ from harness.analysis.foresight.discrepancy import WALK
 from harness.analysis.foresight.infer import Foreseen, Posterior
 from harness.analysis.foresight.laws import Law, extrapolate
 from harness.analysis.foresight.learned import Learned, Regime
-from harness.analysis.foresight.shapes import Model, Shape
-from harness.analysis.foresight.table import Point, Table
+from harness.analysis.foresight.shapes import Model, Point, Shape
+from harness.analysis.foresight.table import Table
 from harness.analysis.foresight.terms import Term
 
 Array = NDArray[np.float64]
@@ -122,7 +122,9 @@ def _of_configuration(
     out = []
     for i, (point, base) in enumerate(zip(targets, bases, strict=True)):
         assert base.step_s is not None
-        (of,) = attribute.attribute(known, base.shape, base.step_s, [point.shape], step_s[i : i + 1])
+        (of,) = attribute.attribute(
+            known, base.shape, base.step_s, [point.shape], step_s[i : i + 1]
+        )
         regime = regime_of(point.shape, calibrated, attribute.unseen(known, of))
         low, high = _interval(seen, i, taught.stretch[regime])
         base_rate = base.shape.rate(base.step_s)

@@ -38,9 +38,7 @@ PRIORS: dict[Unknown, Belief] = {
 MODEL_SPREAD, MODEL_SPREAD_UNSIZED = 0.08, 3.0
 
 
-def vectors(
-    beliefs: Mapping[Unknown, Belief], num_models: int, sized: bool
-) -> tuple[Array, Array]:
+def vectors(beliefs: Mapping[Unknown, Belief], num_models: int, sized: bool) -> tuple[Array, Array]:
     """Means and standard deviations of the unknowns, then of each model's own rate.
 
     ``sized``: whether the FLOPs of all models are known.

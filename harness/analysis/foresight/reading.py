@@ -105,7 +105,9 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
     if not seq:
         seq = 2048
         fields.notes.append("no sequence length is stated: 2048 is assumed")
-    words = " ".join(str(row.get(k) or fields.shared.get(k) or "") for k in ("strategy", "schedule"))
+    words = " ".join(
+        str(row.get(k) or fields.shared.get(k) or "") for k in ("strategy", "schedule")
+    )
     schedule = schedule_of(str(row.get("schedule") or "")) or schedule_of(words)
     chunks = whole("chunks")
     layers = fields.number(row, "layers", where)
@@ -145,7 +147,11 @@ def _batch(
         of_replica = tokens / seq / replicas
     if of_replica is not None:
         if micros is None:
-            micros = round(of_replica / micro_batch) if micro_batch else (of_replica if stages > 1 else 1)
+            micros = (
+                round(of_replica / micro_batch)
+                if micro_batch
+                else (of_replica if stages > 1 else 1)
+            )
         return max(1, int(micros)), of_replica / max(1, int(micros))
     if micro_batch is None:
         micro_batch = 1.0

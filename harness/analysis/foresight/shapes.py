@@ -1,7 +1,9 @@
 """What one size of a training is: how many ranks, how they are cut, and the batch of each."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from harness.analysis.foresight.schedules import Schedule
 
@@ -72,3 +74,16 @@ class Shape:
     def rate(self, step_s: float) -> float:
         """Useful FLOP/s of one rank; samples/s where the model's size is unknown."""
         return self.flops / (self.ranks * step_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One size and what it reached: ``step_s`` seconds a step, None where that is asked for."""
+
+    shape: Shape
+    step_s: float | None
+    calibrates: bool = False
+    #: The share of a stage's step that is idle, where a profile of this very run states it.
+    bubble: float | None = None
+    #: The row of the file that it is from.
+    row: Mapping[str, Any] = field(default_factory=dict, compare=False)

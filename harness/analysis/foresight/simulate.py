@@ -5,8 +5,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from harness.analysis.foresight.schedules import Durations, Schedule, Work, orders
 
+Array = NDArray[np.float64]
 #: Two instants nearer than this share of a micro-batch are one.
 _SAME = 1e-9
 
@@ -26,14 +30,15 @@ def pipeline_s(
 
 
 @lru_cache(maxsize=4096)
-def units(
-    schedule: Schedule, stages: int, micros: int, took: Durations, chunks: int = 1
-) -> float:
+def units(schedule: Schedule, stages: int, micros: int, took: Durations, chunks: int = 1) -> float:
     """A pipeline's seconds in micro-batches: m where there is no bubble and no hop.
 
     Beyond a few fills of the pipeline each further ``stages`` micro-batches take equally long, so
-    no more are played than are needed to know that.
+    no more are played than are needed to know that. Interleaved stages take whole rounds of
+    ``stages`` micro-batches (Megatron-LM refuses others): what is left over adds no bubble.
     """
+    if schedule is Schedule.INTERLEAVED and (left := micros - max(1, micros // stages) * stages):
+        return units(schedule, stages, micros - left, took, chunks) + left
     full, rest = divmod(micros, stages)
     most = 6
     if full <= most:
@@ -83,9 +88,7 @@ def _source(work: Work, stage: int, stages: int, last: int) -> tuple[int, Work] 
     return after % stages, Work("B", work.micro, after // stages)
 
 
-def _choosing(
-    stages: int, micros: int, took: Durations, most: int, patience: float
-) -> float:
+def _choosing(stages: int, micros: int, took: Durations, most: int, patience: float) -> float:
     """Each stage takes an input's gradient, else a forward, else gradients of weights.
 
     ``most``: how many micro-batches' activations are kept on a stage; one half of them is freed
@@ -133,34 +136,36 @@ def _sent(does: str, stage: int, stages: int) -> tuple[int, str] | None:
     return (stage - 1, "B") if does == "B" and stage > 0 else None
 
 
-def buckets_s(ready_s: Sequence[float], exchange_s: Sequence[float], backward_s: float) -> float:
-    """When a backward and its exchanges end: buckets go out in turn, each once it is full."""
-    free = 0.0
+def buckets_s(ready_s: Sequence[Array], exchange_s: Sequence[Array], backward_s: Array) -> Array:
+    """When a backward and its exchanges end: buckets go out in turn, each once it is full.
+
+    Entries may be arrays of any one shape: that many steps are played at once.
+    """
+    free = np.zeros_like(backward_s)
     for ready, cost in zip(ready_s, exchange_s, strict=True):
-        free = max(ready, free) + cost
-    return max(backward_s, free)
+        free = np.maximum(ready, free) + cost
+    return np.maximum(backward_s, free)
 
 
 def gathered_s(
-    forward_s: float, backward_s: float, gather_s: float, scatter_s: float, layers: int
-) -> float:
-    """Seconds of a sharded step of equal layers, gathered one ahead; times are of one layer.
+    forward_s: Array, backward_s: Array, gather_s: Array, scatter_s: Array, layers: int
+) -> Array:
+    """Seconds of a sharded step of equal layers, gathered one ahead; arguments are of one layer.
 
-    Gathers and scatters share a stream. Forward: the next layer is gathered while one computes.
-    Backward: while one computes, the one before is gathered and the one after is scattered.
+    Gathers and scatters share a stream. While a layer computes the next one is gathered; on the
+    way back the one after it is scattered, too. Arguments may be arrays of any one shape.
     """
-    stream = compute = 0.0
-    gathered = [0.0] * layers
+    gathered = stream = gather_s
+    compute = np.zeros_like(forward_s)
     for layer in range(layers):
-        gathered[layer] = stream = max(stream, 0.0 if layer < 2 else compute_before) + gather_s
-        compute_before = compute
-        compute = max(compute, gathered[layer]) + forward_s
-    stream = max(stream, compute_before)
-    held = compute
-    for layer in range(layers):
-        stream = max(stream, held) + gather_s
-        held = compute
-        if layer:
-            stream = max(stream, compute) + scatter_s
-        compute = max(compute, stream if not layer else stream - scatter_s) + backward_s
-    return max(stream, compute) + scatter_s
+        begin = np.maximum(compute, gathered)
+        if layer < layers - 1:
+            gathered = stream = np.maximum(stream, begin) + gather_s
+        compute = begin + forward_s
+    for layer in reversed(range(layers)):
+        begin = np.maximum(compute, gathered)
+        if layer > 0:
+            gathered = stream = np.maximum(stream, begin) + gather_s
+        compute = begin + backward_s
+        stream = np.maximum(stream, compute) + scatter_s
+    return stream

@@ -2,26 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from harness.analysis.foresight.schedules import schedule_of
-from harness.analysis.foresight.shapes import Shape
+from harness.analysis.foresight.shapes import Point
 
 
-class Pointed(Protocol):
-    """A point, and the row that it is from."""
-
-    @property
-    def shape(self) -> Shape: ...
-    @property
-    def step_s(self) -> float | None: ...
-    @property
-    def row(self) -> Mapping[str, Any]: ...
-
-
-def calibrating(
-    points: Sequence[Pointed], asked: Any, aside: bool
-) -> tuple[list[bool], list[str]]:
+def calibrating(points: Sequence[Point], asked: Any, aside: bool) -> tuple[list[bool], list[str]]:
     """Whether each point calibrates, and what was made of ``asked``.
 
     ``asked``: sizes; objects of fields that a row must have; words such as "1F1B at the largest
@@ -32,7 +19,7 @@ def calibrating(
     if isinstance(asked, str):
         chosen, told = _by_words(points, asked)
     elif isinstance(asked, Mapping):
-        chosen = [_has(p, {k: v for k, v in asked.items()}) for p in points]
+        chosen = [_has(p, asked) for p in points]
     elif isinstance(asked, Sequence) and asked:
         chosen = [any(_is(p, one) for one in asked) for p in points]
     elif asked is None or asked == []:
@@ -47,11 +34,11 @@ def calibrating(
     return chosen, told
 
 
-def _is(point: Pointed, one: Any) -> bool:
+def _is(point: Point, one: Any) -> bool:
     return _has(point, one) if isinstance(one, Mapping) else one == point.shape.ranks
 
 
-def _has(point: Pointed, wanted: Mapping[str, Any]) -> bool:
+def _has(point: Point, wanted: Mapping[str, Any]) -> bool:
     """Whether a row has these fields; a list means any of its values."""
     return all(
         point.row.get(name, point.shape.ranks if name == "N" else None)
@@ -60,7 +47,7 @@ def _has(point: Pointed, wanted: Mapping[str, Any]) -> bool:
     )
 
 
-def _by_words(points: Sequence[Pointed], words: str) -> tuple[list[bool], list[str]]:
+def _by_words(points: Sequence[Point], words: str) -> tuple[list[bool], list[str]]:
     """A schedule, and the largest or smallest number of micro-batches, both for each model."""
     schedule = schedule_of(words)
     low = words.lower()
@@ -78,10 +65,12 @@ def _by_words(points: Sequence[Pointed], words: str) -> tuple[list[bool], list[s
         for p, fits in zip(points, of_schedule, strict=True)
     ]
     ends = "fewest" if end is min else "most"
-    return chosen, [f"calibrate_on is read as: {schedule or 'every schedule'}, {ends} micro-batches"]
+    return chosen, [
+        f"calibrate_on is read as: {schedule or 'every schedule'}, {ends} micro-batches"
+    ]
 
 
-def _smallest(points: Sequence[Pointed]) -> list[bool]:
+def _smallest(points: Sequence[Point]) -> list[bool]:
     """The two smallest sizes of a model and configuration; one where there are only two sizes."""
     sizes: dict[Any, set[int]] = defaultdict(set)
     for point in points:

@@ -5,32 +5,21 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.analysis.foresight.collectives import Fabric
 from harness.analysis.foresight.measures import Measure, measured
 from harness.analysis.foresight.reading import Fields, fabric_of, shape_of
+from harness.analysis.foresight.shapes import Point, Shape
 from harness.analysis.foresight.splitting import calibrating
-from harness.analysis.foresight.shapes import Shape
 from harness.base.errors import SpecError
 
 #: What a file of this kind says of itself.
 SCHEMA = "published_scaling/1"
 #: Tables that are no ladder of measured sizes; they are read, and only tried on request.
 ASIDE = ("context", "simulator_cross_check")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One size and what it reached: ``step_s`` seconds a step, None where that is asked for."""
-
-    shape: Shape
-    step_s: float | None
-    calibrates: bool = False
-    #: The share of a stage's step that is idle, where a profile of this very run states it.
-    bubble: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,32 +110,24 @@ def _table(table: Any, name: str) -> Table:
     ]
     if not points:
         raise ValueError(f"no point has a figure that is known: {fields.lacking()}")
-    points = _calibrating(points, table, fields)
+    chosen, told = calibrating(points, table.get("calibrate_on"), table.get("role") in ASIDE)
+    points = [replace(p, calibrates=c) for p, c in zip(points, chosen, strict=True)]
     return Table(
         id=name, family=str(table.get("family") or table.get("source") or name), fabric=fabric,
         peak_flops=peak, points=tuple(points), role=str(table.get("role", "")),
-        notes=tuple(dict.fromkeys([*fields.notes, *fields.unknown()])),
+        notes=tuple(dict.fromkeys([*fields.notes, *told, *fields.unknown()])),
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row(Point):
-    """A point, and the row of the file that it is from."""
-
-    row: Mapping[str, Any]
-
-
-def _points(
-    row: Mapping[str, Any], fields: Fields, peak: float | None, where: str
-) -> list[Point]:
+def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: str) -> list[Point]:
     """The points of one row: one for each schedule where its figure is an object."""
-    out: list[Point] = []
+    out = []
     for schedule, figure in measured(row, str(fields.shared.get("metric", ""))):
         shape = shape_of({**row, "schedule": schedule} if schedule else row, fields, where)
-        step_s = _seconds(figure, shape, peak, where)
         bubbles = row.get("bubble_rate_profiled")
         bubble = bubbles.get(schedule) if isinstance(bubbles, Mapping) else None
-        out.append(_Row(shape=shape, step_s=step_s, bubble=bubble, row=row))
+        step_s = _seconds(figure, shape, peak, where)
+        out.append(Point(shape=shape, step_s=step_s, bubble=bubble, row=row))
     return out
 
 
@@ -157,20 +138,3 @@ def _seconds(figure: Measure | None, shape: Shape, peak: float | None, where: st
         return figure.step_s(shape, peak)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-
-
-def _calibrating(points: Sequence[Point], table: Mapping[str, Any], fields: Fields) -> list[Point]:
-    """The points with those marked that the table calibrates on.
-
-    Sizes, rows as objects of fields, or words that name a schedule and an end of its micro-batches.
-    Where a table says nothing, those are the two smallest sizes of a configuration, or the one
-    smallest where there are but two.
-    """
-
-
-    chosen, told = calibrating(points, table.get("calibrate_on"), table.get("role") in ASIDE)
-    fields.notes += told
-    return [
-        Point(shape=p.shape, step_s=p.step_s, bubble=p.bubble, calibrates=c)
-        for p, c in zip(points, chosen, strict=True)
-    ]

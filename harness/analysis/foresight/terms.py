@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.foresight import simulate
 from harness.analysis.foresight.collectives import FREE, Cost, Fabric, Kind, nccl
-from harness.analysis.foresight.schedules import Durations, Schedule
+from harness.analysis.foresight.schedules import Durations
 from harness.analysis.foresight.shapes import Kept, Shape
 from harness.analysis.foresight.stragglers import slowest_normal
 
@@ -89,12 +89,18 @@ class Facts:
 
 
 def facts(
-    shapes: Sequence[Shape], groups: Sequence[int], fabric: Fabric, base_ranks: int, hop: float = HOP
+    shapes: Sequence[Shape],
+    groups: Sequence[int],
+    fabric: Fabric,
+    base_ranks: int,
+    hop: float = HOP,
 ) -> Facts:
     """``groups``: a number for each model. ``hop``: as HOP. Rates of ``fabric`` are in B/s."""
     rows = [_fact(shape, fabric, base_ranks, hop) for shape in shapes]
     columns = (np.array(column, float) for column in zip(*rows, strict=True))
-    return Facts(group=np.asarray(groups, dtype=np.intp), **dict(zip(_COLUMNS, columns, strict=True)))
+    return Facts(
+        group=np.asarray(groups, dtype=np.intp), **dict(zip(_COLUMNS, columns, strict=True))
+    )
 
 
 _COLUMNS = tuple(Facts.__dataclass_fields__)[1:]
@@ -192,7 +198,9 @@ def seconds(given: Facts, draws: Array) -> dict[Term, Array]:
     of_model = draws[:, NUM_SHARED:][:, given.group]
     rate = np.exp(know[Unknown.RATE] + of_model)
     small = np.exp(know[Unknown.SMALL]) / given.tokens
-    dearer = given.splits * np.exp(know[Unknown.SPLIT]) + given.chunked * np.exp(know[Unknown.CHUNKS])
+    dearer = given.splits * np.exp(know[Unknown.SPLIT]) + given.chunked * np.exp(
+        know[Unknown.CHUNKS]
+    )
     micro = given.load / rate * (1 + small) * (1 + dearer)
     latency, link = np.exp(know[Unknown.LATENCY]), np.exp(know[Unknown.LINK])
     tensor = given.tensor_latency_s * latency + given.tensor_transfer_s / link

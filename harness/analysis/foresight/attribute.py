@@ -63,14 +63,20 @@ def attribute(
     return out
 
 
-def unseen(known: Posterior, attribution: Attribution) -> bool:
-    """Whether what limits the target was small wherever it was calibrated.
+def unseen(known: Posterior, shape: Shape, attribution: Attribution) -> bool:
+    """Whether what limits the target was small, or stayed in the node, wherever it was calibrated.
 
     Then nothing measured speaks of it: it comes from priors alone.
     """
-    term = attribution.limiter
-    if term is Term.COMPUTE:
+    term, little = attribution.limiter, 0.05
+    if term is Term.COMPUTE or attribution.shares[term] <= little:
         return False
-    given = terms.seconds(known.facts(known.shapes), known.mode[None, :])
-    seen = (given[term] / sum(given.values()))[0]
-    return bool(attribution.shares[term] > 0.05 and attribution.shares[term] > 3 * seen.max())
+    seen = known.facts(known.shapes)
+    target = known.facts([shape])
+    if term is Term.TENSOR and target.tensor_far[0] > seen.tensor_far.max():
+        return True
+    if term in (Term.BYTES, Term.LATENCY) and target.data_far[0] > seen.data_far.max():
+        return True
+    given = terms.seconds(seen, known.mode[None, :])
+    shares = (given[term] / sum(given.values()))[0]
+    return bool(attribution.shares[term] > 3 * shares.max())

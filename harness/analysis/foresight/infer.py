@@ -121,4 +121,4 @@ def foresee(
     noise = np.random.default_rng(seed + 1).standard_normal((len(draws) - 1, len(shapes)))
     root = np.linalg.cholesky(left + 1e-12 * np.eye(len(shapes)))
     spread = all_draws[1:] + noise @ root.T
-    return Foreseen(middle=all_draws[0], sd=spread.std(axis=0), draws=spread)
+    return Foreseen(middle=np.median(spread, axis=0), sd=spread.std(axis=0), draws=spread)

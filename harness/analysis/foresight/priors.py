@@ -22,15 +22,17 @@ class Belief(NamedTuple):
 #: Where they are from: docs/foresight.md, "What is assumed".
 PRIORS: dict[Unknown, Belief] = {
     Unknown.RATE: Belief(1e14, 3.0),
-    Unknown.LINK: Belief(0.75, 0.3),
-    Unknown.LATENCY: Belief(1.2, 0.5),
+    Unknown.LINK: Belief(0.75, 0.25),
+    Unknown.NETWORK: Belief(0.7, 0.4),
+    Unknown.LATENCY: Belief(1.3, 0.6),
     Unknown.SHOWN: Belief(0.15, 0.8),
-    Unknown.UNHIDDEN: Belief(0.9, 0.9),
+    Unknown.UNHIDDEN: Belief(0.6, 1.0),
     Unknown.HOST: Belief(0.010, 1.0),
     Unknown.WAIT_S: Belief(0.010, 0.8),
     Unknown.WAIT_SHARE: Belief(0.005, 0.7),
-    Unknown.GROWTH: Belief(0.004, 0.8),
+    Unknown.GROWTH: Belief(0.004, 0.6),
     Unknown.SMALL: Belief(150.0, 1.0),
+    Unknown.NARROW: Belief(800.0, 0.5),
     Unknown.SPLIT: Belief(0.02, 0.5),
     Unknown.CHUNKS: Belief(0.05, 0.4),
 }

@@ -118,7 +118,7 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
         schedule = Schedule.INTERLEAVED if chunks > 1 else Schedule.ONE_EACH
     if schedule is not Schedule.INTERLEAVED:
         chunks = 1
-    micros, micro_batch = _batch(row, fields, ranks // inner, stages, seq, where)
+    micros, micro_batch = _batch(row, fields, ranks // inner, seq, where, model_parallel=inner > 1)
     hidden = fields.number(row, "hidden", where)
     model = row.get("model", fields.shared.get("model"))
     return Shape(
@@ -135,7 +135,13 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
 
 
 def _batch(
-    row: Mapping[str, Any], fields: Fields, replicas: int, stages: int, seq: int, where: str
+    row: Mapping[str, Any],
+    fields: Fields,
+    replicas: int,
+    seq: int,
+    where: str,
+    *,
+    model_parallel: bool,
 ) -> tuple[int, float]:
     """Micro-batches of a replica in a step, and the samples of each."""
     micro_batch = fields.number(row, "micro_batch", where)
@@ -146,12 +152,11 @@ def _batch(
     elif (tokens := fields.number(row, "global_tokens", where)) is not None:
         of_replica = tokens / seq / replicas
     if of_replica is not None:
+        if micros is None and micro_batch is None and model_parallel:
+            micro_batch = 1.0
+            fields.notes.append("no micro-batch is stated: one sample is assumed")
         if micros is None:
-            micros = (
-                round(of_replica / micro_batch)
-                if micro_batch
-                else (of_replica if stages > 1 else 1)
-            )
+            micros = round(of_replica / micro_batch) if micro_batch else 1
         return max(1, int(micros)), of_replica / max(1, int(micros))
     if micro_batch is None:
         micro_batch = 1.0

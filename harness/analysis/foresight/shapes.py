@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import sqrt
 from typing import Any
 
 from harness.analysis.foresight.schedules import Schedule
@@ -25,6 +26,13 @@ class Model:
     params: float | None = None
     layers: int | None = None
     hidden: int | None = None
+
+    @property
+    def width(self) -> float | None:
+        """The hidden size, from P = 12 L h^2 of a transformer where it is not stated."""
+        if self.hidden is not None or not (self.params and self.layers):
+            return self.hidden
+        return sqrt(self.params / (12 * self.layers))
 
     def flops_per_token(self, seq: int) -> float | None:
         """6 P, and 12 L h s for attention where layers are known (Narayanan et al., SC'21)."""

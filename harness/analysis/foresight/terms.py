@@ -38,19 +38,20 @@ class Term(StrEnum):
 
     COMPUTE = "compute"
     BUBBLE = "pipeline bubble"
-    TENSOR = "tensor-parallel exchange"
-    BYTES = "data-parallel bytes"
-    LATENCY = "data-parallel latency"
-    HOST = "fixed cost of a step"
-    WAITING = "waiting for the slowest"
-    GROWTH = "unexplained growth"
+    TENSOR = "tensor exchange"
+    BYTES = "exchange bytes"
+    LATENCY = "exchange latency"
+    HOST = "fixed cost"
+    WAITING = "slowest rank"
+    GROWTH = "unexplained"
 
 
 class Unknown(StrEnum):
     """The unknowns that all points of a table share, in the order of a row of draws."""
 
     RATE = "ln of useful FLOP/s of a GPU"
-    LINK = "ln of the share of the link rate that is reached"
+    LINK = "ln of the share of a node's link rate that is reached"
+    NETWORK = "ln of the share of the network's rate that is reached"
     LATENCY = "ln of latency over NCCL's model"
     SHOWN = "ln of the share of a hidden exchange that shows all the same"
     UNHIDDEN = "ln of an exchange that nothing hides over NCCL's model"
@@ -59,6 +60,7 @@ class Unknown(StrEnum):
     WAIT_SHARE = "ln of jitter as a share of compute"
     GROWTH = "ln of growth for each doubling"
     SMALL = "ln of tokens at which a micro-batch is half efficient"
+    NARROW = "ln of the hidden size at which elementwise work takes as long as matrices"
     SPLIT = "ln of what a backward costs more where it is split"
     CHUNKS = "ln of what stages cost more where they are cut into chunks"
 
@@ -74,14 +76,17 @@ class Facts:
     group: NDArray[np.intp]  # index of the model
     load: Array  # FLOPs of a micro-batch on one rank
     tokens: Array  # tokens of a micro-batch on one rank
+    narrow: Array  # 1 over the hidden size; 0 where it is unknown
     micros: Array
     units: Array  # a step of the pipeline in micro-batches
     splits: Array  # 1 where a backward is split
     chunked: Array  # 1 where a stage has several chunks
     tensor_latency_s: Array  # of one micro-batch
     tensor_transfer_s: Array
+    tensor_far: Array  # 1 where tensor ranks lie on several nodes
     data_latency_s: Array  # of one step
     data_transfer_s: Array
+    data_far: Array
     window: Array  # what share of all compute can hide the data exchange
     optimizer_s: Array
     slowest: Array  # E[max of N], in standard deviations
@@ -117,14 +122,17 @@ def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> tuple[fl
     return (
         shape.flops / (shape.replicas * shape.micros) / inner,
         shape.micro_batch * shape.seq / shape.context,
+        1 / shape.model.width if shape.model.width else 0.0,
         shape.micros,
         units,
         shape.schedule.splits,
         shape.chunks > 1,
         tensor.latency_s,
         tensor.transfer_s,
+        shape.tensor > fabric.per_node,
         data.latency_s,
         data.transfer_s,
+        shape.ranks > fabric.per_node,
         _window(shape),
         held * STATE_BYTES / HBM_BYTES_PER_S,
         slowest_normal(shape.ranks),
@@ -201,11 +209,15 @@ def seconds(given: Facts, draws: Array) -> dict[Term, Array]:
     dearer = given.splits * np.exp(know[Unknown.SPLIT]) + given.chunked * np.exp(
         know[Unknown.CHUNKS]
     )
-    micro = given.load / rate * (1 + small) * (1 + dearer)
-    latency, link = np.exp(know[Unknown.LATENCY]), np.exp(know[Unknown.LINK])
-    tensor = given.tensor_latency_s * latency + given.tensor_transfer_s / link
+    narrow = 1 + np.exp(know[Unknown.NARROW]) * given.narrow
+    micro = given.load / rate * (1 + small) * narrow * (1 + dearer)
+    latency = np.exp(know[Unknown.LATENCY])
+    near, far = np.exp(-know[Unknown.LINK]), np.exp(-know[Unknown.NETWORK])
+    tensor = given.tensor_latency_s * latency
+    tensor = tensor + given.tensor_transfer_s * np.where(given.tensor_far, far, near)
     compute = given.micros * micro
-    by_latency, by_bytes = given.data_latency_s * latency, given.data_transfer_s / link
+    by_latency = given.data_latency_s * latency
+    by_bytes = given.data_transfer_s * np.where(given.data_far, far, near)
     shown = _shown(by_latency + by_bytes, given.window, compute, know)
     share = by_latency / np.maximum(by_latency + by_bytes, 1e-30)
     out = {

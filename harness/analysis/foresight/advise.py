@@ -27,19 +27,23 @@ class Advice:
     doubling_sd: float
 
 
-def candidates(largest: Shape) -> list[Shape]:
-    """Up to four times the largest calibrated size, also with smaller batches.
+def candidates(largest: Shape, target: Shape) -> list[Shape]:
+    """Up to eight times the largest calibrated size but well below the target, and smaller batches.
 
     A small batch shows what a large world will show: exchange and waiting that compute hides.
     """
-    out = []
-    for times in (1, 2, 4):
-        for share in (1.0, 0.5, 0.25, 0.125):
-            batch = max(1.0, largest.micro_batch * share)
-            out.append(replace(largest, ranks=largest.ranks * times, micro_batch=batch))
-    if largest.micros > 1:
-        out += [replace(s, micros=max(1, s.micros // 4)) for s in out]
-    return [s for s in dict.fromkeys(out) if s != largest]
+    most = max(2 * largest.ranks, target.ranks // 4)
+    grown = [replace(largest, ranks=n * largest.ranks) for n in (1, 2, 4, 8)]
+    grown = [s for s in grown if s.ranks <= most]
+    out = [
+        replace(s, micro_batch=max(1.0, s.micro_batch * share))
+        for s in grown
+        for share in (1.0, 0.5, 0.25, 0.125)
+    ]
+    out += [
+        replace(s, micros=max(1, round(s.micros * share))) for s in out for share in (0.5, 0.25)
+    ]
+    return [s for s in dict.fromkeys(out) if s not in (largest, target)]
 
 
 def advise(known: Posterior, target: Shape, offered: Sequence[Shape] = ()) -> Advice:
@@ -50,7 +54,7 @@ def advise(known: Posterior, target: Shape, offered: Sequence[Shape] = ()) -> Ad
     """
     largest = max((s for s in known.shapes if s.model == target.model), key=lambda s: s.ranks)
     doubled = replace(largest, ranks=2 * largest.ranks)
-    sizes = [*(offered or candidates(largest)), doubled]
+    sizes = [*(offered or candidates(largest, target)), doubled]
     seen = foresee(known, [target, *sizes], num=NUM_DRAWS)
     together = np.cov(seen.draws.T)
     before = together[0, 0]

@@ -73,9 +73,9 @@ def unseen(known: Posterior, shape: Shape, attribution: Attribution) -> bool:
         return False
     seen = known.facts(known.shapes)
     target = known.facts([shape])
-    if term is Term.TENSOR and target.tensor_far[0] > seen.tensor_far.max():
+    if term is Term.TENSOR and target.tensor_nodes[0] > seen.tensor_nodes.max() == 0:
         return True
-    if term in (Term.BYTES, Term.LATENCY) and target.data_far[0] > seen.data_far.max():
+    if term in (Term.BYTES, Term.LATENCY) and target.data_nodes[0] > seen.data_nodes.max() == 0:
         return True
     given = terms.seconds(seen, known.mode[None, :])
     shares = (given[term] / sum(given.values()))[0]

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 class Walk:
     """Standard deviations of ln(step time)."""
 
-    per_doubling: float = 0.010  # of ranks
+    per_doubling: float = 0.012  # of ranks
     per_batch: float = 0.03  # of the micro-batch, for a factor of e
     per_micros: float = 0.015  # of the number of micro-batches, for a factor of e
     per_schedule: float = 0.02  # another schedule

@@ -52,7 +52,9 @@ class Unknown(StrEnum):
     RATE = "ln of useful FLOP/s of a GPU"
     LINK = "ln of the share of a node's link rate that is reached"
     NETWORK = "ln of the share of the network's rate that is reached"
+    CROWDED = "ln of how much slower the network gets with each doubling of nodes"
     LATENCY = "ln of latency over NCCL's model"
+    BESIDE = "ln of what compute costs more beside an exchange"
     SHOWN = "ln of the share of a hidden exchange that shows all the same"
     UNHIDDEN = "ln of an exchange that nothing hides over NCCL's model"
     HOST = "ln of seconds of a step that no batch changes"
@@ -83,10 +85,11 @@ class Facts:
     chunked: Array  # 1 where a stage has several chunks
     tensor_latency_s: Array  # of one micro-batch
     tensor_transfer_s: Array
-    tensor_far: Array  # 1 where tensor ranks lie on several nodes
+    tensor_nodes: Array  # log2 of the nodes over which tensor ranks lie
     data_latency_s: Array  # of one step
     data_transfer_s: Array
-    data_far: Array
+    data_nodes: Array
+    beside: Array  # 1 where an exchange runs beside compute
     window: Array  # what share of all compute can hide the data exchange
     optimizer_s: Array
     slowest: Array  # E[max of N], in standard deviations
@@ -129,10 +132,11 @@ def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> tuple[fl
         shape.chunks > 1,
         tensor.latency_s,
         tensor.transfer_s,
-        shape.tensor > fabric.per_node,
+        np.log2(max(1.0, shape.tensor / fabric.per_node)),
         data.latency_s,
         data.transfer_s,
-        shape.ranks > fabric.per_node,
+        np.log2(max(1.0, shape.ranks / fabric.per_node)),
+        shape.replicas > 1,
         _window(shape),
         held * STATE_BYTES / HBM_BYTES_PER_S,
         slowest_normal(shape.ranks),
@@ -206,18 +210,25 @@ def seconds(given: Facts, draws: Array) -> dict[Term, Array]:
     of_model = draws[:, NUM_SHARED:][:, given.group]
     rate = np.exp(know[Unknown.RATE] + of_model)
     small = np.exp(know[Unknown.SMALL]) / given.tokens
-    dearer = given.splits * np.exp(know[Unknown.SPLIT]) + given.chunked * np.exp(
-        know[Unknown.CHUNKS]
+    dearer = (
+        given.beside * np.exp(know[Unknown.BESIDE])
+        + given.splits * np.exp(know[Unknown.SPLIT])
+        + given.chunked * np.exp(know[Unknown.CHUNKS])
     )
     narrow = 1 + np.exp(know[Unknown.NARROW]) * given.narrow
     micro = given.load / rate * (1 + small) * narrow * (1 + dearer)
     latency = np.exp(know[Unknown.LATENCY])
     near, far = np.exp(-know[Unknown.LINK]), np.exp(-know[Unknown.NETWORK])
     tensor = given.tensor_latency_s * latency
-    tensor = tensor + given.tensor_transfer_s * np.where(given.tensor_far, far, near)
+    crowded = np.exp(know[Unknown.CROWDED])
+    tensor = tensor + given.tensor_transfer_s * np.where(
+        given.tensor_nodes > 0, far * (1 + crowded * given.tensor_nodes), near
+    )
     compute = given.micros * micro
     by_latency = given.data_latency_s * latency
-    by_bytes = given.data_transfer_s * np.where(given.data_far, far, near)
+    by_bytes = given.data_transfer_s * np.where(
+        given.data_nodes > 0, far * (1 + crowded * given.data_nodes), near
+    )
     shown = _shown(by_latency + by_bytes, given.window, compute, know)
     share = by_latency / np.maximum(by_latency + by_bytes, 1e-30)
     out = {

@@ -14,6 +14,8 @@ from harness.analysis.foresight.terms import Term
 Array = NDArray[np.float64]
 #: What takes less than this share limits nothing.
 LITTLE = 0.02
+#: An exchange that takes this share of a step is a knee, where it took a third of that before.
+KNEE, LIKELY = 0.10, 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +65,23 @@ def attribute(
     return out
 
 
-def unseen(known: Posterior, shape: Shape, attribution: Attribution) -> bool:
-    """Whether what limits the target was small, or stayed in the node, wherever it was calibrated.
+def unseen(known: Posterior, shape: Shape) -> bool:
+    """Whether an exchange may well limit the target that was small wherever it was calibrated.
 
-    Then nothing measured speaks of it: it comes from priors alone.
+    Then nothing measured speaks of it: it comes from priors alone. May well: in LIKELY of what the
+    calibration leaves possible it takes KNEE of the step, and three times as much as ever before,
+    or crosses a network that was never crossed before.
     """
-    term, little = attribution.limiter, 0.05
-    if term is Term.COMPUTE or attribution.shares[term] <= little:
-        return False
-    seen = known.facts(known.shapes)
-    target = known.facts([shape])
-    if term is Term.TENSOR and target.tensor_nodes[0] > seen.tensor_nodes.max() == 0:
-        return True
-    if term in (Term.BYTES, Term.LATENCY) and target.data_nodes[0] > seen.data_nodes.max() == 0:
-        return True
-    given = terms.seconds(seen, known.mode[None, :])
-    shares = (given[term] / sum(given.values()))[0]
-    return bool(attribution.shares[term] > 3 * shares.max())
+    facts = known.facts([*known.shapes, shape])
+    given = terms.seconds(facts, known.draws(200))
+    total = sum(given.values())
+    for exchange, nodes in (
+        (given[Term.TENSOR], facts.tensor_nodes),
+        (given[Term.BYTES] + given[Term.LATENCY], facts.data_nodes),
+    ):
+        share = exchange / total
+        crosses = nodes[-1] > nodes[:-1].max() == 0
+        new = crosses | (share[:, -1] > 3 * share[:, :-1].max(axis=1))
+        if ((share[:, -1] > KNEE) & new).mean() > LIKELY:
+            return True
+    return False

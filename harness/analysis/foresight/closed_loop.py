@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from harness.analysis.foresight import infer, simulate
+from harness.analysis.foresight import attribute, infer, simulate
 from harness.analysis.foresight.advise import advise
 from harness.analysis.foresight.collectives import Fabric, Kind, nccl
 from harness.analysis.foresight.infer import Posterior
@@ -31,8 +31,6 @@ MEASURED = (1, 2, 4, 8)
 TRUTHS = (64, 128, 256, 512, 1024)
 #: Steps of one measurement, whose median counts.
 STEPS = 40
-#: An exchange that takes this much more of a step than at any measured size is a knee.
-KNEE = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +79,10 @@ class World:
             layers = self.shape.model.layers or 1
             gather = self.exchange(shape.ranks, 2 * params / layers, Kind.ALL_GATHER)
             scatter = self.exchange(shape.ranks, 2 * params / layers, Kind.REDUCE_SCATTER)
-            of_layer = (np.asarray(x) for x in (forward / layers, backward / layers))
-            played = simulate.gathered_s(*of_layer, np.asarray(gather), np.asarray(scatter), layers)
+            played = simulate.gathered_s(
+                np.asarray(forward / layers), np.asarray(backward / layers),
+                np.asarray(gather), np.asarray(scatter), layers,
+            )  # fmt: skip
         else:
             pieces = max(1, round(4 * params / BUCKET_BYTES))
             cost = self.exchange(shape.ranks, 4 * params / pieces, Kind.ALL_REDUCE)
@@ -129,7 +129,8 @@ def imagine(random: np.random.Generator) -> World:
     )
     return World(
         shape=shape, fabric=fabric, flops_per_s=about(1.5e14, 0.3), link=min(1.0, about(0.75, 0.2)),
-        latency=about(1.3, 0.4), slowed=float(random.uniform(0.0, 0.04)), contended=float(random.uniform(0.0, 0.1)),
+        latency=about(1.3, 0.4), slowed=float(random.uniform(0.0, 0.04)),
+        contended=float(random.uniform(0.0, 0.1)),
         host_s=about(0.010, 0.7), jitter_s=about(0.008, 0.7), tail=float(random.uniform(3.0, 8.0)),
         shared_from=int(random.choice([32, 128, 512, 4096, 4096])),
         shared_by=float(random.uniform(1.0, 1.3)), growth=float(random.uniform(0.0, 0.012)),
@@ -193,7 +194,7 @@ def _known(world: World, shapes: Sequence[Shape], taken: Sequence[float]) -> Pos
 def _has_knee(world: World, shapes: Sequence[Shape], target: Shape) -> bool:
     """Whether the exchange adds KNEE of a step there, and not a third of that share before."""
     shares = [added / total for total, added in map(world.quiet_s, [*shapes, target])]
-    return shares[-1] > KNEE and shares[-1] > 3 * max(shares[:-1])
+    return shares[-1] > attribute.KNEE and shares[-1] > 3 * max(shares[:-1])
 
 
 def trials(num: int, seed: int = 20, advised: bool = False) -> list[Trial]:
@@ -201,29 +202,30 @@ def trials(num: int, seed: int = 20, advised: bool = False) -> list[Trial]:
     return [try_(imagine(random), random, advised) for _ in range(num)]
 
 
-def main(num: int) -> None:
-    found = trials(num, advised=True)
+def told(found: Sequence[Trial]) -> list[str]:
+    """The figures of many worlds, as lines."""
     covered = np.array([t.covered for t in found])
-    misses = np.abs(np.array([t.misses for t in found]))
-    print(f"{num} worlds, 80 % intervals from {MEASURED}")
-    for i, ranks in enumerate(TRUTHS):
-        print(
-            f"  {ranks:5}  in it {covered[:, i].mean():.1%}  off {100 * misses[:, i].mean():.1f} points of efficiency"
+    misses = 100 * np.abs(np.array([t.misses for t in found]))
+    out = [f"{len(found)} worlds, measured at {MEASURED}, 80 % intervals"]
+    out += [
+        f"  {ranks:5}  {covered[:, i].mean():.1%} covered, {misses[:, i].mean():.1f} points off"
+        for i, ranks in enumerate(TRUTHS)
+    ]
+    knees, flags = sum(t.knee for t in found), sum(t.flagged for t in found)
+    both = sum(t.knee and t.flagged for t in found)
+    out.append(f"  knees: {both} of {knees} flagged, {flags - both} flags without a knee")
+    pairs = [(t.after_advice, t.after_doubling) for t in found]
+    after = np.array([p for p in pairs if None not in p], float)
+    if len(after):
+        better = (after[:, 0] < after[:, 1]).mean()
+        before, (advice, doubling) = np.mean([t.width for t in found]), after.mean(axis=0)
+        out.append(
+            f"  sd of ln(step) at {TRUTHS[-1]}: {before:.3f}, after the advised size {advice:.3f},"
+            f" after doubling {doubling:.3f}; narrower in {better:.0%}"
         )
-    knees = [t for t in found if t.knee]
-    flagged = [t for t in found if t.flagged]
-    print(
-        f"  knees flagged {sum(t.flagged for t in knees)} of {len(knees)};"
-        f" of {len(flagged)} flags {sum(t.knee for t in flagged)} are knees"
-    )
-    ratio = np.array([(t.after_advice or 0) / (t.after_doubling or 1) for t in found])
-    after = np.array([[t.after_advice or 0, t.after_doubling or 0] for t in found])
-    before = np.array([t.width for t in found])
-    print(
-        f"  width {before.mean():.3f}; after the advised size {after[:, 0].mean():.3f},"
-        f" after doubling {after[:, 1].mean():.3f}; narrower than doubling in {(ratio < 1).mean():.0%}"
-    )
+    return out
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    made = trials(int(sys.argv[1]) if len(sys.argv) > 1 else 1000, advised=True)
+    print("\n".join(told(made)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import least_squares
 
 from harness.analysis.foresight import discrepancy, priors, terms
@@ -68,21 +68,22 @@ def calibrate(
     # The rate starts where the first point puts it: it is all but unknown beforehand.
     mean[0] += float(np.log(terms.step_s(given, mean[None, :])[0, 0])) - log_s[0]
     noise = discrepancy.covariance(shapes, shapes, walk) + walk.replicate**2 * np.eye(len(shapes))
-    lower = np.linalg.cholesky(noise)
+    whiten = np.linalg.inv(np.linalg.cholesky(noise))
 
     def miss(x: Array) -> Array:
         off = log_s - np.log(terms.step_s(given, x[None, :])[0])
-        white = solve_triangular(lower, off, lower=True)
-        return np.concatenate([white, (x - mean) / spread])
+        return np.concatenate([whiten @ off, (x - mean) / spread])
 
     def slope(x: Array) -> Array:
         """By differences, all unknowns in one call."""
         step = 1e-5
         around = np.log(terms.step_s(given, np.vstack([x, x + step * np.eye(len(x))])))
-        white = solve_triangular(lower, -(around[1:] - around[0]).T / step, lower=True)
+        white = whiten @ (around[0] - around[1:]).T / step
         return np.vstack([white, np.diag(1 / spread)])
 
-    found = least_squares(miss, mean, slope, x_scale=spread, method="lm")
+    found = least_squares(
+        miss, mean, slope, x_scale=spread, method="lm", ftol=1e-6, xtol=1e-6, gtol=1e-6
+    )
     curve = found.jac.T @ found.jac
     root = np.linalg.cholesky(np.linalg.inv(curve))
     return Posterior(

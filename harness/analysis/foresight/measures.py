@@ -65,7 +65,8 @@ _PER_GPU = re.compile(r"gpu|device|rank|chip|accelerator")
 def measured(row: Mapping[str, Any], metric: str) -> list[tuple[str, Measure | None]]:
     """(schedule, figure) of a row; the schedule is '' but where the figure is an object of them.
 
-    None for a row without a figure: its value is asked for. ValueError for one that is no number.
+    None for a row without a figure: its value is asked for. ValueError for one that is no number,
+    and for a row whose figures are of other kinds, since an efficiency alone tells no time.
     """
     for unit, written in _NAMES:
         for name, value in row.items():
@@ -74,7 +75,9 @@ def measured(row: Mapping[str, Any], metric: str) -> list[tuple[str, Measure | N
             if isinstance(value, Mapping):
                 return [(str(k), _measure(unit, match, v, metric)) for k, v in value.items()]
             return [("", _measure(unit, match, value, metric))]
-    return [("", None)] if not any(_looks_measured(name) for name in row) else []
+    if other := [name for name, value in row.items() if value is not None and is_measure(name)]:
+        raise ValueError(f"{other[0]} is no step time, rate, FLOP/s or MFU, so it tells no seconds")
+    return [("", None)]
 
 
 def _looks_measured(name: str) -> bool:

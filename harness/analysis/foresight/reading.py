@@ -68,7 +68,9 @@ class Fields:
                 if value is None or isinstance(value, dict | list):
                     continue
                 if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
-                    raise ValueError(f"{where}: {name} is {value!r}, expected a number")
+                    raise ValueError(
+                        f"{where}: {name} is {value!r}, expected a number of at least 0"
+                    )
                 return float(value)
         return None
 
@@ -79,9 +81,6 @@ class Fields:
         """A sentence for fields that are passed over."""
         extra = sorted(n for n in self.seen if n.lower() not in _KNOWN and not is_measure(n))
         return [f"not used: {', '.join(extra)}"] if extra else []
-
-    def lacking(self) -> str:
-        return f"of {', '.join(sorted(self.seen))} none is a step time, rate or MFU"
 
 
 def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:

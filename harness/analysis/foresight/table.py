@@ -82,7 +82,9 @@ def _tables(path: Path) -> Sequence[Any]:
 
 
 def _tried(table: Any, number: int, path: Path) -> Table | Refused:
-    name = table.get("id", f"table {number + 1}") if isinstance(table, dict) else f"table {number}"
+    name = (
+        table.get("id", f"table {number + 1}") if isinstance(table, dict) else f"table {number + 1}"
+    )
     try:
         return _table(table, str(name))
     except (ValueError, TypeError) as error:
@@ -108,8 +110,6 @@ def _table(table: Any, name: str) -> Table:
         for number, row in enumerate(rows)
         for point in _points(row, fields, peak, f"point {number + 1}")
     ]
-    if not points:
-        raise ValueError(f"no point has a figure that is known: {fields.lacking()}")
     chosen, told = calibrating(points, table.get("calibrate_on"), table.get("role") in ASIDE)
     points = [replace(p, calibrates=c) for p, c in zip(points, chosen, strict=True)]
     return Table(
@@ -122,7 +122,11 @@ def _table(table: Any, name: str) -> Table:
 def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: str) -> list[Point]:
     """The points of one row: one for each schedule where its figure is an object."""
     out = []
-    for schedule, figure in measured(row, str(fields.shared.get("metric", ""))):
+    try:
+        figures = measured(row, str(fields.shared.get("metric", "")))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    for schedule, figure in figures:
         shape = shape_of({**row, "schedule": schedule} if schedule else row, fields, where)
         bubbles = row.get("bubble_rate_profiled")
         bubble = bubbles.get(schedule) if isinstance(bubbles, Mapping) else None

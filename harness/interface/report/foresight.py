@@ -15,7 +15,7 @@ from harness.interface.report.text import Column
 
 def lines(found: Evaluation, refused: Sequence[Refused], sizes: bool, width: int) -> list[str]:
     """The headline, the tables, and with ``sizes`` every target."""
-    out = _headline(found)
+    out = [line for told in _headline(found) for line in text.wrap(told, width, 1)]
     if found.tables:
         out += ["", *text.table(_SCORES, [*found.tables, *_together(found)], width)]
     if sizes:
@@ -29,7 +29,7 @@ def _headline(found: Evaluation) -> list[str]:
     whole = found.whole
     if whole is None:
         num = sum(len(p.predicted) for p in found.predictions)
-        return [f" {num} sizes foreseen; none of them has a measured figure to compare with"]
+        return [f" {num} foreseen, and no measured figure to compare with"]
     moved = [s for s in found.families if s.has_skill is not None]
     better = sum(bool(s.has_skill) for s in moved)
     out = [
@@ -39,8 +39,8 @@ def _headline(found: Evaluation) -> list[str]:
     ]
     if moved:
         out.append(
-            f" better than every law in N alone in {better} of {len(moved)} families"
-            f" where efficiency moves by more than 5 points"
+            f" better than every law in N alone in {better} of {len(moved)} families whose"
+            f" efficiency moves"
         )
     if whole.revealed:
         out.append(
@@ -85,7 +85,10 @@ def _sizes(prediction: Prediction, width: int) -> list[str]:
     columns = [c for c in _SIZES if c.header != "model" or several]
     columns = [c for c in columns if c.header != "schedule" or schedules]
     rows = sorted(prediction.predicted, key=lambda o: (o.shape.model.name, o.shape.ranks))
-    return [*out, *text.table(columns, rows, width)]
+    out += text.table(columns, rows, width)
+    if any(one.regime is Regime.UNSEEN for one in rows):
+        out += text.wrap(" ? outside the calibrated regime: no calibrated size showed it", width, 3)
+    return out
 
 
 _SIZES: list[Column[Predicted]] = [
@@ -97,8 +100,12 @@ _SIZES: list[Column[Predicted]] = [
     Column("foreseen", 9, lambda o: f"{o.efficiency:.3f} [{o.low:.3f}, {o.high:.3f}]"),
     Column("off", 8, lambda o: _off(o)),
     Column("", 7, lambda o: _mark(o), left=True),
-    Column("limited by", 6, lambda o: str(o.limiter), left=True),
+    Column("limited by", 6, lambda o: _limiter(o), left=True),
 ]
+
+
+def _limiter(one: Predicted) -> str:
+    return f"{one.limiter} ?" if one.regime is Regime.UNSEEN else str(one.limiter)
 
 
 def _off(one: Predicted) -> str:
@@ -109,9 +116,7 @@ def _mark(one: Predicted) -> str:
     """What a reader should not pass over."""
     if one.implausible:
         return "not counted"
-    outside = one.covered is False
-    unseen = one.regime is Regime.UNSEEN
-    return " ".join(word for word, on in (("outside", outside), ("unseen", unseen)) if on)
+    return "outside" if one.covered is False else ""
 
 
 def _refusals(found: Evaluation, refused: Sequence[Refused], width: int) -> list[str]:

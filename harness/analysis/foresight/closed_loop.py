@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from harness.analysis.foresight import attribute, infer, simulate
+from harness.analysis.foresight import attribute, infer
 from harness.analysis.foresight.advise import advise
-from harness.analysis.foresight.collectives import Fabric, Kind, nccl
 from harness.analysis.foresight.infer import Posterior
 from harness.analysis.foresight.learned import Regime, learned
+from harness.analysis.foresight.physics import simulate
+from harness.analysis.foresight.physics.collectives import Fabric, Kind, nccl
 from harness.analysis.foresight.predict import predict
+from harness.analysis.foresight.published.table import Table
 from harness.analysis.foresight.shapes import Kept, Model, Point, Shape
-from harness.analysis.foresight.table import Table
 from harness.analysis.foresight.terms import BUCKET_BYTES
 
 Array = NDArray[np.float64]

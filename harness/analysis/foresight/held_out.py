@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.foresight.laws import Law
 from harness.analysis.foresight.learned import learned
+from harness.analysis.foresight.physics.laws import Law
 from harness.analysis.foresight.predict import Predicted, Prediction, predict
-from harness.analysis.foresight.table import Table
+from harness.analysis.foresight.published.table import Table
 from harness.analysis.foresight.terms import Term
 
 #: An efficiency that moves by less than this needs no prediction.

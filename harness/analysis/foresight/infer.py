@@ -13,8 +13,8 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import least_squares
 
 from harness.analysis.foresight import discrepancy, priors, terms
-from harness.analysis.foresight.collectives import Fabric
 from harness.analysis.foresight.discrepancy import WALK, Walk
+from harness.analysis.foresight.physics.collectives import Fabric
 from harness.analysis.foresight.priors import PRIORS, Belief
 from harness.analysis.foresight.shapes import Model, Shape
 from harness.analysis.foresight.terms import Facts, Unknown

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.analysis.foresight.learned import LEARNED, UNTAUGHT
 from harness.analysis.foresight.predict import calibrate, departs, predict
-from harness.analysis.foresight.table import Table, read
+from harness.analysis.foresight.published.table import Table, read
 from harness.analysis.foresight.terms import UNKNOWNS
 
 #: Standard deviations in half of an interval that holds 80 % of a normal.

@@ -7,8 +7,8 @@ from harness.analysis.foresight.advise import Advice, advise
 from harness.analysis.foresight.invert import Held, hold, knee
 from harness.analysis.foresight.learned import learned
 from harness.analysis.foresight.predict import Predicted, base_of, calibrate, predict
+from harness.analysis.foresight.published.table import Table
 from harness.analysis.foresight.shapes import Point, Shape
-from harness.analysis.foresight.table import Table
 from harness.base.errors import SpecError
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.foresight import attribute, infer, simulate, terms
+from harness.analysis.foresight import attribute, infer, terms
 from harness.analysis.foresight.discrepancy import WALK
 from harness.analysis.foresight.infer import Foreseen, Posterior
-from harness.analysis.foresight.laws import Law, extrapolate
 from harness.analysis.foresight.learned import Learned, Regime
+from harness.analysis.foresight.physics import simulate
+from harness.analysis.foresight.physics.laws import Law, extrapolate
+from harness.analysis.foresight.published.table import Table
 from harness.analysis.foresight.shapes import Model, Point, Shape
-from harness.analysis.foresight.table import Table
 from harness.analysis.foresight.terms import Term
 
 Array = NDArray[np.float64]

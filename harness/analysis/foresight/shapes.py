@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import sqrt
 from typing import Any
 
-from harness.analysis.foresight.schedules import Schedule
+from harness.analysis.foresight.physics.schedules import Schedule
 
 
 class Kept(StrEnum):

@@ -14,11 +14,11 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.foresight import simulate
-from harness.analysis.foresight.collectives import FREE, Cost, Fabric, Kind, nccl
-from harness.analysis.foresight.schedules import Durations
+from harness.analysis.foresight.physics import simulate
+from harness.analysis.foresight.physics.collectives import FREE, Cost, Fabric, Kind, nccl
+from harness.analysis.foresight.physics.schedules import Durations
+from harness.analysis.foresight.physics.stragglers import slowest_normal
 from harness.analysis.foresight.shapes import Kept, Shape
-from harness.analysis.foresight.stragglers import slowest_normal
 
 Array = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from harness.analysis.foresight.held_out import Evaluation, Score
 from harness.analysis.foresight.learned import Regime
 from harness.analysis.foresight.outlook import Outlook
 from harness.analysis.foresight.predict import Predicted, Prediction
-from harness.analysis.foresight.table import Refused
+from harness.analysis.foresight.published.table import Refused
 from harness.analysis.foresight.terms import Term
 from harness.base.numbers import si
 from harness.interface.report import text

@@ -10,7 +10,7 @@ from harness.analysis.compare import Comparison
 from harness.analysis.foresight.held_out import Score
 from harness.analysis.foresight.outlook import Outlook as SizeOutlook
 from harness.analysis.foresight.predict import NotPredicted, Predicted
-from harness.analysis.foresight.table import Refused as RefusedTable
+from harness.analysis.foresight.published.table import Refused as RefusedTable
 from harness.analysis.handover import Requirement, Seal
 from harness.analysis.hardware import HardwareComparison
 from harness.analysis.history.ingest import Ingested

@@ -7,8 +7,8 @@ from math import log2
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.analysis.foresight import collectives as c
-from harness.analysis.foresight.collectives import Fabric, Kind, Link, nccl
+from harness.analysis.foresight.physics import collectives as c
+from harness.analysis.foresight.physics.collectives import Fabric, Kind, Link, nccl
 
 LINK = Link(latency_s=5e-6, bytes_per_s=50e9)
 H100 = Fabric(per_node=8, intra_bytes_per_s=370e9, inter_bytes_per_s=50e9)

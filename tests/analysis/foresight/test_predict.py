@@ -18,7 +18,7 @@ from harness.analysis.foresight.invert import Knob, hold, knee
 from harness.analysis.foresight.learned import Regime, learned
 from harness.analysis.foresight.outlook import outlooks
 from harness.analysis.foresight.predict import Predicted, predict
-from harness.analysis.foresight.table import Table, read
+from harness.analysis.foresight.published.table import Table, read
 from harness.base.errors import SpecError
 from tests.analysis.foresight.test_table import LADDER, PUBLISHED, table
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from harness.analysis.foresight import simulate
-from harness.analysis.foresight.schedules import Durations, Schedule, bubble_s, schedule_of
+from harness.analysis.foresight.physics import simulate
+from harness.analysis.foresight.physics.schedules import Durations, Schedule, bubble_s, schedule_of
 
 EQUAL = Durations(1.0, 1.0, 1.0)
 PUBLISHED = Path(__file__).parents[3] / "results/published/scaling.json"

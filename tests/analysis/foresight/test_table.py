@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.foresight.schedules import Schedule
+from harness.analysis.foresight.physics.schedules import Schedule
+from harness.analysis.foresight.published.table import Refused, Table, read
 from harness.analysis.foresight.shapes import Kept
-from harness.analysis.foresight.table import Refused, Table, read
 from harness.base.errors import SpecError
 
 PUBLISHED = Path(__file__).parents[3] / "results/published/scaling.json"
@@ -172,6 +172,12 @@ def test_what_is_no_file_of_tables_is_an_error_with_a_command(tmp_path: Path, bo
     assert error.value.fix and error.value.expected
     with pytest.raises(SpecError, match="cannot be read"):
         read(tmp_path / "nowhere.json")
+
+
+def test_ranks_may_be_stated_as_nodes_or_as_a_product(tmp_path: Path) -> None:
+    for row, ranks in (({"nodes": 4}, 32), ({"tp": 8, "dp": 2}, 16), ({"gpus": 12}, 12)):
+        found = table(tmp_path, calibrate_on=[ranks], **points([{"mbs": 1, "step_s": 1, **row}]))
+        assert found.points[0].shape.ranks == ranks
 
 
 def test_fields_that_are_passed_over_are_told(tmp_path: Path) -> None:

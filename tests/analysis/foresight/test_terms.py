@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from harness.analysis.foresight import priors, terms
-from harness.analysis.foresight.collectives import Fabric
-from harness.analysis.foresight.laws import Law, amdahl, extrapolate, power, usl
+from harness.analysis.foresight.physics.collectives import Fabric
+from harness.analysis.foresight.physics.laws import Law, amdahl, extrapolate, power, usl
+from harness.analysis.foresight.physics.stragglers import slowest_exponential, slowest_normal
 from harness.analysis.foresight.priors import PRIORS
 from harness.analysis.foresight.shapes import Kept, Model, Shape
-from harness.analysis.foresight.stragglers import slowest_exponential, slowest_normal
 from harness.analysis.foresight.terms import UNKNOWNS, Term, Unknown
 
 MODEL = Model(name="m", params=1e9, layers=24, hidden=2048)

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.analysis.foresight.held_out import Evaluation, evaluate
 from harness.analysis.foresight.outlook import Outlook, outlooks
-from harness.analysis.foresight.table import Refused, Table, read
+from harness.analysis.foresight.published.table import Refused, Table, read
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError, nearest
 from harness.interface.cli.answer import Answer, Asked

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.foresight.schedules import Durations, Schedule, Work, orders
+from harness.analysis.foresight.physics.schedules import Durations, Schedule, Work, orders
 
 Array = NDArray[np.float64]
 #: Two instants nearer than this share of a micro-batch are one.

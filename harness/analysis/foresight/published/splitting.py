@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.analysis.foresight.schedules import schedule_of
+from harness.analysis.foresight.physics.schedules import schedule_of
 from harness.analysis.foresight.shapes import Point
 
 

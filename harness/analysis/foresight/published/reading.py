@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from harness.analysis.foresight.collectives import Fabric
-from harness.analysis.foresight.measures import is_measure
-from harness.analysis.foresight.schedules import Schedule, schedule_of
+from harness.analysis.foresight.physics.collectives import Fabric
+from harness.analysis.foresight.physics.schedules import Schedule, schedule_of
+from harness.analysis.foresight.published.measures import is_measure
 from harness.analysis.foresight.shapes import Kept, Model, Shape
 
 #: What a number is called in papers, configurations and logs; the first that stands there counts.
 NUMBERS: dict[str, tuple[str, ...]] = {
     "ranks": ("n", "num_gpus", "gpus", "n_gpus", "world_size", "devices", "ranks", "num_devices"),
-    "nodes": ("nodes", "num_nodes", "hosts"),
-    "tensor": ("tp", "tensor_parallel", "tensor_parallel_size", "t"),
+    "nodes": ("nodes", "num_nodes"),
+    "tensor": ("tp", "tensor_parallel_size", "t"),
     "stages": ("pp", "pipeline_parallel", "pipeline_parallel_size", "stages"),
-    "context": ("cp", "context_parallel"),
+    "context": ("cp", "context_parallel_size"),
     "data": ("dp", "data_parallel", "data_parallel_size"),
     "chunks": ("v", "interleave", "virtual_stages", "vpp", "chunks"),
     "micro_batch": (
@@ -55,6 +55,7 @@ class Fields:
     """What a table says of all its points, and what was noted while they were read."""
 
     shared: Mapping[str, Any]
+    per_node: int = 8
     notes: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
 
@@ -95,8 +96,9 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
 
     tensor, stages, context = whole("tensor"), whole("stages"), whole("context")
     inner = tensor * stages * context
-    ranks = whole("ranks", 0) or whole("data") * inner
-    if fields.number(row, "ranks", where) is None and inner * whole("data") == 1:
+    ranks = whole("ranks", 0) or whole("nodes", 0) * fields.per_node or whole("data") * inner
+    stated = any(fields.number(row, what, where) for what in ("ranks", "nodes"))
+    if not stated and ranks == 1:
         raise ValueError(f"{where}: its number of GPUs is not stated (N)")
     if ranks % inner:
         raise ValueError(f"{where}: {ranks} GPUs are no multiple of tp x pp x cp = {inner}")

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.foresight.collectives import Fabric
-from harness.analysis.foresight.measures import Measure, measured
-from harness.analysis.foresight.reading import Fields, fabric_of, shape_of
+from harness.analysis.foresight.physics.collectives import Fabric
+from harness.analysis.foresight.published.measures import Measure, measured
+from harness.analysis.foresight.published.reading import Fields, fabric_of, shape_of
+from harness.analysis.foresight.published.splitting import calibrating
 from harness.analysis.foresight.shapes import Point, Shape
-from harness.analysis.foresight.splitting import calibrating
 from harness.base.errors import SpecError
 
 #: What a file of this kind says of itself.
@@ -104,7 +104,7 @@ def _table(table: Any, name: str) -> Table:
     if not isinstance(hardware, Mapping):
         raise ValueError("hardware is not an object")
     fabric, peak, notes = fabric_of(hardware)
-    fields = Fields(shared=shared, notes=list(notes))
+    fields = Fields(shared=shared, per_node=fabric.per_node, notes=list(notes))
     points = [
         point
         for number, row in enumerate(rows)

@@ -1,6 +1,5 @@
 """Which size to measure next: the one that narrows a target's interval most for what it costs."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,15 +45,15 @@ def candidates(largest: Shape, target: Shape) -> list[Shape]:
     return [s for s in dict.fromkeys(out) if s not in (largest, target)]
 
 
-def advise(known: Posterior, target: Shape, offered: Sequence[Shape] = ()) -> Advice:
+def advise(known: Posterior, target: Shape) -> Advice:
     """The best size that costs no more GPU-seconds a step than doubling the largest one.
 
     What a measurement would leave of the target's variance follows from their covariance now; no
-    figure need be known for that. ``offered``: sizes to choose from instead of ``candidates``.
+    figure need be known for that.
     """
     largest = max((s for s in known.shapes if s.model == target.model), key=lambda s: s.ranks)
     doubled = replace(largest, ranks=2 * largest.ranks)
-    sizes = [*(offered or candidates(largest, target)), doubled]
+    sizes = [*candidates(largest, target), doubled]
     seen = foresee(known, [target, *sizes], num=NUM_DRAWS)
     together = np.cov(seen.draws.T)
     before = together[0, 0]

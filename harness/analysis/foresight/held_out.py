@@ -64,13 +64,12 @@ class Evaluation:
 
 def evaluate(tables: Sequence[Table]) -> Evaluation:
     predictions = [predict(table, learned(leaving_out=table.family)) for table in tables]
-    by_table = {p.table.id: [p] for p in predictions}
     by_family: dict[str, list[Prediction]] = {}
     for p in predictions:
         by_family.setdefault(p.table.family, []).append(p)
     return Evaluation(
         predictions=tuple(predictions),
-        tables=tuple(s for name, of in by_table.items() if (s := score(name, of))),
+        tables=tuple(s for p in predictions if (s := score(p.table.id, [p]))),
         families=tuple(s for name, of in by_family.items() if (s := score(name, of))),
         whole=score("all", predictions),
     )

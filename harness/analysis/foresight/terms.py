@@ -241,7 +241,8 @@ def seconds(given: Facts, draws: Array) -> dict[Term, Array]:
         Term.WAITING: given.slowest
         * (np.exp(know[Unknown.WAIT_S]) + np.exp(know[Unknown.WAIT_SHARE]) * compute),
     }
-    grown = np.expm1(np.exp(know[Unknown.GROWTH]) * given.doublings)
+    # A step that grew twentyfold is no growth any more; it keeps the search for a fit finite.
+    grown = np.expm1(np.minimum(np.exp(know[Unknown.GROWTH]) * given.doublings, 3.0))
     return {**out, Term.GROWTH: sum(out.values()) * grown}
 
 

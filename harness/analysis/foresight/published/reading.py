@@ -35,6 +35,8 @@ NUMBERS: dict[str, tuple[str, ...]] = {
     "hidden": ("hidden", "hidden_size", "d_model"),
     "zero": ("zero", "zero_stage"),
 }  # fmt: skip
+#: No training has more of these, so that a slip of the pen is not played.
+MOST = {"stages": 1024, "chunks": 128, "layers": 10_000}
 #: What must be alike for one point to tell of another.
 CONFIGURATION = (
     "strategy", "optimizer", "precision", "dtype", "gpu", "software", "framework", "version",
@@ -92,6 +94,8 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
         value = fields.number(row, what, where)
         if value is not None and value != int(value):
             raise ValueError(f"{where}: {NUMBERS[what][0]} is {value}, expected a whole number")
+        if value is not None and value > (most := MOST.get(what, 10**7)):
+            raise ValueError(f"{where}: {NUMBERS[what][0]} is {value:g}, expected at most {most}")
         return max(1, int(value)) if value is not None else default
 
     tensor, stages, context = whole("tensor"), whole("stages"), whole("context")
@@ -111,7 +115,7 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
     )
     schedule = schedule_of(str(row.get("schedule") or "")) or schedule_of(words)
     chunks = whole("chunks")
-    layers = fields.number(row, "layers", where)
+    layers = whole("layers", 0)
     if schedule is Schedule.INTERLEAVED and chunks == 1:
         # A chunk of one layer, the embedding and the head counted as layers of their stages.
         chunks = max(2, round(((layers or 2 * stages) + 2) / stages))
@@ -128,7 +132,7 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
         kept=_kept(words, fields.number(row, "zero", where), stages * tensor > 1),
         model=Model(
             name=str(model.get("name", "") if isinstance(model, Mapping) else model or ""),
-            params=_params(row, fields, where), layers=int(layers) if layers else None,
+            params=_params(row, fields, where), layers=layers or None,
             hidden=int(hidden) if hidden else None,
         ),
         configuration=_configuration(row),

@@ -57,7 +57,7 @@ def act(asked: Asked) -> Answer:
     for one in further:
         lines += foresight.outlook(one, width)
     if not said.sizes and len(every) > 1:
-        lines += ["", f" size by size  scaleproof predict --table {said.table} --sizes"]
+        lines += ["", f" size by size  scaleproof predict --table {text.shown(said.table)} --sizes"]
     any_ = further or any(p.predicted for p in found.predictions)
     return Answer(
         document=_document(found, refused, further), lines=lines,

@@ -7,6 +7,10 @@ from harness.analysis.choices.fitting import Attempt
 from harness.analysis.choices.trials import Loss, Tried
 from harness.analysis.claims import Finding as Claim
 from harness.analysis.compare import Comparison
+from harness.analysis.foresight.held_out import Score
+from harness.analysis.foresight.outlook import Outlook as SizeOutlook
+from harness.analysis.foresight.predict import NotPredicted, Predicted
+from harness.analysis.foresight.published.table import Refused as RefusedTable
 from harness.analysis.handover import Requirement, Seal
 from harness.analysis.hardware import HardwareComparison
 from harness.analysis.history.ingest import Ingested
@@ -305,6 +309,28 @@ class Verified(TypedDict):
     judged_anew: Sequence[Verdict]
 
 
+class ForetoldTable(TypedDict):
+    id: str
+    family: str
+    notes: Sequence[str]
+    taught_by: Sequence[str]
+    predicted: Sequence[Predicted]
+    refused: Sequence[NotPredicted]
+
+
+class Scores(TypedDict):
+    by_table: Sequence[Score]
+    by_family: Sequence[Score]
+    whole: Score | None
+
+
+class Foretold(TypedDict):
+    tables: Sequence[ForetoldTable]
+    scores: Scores
+    refused: Sequence[RefusedTable]
+    outlooks: Sequence[SizeOutlook]
+
+
 #: Verb -> its documents: one, or one for each way in which it can be asked.
 DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
     "advise": (Advised,),
@@ -332,6 +358,7 @@ DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
     "pack": (Archive,),
     "pairs": (Suspects,),
     "plan": (Plans,),
+    "predict": (Foretold,),
     "recover": (RunRecord,),
     "report": (RunRecord, Summary, Files),
     "rules": (Sequence[Judges],),

@@ -48,6 +48,7 @@ def check(verb: str, document: Any) -> None:
         ["compare-hardware", ONE, OTHER, "--price", "A=3.5"],
         ["rules", "suites/thresholds.toml"],
         ["audit", "examples/audit/claims.md"],
+        ["predict", "--table", "results/published/scaling.json", "--to", "1024"],
         ["completion", "bash"],
         ["pack", ONE, "--to", "{}/a.tar.gz"],
         ["unpack", "{}/a.tar.gz", "--to", "{}/results"],

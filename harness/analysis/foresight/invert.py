@@ -1,0 +1,85 @@
+"""What would hold an efficiency: how much of which knob, or that the knob can't."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+
+import numpy as np
+
+from harness.analysis.foresight import terms
+from harness.analysis.foresight.infer import Posterior
+from harness.analysis.foresight.shapes import Shape
+
+#: A knob is turned up to so many times of what it is.
+MOST = 64.0
+
+
+class Knob(StrEnum):
+    BANDWIDTH = "bandwidth between nodes"
+    BATCH = "samples in a micro-batch"
+    MICROS = "micro-batches"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """By how much a knob must be turned; ``times`` is None where no setting is enough.
+
+    ``best`` is the efficiency that the knob reaches at most.
+    """
+
+    knob: Knob
+    times: float | None
+    best: float
+
+
+def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> list[Held]:
+    """For each knob, what gives ``efficiency`` at the target, all else as it is.
+
+    The base stays what it is. Efficiency counts useful work, so a larger batch is more work.
+    """
+    (base_s,) = terms.step_s(known.facts([base]), known.mode[None, :])[0]
+    base_rate = base.rate(base_s)
+
+    def reached(knob: Knob, times: float) -> float:
+        shape, fabric = target, known.fabric
+        if knob is Knob.BANDWIDTH:
+            fabric = replace(fabric, inter_bytes_per_s=fabric.inter_bytes_per_s * times)
+        elif knob is Knob.BATCH:
+            shape = replace(target, micro_batch=target.micro_batch * times)
+        else:
+            shape = replace(target, micros=max(1, round(target.micros * times)))
+        (step_s,) = terms.step_s(known.facts([shape], fabric), known.mode[None, :])[0]
+        return shape.rate(step_s) / base_rate
+
+    return [_held(knob, partial(reached, knob), efficiency) for knob in Knob]
+
+
+def _held(knob: Knob, reached: Callable[[float], float], efficiency: float) -> Held:
+    """By bisection of the logarithm: a knob that is turned up never lowers the efficiency."""
+    best = reached(MOST)
+    if best < efficiency:
+        return Held(knob=knob, times=None, best=best)
+    low, high = 0.0, float(np.log(MOST))
+    if reached(1.0) >= efficiency:
+        return Held(knob=knob, times=1.0, best=best)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if reached(np.exp(middle)) >= efficiency else (middle, high)
+    return Held(knob=knob, times=float(np.exp(high)), best=best)
+
+
+def knee(known: Posterior, target: Shape, most_ranks: int = 65536) -> int | None:
+    """The first size, by doublings from the base, at which another term takes most than there.
+
+    None where one overhead stays the largest. The shape of a rank stays the target's.
+    """
+    inner = target.tensor * target.context * target.stages
+    first = max(known.base_ranks, inner)
+    sizes = [first * 2**i for i in range(32) if first * 2**i <= most_ranks]
+    shapes = [replace(target, ranks=n) for n in sizes]
+    shares = terms.seconds(known.facts(shapes), known.mode[None, :])
+    del shares[terms.Term.COMPUTE], shares[terms.Term.GROWTH]
+    largest = np.argmax([value[0] for value in shares.values()], axis=0)
+    changed = np.flatnonzero(largest != largest[0])
+    return sizes[changed[0]] if len(changed) else None

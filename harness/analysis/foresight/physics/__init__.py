@@ -1,0 +1,1 @@
+"""Formulas and what is played: what is true of any machine."""

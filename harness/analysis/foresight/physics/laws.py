@@ -1,0 +1,65 @@
+"""Speed-up laws in N alone: the baselines that a prediction must beat.
+
+Each is fitted to throughput at the calibrated sizes, and answers throughput at others.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+Array = NDArray[np.float64]
+
+
+class Law(StrEnum):
+    CONSTANT = "constant"
+    AMDAHL = "Amdahl"
+    USL = "USL"
+    POWER = "power law"
+
+
+def amdahl(n: Array, serial: float) -> Array:
+    """Speed-up at fixed work (Amdahl 1967)."""
+    return n / (1 + serial * (n - 1))
+
+
+def usl(n: Array, contention: float, coherence: float) -> Array:
+    """The Universal Scalability Law (Gunther 1993)."""
+    return n / (1 + contention * (n - 1) + coherence * n * (n - 1))
+
+
+def power(n: Array, exponent: float) -> Array:
+    return n**exponent
+
+
+#: A law's form, and how many coefficients of what range it has.
+_FORMS: dict[Law, tuple[Callable[..., Array], list[float], list[float]]] = {
+    Law.AMDAHL: (amdahl, [0.0], [1.0]),
+    Law.USL: (usl, [0.0, 0.0], [1.0, 1.0]),
+    Law.POWER: (power, [0.0], [1.5]),
+}
+
+
+def extrapolate(law: Law, sizes: Sequence[int], rates: Sequence[float], to: Sequence[int]) -> Array:
+    """Throughput at ``to`` from that measured at ``sizes``, both in one unit.
+
+    Constant keeps the efficiency of the largest calibrated size. So does every other law where
+    fewer than two sizes are known: one point holds no shape.
+    """
+    n, rate, wanted = (np.asarray(x, float) for x in (sizes, rates, to))
+    last = int(np.argmax(n))
+    if law is Law.CONSTANT or len(set(sizes)) < 2:
+        constant: Array = rate[last] / n[last] * wanted
+        return constant
+    form, low, high = _FORMS[law]
+
+    def miss(x: Array) -> Array:
+        return np.asarray(x[0] + np.log(form(n, *x[1:])) - np.log(rate))
+
+    start = [float(np.log(rate[0] / n[0])), *(0.01 if h <= 1 else 1.0 for h in high)]
+    bounds = ([-np.inf, *low], [np.inf, *high])
+    found = least_squares(miss, start, bounds=bounds, x_scale=[1.0] + [0.01] * len(low))
+    fitted: Array = np.exp(found.x[0]) * form(wanted, *found.x[1:])
+    return fitted

@@ -1,0 +1,120 @@
+"""Pipeline schedules: in which order a stage works, and their bubbles in closed form.
+
+F is a forward, B the gradient of its input, W that of its weights. Closed forms are from Narayanan
+et al. (SC'21) and Qi et al. (Zero Bubble, arXiv 2401.10241); they hold where hops cost nothing.
+"""
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Schedule(StrEnum):
+    """A fixed order of work, or for zero bubbles a rule by which a stage chooses."""
+
+    ALL_FORWARD = "GPipe"
+    ONE_EACH = "1F1B"
+    INTERLEAVED = "1F1B-I"
+    ZERO_1P = "ZB-1p"
+    ZERO_2P = "ZB-2p"
+
+    @property
+    def splits(self) -> bool:
+        """Whether gradients of weights are computed apart from those of inputs."""
+        return self in (Schedule.ZERO_1P, Schedule.ZERO_2P)
+
+
+#: How papers and configurations write them; the first that matches wins.
+_WRITTEN = (
+    (r"zb-?\s?(h2|2p)", Schedule.ZERO_2P),
+    (r"zb-?\s?(h1|1p)", Schedule.ZERO_1P),
+    (r"1f1b-?i\b|interleav", Schedule.INTERLEAVED),
+    (r"1f1b", Schedule.ONE_EACH),
+    (r"g[-_]?pipe", Schedule.ALL_FORWARD),
+)
+
+
+def schedule_of(words: str) -> Schedule | None:
+    """The schedule that a text names, None where it names none."""
+    low = words.lower()
+    return next((found for written, found in _WRITTEN if re.search(written, low)), None)
+
+
+class Work(NamedTuple):
+    """One thing that a stage does: F, or B with W in it, for a micro-batch in a chunk."""
+
+    kind: str
+    micro: int
+    chunk: int
+
+
+class Durations(NamedTuple):
+    """Seconds of a micro-batch on one stage, all its chunks together; ``hop``: to the next one."""
+
+    forward: float
+    backward: float
+    weights: float
+    hop: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.weights
+
+    def of(self, kind: str) -> float:
+        return {"F": self.forward, "B": self.backward, "W": self.weights}[kind]
+
+
+def orders(schedule: Schedule, stages: int, micros: int, chunks: int = 1) -> list[list[Work]]:
+    """What each stage does one after the other; not for schedules that split the backward."""
+    assert not schedule.splits, "these choose as they go"
+    forward = _turns(stages, micros, chunks, range(chunks))
+    backward = _turns(stages, micros, chunks, range(chunks - 1, -1, -1))
+    return [
+        _one_stage(forward, backward, _ahead(schedule, stages, stage, len(forward), chunks))
+        for stage in range(stages)
+    ]
+
+
+def _turns(stages: int, micros: int, chunks: int, turn: Sequence[int]) -> list[tuple[int, int]]:
+    """(micro, chunk): as many micro-batches as there are stages go through a chunk in a row."""
+    if chunks == 1:
+        return [(micro, 0) for micro in range(micros)]
+    return [
+        (micro, chunk)
+        for first in range(0, micros, stages)
+        for chunk in turn
+        for micro in range(first, min(first + stages, micros))
+    ]
+
+
+def _ahead(schedule: Schedule, stages: int, stage: int, total: int, chunks: int) -> int:
+    """How many forwards come before the first backward."""
+    if schedule is Schedule.ALL_FORWARD:
+        return total
+    after = stages - 1 - stage
+    return min(total, after + 1 if chunks == 1 else 2 * after + (chunks - 1) * stages + 1)
+
+
+def _one_stage(
+    forward: Sequence[tuple[int, int]], backward: Sequence[tuple[int, int]], ahead: int
+) -> list[Work]:
+    out = [Work("F", *turn) for turn in forward[:ahead]]
+    for done, turn in enumerate(backward):
+        out.append(Work("B", *turn))
+        if ahead + done < len(forward):
+            out.append(Work("F", *forward[ahead + done]))
+    return out
+
+
+def bubble_s(schedule: Schedule, stages: int, took: Durations, chunks: int = 1) -> float:
+    """Seconds that the fullest stage idles in a step, whatever the number of micro-batches.
+
+    ZB-2p has its value where F, B and W are equal and there are at least 2 p - 1 micro-batches.
+    """
+    idle = stages - 1
+    if schedule is Schedule.ZERO_1P:
+        return idle * (took.forward + took.backward - took.weights)
+    if schedule is Schedule.ZERO_2P:
+        return idle * (took.forward + took.backward - 2 * took.weights)
+    return idle * took.total / chunks

@@ -1,0 +1,1 @@
+"""Ladders that others have published, as a file."""

@@ -14,7 +14,7 @@ from harness.analysis import packing
 from harness.base.documents import Json, to_doc
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
-from harness.record.launch import STALLS, num_stalls
+from harness.record.launch import FLAKES, STALLS, num_again
 
 #: Clocks of one machine may step by this much, s; a launch's wall time holds its stepping.
 CLOCK_S = 0.05
@@ -28,6 +28,7 @@ def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
         *_times(run),
         *_turns(run),
         *_stalled(run),
+        *_flaked(run),
         *_seats(run),
         *(_chained(run, links) if links or run.head else ()),
     ]
@@ -146,10 +147,23 @@ def _stalled(run: RunRecord) -> Iterator[str]:
             yield f"{launches[0].launch} was timed again, but the host did not stand still"
             return
     for plan, own in sorted(run.by_plan.items()):
-        times = num_stalls(own)
+        times = num_again(own, Purpose.STALLED)
         if times > STALLS:
             yield f"launches of plan {plan} were timed again {times} times, {STALLS} may be"
             return
+
+
+def _flaked(run: RunRecord) -> Iterator[str]:
+    """What was launched once more had ended by what passes, and no plan had that twice."""
+    for plan, own in sorted(run.by_plan.items()):
+        slots: dict[str, list[LaunchRecord]] = {}
+        for x in (x for x in own if x.purpose is Purpose.FLAKED):
+            slots.setdefault(x.slot or x.launch, []).append(x)
+        for launches in slots.values():
+            if not any(x.passing for x in launches):
+                yield f"{launches[0].launch} was launched once more, but nothing had ended it"
+        if len(slots) > FLAKES:
+            yield f"launches of plan {plan} were launched once more {len(slots)} times"
 
 
 def _seats(run: RunRecord) -> Iterator[str]:
@@ -162,7 +176,8 @@ def _seats(run: RunRecord) -> Iterator[str]:
         first = launches[0]
         plan = plans[first.plan]
         names = tuple(x.arm for x in launches)
-        purpose = Purpose.TIMED if first.purpose is Purpose.STALLED else first.purpose
+        again = first.purpose in (Purpose.STALLED, Purpose.FLAKED)
+        purpose = Purpose.TIMED if again else first.purpose
         draw = packing.lot(plan.protocol.seed, purpose, first.attempt, first.turn, names)
         worlds = [plan.arm(name).case for name in names]
         seats = packing.seats(worlds, run.settings.nodes, draw) or []

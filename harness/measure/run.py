@@ -17,7 +17,7 @@ from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
 from harness.record.chain import Chain, Kind, bodies
 from harness.record.fabric import Suspects
-from harness.record.launch import STALLS, num_stalls
+from harness.record.launch import FLAKES, STALLS, num_again
 from harness.record.store import save
 from harness.spec import (
     Arm,
@@ -133,12 +133,22 @@ class Run:
     def enter(self, launches: Sequence[LaunchRecord]) -> list[LaunchRecord]:
         """Launches that ran at once and have ended, as they stand in the record.
 
-        Where the host stood still all of them are timed again, as they were seated.
+        Where the host stood still all of them are timed again, as they were seated; so they are
+        where one ended by what passes, as a node that was lost: one flake ends no plan of a night.
         """
-        if any(x.purpose is Purpose.TIMED and x.stood_still for x in launches):
-            before = [x for x in self.launches if x.plan in {y.plan for y in launches}]
-            if num_stalls(before) < STALLS and all(x.usable or x.stood_still for x in launches):
+        before = [x for x in self.launches if x.plan in {y.plan for y in launches}]
+        timed = all(x.purpose is Purpose.TIMED for x in launches)
+        if timed and any(x.stood_still for x in launches):
+            stalls = num_again(before, Purpose.STALLED)
+            if stalls < STALLS and all(x.usable or x.stood_still for x in launches):
                 launches = [replace(x, purpose=Purpose.STALLED) for x in launches]
+        flakes = num_again(before, Purpose.FLAKED)
+        if timed and flakes < FLAKES and any(x.passing for x in launches):
+            launches = [replace(x, purpose=Purpose.FLAKED) for x in launches]
+            self.notes += [
+                f"{x.launch}: {x.cause.message}; launched once more"
+                for x in launches if x.passing and x.cause is not None
+            ]  # fmt: skip
         self.launches += launches
         self._link(Kind.LAUNCH, *launches)
         return list(launches)

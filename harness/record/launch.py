@@ -15,6 +15,11 @@ from harness.spec import Metric
 STOOD_STILL = "slot too short"
 #: So many times launches of a plan are timed again because of that, with those beside them.
 STALLS = 2
+#: How a launch may end by what passes: a node or a rank that is gone, or silence. Not by an
+#: exception, an exit, want of memory, or collectives that differ: those come again.
+PASSING = frozenset({"node", "signal", "hang", "late", "peer"})
+#: So many times a plan's launches may end so, and are launched once more.
+FLAKES = 1
 
 
 class LaunchStatus(StrEnum):
@@ -27,7 +32,7 @@ class Purpose(StrEnum):
 
     ``probe`` ones run a baseline alone and beside others. ``stalled`` ones were timed, but the host
     stood still while a scheduled stand-in waited: that says nothing of it, and it is timed again,
-    with those that ran beside it.
+    with those beside it. ``flaked`` ones ended by what passes, and were launched once more.
     """
 
     GATE = "gate"
@@ -35,6 +40,7 @@ class Purpose(StrEnum):
     PROBE = "probe"
     TIMED = "timed"
     STALLED = "stalled"
+    FLAKED = "flaked"
     PROFILE = "profile"
     REFERENCE = "reference"
     FABRIC = "fabric"
@@ -184,7 +190,14 @@ class LaunchRecord:
     @property
     def discarded(self) -> bool:
         """Whether it counts for nothing, and keeps nobody from going on."""
-        return self.stood_still and self.purpose in (Purpose.PILOT, Purpose.STALLED)
+        stalled = self.stood_still and self.purpose in (Purpose.PILOT, Purpose.STALLED)
+        return stalled or self.purpose is Purpose.FLAKED
+
+    @property
+    def passing(self) -> bool:
+        """Whether it ended by what may not come again."""
+        failed = self.status is LaunchStatus.FAILED and self.cause is not None
+        return failed and self.cause is not None and self.cause.kind in PASSING
 
     @property
     def usable(self) -> bool:
@@ -324,6 +337,6 @@ def loads(ranks: Iterable[RankRecord]) -> Mapping[str, tuple[int, ...]]:
     return out
 
 
-def num_stalls(launches: Iterable[LaunchRecord]) -> int:
-    """How often some of these were timed again."""
-    return len({x.slot or x.launch for x in launches if x.purpose is Purpose.STALLED})
+def num_again(launches: Iterable[LaunchRecord], purpose: Purpose) -> int:
+    """How often some of these were launched again: ``STALLED`` or ``FLAKED``."""
+    return len({x.slot or x.launch for x in launches if x.purpose is purpose})

@@ -156,7 +156,7 @@ class RunRecord:
         frozen = self.windows.get(plan.hash, {}).get(launch.arm)
         if launch.purpose is Purpose.PROBE:
             return plan.window
-        if launch.purpose not in (Purpose.TIMED, Purpose.STALLED):
+        if launch.purpose not in (Purpose.TIMED, Purpose.STALLED, Purpose.FLAKED):
             return plan.pilot
         return frozen or plan.window
 

@@ -358,3 +358,13 @@ def test_no_launch_is_called_stalled_to_be_rid_of_it(copy: Path) -> None:
     change(copy, hide)
     rechain(copy)
     assert any("timed again, but the host did not stand still" in text for text in told(copy))
+
+
+def test_no_launch_is_called_a_flake_to_be_rid_of_it(copy: Path) -> None:
+    def hide(doc: Doc, _: Path) -> None:
+        slow = next(x for x in doc["launches"] if x["purpose"] == "timed")
+        slow["purpose"] = "flaked"
+
+    change(copy, hide)
+    rechain(copy)
+    assert any("launched once more, but nothing had ended it" in text for text in told(copy))

@@ -84,11 +84,11 @@ def _unlike(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
 def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion | None:
     """Why a launch that counts is no evidence, if it is none."""
     case = next((a.case for a in plan.arms if a.case.hash == launch.case), None)
+    if launch.discarded:
+        return None
     if launch.status is LaunchStatus.FAILED:
         large = _too_large(case, launch) if case is not None else None
         return large or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
-    if launch.discarded:
-        return None
     if launch.stood_still:
         why = f"noisy host: {launch.launch}: {launch.wrong[0]}"
         return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)

@@ -125,9 +125,12 @@ def _environment(ctx: RankContext) -> Any:
 
         def set_world_size(self, size: int) -> None:
             """Fabric's figure, from devices and nodes."""
-            assert size == ctx.world_size, f"Fabric counts {size} ranks of {ctx.world_size}"
+            if size != ctx.world_size:
+                raise ValueError(f"Fabric counts {size} ranks of {ctx.world_size}")
 
         def set_global_rank(self, rank: int) -> None:
-            assert rank == ctx.rank
+            """The same of a rank."""
+            if rank != ctx.rank:
+                raise ValueError(f"Fabric takes rank {ctx.rank} for {rank}")
 
     return Started()

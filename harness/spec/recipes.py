@@ -337,6 +337,16 @@ def control(case: CaseSpec) -> Plan:
     )
 
 
+def gated(case: CaseSpec) -> Plan:
+    """A case that is checked and not timed."""
+    return Plan(
+        name=f"{case.id} gate",
+        arms=(Arm(name="gated", case=case, role=Role.SUBJECT),),
+        contrasts=(),
+        protocol=replace(REAL, min_blocks=0, max_blocks=0),
+    )
+
+
 def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:
     """The world sizes that divide a strong case's global batch; the others cannot run."""
     assert case.mode is Mode.STRONG and case.global_batch is not None

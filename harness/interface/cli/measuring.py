@@ -14,7 +14,9 @@ from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.offered import OPTIONS
 from harness.interface.report import tables, text
+from harness.interface.report.heartbeat import Heartbeat
 from harness.interface.report.live import Live
+from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import RunRecord
 from harness.record.outcome import exit_status
@@ -82,12 +84,15 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
         settings, told = options.resumed(old, settings)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]
+    live: Progress = Live(sys.stderr)
+    if given["heartbeat"]:
+        live = Heartbeat(live, Path(given["heartbeat"]))
     made = Session(
         known,
         settings,
         results(asked),
         options.thresholds(given["thresholds"], beside, known, given["references"]),
-        Live(sys.stderr),
+        live,
     )
     made.run.notes += told
     return made

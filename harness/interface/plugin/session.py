@@ -11,9 +11,11 @@ from harness.analysis.judging.verdicts import of_series
 from harness.base.errors import SpecError
 from harness.interface import options
 from harness.interface.offered import OPTIONS, from_environment
+from harness.interface.report.heartbeat import Heartbeat
 from harness.interface.report.live import Live
 from harness.measure.confirming import USUAL
 from harness.measure.measurer import Measurer
+from harness.measure.progress import Progress
 from harness.measure.recovery.recoverer import Recoverer
 from harness.measure.session import Session
 from harness.record import RunRecord, Status, Verdict
@@ -84,12 +86,14 @@ class Scaling:
         if self.session is None:
             reporter = self.config.pluginmanager.getplugin("terminalreporter")
             writer = reporter._tw
-            live = Live(
+            live: Progress = Live(
                 writer._file,
                 quiet=self.config.option.verbose < 0,
                 column=lambda: writer.width_of_current_line,
             )
             values = {o.name: option(self.config, o.name) for o in OPTIONS}
+            if values["heartbeat"]:
+                live = Heartbeat(live, Path(values["heartbeat"]))
             argv = ("pytest", *map(str, self.config.invocation_params.args))
             results = Path(values["results"] or self.config.rootpath / "results")
             settings = options.settings(values, self.site, argv)

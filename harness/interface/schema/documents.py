@@ -331,6 +331,24 @@ class Foretold(TypedDict):
     outlooks: Sequence[SizeOutlook]
 
 
+class GateRow(TypedDict):
+    check: str
+    level: str
+    told: str
+
+
+class Gated(TypedDict):
+    fit: str
+    seconds: float
+    late: str
+    run: str
+    checks: Sequence[GateRow]
+
+
+class Script(TypedDict):
+    script: str
+
+
 #: Verb -> its documents: one, or one for each way in which it can be asked.
 DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
     "advise": (Advised,),
@@ -349,6 +367,7 @@ DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
     "export": (Exported,),
     "fabric": (RunRecord,),
     "fit": (Fitted,),
+    "gate": (Gated,),
     "handover": (HandedOver,),
     "history": (History,),
     "ingest": (Added,),
@@ -362,7 +381,7 @@ DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
     "recover": (RunRecord,),
     "report": (RunRecord, Summary, Files),
     "rules": (Sequence[Judges],),
-    "run": (RunRecord, Commands, Detached),
+    "run": (RunRecord, Commands, Detached, Script),
     "sign": (Signature,),
     "status": (Jobs,),
     "timeline": (Windows, Shifts),

@@ -1,0 +1,88 @@
+"""``gate``: fit, unfit or not known in time, for a prolog; the heartbeat beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.base.errors import Exit
+from harness.interface.cli.main import main
+from harness.interface.report.heartbeat import Heartbeat
+from harness.measure.progress import Moment, Progress, Waiting
+from harness.record import Purpose
+
+MUTANTS = Path(__file__).parents[2] / "mutants"
+
+
+def gate(folder: Path, *more: str) -> int:
+    return main(["gate", "--cpus", "2", "--results", str(folder), "--json", *more])
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_is_wrong_with_a_training_is_unfit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--path", str(MUTANTS), "--case", "mutant/mlp-nano", "--set", "mutant.bug=sum_for_mean"]
+    assert gate(tmp_path, *more) == Exit.FAILED
+    found = told(capsys)
+    step = [row for row in found["checks"] if row["check"] == "step"]
+    assert found["fit"] == "UNFIT" and step[0]["level"] == "BAD"
+    assert "step1_gradient" in step[0]["told"]
+
+
+def test_a_right_training_and_its_collectives_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a machine that others use its load is found; the training and the network are right."""
+    status = gate(tmp_path, "--case", "ddp/mlp-nano")
+    found = told(capsys)
+    by_check = {row["check"]: row for row in found["checks"]}
+    assert by_check["step"]["level"] == "ok"
+    if by_check["nodes"]["level"] == "ok":
+        assert status == Exit.PASSED and "collectives right" in by_check["fabric"]["told"]
+    else:
+        assert status == Exit.FAILED and "load" in by_check["nodes"]["told"]
+
+
+def test_a_gate_that_takes_too_long_is_ended_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gate(tmp_path, "--within", "0.5s") == Exit.INCONCLUSIVE
+    found = told(capsys)
+    assert found["fit"] == "UNKNOWN" and "0.5 s" in found["late"] and found["seconds"] < 60
+
+
+def moment(**more: Any) -> Moment:
+    fields = dict(
+        plan="p", number=2, num_plans=7, arm='ddp/"x"', purpose=Purpose.TIMED, launch=1,
+        num_launches=9, step=3, num_steps=32, elapsed_s=12.5, left_s=80.0, last="",
+    )  # fmt: skip
+    return Moment(**{**fields, **more})
+
+
+def test_a_heartbeat_is_metrics_that_prometheus_reads(tmp_path: Path) -> None:
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+    path = tmp_path / "run.prom"
+    heart = Heartbeat(Progress(), path)
+    heart.note("something")
+    heart.show(moment())
+    families = {f.name: f for f in text_string_to_metric_families(path.read_text())}
+    assert families["scaleproof_left_seconds"].samples[0].value == 80.0
+    assert families["scaleproof_notes"].samples[0].value == 1.0
+    assert families["scaleproof_run"].samples[0].labels["case"] == 'ddp/"x"'
+    before = path.read_text()
+    heart.show(moment(step=4))
+    assert path.read_text() == before, "not more often than every few seconds"
+
+
+def test_a_heartbeat_tells_a_wait_for_agents(tmp_path: Path) -> None:
+    heart = Heartbeat(Progress(), tmp_path / "run.prom")
+    heart.show(Waiting(here=3, wanted=64, says="job 7 pending", waited_s=4.0))
+    assert "waiting for 64 agents" in (tmp_path / "run.prom").read_text()

@@ -38,7 +38,7 @@ ELSEWHERE = (
 #: Half a minute each, and tests of their own.
 LONG = (
     "scaleproof recover", "scaleproof pairs", "scaleproof run", "scaleproof plan suites",
-    "scaleproof fabric",
+    "scaleproof fabric", "scaleproof gate",
     "python benchmarks/cost/launch.py",
 )  # fmt: skip
 

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+from harness.base.documents import Json, from_doc
 from harness.host.admission import Finding
 
 #: Facts that equal nodes need not share: what a node is called.
@@ -18,6 +20,12 @@ class Examined:
     host: str
     facts: Mapping[str, str]
     findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, host: str, answer: Json) -> Self:
+        """An agent's answer (``host.examination``)."""
+        findings = from_doc(tuple[Finding, ...], answer["findings"])
+        return cls(host=host, facts=answer["facts"], findings=findings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from harness.base.errors import Exit, ScaleproofError, SpecError
 
-#: Bytes below which a disk counts as full when a rank has just failed.
-FLOOR_BYTES = 64 << 10
+#: Bytes below which a disk counts as full when a rank has just failed, and before a run begins:
+#: its chain must have room for what is measured, and the record for an end.
+FLOOR_BYTES, ROOM_BYTES = 64 << 10, 128 << 10
 
 
 class FullDiskError(ScaleproofError):
@@ -18,12 +19,13 @@ class FullDiskError(ScaleproofError):
 
     exit = Exit.ERROR
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, begun: bool = True) -> None:
+        resume = f"rm -r OLD_RUNS, then scaleproof run --resume {folder}"
         super().__init__(
             "no space is left on this disk",
             where=str(folder),
-            expected="a few MB for a run; complete blocks that were measured earlier are kept",
-            fix=f"rm -r OLD_RUNS, then scaleproof run --resume {folder}",
+            expected="a few MB for a run; whatever was measured is kept",
+            fix=resume if begun else "rm -r OLD_RUNS, and run again: nothing was launched",
         )
 
 
@@ -38,10 +40,12 @@ def told(folder: Path) -> Iterator[None]:
         raise FullDiskError(folder) from None
 
 
-def refuse_full(folder: Path) -> None:
-    """FullDiskError if there is no room: a launch that failed now says nothing of its case."""
-    if shutil.disk_usage(folder).free < FLOOR_BYTES:
-        raise FullDiskError(folder)
+def refuse_full(folder: Path, *, begun: bool = True) -> None:
+    """FullDiskError if there is no room: a launch that failed now says nothing of its case; before
+    a run has ``begun``, nothing of it would be there to go on with.
+    """
+    if shutil.disk_usage(folder).free < (FLOOR_BYTES if begun else ROOM_BYTES):
+        raise FullDiskError(folder, begun=begun)
 
 
 def put(path: Path, body: bytes, option: str) -> None:

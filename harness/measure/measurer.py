@@ -1,7 +1,7 @@
 """The Measurer: climbs, pilots, times and confirms plans, block by block, into one Run.
 
 It knows arms, turns and contrasts, nothing of world sizes but that a climb goes upwards. A plan is
-measured once however often it is asked for; every block is written down before the next one.
+measured once however often it is asked for; every launch is in the chain as soon as it has ended.
 
     describe -> climb (gates, ascending) -> pilots -> windows frozen -> blocks until decided
     -> a fresh set where a FAIL would be reported -> verdicts

@@ -1,4 +1,6 @@
-"""The Run: a record in the making, from its first plan on; written down after every block."""
+"""The Run: a record in the making. Its chain has every launch as it ends; the record is written
+when it begins and when it ends.
+"""
 
 import datetime
 import secrets
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import references
+from harness.base import files
 from harness.base.documents import Json
 from harness.host import doctor, environment, facts, machine
 from harness.host.admission import Finding
@@ -114,6 +117,7 @@ class Run:
         if self._chain is None:
             self._chain = Chain(self.folder)
         if first := not self._chain.links:
+            files.refuse_full(self.folder, begun=False)
             self._chain.add(Kind.SEALED, _sealed(self))
         told = {body["hash"] for body in bodies(self._chain.links, Kind.PLAN)}
         for plan in self.plans:

@@ -3,7 +3,7 @@
 results/runs/<machine>/<run>/
 chain.jsonl          what happened, a line each, on disk as it happens: all that is measured
 record.json          RunRecord, written when a run begins and when it ends, with a digest of itself
-                     that detects edits, not forgery (until schema 7: in record.sha256)
+                     that detects edits, not forgery (older ones have it in record.sha256)
 launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs
 """
 

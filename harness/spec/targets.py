@@ -1,5 +1,6 @@
 """What a command line can name to be measured: a case, a recipe, a file or folder of suites."""
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,18 @@ def _recipes(
     path: Path, site: Site, function: str | None, chosen: Callable[[frozenset[str]], bool]
 ) -> list[Plan]:
     """The plans of a suite's marked functions, or of one recipe function of a file."""
-    module = modules.load(str(path))
+    try:
+        module = modules.load(str(path))
+    except SpecError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((f.lineno for f in reversed(frames) if f.filename == str(path.resolve())), "")
+        raise SpecError(
+            f"cannot be imported: {type(error).__name__}: {error}",
+            where=f"{path}:{line}" if line else str(path), expected="a file of recipes",
+            fix=f"python {path}",
+        ) from None  # fmt: skip
     if function is not None:
         recipe = getattr(module, function, None)
         if recipe is None:

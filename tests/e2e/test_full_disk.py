@@ -16,13 +16,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.full
-def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["150k", "450k"])
+def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(
+    tmp_path: Path, size: str
+) -> None:
     disk, out = tmp_path / "disk", tmp_path / "out"
     disk.mkdir()
     out.mkdir()
     scaleproof = shlex.join([sys.executable, "-m", "harness", "run"])
     script = f"""
-        mount -t tmpfs -o size=450k results {disk} || exit 77
+        mount -t tmpfs -o size={size} results {disk} || exit 77
         {scaleproof} ddp/mlp-nano/weak --cpus 2 --results {disk} > {out}/first 2>&1
         echo $? > {out}/first.status
         run=$(ls -d {disk}/runs/*/*) && cp -r $run {out}/kept
@@ -51,3 +54,24 @@ def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(tmp_path: Pat
     names = {x.launch for x in kept.launches}
     assert names and names <= {x.launch for x in whole.launches}, "nothing measured was lost"
     assert json.loads((out / "whole" / "record.json").read_text())["run"] == kept.run
+
+
+@pytest.mark.full
+def test_a_disk_without_room_for_a_run_is_refused_before_any_launch(tmp_path: Path) -> None:
+    """What it advised could not be done: there was no run to go on with."""
+    disk, said = tmp_path / "disk", tmp_path / "said"
+    disk.mkdir()
+    command = shlex.join([sys.executable, "-m", "harness", "run"])
+    script = f"""
+        mount -t tmpfs -o size=60k results {disk} || exit 77
+        {command} ddp/mlp-nano/weak --cpus 2 --results {disk} > {said} 2>&1
+    """
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    told = said.read_text()
+    assert done.returncode == 11 and "no space is left on this disk" in told
+    assert "nothing was launched" in told and "--resume" not in told and "Traceback" not in told

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.base.errors import SpecError
-from harness.spec import Device, Mode, Protocol, Role, Site
+from harness.spec import Catalogue, Device, Mode, Protocol, Role, Site
 from harness.spec.recipes import control, ladder, plain, shapes, strong_worlds, versus
+from harness.spec.targets import plans_of
 
 SITE = Site(device=Device.CUDA, backend="nccl", nodes=(8, 8, 8, 8))
 
@@ -111,3 +114,12 @@ def test_only_keeps_the_baselines_it_needs() -> None:
 def test_impossible_protocols_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="a protocol needs"):
         Protocol(**{"steps": 10, "cut": 2, **bad})
+
+
+def test_a_file_of_recipes_that_breaks_is_told_with_its_line(tmp_path: Path) -> None:
+    """A mistake in a user's own file is no bug of ours."""
+    file = tmp_path / "test_mine.py"
+    file.write_text("from harness import ladder\n\nfrom harness import no_such_thing\n")
+    with pytest.raises(SpecError, match="cannot be imported: ImportError") as told:
+        plans_of(str(file), SITE, Catalogue(), {}, [])
+    assert f"{file}:3" in str(told.value)

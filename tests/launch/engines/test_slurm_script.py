@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.base.errors import SpecError
+from harness.interface.cli.main import main
 from harness.launch.engine import Deployment
 from harness.launch.engines import slurm
 from harness.spec import Device
@@ -51,3 +54,34 @@ def test_a_step_in_an_allocation_asks_alike(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     (command,) = slurm.build().plan(deployment(Device.CUDA, tmp_path))
     assert "--cpu-bind=none" in command.argv and "--exclusive" not in command.argv
+
+
+def test_a_folder_with_spaces_is_one_word_of_the_script(tmp_path: Path) -> None:
+    text = slurm.script(deployment(Device.CPU, tmp_path / "my results"), ["true"])
+    assert f'#SBATCH --output="{tmp_path}/my results/slurm.log"' in text
+
+
+def test_no_setting_is_more_than_a_line_of_the_script(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="control character"):
+        slurm.script(deployment(Device.CPU, tmp_path, partition="gpu\ntouch /tmp/x"), ["true"])
+
+
+def test_a_detached_dry_run_prints_what_would_be_submitted_and_submits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = tmp_path / "asked"
+    for name in ("sbatch", "srun", "sinfo"):
+        stub = tmp_path / name
+        stub.write_text(f"#!/bin/sh\necho {name} >> {asked}\necho 7\n")
+        stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    words = ["run", "ddp/mlp-nano/weak", "--engine", "slurm", "--nodes", "2x1", "--cpus", "2"]
+    results = str(tmp_path / "out")
+    assert main([*words, "--results", results, "--detach", "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    assert script.startswith("#!/bin/bash") and "srun" not in script.splitlines()[-1]
+    (command,) = [line for line in script.splitlines() if line.startswith("exec ")]
+    assert command.count("--results") == 1 and "--detach" not in command
+    assert "--dry-run" not in command and "HOST:PORT" not in script
+    assert not asked.exists() or "sbatch" not in asked.read_text()

@@ -30,7 +30,7 @@ from harness.training.context import (
     make_batch,
     own_batch,
 )
-from harness.training.data import Sampler
+from harness.training.data import Batch, Sampler
 from harness.training.describe import expect, model_facts
 from harness.training.observe import issued
 from harness.training.observe.memory import Memory
@@ -277,12 +277,11 @@ def _whole(
 def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
     """With nothing thrown away, a compressor must give the dense gradient, step after step."""
     trainer, reference, sampler = _start(loaded, case, ctx)
-    shards, error = ctx.batching.shards, 0.0
+    error = 0.0
     for step in range(STEPS):
-        ids = [sampler.ids(step, s) for s in range(shards)]
-        batches = [make_batch(loaded, case, i, ctx.device) for i in ids]
+        batches = _shards(loaded, case, ctx, sampler, step)
         trainer.step(batches[ctx.shard])
-        reference.step(batches)
+        _dense(reference, batches, ctx)
         wrong = relative_error(trainer.gradients(), dict(reference.gradients()))
         error = max(error, wrong)
     assert ctx.compressor is not None
@@ -298,9 +297,8 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
     twin = loaded.at_once(replace(case, optimizer=Optimizer.SGD))
     ctx = context(twin)
     trainer, reference, sampler = _start(loaded, twin, ctx)
-    shards = ctx.batching.shards
-    batches = [make_batch(loaded, twin, sampler.ids(0, s), ctx.device) for s in range(shards)]
-    dense = [reference.step(batches) for _ in range(PROGRESS_STEPS)]
+    batches = _shards(loaded, twin, ctx, sampler, 0)
+    dense = [_dense(reference, batches, ctx) for _ in range(PROGRESS_STEPS)]
     seen = []
     for _ in range(PROGRESS_STEPS):
         loss = trainer.step(batches[ctx.shard])
@@ -309,6 +307,21 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
     share = (seen[0] - seen[-1]) / (dense[0] - dense[-1])
     told = f"of the dense progress in {PROGRESS_STEPS} steps on one batch"
     return Check(name="progress", ok=share >= PROGRESS, value=share, limit=PROGRESS, detail=told)
+
+
+def _shards(
+    loaded: Loaded, case: CaseSpec, ctx: RankContext, sampler: Sampler, step: int
+) -> Mapping[int, Batch]:
+    """A step's batches by shard: of few all of them, of many this rank's own."""
+    every = range(ctx.batching.shards) if ctx.batching.shards <= IN_TURN else [ctx.shard]
+    return {s: make_batch(loaded, case, sampler.ids(step, s), ctx.device) for s in every}
+
+
+def _dense(reference: Oracle, batches: Mapping[int, Batch], ctx: RankContext) -> float:
+    """A step of the reference: all shards in turn, or each rank its own, however many there are."""
+    if len(batches) == ctx.batching.shards:
+        return reference.step(list(batches.values()))
+    return reference.together(batches[ctx.shard])
 
 
 def _scaled(factor: float, world_size: int) -> str:

@@ -14,9 +14,9 @@ from types import FrameType
 
 from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.nodes import Examined, drift
-from harness.base.documents import from_doc, to_doc
+from harness.base.documents import to_doc
 from harness.base.errors import Exit, LaunchError, SpecError
-from harness.host.admission import Finding, Level
+from harness.host.admission import Level
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
@@ -106,12 +106,8 @@ def _look(session: Session, site: Site, case: CaseSpec, found: Found) -> None:
 def _nodes(session: Session) -> tuple[list[str], str]:
     """What agents find of their nodes, and in what these differ."""
     examined = [
-        Examined(
-            host=node.machine.host, facts=told["facts"],
-            findings=from_doc(tuple[Finding, ...], told["findings"]),
-        )
-        for node, told in session.bench.worlds.examine()
-    ]  # fmt: skip
+        Examined.of(node.machine.host, told) for node, told in session.bench.worlds.examine()
+    ]
     bad = [
         f"{node.host}: {f.check}: {f.text}"
         for node in examined for f in node.findings if f.level is Level.BAD

@@ -7,7 +7,7 @@ from functools import partial
 
 from harness.analysis.nodes import Examined, drift
 from harness.analysis.stacks import Activity, Frame, tally
-from harness.base.documents import from_doc, to_doc
+from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.host import admission, doctor, facts, ranks
 from harness.host.admission import Finding, Level
@@ -70,13 +70,7 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
             f"--engine {site.engine} starts whole worlds: no agent of ours can look at its nodes",
             expected="an engine that starts agents", fix="scaleproof doctor --engine slurm",
         )  # fmt: skip
-    examined = [
-        Examined(
-            host=node.machine.host, facts=told["facts"],
-            findings=from_doc(tuple[Finding, ...], told["findings"]),
-        )
-        for node, told in said
-    ]  # fmt: skip
+    examined = [Examined.of(node.machine.host, told) for node, told in said]
     found, width, lines = list(drift(examined)), text.columns(), list[str]()
     findings: dict[tuple[str, str, str, str], list[str]] = {}
     for node in examined:

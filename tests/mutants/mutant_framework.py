@@ -45,7 +45,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         accelerate.as_torchrun_does = _untold
         return accelerate.build(model, ctx, accelerate.KNOBS)
     if bug == "accelerate_fsdp_is_ddp":
-        return accelerate.build(model, ctx, dict(fsdp=True))
+        return accelerate.build(model, ctx, dict(sharded=True))
     if bug == "fabric_default_sizes":
         from lightning.fabric import strategies
 

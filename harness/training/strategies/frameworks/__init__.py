@@ -4,8 +4,18 @@ A framework is imported by the rank that needs it, after the fork: some start th
 """
 
 import os
+from dataclasses import replace
 
+from harness.spec import Batching, Dim, Mesh
 from harness.training.context import RankContext, within
+
+
+def all_sharded(batching: Batching) -> Batching:
+    """The same batches, with parameters in parts over all ranks, as these frameworks' FSDP2 has
+    them whatever the case's mesh says of samples.
+    """
+    ranks = batching.mesh.ranks
+    return replace(batching, mesh=Mesh({Dim.FSDP: ranks} if ranks > 1 else {}))
 
 
 def as_torchrun_does(ctx: RankContext) -> None:

@@ -11,14 +11,14 @@ from harness.spec import Batching, CaseSpec, Device, Precision
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import samples
 from harness.training.strategies import ddp, fsdp
-from harness.training.strategies.frameworks import as_torchrun_does
+from harness.training.strategies.frameworks import all_sharded, as_torchrun_does
 from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(
-    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("dp", "fsdp"), replicas=True,
+    worlds="any", oracle="shard_ordered", initial="same_seed", replicas=True,
     packages=("accelerate",), compiles=False,
 )  # fmt: skip
-KNOBS = dict(fsdp=False)
+KNOBS = dict(sharded=False)
 
 
 def expect(
@@ -27,7 +27,7 @@ def expect(
     """The bytes of DDP, or those of FSDP2 with every block a unit."""
     if not case.communicate:
         raise ValueError("accelerate prepares models for ranks that talk")
-    if not knobs["fsdp"]:
+    if not knobs["sharded"]:
         like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
         unit = "CPU" if case.device is Device.CPU else "GPU"
         return replace(like, placements=(f"MULTI_{unit}" if case.world_size > 1 else "NO",))
@@ -35,7 +35,7 @@ def expect(
         raise ValueError("accelerate's FSDP2 plugin trains as plain DDP where there is no GPU")
     if case.precision is Precision.BF16:
         raise ValueError("accelerate's FSDP2 plugin keeps its parameters in fp32")
-    like = fsdp.expect(case, model, batching, facts, fsdp.KNOBS)
+    like = fsdp.expect(case, model, all_sharded(batching), facts, fsdp.KNOBS)
     return replace(like, placements=("FSDP Shard(dim=0)",))
 
 
@@ -68,7 +68,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         fsdp_version=2, reshard_after_forward=True, cpu_ram_efficient_loading=False,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=list({type(block).__name__ for block in model.children()}),
-    ) if knobs["fsdp"] else None  # fmt: skip
+    ) if knobs["sharded"] else None  # fmt: skip
     threads = torch.get_num_threads()
     accelerator = Accelerator(
         cpu=ctx.device.type == "cpu", fsdp_plugin=plugin,

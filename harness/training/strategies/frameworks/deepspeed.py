@@ -156,7 +156,7 @@ def config(case: CaseSpec, batching: Batching, knobs: Knobs) -> dict[str, Any]:
         zero_optimization=zero,
     )
     if case.precision is Precision.BF16:  # as ours: no copies of weights in fp32
-        asked["bf16"] = dict(
+        asked[str(case.precision)] = dict(
             enabled=True, bf16_master_weights_and_grads=True, bf16_optimizer_states=True
         )
     return asked

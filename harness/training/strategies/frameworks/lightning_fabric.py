@@ -14,10 +14,11 @@ from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext, within
 from harness.training.parallel import samples
 from harness.training.strategies import ddp, fsdp
+from harness.training.strategies.frameworks import all_sharded
 from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(
-    worlds="any", oracle="shard_ordered", initial="same_seed", dims=("fsdp", "dp"), replicas=True,
+    worlds="any", oracle="shard_ordered", initial="same_seed", replicas=True,
     packages=("lightning",), compiles=False,
 )  # fmt: skip
 KNOBS = dict(sharded=False)
@@ -32,7 +33,7 @@ def expect(
     if not knobs["sharded"]:
         like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
         return replace(like, placements=("plain",))
-    like = fsdp.expect(case, model, batching, facts, fsdp.KNOBS)
+    like = fsdp.expect(case, model, all_sharded(batching), facts, fsdp.KNOBS)
     return replace(like, placements=(f"Shard(dim=0) of {case.world_size}",))
 
 

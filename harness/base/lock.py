@@ -1,5 +1,6 @@
 """Who writes in a folder: one program at a time, whoever else may read there meanwhile."""
 
+import errno
 import fcntl
 import os
 import weakref
@@ -8,6 +9,8 @@ from pathlib import Path
 from harness.base.errors import RecordError
 
 FILE = ".lock"
+#: What a file system says that has no locks: there nobody can be kept out.
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Lock:
@@ -29,5 +32,8 @@ class Lock:
                 f"this run is being measured by {holder}", where=str(folder),
                 expected="one program at a time", fix=f"scaleproof report {folder}",
             ) from None  # fmt: skip
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
         os.ftruncate(held, 0)
         os.pwrite(held, f"process {os.getpid()}".encode(), 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -158,6 +160,17 @@ def test_a_dead_program_holds_no_lock(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         held.release()
     os.waitpid(pid, 0)
+    Lock(tmp_path).release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     Lock(tmp_path).release()
 
 

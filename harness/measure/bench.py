@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,8 @@ from harness.spec.plan import HORIZON
 POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1
 #: FLOP/s of a slow CPU core, for deadlines only.
 SLOW_FLOPS = 5e9
+#: What a launch's name, which is a folder's too, may not have.
+_ODD = re.compile(r"[^A-Za-z0-9_.+-]+")
 _USUAL = Deadlines()
 #: What a script imports, loads and compiles may take long, and so may an evaluation between steps.
 SCRIPTS = Deadlines(start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0)
@@ -225,7 +228,8 @@ class Bench:
         self, order: Order, folder: Path, described: Described, detailed: bool
     ) -> LaunchSpec:
         case, seat, task = order.arm.case, order.seat, self._task(order)
-        name = f"{order.plan.hash[:6]}-{order.label}-{order.arm.name.strip('@')}"
+        arm = _ODD.sub("-", order.arm.name.strip("@"))  # an arm's name may have spaces
+        name = f"{order.plan.hash[:6]}-{order.label}-{arm}"
         deadlines = _deadlines(case, described)
         if isinstance(task, Refer):
             case = alone(case, described, task.streamed)

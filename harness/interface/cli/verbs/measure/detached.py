@@ -185,13 +185,17 @@ def collect(results: Path, job: str) -> Path:
             fix=f"scaleproof status {job}",
         )  # fmt: skip
     said = "\n".join(_said(detached))
-    match = re.search(r"scaleproof report (\S+)", said)
-    if match is None:
+    # The last lines name the run or its page; a hint names the verb, but no folder that is there.
+    named = re.findall(
+        r"(?:scaleproof report|^ page) +(\S+?)(?:/report\.html)?(?=\s|$)", said, re.M
+    )
+    runs = [Path(name) for name in named if Path(name).is_dir()]
+    if not runs:
         raise LaunchError(
             f"job {job} left no record: {said.splitlines()[-1] if said else 'its log is empty'}",
             expected="a run that reached its first launch", fix=f"less {detached.log}",
         )  # fmt: skip
-    return Path(match[1])
+    return runs[-1]
 
 
 def _said(detached: Detached) -> list[str]:

@@ -136,13 +136,18 @@ def _fabric(session: Session) -> tuple[list[str], str]:
     rules = {rule.name: rule for rule in run.thresholds}
     judged = verdicts.of_series(run)
     wrong = sorted({f"{v.case}: {v.detail}" for v in judged if v.status == "ERROR"})
+    unmeasured = [v for v in judged if v.rule and v.value is None]
+    unknown = [f"{v.case}: {v.metric} was not measured" for v in unmeasured]
+    if not run.fabric:
+        unknown.append("no collective was timed")
     slow = [
         f"{v.case}: {v.metric} is {v.value:.3g}, asked for {v.bound} ({v.rule})"
         for v in judged if v.rule and _misses(v, rules[v.rule])
     ]  # fmt: skip
     asked = sum(v.rule is not None for v in judged)
     against = f"{asked} references are met" if asked else "no reference for this machine"
-    return [*wrong, *slow], f"{len({r.operation for r in run.fabric})} collectives right; {against}"
+    operations = {r.operation for r in run.fabric}
+    return [*wrong, *unknown, *slow], f"{len(operations)} collectives right; {against}"
 
 
 def _misses(verdict: Verdict, rule: Threshold) -> bool:

@@ -186,9 +186,8 @@ def collect(results: Path, job: str) -> Path:
         )  # fmt: skip
     said = "\n".join(_said(detached))
     # The last lines name the run or its page; a hint names the verb, but no folder that is there.
-    named = re.findall(
-        r"(?:scaleproof report|^ page) +(\S+?)(?:/report\.html)?(?=\s|$)", said, re.M
-    )
+    pattern = r"(?:scaleproof report|^ page) +(\S+?)(?:/report\.html)?(?=\s|$)"
+    named = re.findall(pattern, said, re.MULTILINE)
     runs = [Path(name) for name in named if Path(name).is_dir()]
     if not runs:
         raise LaunchError(

@@ -10,6 +10,7 @@ import pytest
 
 from harness.base.errors import Exit
 from harness.interface.cli.main import main
+from harness.interface.cli.verbs.measure import gate as gate_verb
 from harness.interface.report.heartbeat import Heartbeat
 from harness.measure.progress import Moment, Progress, Waiting
 from harness.record import Purpose
@@ -48,6 +49,16 @@ def test_a_right_training_and_its_collectives_are_told(
         assert status == Exit.PASSED and "collectives right" in by_check["fabric"]["told"]
     else:
         assert status == Exit.FAILED and "load" in by_check["nodes"]["told"]
+
+
+def test_a_network_that_was_not_swept_is_unfit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: a sweep that comes back with nothing."""
+    monkeypatch.setattr(gate_verb, "_nodes", lambda _: ([], ""))  # how busy the host is
+    monkeypatch.setattr(gate_verb.Sweeper, "sweep", lambda *_: None)
+    assert gate(tmp_path, "--case", "ddp/mlp-nano") == Exit.FAILED
+    assert "no collective was timed" in capsys.readouterr().out
 
 
 def test_a_gate_that_takes_too_long_is_ended_and_said(

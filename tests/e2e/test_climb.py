@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,8 +56,10 @@ def test_pilots_are_shared_and_windows_frozen_before_the_first_block(
         for c in ("ddp/mlp-nano", "fsdp/mlp-nano")
     ]
     measurer.measure(plans)
-    pilots = [x.arm for x in measurer.run.launches if x.purpose is Purpose.PILOT]
-    assert sorted(pilots) == ["@1", "@1", "plain", "plain"], "plain twice (A/A), for both plans"
+    pilots = Counter(x.arm for x in measurer.run.launches if x.purpose is Purpose.PILOT)
+    assert pilots["plain"] == 2, "twice (A/A), for both plans"
+    # Each plan has its own, and another one where the host had a busy moment.
+    assert 2 <= pilots["@1"] <= 4 and pilots.total() == pilots["plain"] + pilots["@1"]
     purposes = [x.purpose for x in measurer.run.launches]
     assert purposes.index(Purpose.TIMED) == len(purposes) - purposes[::-1].index(Purpose.PILOT)
     run = measurer.run.record(complete=True)

@@ -51,7 +51,7 @@ def expect(
         n = 1  # nobody needs to hear of it
     sent = traffic.all_reduce(payload, n)
     if knobs["unused"]:
-        sent += traffic.all_reduce(4.0 * len(list(model.parameters())), n)
+        sent += flags(len(list(model.parameters())), n)
     return traffic.expected(
         [sent] * case.world_size,
         largest=min(payload, knobs["bucket_cap_mb"] * 2**20),
@@ -63,6 +63,11 @@ def expect(
         formula="2 (N-1)/N bytes(P)" if case.phase is Passes.TRAIN else "0",
         global_batch=batching.global_batch,
     )
+
+
+def flags(num_parameters: int, ranks: int) -> traffic.Traffic:
+    """What looking for unused parameters sends: four bytes for each."""
+    return traffic.all_reduce(4.0 * num_parameters, ranks)
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:

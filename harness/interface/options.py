@@ -30,17 +30,15 @@ def add_to(parser: argparse.ArgumentParser, *, cases: bool) -> None:
         group.add_argument(f"--{o.name}", help=o.help, **{**o.kwargs, "default": usual})
 
 
-def seconds(text: str | None) -> float | None:
-    """``330``, ``330s``, ``5m`` or ``1h`` in seconds; None stays None."""
+def seconds(text: str | None, option: str = "time-budget") -> float | None:
+    """``330``, ``330s``, ``5m`` or ``1h`` in seconds, as ``option`` says; None stays None."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if not match:
-        raise SpecError(
-            f"--time-budget {text}", expected="330, 330s, 5m or 1h", fix="--time-budget 5m"
-        )
+        raise SpecError(f"--{option} {text}", expected="330, 330s, 5m or 1h", fix=f"--{option} 5m")
     if not float(match[1]):
-        raise SpecError(f"--time-budget {text}", expected="some time", fix="--time-budget 5m")
+        raise SpecError(f"--{option} {text}", expected="some time", fix=f"--{option} 5m")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 

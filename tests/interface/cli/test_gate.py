@@ -61,6 +61,14 @@ def test_a_network_that_was_not_swept_is_unfit(
     assert "no collective was timed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("within", ["soon", "0"])
+def test_a_time_that_is_none_is_refused_by_its_option(
+    within: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gate(tmp_path, "--within", within) == Exit.USAGE
+    assert f"--within {within}" in "".join(capsys.readouterr())
+
+
 def test_a_gate_that_takes_too_long_is_ended_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

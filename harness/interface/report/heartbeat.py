@@ -4,10 +4,12 @@ In the format of OpenMetrics, for a node exporter's textfile collector; or by it
 that has not written it for a minute is stuck, whatever it was at.
 """
 
+import os
 import time
 from pathlib import Path
 
 from harness.base import files
+from harness.base.errors import SpecError
 from harness.measure.progress import Moment, Progress, Waiting
 
 #: Seconds between two writes.
@@ -15,17 +17,33 @@ EVERY_S = 5.0
 
 
 class Heartbeat(Progress):
-    """Shows all that ``inner`` shows, and leaves it in a file as well."""
+    """Shows all that ``inner`` shows, and leaves it in a file as well.
+
+    Raises SpecError where the file cannot lie; a disk that fails later ends no run.
+    """
 
     def __init__(self, inner: Progress, path: Path) -> None:
         self._inner, self._path, self._written_at = inner, path, 0.0
-        self._notes = 0
+        self._notes, self._told = 0, False
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise SpecError(
+                f"--heartbeat {path}: {path.parent} is no folder that can be written",
+                expected="a file in a folder that is there", fix="--heartbeat heartbeat.prom",
+            )  # fmt: skip
 
     def show(self, moment: Moment | Waiting) -> None:
         self._inner.show(moment)
         if time.monotonic() - self._written_at >= EVERY_S:
             self._written_at = time.monotonic()
-            files.write({self._path: openmetrics(moment, time.time(), self._notes)})
+            self._leave(openmetrics(moment, time.time(), self._notes))
+
+    def _leave(self, text: str) -> None:
+        try:
+            files.write({self._path: text})
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                self.note(f"the heartbeat {self._path} cannot be written: {error.strerror}")
 
     def note(self, text: str) -> None:
         self._notes += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.base.errors import Exit
+from harness.base.errors import Exit, SpecError
 from harness.interface.cli.main import main
 from harness.interface.cli.verbs.measure import gate as gate_verb
 from harness.interface.report.heartbeat import Heartbeat
@@ -105,3 +105,21 @@ def test_a_heartbeat_tells_a_wait_for_agents(tmp_path: Path) -> None:
     heart = Heartbeat(Progress(), tmp_path / "run.prom")
     heart.show(Waiting(here=3, wanted=64, says="job 7 pending", waited_s=4.0))
     assert "waiting for 64 agents" in (tmp_path / "run.prom").read_text()
+
+
+def test_a_heartbeat_that_cannot_be_is_refused_and_one_that_fails_later_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(SpecError, match="--heartbeat"):
+        Heartbeat(Progress(), tmp_path / "none" / "run.prom")
+    told: list[str] = []
+
+    class Teller(Progress):
+        def note(self, text: str) -> None:
+            told.append(text)
+
+    (tmp_path / "run.prom").mkdir()  # no file can be put in its place
+    heart = Heartbeat(Teller(), tmp_path / "run.prom")
+    heart.show(moment())
+    heart.show(moment(step=4))
+    assert len(told) == 1 and "run.prom cannot be written" in told[0]

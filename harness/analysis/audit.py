@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.analysis import packing
+from harness.analysis.slow_nodes import told
 from harness.base.documents import Json, to_doc
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
@@ -75,9 +76,9 @@ def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str
 def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
     """No two ranks leave the same samples: they hold the times of every step.
 
-    References have no times: two that train alike, at another pace, are equal.
+    References have no times: two that train alike, at another pace, are equal. Nor have hashes.
     """
-    timed = [x for x in launches if x.purpose is not Purpose.REFERENCE]
+    timed = [x for x in launches if x.purpose not in (Purpose.REFERENCE, Purpose.BITS)]
     count = Counter(r.samples_sha256 for x in timed for r in x.ranks if r.samples_sha256)
     for launch in timed:
         for rank in launch.ranks:
@@ -170,7 +171,8 @@ def _seats(run: RunRecord) -> Iterator[str]:
     """Launches at once had nodes and devices of their own, and those that their seed draws."""
     plans = {p.hash: p for p in run.plans}
     slots: dict[str, list[LaunchRecord]] = {}
-    for x in (x for x in run.launches if x.hosts and x.purpose is not Purpose.REFERENCE):
+    apart = (Purpose.REFERENCE, Purpose.ROUND)
+    for x in (x for x in run.launches if x.hosts and x.purpose not in apart):
         slots.setdefault(x.slot or x.launch, []).append(x)
     for launches in slots.values():
         first = launches[0]
@@ -221,6 +223,8 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
         yield from _alike(kind, _json(entries), chain.bodies(links, kind), whole=run.complete)
     rows = [row for body in chain.bodies(links, Kind.SWEEP) for row in body]
     yield from _alike(Kind.SWEEP, _json(run.fabric), rows, whole=run.complete)
+    if run.suspects is not None and run.suspects.hosts:
+        yield from told.differences(run.suspects)
     pairs = [] if run.suspects is None else [_json(run.suspects)]
     yield from _alike(Kind.PAIRED, pairs, chain.bodies(links, Kind.PAIRED), whole=run.complete)
     if run.complete and links[-1].kind is not Kind.ENDED:

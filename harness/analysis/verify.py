@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.analysis.audit import audit, strays
 from harness.analysis.judging import pairs, verdicts
-from harness.analysis.samples import figures, pilots, references
+from harness.analysis.samples import bits, figures, pilots, references
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
@@ -33,6 +33,8 @@ from harness.spec import Threshold
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9
+#: Launches that have no samples of steps.
+_APART = (Purpose.GATE, Purpose.REFERENCE, Purpose.BITS)
 #: Launches that are worth the processes which recompute them at once.
 MANY = 1_000
 #: Bytes a rank beside the closed form that a gate lets pass: the protocol of small messages.
@@ -66,14 +68,12 @@ def verify(run: RunRecord, folder: Path) -> Verification:
         return Verification(
             num_launches=0, num_samples=0, num_verdicts=0, differences=tuple(unknown)
         )
-    counted = [
-        x
-        for x in run.launches
-        if x.purpose not in (Purpose.GATE, Purpose.REFERENCE) and x.status is LaunchStatus.OK
-    ]
+    counted = [x for x in run.launches if x.purpose not in _APART and x.status is LaunchStatus.OK]
     checked = _all(run, folder, counted)
     differences = [text for one in checked for text in one.differences]
     differences += [text for x in run.launches if x.purpose is Purpose.GATE for text in _gate(x)]
+    for x in (x for x in run.launches if x.purpose is Purpose.BITS):
+        differences += _bits(x, folder)
     if not differences:
         differences = _windows(run, folder)
     links = chain.read(folder)
@@ -131,6 +131,21 @@ def _gate(launch: LaunchRecord) -> Iterator[str]:
                     f"{launch.launch}: {c.name} of rank {rank.rank} is {c.value:.4g} against"
                     f" {c.limit:.4g}, recorded as right"
                 )
+
+
+def _bits(launch: LaunchRecord, folder: Path) -> Iterator[str]:
+    """Whether the hashes say again who was wrong."""
+    if launch.status is not LaunchStatus.OK:
+        return
+    try:
+        samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
+    except RecordError as error:
+        yield str(error)
+        return
+    compared = bits.compare(samples)
+    again = bits.told(compared, launch.ranks)
+    if (len(again), compared.num) != (len(launch.wrong), launch.compared):
+        yield f"{launch.launch}: {len(launch.wrong)} ranks had other bits, recomputed {len(again)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from harness.analysis.samples import figures
+from harness.analysis.samples import bits, figures
 from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
@@ -20,6 +20,7 @@ from harness.launch import causes
 from harness.launch.engine import Ended, Where
 from harness.launch.fleets import Fleets
 from harness.launch.wire.messages import (
+    Bits,
     Break,
     Deadlines,
     Gate,
@@ -108,27 +109,34 @@ class Bench:
             records[i] = replace(record, cause=replace(again, message=message))
         return records
 
-    def sweep(
-        self, case: CaseSpec, folder: Path, hosts: tuple[int, ...] = (), only: str = ""
-    ) -> list[Row]:
+    def sweep(self, case: CaseSpec, folder: Path) -> list[Row]:
         """Sweep the collectives of a world once; LaunchError with the cause if it breaks."""
-        name = f"fabric-{case.world.replace('+', '-')}"
-        spec = self._spec(name, case, folder, Sweep(only=only), hosts=hosts)
-        ended = self._run(spec)
-        cause = causes.attribute(ended.ranks, ended.unreachable)
-        if cause is not None:
-            raise LaunchError(
-                f"the fabric sweep broke: rank {cause.rank}: {cause.message}", where=case.world,
-                expected="collectives that work", fix=f"less {spec.out}/rank{cause.rank}.log",
-            )  # fmt: skip
-        rows = json.loads((Path(spec.out) / "rank0.json").read_text())
-        network = label(self.catalogue.network(case))
-        knobs, shapes = case.knobs_of(self.engine.name, self.engine.knobs), self.engine.engine
-        rate_mbit = knobs.get("rate_mbit") if shapes.shapes_links else None
-        parsed = (from_doc(Row, r) for r in rows)
-        return [
-            replace(r, launch=self._count, network=network, link_mbit=rate_mbit) for r in parsed
-        ]
+        (rows,) = self.sweep_together([case], folder, [()])
+        if isinstance(rows, LaunchError):
+            raise rows
+        return rows
+
+    def sweep_together(
+        self,
+        cases: Sequence[CaseSpec],
+        folder: Path,
+        hosts: Sequence[tuple[int, ...]],
+        only: str = "",
+    ) -> list[list[Row] | LaunchError]:
+        """Sweep worlds at once, each on nodes of its own (none named: the first ones)."""
+        specs = []
+        for case, of in zip(cases, hosts, strict=True):
+            name = f"fabric-{case.world.replace('+', '-')}"
+            spec = self._spec(name, case, folder, Sweep(only=only), hosts=of)
+            specs.append(replace(spec, devices=(0,) * len(of)) if len(cases) > 1 else spec)
+        ended = self._run_together(specs, lambda step: None)
+        out = list[list[Row] | LaunchError]()
+        for spec, world in zip(specs, ended, strict=True):
+            knobs, shapes = spec.case.knobs_of(self.engine.name, self.engine.knobs), self.engine
+            rate_mbit = knobs.get("rate_mbit") if shapes.engine.shapes_links else None
+            network = label(self.catalogue.network(spec.case))
+            out.append(_swept(spec, world, network=network, link_mbit=rate_mbit))
+        return out
 
     def train(
         self, case: CaseSpec, folder: Path, task: Train | Break, deadlines: Deadlines
@@ -153,7 +161,7 @@ class Bench:
         Raises LaunchError if the case asks for links or stragglers that this engine does not make.
         """
         option, facts = f"--engine {self.engine.name}", self.engine.engine
-        if case.slowed and not facts.slows_ranks:
+        if (case.slowed or case.slow_nodes) and not facts.slows_ranks:
             raise LaunchError(
                 f"stragglers are not supported with {option}", where=case.id,
                 expected="an engine whose agents start the ranks", fix="--engine local",
@@ -218,7 +226,9 @@ class Bench:
         ]
         out = []
         for (order, answer), launch, seen in zip(each, left, polls, strict=True):
-            if launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
+            if launch.cause is None and order.purpose is Purpose.BITS:
+                launch = _compared(launch, folder)
+            elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
                 beside = [rank for other in left if other is not launch for rank in other.ranks]
                 launch = _figured(order, launch, folder, answer, seen, beside)
             out.append(launch)
@@ -243,9 +253,24 @@ class Bench:
             return order.script
         if order.purpose is Purpose.GATE:
             return Gate(twin=self.catalogue.twin(case))
+        if order.purpose is Purpose.BITS:
+            return Bits(steps=window.steps, flip=order.flip)
         if order.purpose is Purpose.REFERENCE:
             return Refer(of=case, steps=window.steps, streamed=order.streamed)
         return Timed(**vars(window), draw=order.draw)
+
+
+def _swept(spec: LaunchSpec, ended: Ended, **network: Any) -> list[Row] | LaunchError:
+    """What one sweep left."""
+    cause = causes.attribute(ended.ranks, ended.unreachable)
+    if cause is not None:
+        return LaunchError(
+            f"the fabric sweep broke: rank {cause.rank}: {cause.message}", where=spec.case.world,
+            expected="collectives that work", fix=f"less {spec.out}/rank{cause.rank}.log",
+        )  # fmt: skip
+    rows = json.loads((Path(spec.out) / "rank0.json").read_text())
+    number = int(spec.launch.rpartition("-")[2])
+    return [replace(from_doc(Row, r), launch=number, **network) for r in rows]
 
 
 def _of_devices(polls: Polls, spec: LaunchSpec) -> Polls:
@@ -282,6 +307,13 @@ def _record(order: Order, spec: LaunchSpec, ended: Ended, polls: Polls) -> Launc
         hosts=spec.hosts,
         devices=spec.devices,
     )
+
+
+def _compared(launch: LaunchRecord, folder: Path) -> LaunchRecord:
+    """The launch with what its ranks' bits come to."""
+    compared = bits.compare([load_samples(folder, launch.launch, r) for r in launch.ranks])
+    told = bits.told(compared, launch.ranks)
+    return replace(launch, compared=compared.num, wrong=told)
 
 
 def _figured(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from harness.analysis.packing import Seat
 from harness.analysis.samples.references import Curve
-from harness.launch.wire.messages import Script
+from harness.launch.wire.messages import Flip, Script
 from harness.record import Purpose
 from harness.spec import Arm, Plan, Window
 
@@ -16,6 +16,7 @@ class Order:
 
     ``reference`` is what its losses are compared with. ``seat`` is where it runs; None = on the
     first nodes. ``streamed``: a reference too large for one device. ``script``: a user's own.
+    ``flip`` is planted where bits are compared.
     """
 
     plan: Plan
@@ -28,6 +29,7 @@ class Order:
     seat: Seat | None = None
     streamed: bool = False
     script: Script | None = None
+    flip: Flip | None = None
 
     @property
     def block(self) -> int:
@@ -46,6 +48,6 @@ class Order:
     def draw(self) -> int:
         """The seed of the launch's own noise."""
         place = f"{self.arm.name}-{self.purpose}-{self.attempt}-{self.turn}"
-        if self.purpose is Purpose.PROBE:  # the same arm at several places
+        if self.purpose in (Purpose.PROBE, Purpose.ROUND):  # the same arm at several places
             place += f"-{self.seat}"
         return random.Random(f"{self.plan.protocol.seed}-{place}").randrange(2**31)

@@ -84,7 +84,7 @@ def orders(
     usual, frozen = plan.pilot, dict[str, Window]()
     if purpose is Purpose.PROFILE:
         usual = plan.profile(run.settings.outline)
-    elif purpose is Purpose.PROBE:
+    elif purpose in (Purpose.PROBE, Purpose.ROUND):
         usual = plan.window
     elif purpose is Purpose.TIMED:
         usual, frozen = plan.window, dict(run.windows.get(plan.hash, {}))

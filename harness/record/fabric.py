@@ -73,24 +73,42 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """Two nodes by their hosts, and the bus bandwidth between them, B/s."""
+    """Two nodes by their hosts, and what one launch of both took: ``time_s`` of a training's step
+    or of an all-reduce, whose bus bandwidth is ``bps`` (B/s). None: it failed.
+    """
 
     a: str
     b: str
-    bps: float
+    bps: float | None = None
+    round: int = 0
+    time_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """A node, or the two of a link, that is ``slower`` by this share, at these odds (log)."""
+
+    hosts: tuple[str, ...]
+    slower: float
+    log_evidence: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suspects:
-    """Nodes measured pair by pair, and the limit under which a pair is slow.
+    """Nodes measured in pairs, round by round.
 
-    ``nodes`` are slow with whomever they were paired; ``links`` are between nodes that are well.
+    ``nodes`` are slow with whomever they were paired; ``links`` are between nodes that are well;
+    ``slow`` are both with their evidence. ``case`` is what a pair trained; "" = it all-reduced.
+    ``hosts`` are all nodes. ``limit_bps``: of records that took every pair under it for slow.
     """
 
     pairs: tuple[Paired, ...]
-    limit_bps: float
     nodes: tuple[str, ...]
     links: tuple[Paired, ...]
+    slow: tuple[Slow, ...] = ()
+    case: str = ""
+    hosts: tuple[str, ...] = ()
+    limit_bps: float | None = None
 
 
 def label(network: Sequence[tuple[str, Json]]) -> str:

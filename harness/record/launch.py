@@ -32,7 +32,9 @@ class Purpose(StrEnum):
 
     ``probe`` ones run a baseline alone and beside others. ``stalled`` ones were timed, but the host
     stood still while a scheduled stand-in waited: that says nothing of it, and it is timed again,
-    with those beside it. ``flaked`` ones ended by what passes, and were launched once more.
+    with those beside it. ``flaked`` ones ended by what passes, and were launched once more. A
+    ``round`` is one of two nodes, to find those that are slow. ``bits`` compares what ranks compute
+    of the same micro-batches.
     """
 
     GATE = "gate"
@@ -45,6 +47,8 @@ class Purpose(StrEnum):
     REFERENCE = "reference"
     FABRIC = "fabric"
     RECOVERY = "recovery"
+    ROUND = "round"
+    BITS = "bits"
 
 
 @dataclass(frozen=True, kw_only=True)

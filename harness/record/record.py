@@ -154,7 +154,7 @@ class RunRecord:
         if launch.purpose is Purpose.PROFILE:
             return plan.profile(self.settings.outline)
         frozen = self.windows.get(plan.hash, {}).get(launch.arm)
-        if launch.purpose is Purpose.PROBE:
+        if launch.purpose in (Purpose.PROBE, Purpose.ROUND):
             return plan.window
         if launch.purpose not in (Purpose.TIMED, Purpose.STALLED, Purpose.FLAKED):
             return plan.pilot

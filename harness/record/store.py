@@ -44,7 +44,9 @@ class Samples:
     ``rss_bytes`` is 0 where nobody looked. ``sample_ids`` are those that were handed out,
     ``content`` a hash of each, ``seen`` hashes of what reached the model (steps, samples; 0 =
     none); None until schema 5. ``came`` is how many samples did so, where not all steps were looked
-    at that closely.
+    at that closely. Of a check of bits: ``bits`` are hashes of what was computed (steps,
+    micro-batches, output and gradients), ``received`` of what came from each rank (steps, ranks),
+    ``stored`` of the parameters and of what was read back of them.
     """
 
     marks_s: np.ndarray
@@ -55,6 +57,9 @@ class Samples:
     seen: np.ndarray | None = None
     content: np.ndarray | None = None
     came: np.ndarray | None = None
+    bits: np.ndarray | None = None
+    received: np.ndarray | None = None
+    stored: np.ndarray | None = None
 
 
 def write_text(path: Path, text: str) -> None:

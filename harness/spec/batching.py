@@ -80,3 +80,22 @@ def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
     for i in behind[: total - sum(parts)]:
         parts[i] += 1
     return tuple(parts)
+
+
+#: Ranks that compute each micro-batch when their bits are compared; a majority needs three.
+COPIES = 3
+
+
+def copied(rank: int, step: int, copy: int, num_ranks: int) -> int:
+    """The micro-batch that a rank computes as its ``copy``-th in a step: other ones each time."""
+    return (rank - step - copy * _stride(num_ranks)) % num_ranks
+
+
+def copier(micro: int, step: int, copy: int, num_ranks: int) -> int:
+    """The rank that computes a micro-batch as its ``copy``-th: the inverse of ``copied``."""
+    return (micro + step + copy * _stride(num_ranks)) % num_ranks
+
+
+def _stride(num_ranks: int) -> int:
+    """Far enough to leave the node, as far as there are nodes."""
+    return max(1, num_ranks // COPIES)

@@ -138,6 +138,7 @@ class CaseSpec:
     and gradients are weighted so that every sample counts alike; empty = all alike.
     ``mesh`` is ``dp:2,tp:4``, ranks by dimension; empty = all along the strategy's own.
     ``stragglers`` is ``1:0.5`` for half of rank 1's core, several with commas: slow on purpose.
+    ``n3:0.95`` slows the fourth node of the run, whichever ranks are there.
     ``script`` is a user's own training as it is typed, then strategy, model and size only name it;
     ``samples_per_step`` is what the user says of one rank of it. ``setup`` names the software that
     trains, where that is not the run's own (``Settings.setups``).
@@ -246,12 +247,23 @@ class CaseSpec:
     @cached_property
     def slowed(self) -> Mapping[int, float]:
         """Ranks that are slow on purpose, and their share of a core; ValueError if unclear."""
-        out: dict[int, float] = {}
+        return {rank: share for (node, rank), share in self._slowed.items() if not node}
+
+    @cached_property
+    def slow_nodes(self) -> Mapping[int, float]:
+        """Nodes of the run whose ranks are slow on purpose, and their shares."""
+        return {number: share for (node, number), share in self._slowed.items() if node}
+
+    @cached_property
+    def _slowed(self) -> Mapping[tuple[bool, int], float]:
+        """(Whether it is a node, its number) of what is slow on purpose."""
+        out: dict[tuple[bool, int], float] = {}
         for part in filter(None, self.stragglers.split(",")):
-            match = re.fullmatch(r"(\d+):(0?\.\d+)", part)
-            if match is None or int(match[1]) >= self.world_size or float(match[2]) == 0:
+            match = re.fullmatch(r"(n?)(\d+):(0?\.\d+)", part)
+            rank = match is not None and not match[1]
+            if match is None or float(match[3]) == 0 or (rank and int(match[2]) >= self.world_size):
                 raise ValueError(f"stragglers: {part!r} is not RANK:SHARE with a share below 1")
-            out[int(match[1])] = float(match[2])
+            out[bool(match[1]), int(match[2])] = float(match[3])
         return out
 
     @property

@@ -347,6 +347,13 @@ def gated(case: CaseSpec) -> Plan:
     )
 
 
+def paired(case: CaseSpec) -> Plan:
+    """A case that pairs of nodes train, to see which of them are slow."""
+    return replace(
+        gated(case), name=f"{case.id} pairs", protocol=replace(REAL, min_blocks=0, max_blocks=0)
+    )
+
+
 def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:
     """The world sizes that divide a strong case's global batch; the others cannot run."""
     assert case.mode is Mode.STRONG and case.global_batch is not None

@@ -1,7 +1,7 @@
 """What a command line can name to be measured: a case, a recipe, a file or folder of suites."""
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +62,27 @@ def case_plan(
     ablations: Sequence[Ablation] = (),
 ) -> Plan:
     """A ladder of one case, ``ddp/decoder-tiny/weak``, over the site's worlds."""
+    case = case_of(name, site, settings)
+    supports = catalogue.get("strategies", case.strategy).supports
+    if supports.beside:
+        return learning(case, supports.beside)
+    stand_in = catalogue.get("models", case.model).head.get("STAND_IN")
+    worlds: Sequence[int] = site.worlds if supports.worlds == "any" else (1,)
+    if case.mode is Mode.STRONG and case.global_batch is not None:  # ``check`` says so without one
+        worlds = strong_worlds(case, worlds)
+    return ladder(
+        case,
+        worlds,
+        baselines=("sum_of_devices",) if case.shares else supports.baselines,
+        metrics=supports.metrics,
+        protocol=PACED if stand_in else REAL,
+        shape=site.shape,
+        ablations=ablations,
+    )
+
+
+def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
+    """The case ``ddp/decoder-tiny/weak`` on all of a site, with fields and knobs that are set."""
     mode = Mode.WEAK
     if name.count("/") == 2:
         name, _, tail = name.rpartition("/")
@@ -84,25 +105,9 @@ def case_plan(
             )  # fmt: skip
     doc = to_doc(site.case(name, mode, knobs=knobs))
     try:
-        case = from_doc(CaseSpec, {**doc, **fields}, "--set")
+        return from_doc(CaseSpec, {**doc, **fields}, "--set")
     except ValueError as error:
         raise SpecError(str(error), fix="scaleproof list") from None
-    supports = catalogue.get("strategies", case.strategy).supports
-    if supports.beside:
-        return learning(case, supports.beside)
-    stand_in = catalogue.get("models", case.model).head.get("STAND_IN")
-    worlds: Sequence[int] = site.worlds if supports.worlds == "any" else (1,)
-    if mode is Mode.STRONG and case.global_batch is not None:  # without one, ``check`` says so
-        worlds = strong_worlds(case, worlds)
-    return ladder(
-        case,
-        worlds,
-        baselines=("sum_of_devices",) if case.shares else supports.baselines,
-        metrics=supports.metrics,
-        protocol=PACED if stand_in else REAL,
-        shape=site.shape,
-        ablations=ablations,
-    )
 
 
 def _is_there(path: str) -> bool:

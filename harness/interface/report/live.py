@@ -73,6 +73,8 @@ _DOES = {
     Purpose.PILOT: "settling warm-up and steps",
     Purpose.REFERENCE: "training what its losses must be",
     Purpose.PROFILE: "profiling its steps",
+    Purpose.ROUND: "pairs of nodes",
+    Purpose.BITS: "comparing what ranks compute, bit for bit",
 }
 
 

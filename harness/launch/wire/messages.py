@@ -20,6 +20,7 @@ Ranks leave ``rank<r>.json`` and ``rank<r>.npz`` in the launch's folder; the par
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 import msgspec
@@ -182,8 +183,40 @@ class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="br
     fresh: bool = False
 
 
+class Place(StrEnum):
+    """Where a planted flip of a bit strikes."""
+
+    WEIGHT = "weight"
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+    SENT = "sent"
+    RECEIVED = "received"
+    STORED = "stored"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """Bit ``bit`` (0 to 30) of one element of 32 bits, drawn anew each time, on one rank.
+
+    In every step from ``step`` on, ``times`` times; in what is stored, once.
+    """
+
+    place: Place
+    rank: int
+    bit: int
+    step: int = 0
+    times: int = 1
+
+
+class Bits(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="bits"):
+    """Compute the same micro-batches on several ranks, and leave hashes of every bit."""
+
+    steps: int
+    flip: Flip | None = None
+
+
 #: What a rank does in a launch; each has its file in ``training/rank/tasks``.
-Task: TypeAlias = Gate | Timed | Refer | Sweep | Train | Script | Break
+Task: TypeAlias = Gate | Timed | Refer | Sweep | Train | Script | Break | Bits
 
 
 @dataclass(frozen=True, kw_only=True)

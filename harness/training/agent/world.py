@@ -16,7 +16,7 @@ from harness.launch.wire.beats import Beats
 from harness.launch.wire.channel import server
 from harness.launch.wire.evidence import examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
-from harness.spec import Device
+from harness.spec import Device, StandIn
 from harness.training.agent.straggler import Straggler
 from harness.training.rank.rank import leave, run_rank
 from harness.training.rank.setup import Place, cpus_of
@@ -78,7 +78,9 @@ class World:
             self.fds[rank] = os.pidfd_open(pid)
         if listener is not None:
             listener.close()
-        slowed = spec.case.slowed
+        slowed = dict(spec.case.slowed)
+        if share.node in spec.case.slow_nodes and StandIn.PACED not in spec.case.stand_in:
+            slowed |= dict.fromkeys(self.ranks, spec.case.slow_nodes[share.node])
         self.stragglers = {r: Straggler(self.pids[r], slowed[r]) for r in self.ranks if r in slowed}
         for rank, straggler in self.stragglers.items():
             (self.out / f"rank{rank}.straggler").write_text(f"{slowed[rank]} by {straggler.way}\n")

@@ -4,7 +4,7 @@ Mode ``wait``: each layer waits its share of ``step_ms``, a third in forward, a 
 gradient of its input, a third for that of its weight; overlap with communication is real. Mode
 ``schedule``: step i ends at window start + i x T, where T carries the efficiency that ``plant``
 states for the world size ("2:0.95,4:0.9"), and a seeded launch noise: the source of truth that
-checks the whole instrument.
+checks the whole instrument. On a node that is slow on purpose both last longer.
 """
 
 import time
@@ -23,6 +23,14 @@ SIZES = {"small": dict(width=64, layers=8, layer_kb=128, batch=8)}
 KNOBS = dict(mode="wait", step_ms=40.0, plant="", noise=0.01)
 STAND_IN = "paced"
 AT_ONCE = dict(step_ms=0.0)
+#: What this rank gets of a core, as ``slow_down`` was told.
+_share = 1.0
+
+
+def slow_down(share: float) -> None:
+    """Whatever is waited for from now on lasts as long as with that share of a core."""
+    global _share
+    _share = share
 
 
 class Wait(torch.autograd.Function):
@@ -32,12 +40,12 @@ class Wait(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
         ctx.backward_s = backward_s
         if forward_s:
-            time.sleep(forward_s)
+            time.sleep(forward_s / _share)
         return x.clone()  # no view: schedules that split backward detach it in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
-        time.sleep(ctx.backward_s)
+        time.sleep(ctx.backward_s / _share)
         return grads[0], None, None
 
 
@@ -106,4 +114,4 @@ def period_s(size: Mapping[str, Json], case: CaseSpec, draw: int) -> float | Non
         )
     generator = torch.Generator().manual_seed(draw)
     noise = float(torch.randn((), generator=generator)) * size["noise"]
-    return float(base / efficiency * (1 + noise))
+    return float(base / efficiency * (1 + noise) / _share)

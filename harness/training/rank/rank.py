@@ -16,6 +16,7 @@ from typing import NoReturn
 from harness.base.documents import to_doc
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import (
+    Bits,
     Break,
     Gate,
     LaunchSpec,
@@ -32,7 +33,7 @@ from harness.spec.script import parse
 from harness.training.contract import placed
 from harness.training.observe import flight, threads
 from harness.training.rank.setup import Place, set_up
-from harness.training.rank.tasks import gate, refer, script, sweep, timed, train
+from harness.training.rank.tasks import bits, gate, refer, script, sweep, timed, train
 from harness.training.script import workplace
 
 #: What each task does, in a file of its own: ``prepare`` before there is a process group, ``run``.
@@ -42,6 +43,7 @@ TASKS: Mapping[type[Task], ModuleType] = {
     Refer: refer,
     Sweep: sweep,
     Train: train,
+    Bits: bits,
 }
 
 

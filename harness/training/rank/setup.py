@@ -92,6 +92,12 @@ class Rank:
         """What this rank leaves, as ``rank0.json``."""
         return self.out / f"rank{self.place.rank}.{suffix}"
 
+    def slow_down(self, loaded: Loaded) -> None:
+        """Where a node is slow on purpose: stand-ins need no core, so they wait for longer."""
+        slow_down = getattr(loaded.model, "slow_down", None)
+        if slow_down is not None:
+            slow_down(self.spec.case.slow_nodes.get(self.place.node, 1.0))
+
     def context(self, loaded: Loaded, case: CaseSpec) -> RankContext:
         """What a strategy is given of a case. A world of another size trains its shards."""
         mesh = loaded.supports.mesh(case)

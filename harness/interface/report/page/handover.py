@@ -154,7 +154,8 @@ def _run(run: RunRecord) -> _Run:
     if found:
         noise.append(("smallest change seen", f"{min(found):.1%} to {max(found):.1%}"))
     links = [
-        f"the link {p.a} - {p.b} carries {si(p.bps, 'B/s')}: slow, while both nodes are fast"
+        f"the link {p.a} - {p.b} is slow, while both nodes are fast"
+        + (f": {si(p.bps, 'B/s')}" if p.bps is not None else "")
         for p in (run.suspects.links if run.suspects else ())
     ]
     told = [*coverage(run, WIDE), *tables.cost(run, WIDE)]

@@ -35,6 +35,7 @@ def run(task: Timed, rank: Rank) -> RankRecord:
     loaded, case = load(rank.spec.files), rank.spec.case
     memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
     intake, compilations = Intake(), Compilations()
+    rank.slow_down(loaded)
     if case.compiled is not Compiled.NO:
         compilations.watch()
     counted: dict[str, Routing] = {}

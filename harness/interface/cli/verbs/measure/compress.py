@@ -90,11 +90,14 @@ class Confirmed:
         return abs(self.dense_s / self.codec_s - 1) < CLOSE
 
     @property
+    def won(self) -> bool:
+        """Whether the faster one is the one that was foretold."""
+        return (self.codec_s < self.dense_s) == (self.measured_codec_s < self.measured_dense_s)
+
+    @property
     def right(self) -> bool:
         """Whether steps are as foretold, and the faster one is."""
-        foretold = self.codec_s < self.dense_s
-        measured = self.measured_codec_s < self.measured_dense_s
-        return self.off <= CLOSE and (self.tie or foretold == measured)
+        return self.off <= CLOSE and (self.tie or self.won)
 
 
 def act(asked: Asked) -> Answer:
@@ -255,8 +258,8 @@ def _told(confirmed: Sequence[Confirmed], name: str, width: int) -> list[str]:
         Column("measured", 7, lambda c: si(c.measured_dense_s, "s")),
         Column(name, 8, lambda c: si(c.codec_s, "s")),
         Column("measured", 8, lambda c: si(c.measured_codec_s, "s")),
-        Column("off", 9, lambda c: f"{c.off:.1%}"),
-        Column("winner", 9, lambda c: "as foretold" if c.right else "a tie" if c.tie else "WRONG",
+        Column("off", 9, lambda c: f"{c.off:.1%}{' !' if c.off > CLOSE else ''}"),
+        Column("winner", 9, lambda c: "a tie" if c.tie else "as foretold" if c.won else "WRONG",
                left=True),
     ]  # fmt: skip
     return [

@@ -5,15 +5,17 @@ from pathlib import Path
 
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
-from harness.base.numbers import si
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.report import text
-from harness.measure import slow_nodes
+from harness.interface.report import fabric, text
 from harness.measure.confirming import USUAL
-from harness.measure.sweeper import Sweeper
+from harness.measure.hardware.pairing import Pairer
+from harness.measure.hardware.sweeper import Sweeper
 from harness.spec import Site
+from harness.spec.targets import case_of
 
+#: Rounds that name a node that is 2 % slower among 1,024.
+ROUNDS = 6
 HELP = dict(
     fabric="check, time and judge every collective between the ranks",
     pairs="find the node or link that is slower than the others, by pairs of nodes",
@@ -24,7 +26,7 @@ EXAMPLES = dict(
         "fabric --cpus 2 --sweeps 2",
     ),
     pairs=(
-        "pairs --engine slurm --nodes 8x8",
+        "pairs --engine slurm --nodes 64x8 --gpus 512 --case ddp/decoder-small",
         "pairs --engine emulated --nodes 3x1",
     ),
 )
@@ -33,6 +35,11 @@ EXAMPLES = dict(
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     measuring.add_to(sub, cases=False)
     if verb == "pairs":
+        sub.add_argument("--case", default="", help="what pairs train (default: they all-reduce)")
+        sub.add_argument(
+            "--rounds", type=measuring.positive, default=ROUNDS, metavar="N",
+            help=f"rounds at most (default: {ROUNDS}; after two, suspects only)",
+        )  # fmt: skip
         sub.add_argument(
             "--exclude", type=Path, metavar="FILE", help="write the slow nodes to this file"
         )
@@ -58,41 +65,29 @@ def act(asked: Asked) -> Answer:
 
 
 def _pairs(asked: Asked) -> Answer:
-    """Measure nodes pair by pair, and say which ones are slow wherever they are paired."""
+    """Measure pairs of nodes in rounds, and say which nodes and which links are slow."""
     known, site = measuring.site(asked)
     if len(site.nodes) < 3:
         raise SpecError(
             f"pairs cannot tell a slow node from a slow link with {len(site.nodes)} nodes",
             expected="at least 3 nodes", fix="--nodes 4",
         )  # fmt: skip
-    knobs = known.checked(
-        [known.get("engines", site.engine)], measuring.settings(asked), asked.verb
-    )
+    knobs, case = measuring.settings(asked), asked.options.case
+    two = (min(site.nodes),) * 2
+    if case:
+        case = known.normalise(case_of(case, site, knobs).at(sum(two), two))
+    else:
+        knobs = known.checked([known.get("engines", site.engine)], knobs, asked.verb)
     with measuring.session(asked, known, site) as session:
-        sweeper = Sweeper(session)
-        session.ready()
-        hosts = [m.host for m in session.run.nodes]
-        if len(set(hosts)) < len(site.nodes):  # emulated on one machine
-            hosts = [f"node {i}" for i in range(len(site.nodes))]
-        suspects = slow_nodes.search(hosts, lambda a, b: sweeper.pair_bps(site, knobs, (a, b)))
-        session.run.paired(suspects)
+        pairer = Pairer(session, site, asked.options.rounds)
+        suspects = pairer.train(case) if case else pairer.reduce(knobs)
         session.save(complete=True)
-    lines = []
-    for pair in sorted(suspects.pairs, key=lambda p: p.bps):
-        slow = "  slow" if pair.bps < suspects.limit_bps else ""
-        lines.append(f" {pair.a} - {pair.b}  {si(pair.bps, 'B/s')}{slow}")
-    lines.append(f" {len(suspects.pairs)} pairs; slow is under {si(suspects.limit_bps, 'B/s')}")
-    lines += [f" NODE  {host} is slow with every partner" for host in suspects.nodes]
-    lines += [
-        f" LINK  {p.a} - {p.b} is slow, but both nodes are fast with others" for p in suspects.links
-    ]
-    bad = bool(suspects.nodes or suspects.links)
-    if not bad:
-        lines.append(" no node and no link is slower than the others")
+    lines = fabric.pairs(suspects, text.columns())
     if (exclude := asked.options.exclude) is not None:
         exclude.write_text("".join(f"{host}\n" for host in suspects.nodes))
         lines.append(f" {len(suspects.nodes)} slow nodes written to {exclude}")
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
+    bad = bool(suspects.slow)
     return Answer(document=to_doc(suspects), lines=lines, exit=Exit.FAILED if bad else Exit.PASSED)
 
 

@@ -20,17 +20,20 @@ from harness.host.admission import Level
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
+from harness.measure.hardware.checking import STEPS, check_bits
+from harness.measure.hardware.sweeper import Sweeper
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
-from harness.measure.sweeper import Sweeper
 from harness.record import Verdict
 from harness.spec import CaseSpec, Site, Threshold
 from harness.spec.recipes import gated
+from harness.spec.targets import case_of
 
 HELP = dict(gate="say within seconds whether these nodes are fit for a job, for a prolog")
 EXAMPLES = dict(
     gate=(
         "gate --cpus 2",
+        "gate --cpus 2 --check-bits",
         "gate --engine slurm --nodes 64x8 --gpus 512 --within 90s --references results/baselines",
     ),
 )
@@ -62,19 +65,25 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     measuring.add_to(sub, cases=False)
     sub.add_argument("--within", default="90s", metavar="T", help="90s, 2m: by then (default: 90s)")
     sub.add_argument("--case", default=CASE, help=f"what every rank trains a step of ({CASE})")
+    sub.add_argument(
+        "--check-bits", type=measuring.positive, nargs="?", const=STEPS, default=0, metavar="STEPS",
+        help=f"also compare, bit for bit, what ranks compute of the same batches ({STEPS} steps)",
+    )  # fmt: skip
 
 
 def act(asked: Asked) -> Answer:
     """Look, until something is wrong, all is looked at, or the time is up."""
     known, site = measuring.site(asked)
     within_s = options.seconds(asked.options.within, "within") or 0.0
-    case = known.normalise(site.case(asked.options.case, knobs=measuring.settings(asked)))
+    case = known.normalise(case_of(asked.options.case, site, measuring.settings(asked)))
     found, began, late = Found(), time.monotonic(), ""
     asked.options.no_fabric = asked.options.no_timeline = True  # it is swept once, at the end
     session = measuring.session(asked, known, site)
     try:
         with _ended_after(within_s), session:
             _look(session, site, case, found)
+            if asked.options.check_bits and not found.unfit:
+                found.add("bits", *_bits(session, case, asked.options.check_bits))
     except LateError:
         late = f"not done within {within_s:g} s"
     except LaunchError as error:
@@ -84,7 +93,8 @@ def act(asked: Asked) -> Answer:
     exit_ = Exit.FAILED if found.unfit else Exit.INCONCLUSIVE if late else Exit.PASSED
     word = {Exit.FAILED: "UNFIT", Exit.INCONCLUSIVE: "UNKNOWN"}.get(exit_, "FIT")
     lines = [f" {level:<4}  {check:<8}  {told}" for check, level, told in found.rows]
-    ranks = f"{len(site.nodes)} nodes, {site.world_size} ranks"
+    nodes = "1 node" if len(site.nodes) == 1 else f"{len(site.nodes)} nodes"
+    ranks = f"{nodes}, {site.world_size} rank{'s' * (site.world_size > 1)}"
     lines.append(f" {word}: {ranks}, after {took_s:.0f} s{f' ({late})' if late else ''}")
     document = {
         "fit": word, "seconds": took_s, "late": late, "run": record.run,
@@ -128,6 +138,16 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
     if (why := obstacles.gate_failure(gate)) is not None:
         return [why], ""
     return [], f"{case.id}: {sum(len(r.checks) for r in gate.ranks)} checks of its training hold"
+
+
+def _bits(session: Session, case: CaseSpec, steps: int) -> tuple[list[str], str]:
+    """What one rank computes, others compute too: every bit is the same."""
+    launch = check_bits(session, case, steps)
+    if launch.cause is not None:
+        return [f"rank {launch.cause.rank}: {launch.cause.message}"], ""
+    alone = case.world_size == 1
+    with_whom = "with itself" if alone else "between ranks"
+    return [*launch.wrong], f"{launch.compared:,} hashes of {steps} steps are alike {with_whom}"
 
 
 def _fabric(session: Session) -> tuple[list[str], str]:

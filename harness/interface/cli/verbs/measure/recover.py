@@ -15,6 +15,7 @@ from harness.measure.recovery.scripted import ScriptRecoverer
 from harness.spec import CaseSpec, Catalogue, Course, Fault, Site
 from harness.spec.courses import resharded
 from harness.spec.script import parse, script_plan
+from harness.spec.targets import case_of
 
 HELP = dict(recover="break a training on purpose and time its recovery from a checkpoint")
 EXAMPLES = dict(
@@ -103,7 +104,7 @@ def _cases(known: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
             fix="scaleproof recover ddp/decoder-nano --cpus 2",
         )  # fmt: skip
     knobs = measuring.settings(asked)
-    return [known.normalise(site.case(name, knobs=knobs)) for name in asked.options.cases]
+    return [known.normalise(case_of(name, site, knobs)) for name in asked.options.cases]
 
 
 def _courses(case: CaseSpec, site: Site, asked: Asked) -> Iterator[tuple[Course, int]]:

@@ -71,9 +71,3 @@ class Sweeper:
                 self._session.progress.show(moment)
                 rows = self._session.bench.sweep(case, self._run.folder)
                 self._run.swept([dataclasses.replace(row, attempt=attempt) for row in rows])
-
-    def pair_bps(self, site: Site, knobs: Mapping[str, Json], hosts: tuple[int, int]) -> float:
-        """Bus bandwidth of two nodes' all-reduce at the largest payload, B/s."""
-        case = site.fabric(tuple(site.nodes[host] for host in hosts), knobs)
-        (row,) = self._session.bench.sweep(case, self._run.folder, hosts, only="all_reduce")
-        return row.bus_bps or 0.0

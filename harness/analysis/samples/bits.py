@@ -1,0 +1,109 @@
+"""Which rank computed, sent, received or stored other bits than the others: by majority.
+
+ranks' hashes -> by step and micro-batch, who computed it and what -> those outside a majority
+of distinct ranks; a rank that disagrees with itself; else: they differ, and nobody knows who
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.record import RankRecord
+from harness.record.store import Samples
+from harness.spec.batching import copier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd:
+    """One thing that was not as it should be. ``ranks``: one that is named, or several that differ.
+
+    ``what``: ``computed``, ``sent``, ``received``, ``stored``.
+    """
+
+    ranks: tuple[int, ...]
+    step: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """How many hashes were compared with others', and where they differed."""
+
+    num: int
+    odd: tuple[Odd, ...]
+
+
+def compare(samples: Sequence[Samples]) -> Compared:
+    """Hashes of every rank of a launch, in the order of ranks."""
+    bits = np.array([s.bits for s in samples])  # ranks, steps, copies, tensors
+    received = np.array([s.received for s in samples])  # ranks, steps, sources
+    stored = np.array([s.stored for s in samples])  # ranks, before and after
+    num, steps, copies, _ = bits.shape
+    odd = list[Odd]()
+    for step in range(steps):
+        for micro in range(num):
+            who = [copier(micro, step, copy, num) for copy in range(copies)]
+            rows = bits[who, step, range(copies)]
+            if (rows != rows[0]).any():
+                odd += _computed(step, who, [row.tobytes() for row in rows])
+        odd += _exchanged(step, bits, received)
+    odd += _stored(stored)
+    return Compared(num=bits.size + received.size + stored.size, odd=tuple(odd))
+
+
+def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[Odd]:
+    told = defaultdict[bytes, set[int]](set)
+    for rank, row in zip(who, rows, strict=True):
+        told[row].add(rank)
+    twice = [r for r, n in Counter(r for ranks in told.values() for r in ranks).items() if n > 1]
+    most = max(told.values(), key=len)
+    outside = [r for ranks in told.values() if ranks is not most for r in ranks]
+    if twice or len(most) > 1:
+        yield from (Odd(ranks=(r,), step=step, what="computed") for r in twice or outside)
+    else:
+        yield Odd(ranks=tuple(sorted({*who})), step=step, what="computed")
+
+
+def _exchanged(step: int, bits: np.ndarray, received: np.ndarray) -> Iterator[Odd]:
+    """What each rank sent is its first micro-batch's gradients: everyone got those, or not."""
+    num = len(bits)
+    for source in range(num):
+        own = bits[source, step, 0, -1]
+        wrong = [rank for rank in range(num) if received[rank, step, source] != own]
+        if len(wrong) * 2 > num or (wrong == [source] and num == 1):
+            yield Odd(ranks=(source,), step=step, what="sent")
+        else:
+            yield from (Odd(ranks=(rank,), step=step, what="received") for rank in wrong)
+
+
+def _stored(stored: np.ndarray) -> Iterator[Odd]:
+    for rank, (before, after) in enumerate(stored):
+        if before != after:
+            yield Odd(ranks=(rank,), step=-1, what="stored")
+
+
+_TOLD = {
+    "computed": "computed other bits than the other ranks",
+    "sent": "sent other bits than it computed",
+    "received": "received other bits than were sent",
+    "stored": "read back other bits of its parameters than it had written",
+}
+
+
+def told(compared: Compared, ranks: Sequence[RankRecord]) -> tuple[str, ...]:
+    """A line for each rank, or each few that differ, and for what went wrong there."""
+    groups = defaultdict[tuple[tuple[int, ...], str], list[int]](list)
+    for one in compared.odd:
+        groups[one.ranks, one.what].append(one.step)
+    hosts = {r.rank: r.host for r in ranks}
+    out = []
+    for (who, what), steps in sorted(groups.items(), key=lambda g: (-len(g[1]), g[0])):
+        when = f" in {len({*steps})} steps, first in step {min(steps)}" if what != "stored" else ""
+        names = " and ".join(f"rank {r} ({hosts[r]})" for r in who)
+        if len(who) == 1:
+            out.append(f"{names} {_TOLD[what]}{when}")
+        else:
+            out.append(f"{names} computed different bits{when}; which is right needs a third rank")
+    return tuple(out)

@@ -1,0 +1,162 @@
+"""Task ``bits``: several ranks compute the same micro-batches, and hash every bit of them.
+
+    step: three micro-batches on the plain model, each also computed by two other ranks
+          -> hashes of output and of each gradient; the first one's gradients are gathered by all
+    end:  the parameters are written to a file, read back, and hashed
+
+Who is right is decided offline (``analysis/samples/bits.py``). No rank sees another's hashes.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.launch.wire.beats import Phase
+from harness.launch.wire.messages import Bits, Flip, LaunchSpec, Place
+from harness.record import RankRecord, WhatRan
+from harness.record.store import Samples
+from harness.spec.batching import COPIES, copied
+from harness.training.accelerator import Accelerator
+from harness.training.context import build_model, load, make_batch, parts
+from harness.training.observe.intake import row_hashes
+from harness.training.observe.memory import Memory
+from harness.training.rank.setup import Rank
+
+
+def prepare(spec: LaunchSpec, _: Path) -> None:
+    """Import what is trained; a device that rounds as it likes cannot be compared."""
+    Accelerator(torch.device(spec.case.device)).repeatable()
+    load(spec.files)
+
+
+def run(task: Bits, rank: Rank) -> RankRecord:
+    loaded = load(rank.spec.files)
+    case = loaded.at_once(rank.spec.case)
+    memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
+    with ctx.device:
+        model = build_model(loaded, case, case.seed)
+    me, ranks, samples = ctx.rank, ctx.world_size, ctx.batching.largest
+    planted = _Planted(task.flip if task.flip is not None and task.flip.rank == me else None)
+    bits, received = list[list[list[int]]](), list[list[int]]()
+    for step in range(task.steps):
+        rank.beat(Phase.GATE, step)
+        copies, sent = list[list[int]](), torch.empty(0)
+        for copy in range(COPIES):
+            of = copied(me, step, copy, ranks)
+            first = (step * ranks + of) * samples
+            batch = make_batch(loaded, case, torch.arange(first, first + samples), ctx.device)
+            torch.manual_seed(case.seed + step * ranks + of)
+            model.zero_grad(set_to_none=True)
+            with planted.weight(model, step, copy), planted.activation(model, step, copy):
+                with ctx.forward():
+                    output = model(batch.inputs)
+                    loss = ctx.loss(output, batch.targets)
+                loss.backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            planted.strike(Place.GRADIENT, gradients[step % len(gradients)], step, copy)
+            flat = torch.cat([g.flatten() for g in gradients])
+            copies.append([_hash(x) for x in (_bits_of(output), loss, *gradients, flat)])
+            sent = flat if copy == 0 else sent
+        bits.append(copies)
+        planted.strike(Place.SENT, sent, step, 0)
+        every = _gathered(sent, ranks)
+        planted.strike(Place.RECEIVED, every[step % ranks], step, 0)
+        received.append([_hash(x) for x in every])
+    zeros = np.zeros(task.steps)
+    left = Samples(
+        marks_s=np.zeros(task.steps + 1), loss=zeros, step_s=zeros,
+        sample_ids=np.zeros((task.steps, 0), dtype=np.int64), rss_bytes=zeros.astype(np.int64),
+        bits=np.array(bits, dtype=np.int64), received=np.array(received, dtype=np.int64),
+        stored=np.array(_stored(model, rank.file("work.stored"), planted), dtype=np.int64),
+    )  # fmt: skip
+    return rank.record(WhatRan(module=type(model).__name__), memory, samples=left)
+
+
+def _bits_of(output: object) -> Tensor:
+    """A model's output; of several the first."""
+    first = output[0] if isinstance(output, tuple | list) else output
+    assert isinstance(first, Tensor)
+    return first
+
+
+def _hash(x: Tensor) -> int:
+    return int(row_hashes(x.detach().reshape(1, -1)))
+
+
+def _gathered(flat: Tensor, ranks: int) -> list[Tensor]:
+    """Every rank's gradients, as they arrive here."""
+    if ranks == 1:
+        return [flat.clone()]
+    every = [torch.empty_like(flat) for _ in range(ranks)]
+    dist.all_gather(every, flat)
+    return every
+
+
+def _stored(model: nn.Module, file: Path, planted: "_Planted") -> list[int]:
+    """Hashes of the parameters, and of what a file gives back of them."""
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()]).cpu()
+    torch.save(flat, file)
+    again = torch.load(file, weights_only=True)
+    file.unlink()
+    planted.strike(Place.STORED, again, 0, 0)
+    return [_hash(flat), _hash(again)]
+
+
+class _Planted:
+    """The flip that this rank is to suffer, if any."""
+
+    def __init__(self, flip: Flip | None) -> None:
+        self._flip = flip
+
+    def strike(self, place: Place, x: Tensor, step: int, copy: int) -> None:
+        """Flip a bit of an element of a tensor, where and when it is asked for."""
+        if self._due(place, step, copy):
+            self._toggle(x, step)
+
+    @contextlib.contextmanager
+    def weight(self, model: nn.Module, step: int, copy: int) -> Iterator[None]:
+        """The flip is there for one micro-batch."""
+        every = list(model.parameters())
+        if not self._due(Place.WEIGHT, step, copy):
+            yield
+            return
+        self._toggle(every[step % len(every)].data, step)
+        yield
+        self._toggle(every[step % len(every)].data, step)
+
+    @contextlib.contextmanager
+    def activation(self, model: nn.Module, step: int, copy: int) -> Iterator[None]:
+        """In what a block in the middle gives to the next."""
+        if not self._due(Place.ACTIVATION, step, copy):
+            yield
+            return
+        blocks = parts(model)
+
+        def flipped(_: nn.Module, __: object, output: Tensor) -> Tensor:
+            changed = output.detach().clone()
+            self._toggle(changed, step)
+            return output + (changed - output.detach())
+
+        handle = blocks[len(blocks) // 2].register_forward_hook(flipped)
+        yield
+        handle.remove()
+
+    def _due(self, place: Place, step: int, copy: int) -> bool:
+        """In one copy of a step, so that a rank that computes twice sees it once."""
+        flip = self._flip
+        if flip is None or flip.place is not place:
+            return False
+        hit = place is Place.STORED or flip.step <= step < flip.step + flip.times
+        return hit and copy == 0
+
+    def _toggle(self, x: Tensor, step: int) -> None:
+        assert self._flip is not None
+        number = (step + 1) * 2654435761 % x.numel()
+        with torch.no_grad():
+            word = x.reshape(-1)[number : number + 1].clone().view(torch.int32)
+            x.view(-1)[number : number + 1] = (word ^ (1 << self._flip.bit)).view(x.dtype)

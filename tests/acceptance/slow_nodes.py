@@ -1,0 +1,153 @@
+"""How often slow nodes are named, missed or named wrongly: the table of docs/clusters.md.
+
+    python tests/acceptance/slow_nodes.py [--worlds 200]     # simulated launches
+    python tests/acceptance/slow_nodes.py --real 20          # 16 emulated nodes, paced work
+
+Every launch of a pair takes what its slower node needs, times the noise of a launch that was
+published: of any system and benchmark, drawn anew for each launch (``pooled``), or all of one
+(``by cell``), as on one cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from harness.analysis.slow_nodes import rounds
+from harness.analysis.slow_nodes.rounds import Seen
+from harness.analysis.slow_nodes.told import words
+from harness.measure.hardware.pairing import Pairer
+from harness.measure.progress import Progress
+from harness.measure.session import Session
+from harness.spec import Catalogue, Device, Settings, Site
+from harness.spec.targets import case_of
+
+#: The time of so many launches, over what is usual.
+Noise = Callable[[np.random.Generator, int], np.ndarray]
+ROUNDS = 6
+
+
+def cells() -> list[np.ndarray]:
+    """Times of the launches of every system and benchmark, over their median."""
+    found = json.loads(Path(__file__).with_name("launch_noise.json").read_text())["cells"]
+    times = (np.array(c["launches"]) for c in found)
+    return [x / np.median(x) for x in times if len({*x}) > 2]  # some are rounded to one digit
+
+
+def pooled() -> Noise:
+    every = np.concatenate(cells())
+    return lambda rng, n: np.asarray(rng.choice(every, n))
+
+
+def normal(sd: float) -> Noise:
+    return lambda rng, n: np.asarray(np.exp(rng.normal(0, sd, n)))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one world came to: nodes and links, planted and named, and after how many rounds."""
+
+    planted: frozenset[tuple[int, ...]]
+    named: frozenset[tuple[int, ...]]
+    rounds: int
+    node_launches: int
+
+
+def play(
+    num_nodes: int, slow: Mapping[tuple[int, ...], float], noise: Noise, seed: int,
+    most: int = ROUNDS,
+) -> Told:  # fmt: skip
+    """One world: rounds until nothing is left to find; ``slow`` are nodes and links."""
+    rng, seen, last = np.random.default_rng(seed), list[Seen](), 0
+    named = frozenset[tuple[int, ...]]()
+    for number in range(most):
+        chosen = rounds.pairs(seen, num_nodes, seed)
+        if not chosen:
+            break
+        for (a, b), more in zip(chosen, noise(rng, len(chosen)), strict=True):
+            slower = (slow.get(k, 0.0) for k in ((a,), (b,), (min(a, b), max(a, b))))
+            seen.append(Seen(a, b, number, float(more) * (1 + max(slower))))
+        now = frozenset(one.nodes for one in rounds.conclude(seen, num_nodes))
+        last, named = (last, named) if now == named else (number + 1, now)
+    return Told(frozenset(slow), named, last, 2 * len(seen))
+
+
+def lines(worlds: int) -> list[str]:
+    """The table, as Markdown."""
+    out = [
+        "| nodes | slow | noise | missed % | worlds with a wrong name % | rounds, mean | most |"
+        " node-launches |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    each = cells()
+
+    def row(nodes: int, slower: float, name: str, noise: Callable[[int], Noise]) -> None:
+        told = []
+        for seed in range(worlds):
+            rng = np.random.default_rng(seed)
+            bad = rng.choice(nodes, int(rng.integers(1, 4)), replace=False) if slower else []
+            told.append(play(nodes, {(int(b),): slower for b in bad}, noise(seed), seed))
+        planted = sum(len(t.planted) for t in told)
+        missed = sum(len(t.planted - t.named) for t in told)
+        wrong = sum(bool(t.named - t.planted) for t in told)
+        taken = [t.rounds for t in told if t.planted <= t.named and t.planted]
+        out.append(
+            f"| {nodes} | {100 * slower:g} % | {name} |"
+            f" {100 * missed / max(1, planted):.1f} | {100 * wrong / worlds:.1f} |"
+            f" {np.mean(taken) if taken else 0:.1f} | {max(taken, default=0)} |"
+            f" {np.mean([t.node_launches for t in told]):.0f} |"
+        )
+
+    every = pooled()
+    for nodes in (16, 64, 1024):
+        for slower in (0.0, 0.02, 0.05, 0.1):
+            row(nodes, slower, "pooled", lambda seed: every)
+            row(nodes, slower, "by cell", lambda seed: _of(each[seed % len(each)]))
+    return out
+
+
+def real(worlds: int) -> Iterator[str]:
+    """16 emulated nodes on this machine, one of them with 0.95 to 0.98 of a core."""
+    known, nodes, right = Catalogue(), 16, 0
+    site = Site(
+        device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
+    )
+    settings = Settings(engine="emulated", nodes=site.nodes, fabric=False)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Session(known, settings, Path(folder), (), Progress()) as session,
+    ):
+        for seed in range(worlds):
+            rng = np.random.default_rng(seed)
+            bad, share = int(rng.integers(nodes)), float(rng.choice([0.95, 0.96, 0.97, 0.98]))
+            asked = {
+                "stragglers": f"n{bad}:{share:g}", "paced.mode": "schedule",
+                "paced.step_ms": 100.0, "paced.noise": 0.0035, "seed": seed,
+            }  # fmt: skip
+            case = known.normalise(case_of("ddp/paced-small", site, asked).at(2, (1, 1)))
+            suspects = Pairer(session, site, ROUNDS).train(case)
+            found = suspects.nodes == (f"node {bad}",) and not suspects.links
+            right += found
+            told = ", ".join(words(one) for one in suspects.slow) or "nothing is named"
+            rounds_ = 1 + max(p.round for p in suspects.pairs)
+            yield f"node {bad} at {share:g}: {told}, {rounds_} rounds{'' if found else '  WRONG'}"
+    yield f"{right} of {worlds} named, and nothing else"
+
+
+def _of(cell: np.ndarray) -> Noise:
+    return lambda rng, n: np.asarray(rng.choice(cell, n))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worlds", type=int, default=200)
+    parser.add_argument("--real", type=int, default=0, help="worlds of real processes instead")
+    asked = parser.parse_args()
+    for line in real(asked.real) if asked.real else lines(asked.worlds):
+        print(line, flush=True)

@@ -96,8 +96,7 @@ class Bench:
         with files.told(folder):
             records = self._launch(orders, folder, described, on_step)
         for i, record in enumerate(records):
-            cause = record.cause
-            if cause is None:
+            if (cause := record.cause) is None:
                 continue
             files.refuse_full(folder)
             if cause.sure or cause.kind == "node":
@@ -130,13 +129,9 @@ class Bench:
             spec = self._spec(name, case, folder, Sweep(only=only), hosts=of)
             specs.append(replace(spec, devices=(0,) * len(of)) if len(cases) > 1 else spec)
         ended = self._run_together(specs, lambda step: None)
-        out = list[list[Row] | LaunchError]()
-        for spec, world in zip(specs, ended, strict=True):
-            knobs, shapes = spec.case.knobs_of(self.engine.name, self.engine.knobs), self.engine
-            rate_mbit = knobs.get("rate_mbit") if shapes.engine.shapes_links else None
-            network = label(self.catalogue.network(spec.case))
-            out.append(_swept(spec, world, network=network, link_mbit=rate_mbit))
-        return out
+        return [
+            _swept(s, w, self.engine, self.catalogue) for s, w in zip(specs, ended, strict=True)
+        ]
 
     def train(
         self, case: CaseSpec, folder: Path, task: Train | Break, deadlines: Deadlines
@@ -237,7 +232,7 @@ class Bench:
     def _spec_of(
         self, order: Order, folder: Path, described: Described, detailed: bool
     ) -> LaunchSpec:
-        case, seat, task = order.arm.case, order.seat, self._task(order)
+        case, seat, task = order.arm.case, order.seat, _task(order, self.catalogue)
         arm = _ODD.sub("-", order.arm.name.strip("@"))  # an arm's name may have spaces
         name = f"{order.plan.hash[:6]}-{order.label}-{arm}"
         deadlines = _deadlines(case, described)
@@ -246,21 +241,24 @@ class Bench:
         spec = self._spec(name, case, folder, task, deadlines=deadlines, detailed=detailed)
         return spec if seat is None else replace(spec, hosts=seat.hosts, devices=seat.devices)
 
-    def _task(self, order: Order) -> Task:
-        """What the ranks are to do for this order."""
-        case, window = order.arm.case, order.window
-        if order.script is not None:
-            return order.script
-        if order.purpose is Purpose.GATE:
-            return Gate(twin=self.catalogue.twin(case))
-        if order.purpose is Purpose.BITS:
-            return Bits(steps=window.steps, flip=order.flip)
-        if order.purpose is Purpose.REFERENCE:
-            return Refer(of=case, steps=window.steps, streamed=order.streamed)
-        return Timed(**vars(window), draw=order.draw)
+
+def _task(order: Order, catalogue: Catalogue) -> Task:
+    """What the ranks are to do for this order."""
+    case, window = order.arm.case, order.window
+    if order.script is not None:
+        return order.script
+    if order.purpose is Purpose.GATE:
+        return Gate(twin=catalogue.twin(case))
+    if order.purpose is Purpose.BITS:
+        return Bits(steps=window.steps, flip=order.flip)
+    if order.purpose is Purpose.REFERENCE:
+        return Refer(of=case, steps=window.steps, streamed=order.streamed)
+    return Timed(**vars(window), draw=order.draw)
 
 
-def _swept(spec: LaunchSpec, ended: Ended, **network: Any) -> list[Row] | LaunchError:
+def _swept(
+    spec: LaunchSpec, ended: Ended, engine: Entry, catalogue: Catalogue
+) -> list[Row] | LaunchError:
     """What one sweep left."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None:
@@ -269,8 +267,11 @@ def _swept(spec: LaunchSpec, ended: Ended, **network: Any) -> list[Row] | Launch
             expected="collectives that work", fix=f"less {spec.out}/rank{cause.rank}.log",
         )  # fmt: skip
     rows = json.loads((Path(spec.out) / "rank0.json").read_text())
-    number = int(spec.launch.rpartition("-")[2])
-    return [replace(from_doc(Row, r), launch=number, **network) for r in rows]
+    number, network = int(spec.launch.rpartition("-")[2]), label(catalogue.network(spec.case))
+    knobs = spec.case.knobs_of(engine.name, engine.knobs)
+    rate_mbit = knobs.get("rate_mbit") if engine.engine.shapes_links else None
+    parsed = (from_doc(Row, r) for r in rows)
+    return [replace(r, launch=number, network=network, link_mbit=rate_mbit) for r in parsed]
 
 
 def _of_devices(polls: Polls, spec: LaunchSpec) -> Polls:

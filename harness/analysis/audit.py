@@ -69,7 +69,7 @@ def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str
     numbers = {int(name.rpartition("-")[2]) for name in recorded | cut}
     numbers |= {row.launch for row in run.fabric}
     gaps = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)
-    if run.complete and not run.recoveries and len(gaps) > looks:
+    if run.complete and not (run.recoveries or run.played) and len(gaps) > looks:
         yield f"launch {gaps[0]} is missing ({len(gaps)} of {max(numbers)} are)"
 
 
@@ -219,6 +219,7 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
         (Kind.LAUNCH, run.launches),
         (Kind.BLOCK, run.blocks),
         (Kind.TRIAL, run.recoveries),
+        (Kind.PLAYED, run.played),
     ):
         yield from _alike(kind, _json(entries), chain.bodies(links, kind), whole=run.complete)
     rows = [row for body in chain.bodies(links, Kind.SWEEP) for row in body]

@@ -25,6 +25,7 @@ from harness.launch.wire.messages import (
     Deadlines,
     Gate,
     LaunchSpec,
+    Play,
     Refer,
     Sweep,
     Task,
@@ -134,7 +135,7 @@ class Bench:
         ]
 
     def train(
-        self, case: CaseSpec, folder: Path, task: Train | Break, deadlines: Deadlines
+        self, case: CaseSpec, folder: Path, task: Train | Break | Play, deadlines: Deadlines
     ) -> tuple[Ended, Path]:
         """Train, broken on purpose or gone on with; the folder that the ranks wrote to."""
         spec = self._spec("recovery", case, folder, task, deadlines=deadlines)

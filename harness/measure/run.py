@@ -20,6 +20,7 @@ from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
 from harness.record.chain import Chain, Kind, bodies
 from harness.record.fabric import Suspects
+from harness.record.goodput import Played
 from harness.record.launch import FLAKES, STALLS, num_again
 from harness.record.store import save
 from harness.spec import (
@@ -67,6 +68,7 @@ class Run:
         self.launch_sd: float | None = None
         self.setups: Mapping[str, Mapping[str, str]] = {}
         self.suspects: Suspects | None = None
+        self.played = list[Played]()
         self.facts: Mapping[str, Mapping[str, str]] = {self.machine.host: facts.facts()}
         self._chain: Chain | None = None
         self._opened: Path | None = None
@@ -101,6 +103,7 @@ class Run:
         self.launches, self.fabric = list(old.launches), list(old.fabric)
         self.recoveries, self.blocks = list(old.recoveries), list(old.blocks)
         self.setups, self.suspects, self.facts = dict(old.setups), old.suspects, old.facts
+        self.played = list(old.played)
         known = {x.launch for x in self.launches}
         there = {p.name for p in (folder / "launches").glob("*") if p.is_dir()}
         self._link(Kind.SITTING, {"machine": self.machine, "cut": sorted(there - known)})
@@ -177,6 +180,11 @@ class Run:
         """What pairs of nodes came to."""
         self.suspects = suspects
         self._link(Kind.PAIRED, suspects)
+
+    def endured(self, played: Played) -> None:
+        """A training that faults interrupted."""
+        self.played.append(played)
+        self._link(Kind.PLAYED, played)
 
     def tried(self, trial: Trial) -> None:
         """What one trial of a recovery measured."""
@@ -275,6 +283,7 @@ def _so_far(run: Run, catalogue: Catalogue, head: str, complete: bool) -> RunRec
         blocks=tuple(run.blocks),
         setups=dict(run.setups),
         suspects=run.suspects,
+        played=tuple(run.played),
         facts=run.facts,
         head=head,
         offered={kind: tuple(catalogue.entries[kind]) for kind in _OFFERED},

@@ -35,6 +35,7 @@ class Kind(StrEnum):
     SWEEP = "sweep"
     TRIAL = "trial"
     PAIRED = "paired"  # nodes, pair by pair
+    PLAYED = "played"  # a training that faults interrupted
     STATE = "state"  # what else is known by now: notes, nodes, seconds
     SITTING = "sitting"  # a run that was interrupted goes on
     ENDED = "ended"

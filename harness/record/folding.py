@@ -17,6 +17,7 @@ from harness.record import chain
 from harness.record.chain import Kind, Link
 from harness.record.described import Described
 from harness.record.fabric import Row, Suspects
+from harness.record.goodput import Played
 from harness.record.launch import LaunchRecord
 from harness.record.record import SCHEMA, Block, RunRecord
 from harness.record.recovery import Trial
@@ -74,6 +75,7 @@ def folded(record: RunRecord, links: Sequence[Link]) -> RunRecord:
         launches=_all(LaunchRecord, links, Kind.LAUNCH),
         blocks=_all(Block, links, Kind.BLOCK),
         recoveries=_all(Trial, links, Kind.TRIAL),
+        played=_all(Played, links, Kind.PLAYED),
         fabric=tuple(from_doc(Row, r) for b in chain.bodies(links, Kind.SWEEP) for r in b),
         suspects=pairs[-1] if pairs else record.suspects,
         verdicts=(),

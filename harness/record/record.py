@@ -16,6 +16,7 @@ from harness.host.admission import Finding
 from harness.host.machine import Machine
 from harness.record.described import Described
 from harness.record.fabric import Row, Suspects
+from harness.record.goodput import Played
 from harness.record.launch import LaunchRecord, Purpose
 from harness.record.outcome import Verdict
 from harness.record.recovery import Trial
@@ -75,7 +76,8 @@ class RunRecord:
     launched, ``head`` is the hash of the chain's last link ("" = unchained). ``device_s`` is what
     the run held its devices for: each rank's device, from its start to its end. ``setups`` is the
     software of each setup that a case names, ``suspects`` what pairs of nodes came to, ``facts``
-    of each host what it has in common with others of its kind: hardware, links, versions, limits.
+    of each host what it has in common with others of its kind: hardware, links, versions, limits,
+    ``played`` are trainings that faults interrupted.
     """
 
     schema: int
@@ -107,6 +109,7 @@ class RunRecord:
     setups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     suspects: Suspects | None = None
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    played: tuple[Played, ...] = ()
 
     @cached_property
     def by_plan(self) -> Mapping[str, tuple[LaunchRecord, ...]]:

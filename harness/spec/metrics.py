@@ -143,6 +143,7 @@ METRICS: Mapping[str, Metric] = {
     "collective_latency": replace(_FABRIC, unit="s", more_is_better=False),
     "recovery_s": _RECOVERY,
     "checkpoint_stall_s": _RECOVERY,
+    "goodput": Metric(form=Form.ABSOLUTE, unit="1", measured_by="scaleproof goodput"),
     "checkpoint_bandwidth": replace(_RECOVERY, unit="B/s", more_is_better=True),
     "caught": Metric(form=Form.GATE, unit="1", of_time=False),
 }

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
+from harness.analysis import goodput
 from harness.analysis.judging.doubts import unfit_host
 from harness.analysis.judging.question import Conclusion, Question
 from harness.record import Reason, RunRecord, Status, Trial
 from harness.record.fabric import swept
+from harness.record.goodput import Played
 from harness.record.recovery import FINE
 from harness.spec import Threshold
 
@@ -75,7 +77,7 @@ class Series:
 
 def series(run: RunRecord) -> list[Series]:
     """All that a run measured beside its plans: the fabric first, as it was measured first."""
-    return [*_fabric(run), *_recoveries(run.recoveries)]
+    return [*_fabric(run), *_recoveries(run.recoveries), *_goodputs(run.played)]
 
 
 def _fabric(run: RunRecord) -> Iterator[Series]:
@@ -97,6 +99,18 @@ def _fabric(run: RunRecord) -> Iterator[Series]:
             wrong="" if right else "a rank got a wrong result: this network cannot be trusted",
             refused=s.refused,
         )
+
+
+def _goodputs(played: Sequence[Played]) -> Iterator[Series]:
+    """Trainings that faults of a schedule interrupted; each play of a case is a value."""
+    drawn = [p for p in played if p.mtbf_s is not None]
+    for case in dict.fromkeys(p.case for p in drawn):
+        family = case.partition("@")[0]
+        values = tuple(goodput.goodput(p) for p in drawn if p.case == case)
+        yield Series(
+            name=case, family=family, world_size=drawn[0].world_size, num_nodes=1,
+            first={"goodput": values}, again={"goodput": ()},
+        )  # fmt: skip
 
 
 def _recoveries(trials: Sequence[Trial]) -> Iterator[Series]:

@@ -33,6 +33,8 @@ COMMON = 6
 SUSPECT, DOUBTED = 0.01, 20.0
 #: By which share a node is slower that is worth naming.
 LEAST = 0.01
+#: Deviations beyond which a node that is there each time is no measure of noise.
+ALWAYS = 2.0
 #: Pairs of well nodes beside the suspects.
 BESIDE = 8
 
@@ -118,6 +120,15 @@ class Board:
     def _sure(self, log: float, slower: float, limit: float) -> bool:
         return log >= limit and math.expm1(slower) >= self._least
 
+    @cached_property
+    def _always_slow(self) -> frozenset[int]:
+        """Nodes that were slow each time: were they noise to each other, none would be named."""
+        limit = ALWAYS * 1.4826 * float(np.median(np.abs(self._logs))) if len(self._logs) else 0.0
+        return frozenset(
+            node for node, times in self._of.items()
+            if len(times) > 1 and self._logs[times].min() > limit
+        )  # fmt: skip
+
     def open_links(self) -> list[tuple[int, int]]:
         """Links to measure once more, with no node in two of them."""
         known = {one.nodes for one in self.slow_links}
@@ -145,13 +156,12 @@ class Board:
             if link != without and partner not in found:
                 by_partner.setdefault(partner, []).append(self._logs[i])
         mine = [float(np.mean(times)) for times in by_partner.values()]
-        return log_evidence(mine, self._apart({node, *found}), self._least)
+        return log_evidence(mine, self._apart({node, *found, *self._always_slow}), self._least)
 
     def _of_link(self, link: tuple[int, int]) -> tuple[float, float]:
         """Evidence of a link: every launch over it."""
-        mine = np.zeros(len(self._logs), dtype=bool)
-        mine[self.times[link]] = True
-        return log_evidence(self._logs[mine], self._logs[~mine], self._least)
+        mine = self._logs[self.times[link]]
+        return log_evidence(mine, self._apart({*link, *self._always_slow}), self._least)
 
     def _apart(self, nodes: Collection[int]) -> NDArray[np.float64]:
         """What was seen of others than these."""

@@ -8,7 +8,7 @@ from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.points import shown_against, tabled
 from harness.analysis.ladder import in_table
 from harness.base.numbers import duration, si
-from harness.interface.report import fabric, recovery, script, timeline
+from harness.interface.report import fabric, goodput, recovery, script, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.scaling import interval, scaling_table
@@ -204,6 +204,7 @@ def summary(
         *script.lines(run, width),
         *fabric.lines(run, width),
         *recovery.lines(run, width),
+        *goodput.lines(run, width),
     ]
     out += timeline.lines(run, width, every=every)
     out += [rule("verdicts", width), *verdict_lines(run, width)]

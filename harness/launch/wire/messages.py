@@ -149,6 +149,20 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="tr
     fault_step: int = 0
 
 
+class Play(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="play"):
+    """Train to ``steps`` from the latest checkpoint in ``folder``, with one after ``every`` steps.
+
+    ``rank`` is killed before its first step at or after ``strike_at`` (s since the epoch; 0 =
+    never).
+    """
+
+    steps: int
+    folder: str
+    every: int
+    strike_at: float = 0.0
+    rank: int = 0
+
+
 class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="script"):
     """Run a user's own training, unchanged, and watch ``steps`` of its steps; ``cut`` warm up.
 
@@ -216,7 +230,7 @@ class Bits(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="bit
 
 
 #: What a rank does in a launch; each has its file in ``training/rank/tasks``.
-Task: TypeAlias = Gate | Timed | Refer | Sweep | Train | Script | Break | Bits
+Task: TypeAlias = Gate | Timed | Refer | Sweep | Train | Script | Break | Bits | Play
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from harness.launch.wire.messages import (
     Break,
     Gate,
     LaunchSpec,
+    Play,
     RankError,
     Refer,
     Script,
@@ -33,7 +34,7 @@ from harness.spec.script import parse
 from harness.training.contract import placed
 from harness.training.observe import flight, threads
 from harness.training.rank.setup import Place, set_up
-from harness.training.rank.tasks import bits, gate, refer, script, sweep, timed, train
+from harness.training.rank.tasks import bits, gate, play, refer, script, sweep, timed, train
 from harness.training.script import workplace
 
 #: What each task does, in a file of its own: ``prepare`` before there is a process group, ``run``.
@@ -44,6 +45,7 @@ TASKS: Mapping[type[Task], ModuleType] = {
     Sweep: sweep,
     Train: train,
     Bits: bits,
+    Play: play,
 }
 
 

@@ -51,6 +51,6 @@ def document(
         ],
         "parts_ms": {one.title: one.table.records() for one in spent},
         "fabric": to_doc(run.fabric), "swept": fabric.tabled(run).records(),
-        "recoveries": to_doc(run.recoveries),
+        "recoveries": to_doc(run.recoveries), "played": to_doc(run.played),
         "recovered": {case: t.records() for case, t in recovery.tabled(run).items()},
     }  # fmt: skip

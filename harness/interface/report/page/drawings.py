@@ -128,8 +128,10 @@ class Lane:
     parts: Sequence[tuple[str, float, float]]
 
 
-def lanes(ranks: Sequence[Lane], colors: Mapping[str, str], *, unit: str) -> str:
-    """One step of all ranks on one clock."""
+def lanes(
+    ranks: Sequence[Lane], colors: Mapping[str, str], *, unit: str, title: str = "one step"
+) -> str:
+    """One step of all ranks on one clock, or what else has lanes."""
     left, row = 64, 22
     longest = max((end for r in ranks for _, _, end in r.parts), default=1.0) or 1.0
     bottom = 6 + row * len(ranks)
@@ -140,7 +142,7 @@ def lanes(ranks: Sequence[Lane], colors: Mapping[str, str], *, unit: str) -> str
 
     out = [
         f'<svg viewBox="0 0 {WIDTH} {bottom + 30 + 20 * -(-len(used) // 4)}" role="img"'
-        f' aria-label="one step of {len(ranks)} ranks in {escape(unit)}">'
+        f' aria-label="{escape(title)}, {len(ranks)} lanes in {escape(unit)}">'
     ]
     for i, rank in enumerate(ranks):
         y = 6 + row * i

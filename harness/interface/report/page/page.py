@@ -20,6 +20,7 @@ from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.page import compressed, data, facts, scaling
 from harness.interface.report.page.cases import anchors, cases
+from harness.interface.report.page.endured import endured
 from harness.interface.report.page.judged import judged
 from harness.interface.report.page.spent import spent
 from harness.interface.report.sides import beside
@@ -73,6 +74,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             for case, table in recovery.tabled(run).items()
         ],
         recovery_note=recovery.NOTE,
+        endured=endured(run),
         script=[line.strip() for line in script.lines(run, WIDE)],
         coverage=[line.split(maxsplit=1) for line in coverage(run, WIDE)],
         cost=[line.strip().split(maxsplit=1)[1] for line in tables.cost(run, WIDE) if line],

@@ -68,7 +68,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
 
     folder = Path(task.folder)
     if task.resume:
-        first, took.load_s = _load(trainer, folder)
+        first, took.load_s = load_state(trainer, folder)
         loaded = looked_at()
     pending: Any = None
     saved = ""
@@ -87,7 +87,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
             took.first_step_at = time.time()
         if step + 1 == task.save_after:
             saved = looked_at()
-            pending = _save(trainer, folder, step + 1, took, aside)
+            pending = save_state(trainer, folder, step + 1, took, aside)
     if pending is not None:
         pending.result()
         took.written.wait()
@@ -108,8 +108,12 @@ def run(task: Train, rank: Rank) -> RankRestart:
     )
 
 
-def _save(
-    trainer: LocalTrainer, folder: Path, step: int, took: Took, aside: dist.ProcessGroup | None
+def save_state(
+    trainer: LocalTrainer,
+    folder: Path,
+    step: int,
+    took: Took,
+    aside: dist.ProcessGroup | None = None,
 ) -> Any:
     """Save all; the future of what goes on behind the next steps, or None."""
     with span("checkpoint", Category.CHECKPOINT, step):
@@ -140,7 +144,7 @@ def _own(folder: Path, trainer: LocalTrainer) -> Path:
     return folder / f"own{trainer.ctx.rank}.pt"
 
 
-def _load(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
+def load_state(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
     """The step to go on with, and how long loading took."""
     began = time.perf_counter()
     model, optimizer = get_state_dict(trainer.module, trainer.optimizer)

@@ -1,0 +1,204 @@
+"""Goodput: where the wall clock of an interrupted training went, and what it will be elsewhere.
+
+    a played training -> terms that add up to its wall clock, to the ns -> costs of one of each
+    costs + interval + faults -> the same training played by their times alone
+    costs + interval + rate of faults -> what is to be expected (Daly), and the best interval
+
+J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
+Generation Computer Systems 22 (2006); J. W. Young, CACM 17 (1974).
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
+
+from harness.record.goodput import Mark, Played, Sitting
+
+#: (Seconds since the first start, rank) of faults; the last one may lie beyond the end.
+Faults: TypeAlias = Iterator[tuple[float, int]]
+#: What a wall clock is made of; the first one is what a training is for.
+TERMS = (
+    "train", "slow", "checkpoint", "detect", "stop", "restart", "load", "recomputed",
+)  # fmt: skip
+#: A step is slow by what it takes beyond so many usual ones.
+SLOW = 2
+_OF = {Mark.READY: "restart", Mark.LOADED: "load", Mark.SAVED: "checkpoint"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What one of each takes, in s: a step without and with what makes it slow, a checkpoint, a
+    fault until it is seen and until nothing is left of the world, a start, a load.
+    """
+
+    step_s: float
+    slow_s: float
+    save_s: float
+    detect_s: float
+    stop_s: float
+    restart_s: float
+    load_s: float
+
+    @property
+    def again_s(self) -> float:
+        """From a fault to the first step after it."""
+        return self.detect_s + self.stop_s + self.restart_s + self.load_s
+
+    def interval_s(self, every: int) -> float:
+        """From one checkpoint to the next."""
+        return every * (self.step_s + self.slow_s) + self.save_s
+
+
+def terms_ns(played: Played) -> dict[str, int]:
+    """Where each ns of the wall clock went."""
+    out = dict.fromkeys(TERMS, 0)
+    for _, term, began, ended in segments(played):
+        out[term] += ended - began
+    return out
+
+
+def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
+    """(Number of the sitting, term, from, to in ns), each from where the one before ended."""
+    usual = _usual_ns(played)
+    for number, sitting in enumerate(played.sittings):
+        after = played.sittings[number + 1] if number + 1 < len(played.sittings) else None
+        kept = _resumed_at(after) if after is not None else played.steps
+        now, ready = sitting.began_ns, False
+        for mark, step, at in _until_struck(sitting):
+            if mark is not Mark.STEP:
+                yield number, _OF[mark], now, at
+                ready = ready or mark is Mark.LOADED
+                now = at
+                continue
+            first = all(m is not Mark.STEP for m, s, _ in sitting.marks if s < step)
+            most = usual if first else SLOW * usual  # a first step is part of a start
+            early = max(now, at - most) if first else now
+            yield number, "restart", now, early
+            done = at if first else min(at, now + most)
+            yield number, "train" if step <= kept else "recomputed", early, done
+            yield number, "slow" if step <= kept else "recomputed", done, at
+            now = at
+        if after is not None:
+            assert sitting.struck_ns is not None and sitting.noticed_ns is not None
+            yield number, "recomputed" if ready else "restart", now, sitting.struck_ns
+            yield number, "detect", sitting.struck_ns, sitting.noticed_ns
+            yield number, "stop", sitting.noticed_ns, after.began_ns
+
+
+def wall_ns(played: Played) -> int:
+    """From the first start to the last mark."""
+    return played.sittings[-1].marks[-1][2] - played.sittings[0].began_ns
+
+
+def goodput(played: Played) -> float:
+    """The share of the wall clock that trained."""
+    return terms_ns(played)["train"] / wall_ns(played)
+
+
+def costs(played: Sequence[Played]) -> Costs:
+    """What one of each took, by trainings at least one of which had a fault."""
+    terms = [terms_ns(p) for p in played]
+    faults = sum(len(p.sittings) - 1 for p in played)
+    starts = sum(len(p.sittings) for p in played)
+    marks = [m for p in played for s in p.sittings for m in _until_struck(s)]
+    steps, saves = sum(p.steps for p in played), sum(m[0] is Mark.SAVED for m in marks)
+    loads = sum(len(p.sittings) - 1 for p in played)
+
+    def each(name: str, count: int) -> float:
+        return sum(t[name] for t in terms) / 1e9 / max(1, count)
+
+    return Costs(
+        step_s=each("train", steps), slow_s=each("slow", steps), save_s=each("checkpoint", saves),
+        detect_s=each("detect", faults), stop_s=each("stop", faults),
+        restart_s=each("restart", starts), load_s=each("load", loads),
+    )  # fmt: skip
+
+
+def schedule(mtbf_s: float, seed: int, ranks: int) -> Faults:
+    """A Poisson process that strikes ranks alike."""
+    draw, at = random.Random(seed), 0.0
+    while True:
+        at += draw.expovariate(1 / mtbf_s)
+        yield at, draw.randrange(ranks)
+
+
+def play(costs: Costs, steps: int, every: int, faults: Faults) -> dict[str, float]:
+    """The terms, in s, of a training that takes what ``costs`` say and has these faults.
+
+    A rank dies before the first step that begins after its fault's time.
+    """
+    out = dict.fromkeys(TERMS, 0.0)
+    now, saved, due = 0.0, 0, next(faults)[0]
+    step_s = costs.step_s + costs.slow_s
+    while True:
+        out["restart"] += costs.restart_s
+        out["load"] += costs.load_s if now else 0.0
+        now += costs.restart_s + (costs.load_s if now else 0.0)
+        done = saved
+        while done < steps and now < due:
+            now += step_s
+            done += 1
+            if done % every == 0 and done < steps:
+                out["checkpoint"] += costs.save_s
+                now += costs.save_s
+                saved = done
+        if now < due or done == steps:
+            out["train"] += steps * costs.step_s
+            out["slow"] += steps * costs.slow_s
+            return out
+        out["recomputed"] += (done - saved) * step_s
+        out["detect"] += costs.detect_s
+        out["stop"] += costs.stop_s
+        now += costs.detect_s + costs.stop_s
+        due = next(faults)[0]
+
+
+def share(terms: dict[str, float]) -> float:
+    """Goodput of played terms."""
+    return terms["train"] / math.fsum(terms.values())
+
+
+def expected(costs: Costs, every: int, mtbf_s: float) -> float:
+    """The goodput of a long training, by Daly's complete model.
+
+    An interval takes M e^(R/M) (e^(interval/M) - 1): faults strike while it is recovered, too.
+    """
+    wall_s = mtbf_s * math.exp(costs.again_s / mtbf_s)
+    return every * costs.step_s / (wall_s * math.expm1(costs.interval_s(every) / mtbf_s))
+
+
+def best_every(costs: Costs, mtbf_s: float) -> int:
+    """Steps between checkpoints that waste least, by Daly's estimate; at least 1.
+
+    sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d for a checkpoint of d < 2M, else M.
+    """
+    d, m = costs.save_s, mtbf_s
+    root = math.sqrt(d / (2 * m))
+    between_s = math.sqrt(2 * d * m) * (1 + root / 3 + root**2 / 9) - d if d < 2 * m else m
+    return max(1, round(between_s / (costs.step_s + costs.slow_s)))
+
+
+def _until_struck(sitting: Sitting) -> list[tuple[Mark, int, int]]:
+    """Marks, none later than the fault: rank 0 may come to one while another dies."""
+    end = sitting.struck_ns
+    return [(m, step, at if end is None else min(at, end)) for m, step, at in sitting.marks]
+
+
+def _resumed_at(sitting: Sitting) -> int:
+    """How many steps the checkpoint had with which a sitting began."""
+    return next((step for mark, step, _ in sitting.marks if mark is Mark.LOADED), 0)
+
+
+def _usual_ns(played: Played) -> int:
+    """The median of all steps."""
+    took = []
+    for sitting in played.sittings:
+        last = sitting.began_ns
+        for mark, _, at in _until_struck(sitting):
+            if mark is Mark.STEP:
+                took.append(at - last)
+            last = at
+    return int(median(took)) if took else 0

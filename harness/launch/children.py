@@ -37,34 +37,51 @@ def agent_command(
 
 class InheritingJob(Job):
     def __init__(self, commands: Sequence[Command]) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._said: list[IO[bytes]] = []
+        self._commands = {command.nodes[0]: command for command in commands}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._said: dict[int, IO[bytes]] = {}
         self._channels: dict[int, Channel] = {}
         processes.adopt()  # what an agent that is killed leaves is ours to end
         self._family = processes.new_family()
-        for command in commands:
-            ours, theirs = socket.socketpair()
-            said = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
-            process = subprocess.Popen(
-                [*command.argv, f"--fd={theirs.fileno()}", f"--parent={os.getpid()}"],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **command.env, **self._family},
-                stdin=subprocess.DEVNULL,
-                stderr=said,
-                start_new_session=True,
-            )
-            theirs.close()
-            self._processes.append(process)
-            self._said.append(said)
-            self._channels[command.nodes[0]] = Channel(ours, dialed=False)
+        for node in self._commands:
+            self._start(node)
+
+    def _start(self, node: int) -> None:
+        command = self._commands[node]
+        ours, theirs = socket.socketpair()
+        said = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
+        self._processes[node] = subprocess.Popen(
+            [*command.argv, f"--fd={theirs.fileno()}", f"--parent={os.getpid()}"],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **command.env, **self._family},
+            stdin=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._said[node] = said
+        self._channels[node] = Channel(ours, dialed=False)
+
+    def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
+        """Another agent in the place of one that is gone, or does not answer."""
+        self.abandon(node)
+        self._start(node)
+        return self._channels[node]
+
+    def abandon(self, node: int) -> None:
+        if (process := self._processes.pop(node, None)) is not None:
+            process.kill()
+            process.wait()
+            self._said.pop(node).close()
 
     def channels(self) -> Mapping[int, Channel]:
         return self._channels
 
     def poll(self) -> tuple[State, str]:
         """Ended as soon as one agent has; with the last thing that it wrote."""
-        for process, said in zip(self._processes, self._said, strict=True):
+        for node, process in self._processes.items():
             if (status := process.poll()) is not None:
+                said = self._said[node]
                 said.seek(0)
                 last = last_line(said.read().decode(errors="replace"))
                 return State.ENDED, f"the agent ended (status {status}): {last}"
@@ -72,13 +89,14 @@ class InheritingJob(Job):
 
     def stop(self) -> None:
         """Wait for the agents to leave; end those that do not."""
-        for process, said in zip(self._processes, self._said, strict=True):
+        for process in self._processes.values():
             process.send_signal(signal.SIGCONT)  # a stopped one cannot leave
             try:
                 process.wait(timeout=LEAVE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for said in self._said.values():
             said.close()
-        processes.end(self._family, {process.pid for process in self._processes})
-        self._processes, self._said = [], []
+        processes.end(self._family, {process.pid for process in self._processes.values()})
+        self._processes, self._said = {}, {}

@@ -1,5 +1,6 @@
 """From an engine's name to worlds that can be launched."""
 
+import functools
 import platform
 import shlex
 import sys
@@ -10,7 +11,7 @@ from harness.base import programs
 from harness.base.errors import LaunchError
 from harness.launch.engine import Command, Deployment, Engine, Job, Where, make
 from harness.launch.fleet import Fleet
-from harness.launch.wire.channel import Listener, make_token
+from harness.launch.wire.channel import Channel, Listener, make_token, read_token
 from harness.spec import Entry
 
 
@@ -24,7 +25,9 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
         )  # fmt: skip
     if isinstance(engine, Fleet):  # it starts whole worlds itself
         return engine
-    return Fleet(lambda: _begin(entry, engine, where), where)
+    alone = not entry.engine.joins or hasattr(engine, "again")
+    again = functools.partial(_again, entry, engine, where) if alone else None
+    return Fleet(lambda: _begin(entry, engine, where), where, again)
 
 
 def setup(where: Where, name: str, python: str) -> Where:
@@ -53,6 +56,34 @@ def commands(entry: Entry, where: Where) -> tuple[Command, ...]:
 
 def _begin(entry: Entry, engine: Engine, where: Where) -> tuple[Job, Listener | None]:
     """Start an engine's job, and listen for its agents unless they inherit their sockets."""
+    deployment, listener = _listening(entry, where)
+    try:
+        return engine.start(engine.plan(deployment), deployment), listener
+    except BaseException:
+        if listener is not None:
+            listener.close()
+        raise
+
+
+def _again(
+    entry: Entry, engine: Engine, where: Where, job: Job, node: int, host: str
+) -> tuple[Channel | None, Listener | None]:
+    """Start the agent of one node again: its channel, or a listener that it will dial."""
+    if not entry.engine.joins:
+        return job.renew(node, None, b""), None
+    deployment, listener = _listening(entry, where)
+    assert listener is not None
+    try:
+        command: Command = engine.again(deployment, node, host)  # type: ignore[attr-defined]
+        job.renew(node, command, read_token(deployment.token_file))
+    except BaseException:
+        listener.close()
+        raise
+    return None, listener
+
+
+def _listening(entry: Entry, where: Where) -> tuple[Deployment, Listener | None]:
+    """What an engine is asked for, and who waits for its agents, if they dial in."""
     asked = where.settings
     listener, join, token_file = None, "", where.folder / "token"
     if entry.engine.joins:
@@ -70,9 +101,4 @@ def _begin(entry: Entry, engine: Engine, where: Where) -> tuple[Job, Listener | 
         token_file=token_file.absolute(),
         python=asked.get("python") or sys.executable,
     )
-    try:
-        return engine.start(engine.plan(deployment), deployment), listener
-    except BaseException:
-        if listener is not None:
-            listener.close()
-        raise
+    return deployment, listener

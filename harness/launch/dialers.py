@@ -4,6 +4,7 @@ Agents listen to nobody: only the program that waits for them can be knocked at,
 are there.
 """
 
+import contextlib
 import os
 import shlex
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from harness.base import programs
 from harness.launch.children import LEAVE_S, die_with_parent
 from harness.launch.engine import Command, Deployment, Job, State, last_line
+from harness.launch.wire.channel import Channel
 
 #: Seconds in which an agent must reach the program that had it started, and so was there first.
 WAIT_S = 60.0
@@ -40,46 +42,68 @@ class Processes(Job):
     """Commands that run on this machine for as long as their agents live: srun, ssh, or none."""
 
     def __init__(self, commands: Sequence[Command], folder: Path, token: bytes = b"") -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._logs: list[Path] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by the names of their logs
+        self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         for i, command in enumerate(commands):
-            for name, text in command.files.items():
-                Path(name).write_text(text)
-            if command.by_hand:
-                sys.stderr.write(f"on node {i} run:  {shlex.join(command.argv)}\n")
-                continue
-            log = folder / f"agent{i}.log"
-            with log.open("wb") as out:
-                process = subprocess.Popen(
-                    command.argv,
-                    env={**os.environ, **command.env},
-                    stdin=subprocess.PIPE,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,
-                )
-            assert process.stdin is not None
+            self._start(_alone(i) if len(commands) > 1 else "agents", command, token)
+
+    def _start(self, name: str, command: Command, token: bytes) -> None:
+        for name, text in command.files.items():
+            Path(name).write_text(text)
+        if command.by_hand:
+            (node,) = command.nodes
+            sys.stderr.write(f"on node {node} run:  {shlex.join(command.argv)}\n")
+            return
+        with (self._folder / f"{name}.log").open("ab") as out:
+            process = subprocess.Popen(
+                command.argv,
+                env={**os.environ, **command.env},
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.write(token)
             process.stdin.close()
-            self._processes.append(process)
-            self._logs.append(log)
+        self._processes[name] = process
+
+    def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
+        """Another agent beside those that are there; what started one alone goes with it."""
+        assert command is not None
+        self.abandon(node)
+        self._start(_alone(node), command, token)
+        return None
+
+    def abandon(self, node: int) -> None:
+        if (process := self._processes.pop(_alone(node), None)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def poll(self) -> tuple[State, str]:
         """Ended as soon as one command has."""
-        for process, log in zip(self._processes, self._logs, strict=True):
+        for name, process in self._processes.items():
             if (status := process.poll()) is not None:
+                log = self._folder / f"{name}.log"
                 said = last_line(log.read_text(errors="replace"))
                 return State.ENDED, f"status {status}: {said} (log {log})"
         return State.RUNNING, ""
 
     def stop(self) -> None:
         """The agents leave by themselves once nobody talks to them; end what stays."""
-        for process in self._processes:
+        for process in self._processes.values():
             try:
                 process.wait(timeout=LEAVE_S)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        self._processes, self._logs = [], []
+        self._processes = {}
+
+
+def _alone(node: int) -> str:
+    """What an agent that was started by itself is called."""
+    return f"agent{node}"

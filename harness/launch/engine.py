@@ -16,6 +16,7 @@ from typing import Protocol
 
 from harness.base import modules, programs
 from harness.base.documents import Json
+from harness.base.errors import LaunchError
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd
 from harness.spec import Device, Entry
@@ -109,6 +110,17 @@ class Job(ABC):
 
     def prepare(self, spec: LaunchSpec) -> None:
         """Set up what this launch needs beside its ranks, as the rates of its links: nothing."""
+        return None
+
+    def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
+        """Start the agent of one node again, by this command if it is to dial in.
+
+        Its channel if it inherits one. LaunchError where an agent cannot be started alone.
+        """
+        raise LaunchError("an agent cannot be started alone here")
+
+    def abandon(self, node: int) -> None:
+        """Nothing more is expected of what was started for one node."""
         return None
 
     @abstractmethod

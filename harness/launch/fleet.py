@@ -8,6 +8,7 @@ import dataclasses
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError
@@ -15,12 +16,17 @@ from harness.launch.cluster import WAITS
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.hearing import TICK_S, Ear, unreachable
 from harness.launch.link import Link
-from harness.launch.roll_call import agree, fit
+from harness.launch.roll_call import agree, examine, fit
 from harness.launch.running import Running
-from harness.launch.wire.channel import Listener
+from harness.launch.wire.channel import Channel, Listener
 from harness.launch.wire.messages import LaunchSpec, Node, Share
 from harness.record import Described
 from harness.spec import CaseSpec
+
+#: Starts the agents: their job, and who waits for those that dial in.
+Begin: TypeAlias = Callable[[], tuple[Job, Listener | None]]
+#: Starts the agent of one node again: its channel, or a listener that it will dial.
+Again: TypeAlias = Callable[[Job, int, str], tuple[Channel | None, Listener | None]]
 
 POLL_S = 1.0
 #: Nodes that a message names one by one.
@@ -36,8 +42,9 @@ EXAMINE_S = 60.0
 class Fleet:
     """The agents of one run. They start with ``start`` and are waited for by what needs them."""
 
-    def __init__(self, begin: Callable[[], tuple[Job, Listener | None]], where: Where) -> None:
-        self._begin, self._where = begin, where
+    def __init__(self, begin: Begin, where: Where, again: Again | None = None) -> None:
+        self._begin, self._where, self._again = begin, where, again
+        self.notes = list[str]()
         per_rank = where.settings.get("tasks") == "rank"
         self.num_agents = sum(where.nodes) if per_rank else len(where.nodes)
         self.queued_s = 0.0
@@ -45,6 +52,7 @@ class Fleet:
         self._job: Job | None = None
         self._listener: Listener | None = None
         self._links: list[Link] = []
+        self._met = False
         waits = {**WAITS, **where.settings}
         self._join_s, self._queue_s, self._lost_s = (float(waits[name]) for name in WAITS)
         self._ear = Ear()
@@ -71,7 +79,10 @@ class Fleet:
         """
         self.start()
         try:
-            self._meet(watch)
+            if self._met:
+                self._mend(watch)
+            else:
+                self._meet(watch)
         except BaseException:  # Ctrl-C in a queue, too: no job may be left
             self.close()
             raise
@@ -107,6 +118,54 @@ class Fleet:
             self._listener = None
             agree(self._links, self._where, self.num_agents)
         fit(self._links, self._where)
+        self._met = True
+
+    def _mend(self, watch: Watch) -> None:
+        """Another agent for each that was lost; a node that gets none is left out from now on.
+
+        The others stay as they are, and so does what a scheduler gave. Where no agent can be
+        started alone, all are started anew.
+        """
+        lost = any(link.lost and not link.left_out for link in self._links)
+        if lost and (self._again is None or self.num_agents != len(self._where.nodes)):
+            self.close()
+            self.start()
+            self._meet(watch)
+            return
+        for place, link in enumerate(self._links):
+            if not link.lost or link.left_out:
+                continue
+            try:
+                self._links[place] = self._renewed(link, watch)
+                self.notes.append(f"{link.name}: {link.lost}; its agent was started again")
+            except LaunchError as error:
+                assert self._job is not None
+                self._job.abandon(link.node)
+                link.left_out = True
+                self.notes.append(f"{link.name}: {link.lost}; it is left out ({error.what})")
+
+    def _renewed(self, link: Link, watch: Watch) -> Link:
+        """A new agent on the node of one that was lost; LaunchError if it does not come."""
+        assert self._again is not None and self._job is not None and link.about is not None
+        channel, listener = self._again(self._job, link.node, link.about.machine.host)
+        fresh = Link(node=link.node, channel=channel)
+        since = time.monotonic()
+        try:
+            while fresh.about is None:
+                if listener is not None and fresh.channel is None:
+                    fresh.channel = next(iter(listener.accept(TICK_S)), None)
+                for _, message, _ in self._ear.receive([fresh]):
+                    if "hello" in message:
+                        fresh.about = from_doc(Node, message["hello"])
+                state, says = self._job.poll()
+                if fresh.lost or state is State.ENDED or time.monotonic() - since > self._join_s:
+                    raise LaunchError(fresh.lost or says or f"not back in {self._join_s:g} s")
+                watch(self._num_here - 1, self.num_agents, f"{link.name} is started again")
+        finally:
+            if listener is not None:
+                listener.close()
+        examine(fresh, [fresh if x is link else x for x in self._links], self._where)
+        return fresh
 
     @property
     def _num_here(self) -> int:
@@ -128,14 +187,17 @@ class Fleet:
         """Ask node 0 what each case will do; nothing is launched."""
         self.ready()
         asked = [{"case": to_doc(c), "files": dict(f)} for c, f in requests]
-        (said,) = self._ask(self._links[:1], {"describe": asked}, DESCRIBE_S * len(requests))
+        first = [link for link in self._links if not link.left_out][:1]
+        (said,) = self._ask(first, {"describe": asked}, DESCRIBE_S * len(requests))
         return [from_doc(Described, d) for d in said["described"]]
 
     def examine(self) -> list[tuple[Node, Json]]:
         """(node, its facts and findings) of every agent, in their order."""
         self.ready()
-        said = self._ask(self._links, {"examine": True}, EXAMINE_S)
-        return [(node, told["examined"]) for node, told in zip(self.nodes, said, strict=True)]
+        here = [link for link in self._links if not link.left_out]
+        said = self._ask(here, {"examine": True}, EXAMINE_S)
+        abouts = [link.about for link in here if link.about is not None]
+        return [(node, told["examined"]) for node, told in zip(abouts, said, strict=True)]
 
     def _ask(self, links: Sequence[Link], asked: Json, within_s: float) -> list[Json]:
         """What each of these agents answers; LaunchError if one is lost, or says nothing."""
@@ -148,7 +210,7 @@ class Fleet:
             if time.monotonic() > deadline:
                 silent = next(link for link in links if link.node not in said)
                 silent.lose(f"its agent does not answer: {', '.join(asked)}")
-            self._check_alive()
+            self._check_alive(links)
         return [said[link.node] for link in links]
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
@@ -161,8 +223,10 @@ class Fleet:
         assert self._job is not None
         for spec in specs:
             self._job.prepare(spec)
+        seated = seats(specs, self._links)
         worlds = [
-            Running(spec, shares(spec, self._links, self._where), self._lost_s) for spec in specs
+            Running(spec, shares(spec, self._links, self._where, hosts), self._lost_s)
+            for spec, hosts in zip(specs, seated, strict=True)
         ]
         try:
             while not all(world.over for world in worlds):
@@ -174,10 +238,7 @@ class Fleet:
             while not all(world.over for world in worlds):
                 self._attend(worlds)
             raise
-        out = [self._ended(world) for world in worlds]
-        if any(link.lost for link in self._links):
-            self.close()  # with what a lost agent has left; the next launch starts them anew
-        return out
+        return [self._ended(world) for world in worlds]
 
     def _attend(self, worlds: Sequence[Running]) -> None:
         """Hear what has come, and look after every world."""
@@ -195,9 +256,9 @@ class Fleet:
             unreachable=unreachable(self._ear, world.links, self._lost_s) if asked else (),
         )  # fmt: skip
 
-    def _check_alive(self) -> None:
-        """LaunchError if a node is lost, with what the engine says of it."""
-        if lost := [link for link in self._links if link.lost]:
+    def _check_alive(self, links: Sequence[Link]) -> None:
+        """LaunchError if one of these is lost, with what the engine says of it."""
+        if lost := [link for link in links if link.lost]:
             says = self._job.poll()[1] if self._job is not None else ""
             why = "; ".join(f"{x.name}: {x.lost}" for x in lost) + (f" ({says})" if says else "")
             self.close()
@@ -215,7 +276,7 @@ class Fleet:
             self._listener.close()
         if self._job is not None:
             self._job.stop()
-        self._job, self._listener, self._links = None, None, []
+        self._job, self._listener, self._links, self._met = None, None, [], False
 
 
 def absent(links: Sequence[Link], wanted: int, says: str) -> LaunchError:
@@ -254,14 +315,38 @@ def _allow(descriptors: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def shares(spec: LaunchSpec, links: Sequence[Link], where: Where) -> list[tuple[Link, Share]]:
+def seats(specs: Sequence[LaunchSpec], links: Sequence[Link]) -> list[tuple[int, ...]]:
+    """The nodes of each world: those that it names, others in the place of those left out.
+
+    LaunchError if there are not enough.
+    """
+    wanted = [spec.hosts or tuple(range(len(spec.case.nodes))) for spec in specs]
+    out_of = {link.node: link for link in links if link.left_out}
+    if not out_of:
+        return wanted
+    taken = {node for hosts in wanted for node in hosts}
+    spare = [x.node for x in links if not x.left_out and x.node not in taken]
+    stands_in: dict[int, int] = {}
+    for node in sorted(taken & out_of.keys()):
+        if not spare:
+            raise LaunchError(
+                f"{out_of[node].name} is lost ({out_of[node].lost}), and no other node is free",
+                where="engine", expected=f"{len(taken)} nodes", fix="scaleproof doctor",
+            )  # fmt: skip
+        stands_in[node] = spare.pop(0)
+    return [tuple(stands_in.get(node, node) for node in hosts) for hosts in wanted]
+
+
+def shares(
+    spec: LaunchSpec, links: Sequence[Link], where: Where, hosts: Sequence[int] = ()
+) -> list[tuple[Link, Share]]:
     """Which agent starts which ranks; with an agent for each rank, every one of them one.
 
     Beside other worlds a rank has the cores that its devices would have in the largest world:
     nodes that are emulated on one machine must not share a core either.
     """
     sizes, per_rank = spec.case.nodes, spec.case.devices_per_rank
-    chosen = spec.hosts or tuple(range(len(sizes)))
+    chosen = hosts or spec.hosts or tuple(range(len(sizes)))
     devices = spec.devices or (0,) * len(sizes)
     by_node = len(links) == len(where.nodes)
     starts = [sum(where.nodes[:n]) for n in range(len(where.nodes))]

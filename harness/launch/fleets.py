@@ -50,6 +50,14 @@ class Fleets:
         """What each setup that was needed runs with, by its first node."""
         return {name: dict(fleet.nodes[0].software) for name, fleet in self._others.items()}
 
+    def mended(self) -> list[str]:
+        """What has been told of lost agents since this was asked for last."""
+        out = []
+        for fleet in (self.own, *self._others.values()):
+            out += fleet.notes
+            fleet.notes.clear()
+        return out
+
     def close(self) -> None:
         """Stop all agents."""
         for fleet in (self.own, *self._others.values()):

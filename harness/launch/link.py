@@ -20,6 +20,7 @@ class Link:
     heard_at: float = field(default_factory=time.monotonic)
     silent_s: float = 0.0  # while somebody listened
     lost: str = ""
+    left_out: bool = False  # no other agent came in its place
 
     @property
     def name(self) -> str:

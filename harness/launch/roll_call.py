@@ -21,10 +21,10 @@ def agree(links: list[Link], where: Where, num_agents: int) -> None:
     for number, link in enumerate(links):
         link.node = number
     for link in links:
-        _examine(link, links, where, by_node)
+        examine(link, links, where, by_node)
 
 
-def _examine(link: Link, links: Sequence[Link], where: Where, by_node: bool) -> None:
+def examine(link: Link, links: Sequence[Link], where: Where, by_node: bool = True) -> None:
     """LaunchError if this agent does not fit the others, or what was asked for."""
     first, about = links[0].about, link.about
     assert first is not None and about is not None

@@ -141,6 +141,9 @@ class Session:
         run.seal()
         launches = self.bench.launch_together(orders, run.folder, described, on_step)
         run.setups = self.bench.fleets.software()
+        for note in self.bench.fleets.mended():
+            run.notes.append(note)
+            self.progress.note(note)
         return run.enter(launches)
 
     def save(self, *, complete: bool) -> RunRecord:

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.host import machine
 from harness.host.accelerators import Accelerators
 from harness.launch.engine import State, Where
-from harness.launch.fleet import Fleet
+from harness.launch.fleet import Fleet, seats
+from harness.launch.link import Link
 from harness.launch.wire.channel import Channel, Listener, dial, make_token, read_token
-from harness.launch.wire.messages import Address, LaunchSpec, Node
-from harness.spec import Device
+from harness.launch.wire.messages import Address, LaunchSpec, Node, Sweep
+from harness.spec import Device, Site
 
 
 class Stub:
@@ -142,3 +144,42 @@ def test_a_node_whose_ranks_cannot_have_their_gpus_is_refused(
     with pytest.raises(LaunchError, match=says):
         fleet.ready()
     fleet.close()
+
+
+def _links(nodes: int, *left_out: int) -> list[Link]:
+    links = [Link(node=n, channel=None) for n in range(nodes)]
+    for n in left_out:
+        links[n].lost, links[n].left_out = "its agent is gone", True
+    return links
+
+
+def _world(*hosts: int, nodes: int = 1) -> LaunchSpec:
+    site = Site(device=Device.CPU, backend="gloo", nodes=(1,) * (len(hosts) or nodes))
+    return LaunchSpec(
+        launch="w", case=site.case("ddp/mlp-nano"), out="", task=Sweep(), files={}, hosts=hosts
+    )
+
+
+def test_others_stand_in_for_a_node_that_is_left_out() -> None:
+    """Worlds at once still have nodes of their own."""
+    specs = [_world(0, 2), _world(1)]
+    assert seats(specs, _links(4)) == [(0, 2), (1,)]
+    assert seats(specs, _links(4, 2)) == [(0, 3), (1,)]
+    assert seats([_world(nodes=2)], _links(3, 0)) == [(2, 1)]
+
+
+def test_a_world_that_needs_a_lost_node_is_refused_and_smaller_ones_go_on() -> None:
+    links = _links(3, 1)
+    with pytest.raises(LaunchError, match="node 1 is lost .*no other node is free"):
+        seats([_world(nodes=3)], links)
+    assert seats([_world(nodes=2)], links) == [(0, 2)]
+
+
+@given(st.data())
+def test_stand_ins_are_well_and_distinct(data: st.DataObject) -> None:
+    num = data.draw(st.integers(2, 12))
+    out = data.draw(st.sets(st.integers(0, num - 1), max_size=num - 1))
+    order = data.draw(st.permutations(range(num)))
+    size = data.draw(st.integers(1, num - len(out)))
+    (placed,) = seats([_world(*order[:size])], _links(num, *out))
+    assert len({*placed}) == size and not {*placed} & out

@@ -234,6 +234,17 @@ class EmulatedJob(Job):
         assert self._agents is not None
         return self._agents.channels()
 
+    def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
+        """Another agent in the same namespace, on a link that is up."""
+        assert self._agents is not None
+        self._run(_batch(str(self._holders[f"node{node}"].pid), "ip", ["link set eth0 up"]))
+        self._shaped = None  # routes of a link that was down are gone
+        return self._agents.renew(node, command, token)
+
+    def abandon(self, node: int) -> None:
+        assert self._agents is not None
+        self._agents.abandon(node)
+
     def poll(self) -> tuple[State, str]:
         assert self._agents is not None
         return self._agents.poll()

@@ -70,6 +70,10 @@ class Hosts:
             out.append(Command(nodes=(i,), argv=argv, by_hand=not deployment.settings["ssh"]))
         return tuple(out)
 
+    def again(self, deployment: Deployment, node: int, host: str) -> Command:
+        """The command of one node."""
+        return self.plan(deployment)[node]
+
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Processes:
         """Run ssh, or say what to run."""
         return Processes(commands, deployment.folder, read_token(deployment.token_file))

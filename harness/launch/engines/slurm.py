@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.base.documents import Json
@@ -29,6 +30,7 @@ from harness.launch.engine import (
     importable,
     last_line,
 )
+from harness.launch.wire.channel import Channel
 from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True, queues=True)
@@ -149,6 +151,19 @@ class Slurm:
         files = {str(path): script(deployment, command)}
         return (Command(nodes=nodes, argv=tuple(argv), files=files),)
 
+    def again(self, deployment: Deployment, node: int, host: str) -> Command:
+        """A step of one task on the node that lost its agent: the allocation is kept."""
+        argv = ["srun", "--overlap", *step(deployment), "--nodes=1", "--ntasks=1"]
+        parts, before = groups(deployment.nodes), node
+        for part, (many, _) in enumerate(parts):
+            if before < many:
+                argv += [f"--het-group={part}"] if len(parts) > 1 else []
+                argv += [f"--relative={before}"]
+                break
+            before -= many
+        command = agent(deployment, f"--order={node}")
+        return Command(nodes=(node,), argv=(*argv, *command), env=importable())
+
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Processes | BatchJob:
         """Start the step, or submit the job."""
         if commands[0].argv[0] == "srun":
@@ -183,6 +198,7 @@ class BatchJob(Job):
         self.log = folder / "slurm.log"
         self.job = submit(command)
         self._seen = ("PENDING", "None")
+        self._steps = Processes((), folder)  # of nodes whose agent was lost
 
     def poll(self) -> tuple[State, str]:
         """As squeue has it, or had it when it last answered."""
@@ -195,9 +211,19 @@ class BatchJob(Job):
         said = last_line(log, word.lower() or "gone")
         return State.ENDED, f"job {self.job}: {said} (log {self.log})"
 
+    def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
+        """A step inside the job."""
+        assert command is not None
+        inside = (command.argv[0], f"--jobid={self.job}", *command.argv[1:])
+        return self._steps.renew(node, replace(command, argv=inside), token)
+
+    def abandon(self, node: int) -> None:
+        self._steps.abandon(node)
+
     def stop(self) -> None:
         """Cancel it, and wait until it has left the queue."""
         cancel(self.job)
+        self._steps.stop()
 
 
 def submit(command: Command) -> str:

@@ -216,6 +216,7 @@ def test_a_node_whose_agent_dies_is_named_and_the_next_world_gets_a_new_one(benc
     worlds = bench.worlds
     if isinstance(worlds, Torchrun):
         pytest.skip("no agents: torchrun starts every world by itself")
+    before = [node.agent for node in worlds.nodes]
     last = worlds.nodes[-1]
     pid = int(last.agent.split("-")[0])
     site = Site(device=Device.CPU, backend="gloo", nodes=bench.nodes)
@@ -241,3 +242,7 @@ def test_a_node_whose_agent_dies_is_named_and_the_next_world_gets_a_new_one(benc
     assert cause.node == len(bench.nodes) - 1
     assert "agent is gone" in cause.message
     assert bench.launch("ddp/mlp-nano")[1] is None
+    if bench.name in ("hosts", "emulated", "slurm"):  # the others start all agents anew
+        after = [node.agent for node in worlds.nodes]
+        assert after[:-1] == before[:-1] and after[-1] != before[-1], "the others stay"
+        assert "was started again" in worlds.notes[-1]

@@ -79,8 +79,14 @@ class Board:
 
     @cached_property
     def slow_nodes(self) -> list[Named]:
-        """Nodes that are slow, the surest first; what one did to its partners is not theirs."""
-        out, suspects = list[Named](), [*range(self.num_nodes)]
+        """Nodes that are slow, the surest first; what one did to its partners is not theirs.
+
+        One that was sure after an earlier round stays so: evidence holds whenever one looks.
+        """
+        before = [s for s in self._seen if s.round < self.round - 1]
+        earlier = Board(before, self.num_nodes, self._least) if self.round > FULL else None
+        out = [] if earlier is None else [self._again(one, earlier) for one in earlier.slow_nodes]
+        suspects = [*range(self.num_nodes)]
         limit = math.log(self.num_nodes / ALPHA)
         while suspects:
             found = {n for one in out for n in one.nodes}
@@ -91,6 +97,11 @@ class Board:
                 log, slower = told[worst]
                 out.append(Named((worst,), math.expm1(slower), log))
         return out
+
+    def _again(self, one: Named, earlier: "Board") -> Named:
+        """A node that was named, with all that is known of it by now."""
+        log, slower = self.of_node(one.nodes[0], earlier.found - {*one.nodes})
+        return Named(one.nodes, math.expm1(slower), max(log, one.log_evidence))
 
     @cached_property
     def found(self) -> frozenset[int]:
@@ -103,7 +114,8 @@ class Board:
         out, limit = [], math.log(max(1, len(self.times)) / ALPHA)
         for link in self._doubted:
             log, slower = self._of_link(link)
-            if len(self.times[link]) > 1 and self._sure(log, slower, limit):
+            others = min(self._num_others(node, link) for node in link)
+            if min(len(self.times[link]), others) > 1 and self._sure(log, slower, limit):
                 out.append(Named(link, math.expm1(slower), log))
         return sorted(out, key=lambda one: -one.log_evidence)
 
@@ -130,20 +142,30 @@ class Board:
         )  # fmt: skip
 
     def open_links(self) -> list[tuple[int, int]]:
-        """Links to measure once more, with no node in two of them."""
+        """Links to measure once more, with no node in two of them.
+
+        In between, their nodes meet others: else a node that was lucky once is taken for a link.
+        """
         known = {one.nodes for one in self.slow_links}
         out, apart = list[tuple[int, int]](), set[int]()
         for link in sorted(self._doubted, key=lambda k: -self._doubted[k]):
-            if link not in known and not {*link} & apart:
+            others = min(self._num_others(node, link) for node in link)
+            if link not in known and not {*link} & apart and len(self.times[link]) <= others:
                 out.append(link)
                 apart |= {*link}
         return out[: max(1, self.num_nodes // 4)]
 
     def suspects(self) -> list[int]:
-        """Nodes that may be slow and are not named yet, the likeliest first."""
+        """Nodes that may be slow, or have a link that may be, and are not named yet."""
         told = {n: self.of_node(n, self.found)[0] for n in self._of if n not in self.found}
-        likely = [n for n in told if told[n] > math.log(SUSPECT)]
+        known = {one.nodes for one in self.slow_links}
+        linked = {n for link in self._doubted if link not in known for n in link}
+        likely = [n for n in told if told[n] > math.log(SUSPECT) or n in linked]
         return sorted(likely, key=lambda n: -told[n])[: max(1, self.num_nodes // 4)]
+
+    def _num_others(self, node: int, link: tuple[int, int]) -> int:
+        """Partners of a node beside that of a link."""
+        return len({sum(self._seen[i].link) - node for i in self._of[node]} - {*link})
 
     def of_node(
         self, node: int, found: Collection[int], without: tuple[int, int] | None = None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from harness.record.goodput import Mark, Played, Sitting
+from harness.record.recovery import Mark, Played, Sitting
 
 #: (Seconds since the first start, rank) of faults; the last one may lie beyond the end.
 Faults: TypeAlias = Iterator[tuple[float, int]]

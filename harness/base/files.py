@@ -61,15 +61,15 @@ def put(path: Path, body: bytes, option: str) -> None:
         ) from None  # fmt: skip
 
 
-def write(texts: Mapping[Path, str]) -> None:
+def write(texts: Mapping[Path, str | bytes]) -> None:
     """Write files whole or not at all, and all of them or none: temporary, to disk, rename."""
     temporary: dict[Path, Path] = {}
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary[path] = path.with_name(f".{path.name}.{os.getpid()}")
-            with temporary[path].open("w", encoding="utf-8") as handle:
-                handle.write(text)
+            with temporary[path].open("wb") as handle:
+                handle.write(text if isinstance(text, bytes) else text.encode())
                 handle.flush()
                 os.fsync(handle.fileno())
         for path, whole in temporary.items():

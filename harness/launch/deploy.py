@@ -24,6 +24,7 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
             fix="scaleproof doctor",
         )  # fmt: skip
     if isinstance(engine, Fleet):  # it starts whole worlds itself
+        engine.configure(where.settings)
         return engine
     alone = not entry.engine.joins or hasattr(engine, "again")
     again = functools.partial(_again, entry, engine, where) if alone else None

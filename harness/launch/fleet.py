@@ -16,18 +16,16 @@ from harness.launch.cluster import WAITS
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.hearing import TICK_S, Ear, unreachable
 from harness.launch.link import Link
-from harness.launch.roll_call import agree, examine, fit
+from harness.launch.renewal import Again, mend
+from harness.launch.roll_call import agree, fit
 from harness.launch.running import Running
-from harness.launch.wire.channel import Channel, Listener
+from harness.launch.wire.channel import Listener
 from harness.launch.wire.messages import LaunchSpec, Node, Share
 from harness.record import Described
 from harness.spec import CaseSpec
 
 #: Starts the agents: their job, and who waits for those that dial in.
 Begin: TypeAlias = Callable[[], tuple[Job, Listener | None]]
-#: Starts the agent of one node again: its channel, or a listener that it will dial.
-Again: TypeAlias = Callable[[Job, int, str], tuple[Channel | None, Listener | None]]
-
 POLL_S = 1.0
 #: Nodes that a message names one by one.
 SHOWN = 8
@@ -57,6 +55,9 @@ class Fleet:
         self._join_s, self._queue_s, self._lost_s = (float(waits[name]) for name in WAITS)
         self._ear = Ear()
         _allow(self.num_agents + DESCRIPTORS)
+
+    def configure(self, settings: Mapping[str, Json]) -> None:
+        """Take what a cluster file says of an engine that is itself a fleet."""
 
     def start(self) -> None:
         """Start the agents; returns at once, while they import torch."""
@@ -112,7 +113,7 @@ class Fleet:
             if lost or state is State.ENDED or late:
                 passed = f"{self._join_s:.0f} s have passed" if late else ""
                 raise absent(self._links, self.num_agents, says or passed)
-            watch(self._num_here, self.num_agents, says)
+            watch(sum(x.about is not None for x in self._links), self.num_agents, says)
         if self._listener is not None:  # nobody else is wanted
             self._listener.close()
             self._listener = None
@@ -126,50 +127,17 @@ class Fleet:
         The others stay as they are, and so does what a scheduler gave. Where no agent can be
         started alone, all are started anew.
         """
-        lost = any(link.lost and not link.left_out for link in self._links)
-        if lost and (self._again is None or self.num_agents != len(self._where.nodes)):
+        if not any(link.lost and not link.left_out for link in self._links):
+            return
+        if self._again is None or self.num_agents != len(self._where.nodes):
             self.close()
             self.start()
             self._meet(watch)
             return
-        for place, link in enumerate(self._links):
-            if not link.lost or link.left_out:
-                continue
-            try:
-                self._links[place] = self._renewed(link, watch)
-                self.notes.append(f"{link.name}: {link.lost}; its agent was started again")
-            except LaunchError as error:
-                assert self._job is not None
-                self._job.abandon(link.node)
-                link.left_out = True
-                self.notes.append(f"{link.name}: {link.lost}; it is left out ({error.what})")
-
-    def _renewed(self, link: Link, watch: Watch) -> Link:
-        """A new agent on the node of one that was lost; LaunchError if it does not come."""
-        assert self._again is not None and self._job is not None and link.about is not None
-        channel, listener = self._again(self._job, link.node, link.about.machine.host)
-        fresh = Link(node=link.node, channel=channel)
-        since = time.monotonic()
-        try:
-            while fresh.about is None:
-                if listener is not None and fresh.channel is None:
-                    fresh.channel = next(iter(listener.accept(TICK_S)), None)
-                for _, message, _ in self._ear.receive([fresh]):
-                    if "hello" in message:
-                        fresh.about = from_doc(Node, message["hello"])
-                state, says = self._job.poll()
-                if fresh.lost or state is State.ENDED or time.monotonic() - since > self._join_s:
-                    raise LaunchError(fresh.lost or says or f"not back in {self._join_s:g} s")
-                watch(self._num_here - 1, self.num_agents, f"{link.name} is started again")
-        finally:
-            if listener is not None:
-                listener.close()
-        examine(fresh, [fresh if x is link else x for x in self._links], self._where)
-        return fresh
-
-    @property
-    def _num_here(self) -> int:
-        return sum(link.about is not None for link in self._links)
+        assert self._job is not None
+        self.notes += mend(
+            self._links, self._job, self._again, self._where, self._ear, self._join_s, watch
+        )
 
     def _poll(self) -> tuple[State, str]:
         """How the job is doing; a scheduler is asked once a second at most."""
@@ -238,7 +206,7 @@ class Fleet:
             while not all(world.over for world in worlds):
                 self._attend(worlds)
             raise
-        return [self._ended(world) for world in worlds]
+        return [_ended(world, self._ear, self._lost_s) for world in worlds]
 
     def _attend(self, worlds: Sequence[Running]) -> None:
         """Hear what has come, and look after every world."""
@@ -247,14 +215,6 @@ class Fleet:
                 world.hear(link, message, blob)
         for world in worlds:
             world.watch()
-
-    def _ended(self, world: Running) -> Ended:
-        agents = "+".join(x.about.agent for x in world.links if x.about is not None)
-        asked = world.failing and len(world.links) > 1
-        return Ended(
-            ranks=world.ends(), agent=agents, noticed_at=world.noticed_at, lasted_s=world.lasted_s,
-            unreachable=unreachable(self._ear, world.links, self._lost_s) if asked else (),
-        )  # fmt: skip
 
     def _check_alive(self, links: Sequence[Link]) -> None:
         """LaunchError if one of these is lost, with what the engine says of it."""
@@ -277,6 +237,16 @@ class Fleet:
         if self._job is not None:
             self._job.stop()
         self._job, self._listener, self._links, self._met = None, None, [], False
+
+
+def _ended(world: Running, ear: Ear, lost_s: float) -> Ended:
+    """How a world ended; of one that broke also which nodes the others cannot reach."""
+    agents = "+".join(x.about.agent for x in world.links if x.about is not None)
+    asked = world.failing and len(world.links) > 1
+    return Ended(
+        ranks=world.ends(), agent=agents, noticed_at=world.noticed_at, lasted_s=world.lasted_s,
+        unreachable=unreachable(ear, world.links, lost_s) if asked else (),
+    )  # fmt: skip
 
 
 def absent(links: Sequence[Link], wanted: int, says: str) -> LaunchError:

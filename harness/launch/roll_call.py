@@ -64,6 +64,12 @@ def fit(links: Sequence[Link], where: Where) -> None:
         wanted = where.nodes[link.node] if len(links) == len(where.nodes) else 1
         if where.shared_gpu:
             wanted = 1
+        cores = link.about.machine.num_cores
+        if cores < wanted:
+            raise LaunchError(
+                f"{link.name} gives its agent {cores} CPU cores for {wanted} ranks with a GPU each",
+                expected="a core for each rank at least", fix="cpus = 8   # in the cluster file",
+            )  # fmt: skip
         about, version = link.about, link.about.software.get("torch", "")
         found = accelerators.misfit(about.accelerators, about.machine, version, wanted)
         if found is not None:

@@ -17,7 +17,7 @@ from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
 from harness.host import nvml
 from harness.launch import causes
-from harness.launch.engine import Ended, Where
+from harness.launch.engine import Ended, Tick, Where
 from harness.launch.fleets import Fleets
 from harness.launch.wire.messages import (
     Bits,
@@ -187,9 +187,7 @@ class Bench:
         """One world."""
         return self._run_together([spec], lambda step: None)[0]
 
-    def _run_together(
-        self, specs: Sequence[LaunchSpec], tick: Callable[[int], None]
-    ) -> list[Ended]:
+    def _run_together(self, specs: Sequence[LaunchSpec], tick: Tick) -> list[Ended]:
         """Worlds at once; how each rank of a broken one ended is kept beside what it left."""
         ended = self.fleets.of(specs[0].case.setup).launch_together(specs, tick)
         for spec, world in zip(specs, ended, strict=True):

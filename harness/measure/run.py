@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.judging import pairs, verdicts
-from harness.analysis.samples import references
 from harness.base import files
 from harness.base.documents import Json
 from harness.host import doctor, environment, facts, machine
@@ -20,12 +19,11 @@ from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
 from harness.record.chain import Chain, Kind, bodies
 from harness.record.fabric import Suspects
-from harness.record.goodput import Played
 from harness.record.launch import FLAKES, STALLS, num_again
+from harness.record.recovery import Played
 from harness.record.store import save
 from harness.spec import (
     Arm,
-    CaseSpec,
     Catalogue,
     Contrast,
     Plan,
@@ -62,13 +60,12 @@ class Run:
         self.plans, self.described = list[Plan](), dict[str, Described]()
         self.launches, self.blocks = list[LaunchRecord](), list[Block]()
         self.windows: dict[str, dict[str, Window]] = {}
-        self.fabric, self.recoveries = list[Row](), list[Trial]()
+        self.fabric, self.recoveries, self.played = list[Row](), list[Trial](), list[Played]()
         self.out_of_time, self.notes = list[str](), doctor.notes()
         self.admission: tuple[Finding, ...] = ()
         self.launch_sd: float | None = None
         self.setups: Mapping[str, Mapping[str, str]] = {}
         self.suspects: Suspects | None = None
-        self.played = list[Played]()
         self.facts: Mapping[str, Mapping[str, str]] = {self.machine.host: facts.facts()}
         self._chain: Chain | None = None
         self._opened: Path | None = None
@@ -102,8 +99,8 @@ class Run:
         self.admission, self.launch_sd = old.admission, old.launch_sd
         self.launches, self.fabric = list(old.launches), list(old.fabric)
         self.recoveries, self.blocks = list(old.recoveries), list(old.blocks)
-        self.setups, self.suspects, self.facts = dict(old.setups), old.suspects, old.facts
         self.played = list(old.played)
+        self.setups, self.suspects, self.facts = dict(old.setups), old.suspects, old.facts
         known = {x.launch for x in self.launches}
         there = {p.name for p in (folder / "launches").glob("*") if p.is_dir()}
         self._link(Kind.SITTING, {"machine": self.machine, "cut": sorted(there - known)})
@@ -231,10 +228,6 @@ class Run:
 
     def blocks_of(self, plan: Plan, attempt: int = 0) -> set[int]:
         return {x.block for x in self.timed(plan) if x.attempt == attempt}
-
-    def curve(self, case: CaseSpec) -> references.Curve | None:
-        """What a case's losses are compared with, if it was trained."""
-        return references.curve(self.folder, self.launches, self.described, case.hash)
 
     def block_s(self, slots: Sequence[Sequence[Arm]]) -> float:
         """What another block of these arms will take, those of a slot at once."""

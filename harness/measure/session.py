@@ -18,6 +18,7 @@ from harness.measure.order import Order
 from harness.measure.progress import Moment, Progress, waiting
 from harness.measure.run import Run
 from harness.record import LaunchRecord, RunRecord
+from harness.record.store import pack
 from harness.spec import CaseSpec, Catalogue, Device, Settings, Threshold
 
 
@@ -144,7 +145,10 @@ class Session:
         for note in self.bench.fleets.mended():
             run.notes.append(note)
             self.progress.note(note)
-        return run.enter(launches)
+        entered = run.enter(launches)
+        for launch in (x for x in entered if x.cause is None):
+            pack(run.folder, launch.launch, launch.ranks)
+        return entered
 
     def save(self, *, complete: bool) -> RunRecord:
         """Write the run down; once its context is left, others may go on with it."""

@@ -99,12 +99,17 @@ def orders(
     wanted = [
         Order(
             plan=plan, arm=arm, purpose=purpose, turn=turn, attempt=attempt, streamed=streamed,
-            window=windows[arm.name], reference=run.curve(arm.case) if compared else None,
+            window=windows[arm.name], reference=_curve(run, arm.case) if compared else None,
             script=scripts.get(arm.name),
         )
         for arm in arms
     ]  # fmt: skip
     return _seated(session, plan, wanted)
+
+
+def _curve(run: Run, case: CaseSpec) -> references.Curve | None:
+    """What a case's losses are compared with, if it was trained."""
+    return references.curve(run.folder, run.launches, run.described, case.hash)
 
 
 def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Script:

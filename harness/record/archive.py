@@ -58,7 +58,7 @@ def files_of(folder: Path, *, traces: bool) -> dict[str, bytes]:
     out = {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
     for path in sorted((folder / "launches").glob("*/*")):
         trace = path.name.endswith(".trace.json.gz")
-        if path.is_file() and (path.suffix == ".npz" or (traces and trace)):
+        if path.is_file() and (path.suffix in (".npz", ".zip") or (traces and trace)):
             out[path.relative_to(folder).as_posix()] = path.read_bytes()
     return out
 

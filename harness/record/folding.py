@@ -17,10 +17,9 @@ from harness.record import chain
 from harness.record.chain import Kind, Link
 from harness.record.described import Described
 from harness.record.fabric import Row, Suspects
-from harness.record.goodput import Played
 from harness.record.launch import LaunchRecord
 from harness.record.record import SCHEMA, Block, RunRecord
-from harness.record.recovery import Trial
+from harness.record.recovery import Played, Trial
 from harness.spec import Plan, Settings, Threshold, Window
 
 Entry = TypeVar("Entry")

@@ -16,10 +16,9 @@ from harness.host.admission import Finding
 from harness.host.machine import Machine
 from harness.record.described import Described
 from harness.record.fabric import Row, Suspects
-from harness.record.goodput import Played
 from harness.record.launch import LaunchRecord, Purpose
 from harness.record.outcome import Verdict
-from harness.record.recovery import Trial
+from harness.record.recovery import Played, Trial
 from harness.spec import CaseSpec, Device, Plan, Settings, StandIn, Threshold, Window
 
 SCHEMA = 7

@@ -65,7 +65,7 @@ def files(
     out = {"record.json": written(run).encode()}
     if links:
         out["chain.jsonl"] = "".join(link.line + "\n" for link in links).encode()
-    return out | {name: body for name, body in samples.items() if name.endswith(".npz")}
+    return out | {name: body for name, body in samples.items() if name.endswith((".npz", ".zip"))}
 
 
 def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:

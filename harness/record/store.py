@@ -4,7 +4,8 @@ results/runs/<machine>/<run>/
 chain.jsonl          what happened, a line each, on disk as it happens: all that is measured
 record.json          RunRecord, written when a run begins and when it ends, with a digest of itself
                      that detects edits, not forgery (older ones have it in record.sha256)
-launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs
+launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs; of many ranks
+                     ranks.zip has the samples, and the record the rest
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import math
 import re
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +32,8 @@ from harness.record.upgrade import upgrade
 if TYPE_CHECKING:
     import numpy as np
 
+#: Ranks of a launch whose files are packed into one, and its name.
+MANY, PACKED = 16, "ranks.zip"
 #: The key of record.json that has its digest.
 DIGEST = "sha256"
 _STAMPED = re.compile(rf'\{{\n "{DIGEST}": "([0-9a-f]{{64}})",\n')
@@ -138,13 +142,39 @@ def samples_path(folder: Path, launch: str, rank: int) -> Path:
     return folder / "launches" / launch / f"rank{rank}.npz"
 
 
+def pack(folder: Path, launch: str, ranks: Sequence[RankRecord]) -> None:
+    """Put the samples of many ranks into one file; what each wrote beside is in the record."""
+    if len(ranks) <= MANY:
+        return
+    left = [samples_path(folder, launch, r.rank) for r in ranks]
+    body = io.BytesIO()
+    with zipfile.ZipFile(body, "w") as together:  # they are compressed already
+        for path in filter(Path.is_file, left):
+            together.writestr(path.name, path.read_bytes())
+    files.write({folder / "launches" / launch / PACKED: body.getvalue()})
+    for path in left:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _raw(path: Path) -> bytes:
+    """A rank's samples as it wrote them, by themselves or among those of others; else OSError."""
+    if path.is_file() or not (together := path.with_name(PACKED)).is_file():
+        return path.read_bytes()
+    try:
+        with zipfile.ZipFile(together) as archive:
+            return archive.read(path.name)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise OSError(str(error)) from None
+
+
 def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
     """Read one rank's samples and check their digest."""
     import numpy as np  # what only lists and collects has none
 
     path = samples_path(folder, launch, rank.rank)
     try:
-        raw = path.read_bytes()
+        raw = _raw(path)
     except OSError:
         raise RecordError("samples are missing", where=str(path), fix=TAKE) from None
     if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:

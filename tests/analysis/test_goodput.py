@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from harness.analysis import goodput
 from harness.analysis.goodput import TERMS, Costs
-from harness.record.goodput import Mark, Played, Sitting
+from harness.record.recovery import Mark, Played, Sitting
 
 COSTS = Costs(
     step_s=0.1, slow_s=0.0, save_s=0.4, detect_s=0.5, stop_s=0.1, restart_s=2.0, load_s=0.4

@@ -14,7 +14,7 @@ from harness.measure.progress import Progress
 from harness.measure.recovery.player import Player
 from harness.measure.session import Session
 from harness.record import store
-from harness.record.goodput import Mark
+from harness.record.recovery import Mark
 from harness.spec import Catalogue, Device, Settings, Site
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))

@@ -10,7 +10,7 @@ import pytest
 
 from harness.base.errors import Exit, LaunchError
 from harness.interface.cli.main import main
-from harness.interface.report import recovery
+from harness.interface.report.faults import recovery
 from harness.measure.progress import Progress
 from harness.measure.recovery.scripted import ScriptRecoverer, continued, went_on_at
 from harness.measure.session import Session

@@ -10,8 +10,7 @@ from harness.analysis.judging.doubts import unfit_host
 from harness.analysis.judging.question import Conclusion, Question
 from harness.record import Reason, RunRecord, Status, Trial
 from harness.record.fabric import swept
-from harness.record.goodput import Played
-from harness.record.recovery import FINE
+from harness.record.recovery import FINE, Played
 from harness.spec import Threshold
 
 T = TypeVar("T")

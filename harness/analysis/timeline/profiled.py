@@ -1,6 +1,9 @@
 """From the traces that a profiled launch left to its budget."""
 
+import multiprocessing
+import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +16,32 @@ from harness.base.errors import ScaleproofError
 from harness.record import Budget, Expected, RankRecord
 from harness.spec import PROFILED, CaseSpec
 
+#: Traces that are worth the processes which read them at once.
+MANY = 4
+
 
 def trace_path(folder: Path, launch: str, rank: int) -> Path:
     """Where a rank's trace lies in a run's folder."""
     return folder / "launches" / launch / f"rank{rank}.trace.json.gz"
 
 
+def read_all(paths: Sequence[Path]) -> list[Trace]:
+    """Traces of all ranks; of many on all cores, while no rank needs one.
+
+    They are read before the next launch, not beside it: that one would be timed on fewer cores.
+    """
+    workers = min(len(paths), len(os.sched_getaffinity(0)))
+    if len(paths) < MANY or workers < 2:
+        return [read(path) for path in paths]
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(read, paths))
+
+
 def close_launch(
     folder: Path, launch: str, ranks: Sequence[RankRecord]
 ) -> tuple[list[Trace], list[Lanes], Closed]:
     """Read every rank's trace and close the budget, on rank 0's clock."""
-    traces = [read(trace_path(folder, launch, r.rank)) for r in ranks]
+    traces = read_all([trace_path(folder, launch, r.rank) for r in ranks])
     rank_lanes = [lanes(t, r.rank) for t, r in zip(traces, ranks, strict=True)]
     offsets = {r.rank: -r.clock_offset_ns for r in ranks}
     halves = [r.clock_half_ns for r in ranks if r.clock_half_ns is not None]

@@ -21,7 +21,8 @@ TOLD_WIDE = 30
 class Outlook:
     """One plan with what the agent said of its cases, and which rules judge each arm.
 
-    ``seconds`` is what its launches take, less those that earlier plans share with it.
+    ``seconds`` is what its launches take, less those that earlier plans share with it, and
+    ``device_s`` what devices work in them.
     """
 
     plan: Plan
@@ -29,6 +30,7 @@ class Outlook:
     rules: dict[str, list[str]]
     num_launches: int
     seconds: float
+    device_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,10 @@ def _totals(outlooks: Sequence[Outlook], place: Place) -> str:
     if on is None:
         return f"{out}; memory and bytes are per rank, computed from closed forms"
     hours = took / 3600 * sum(on.nodes)
+    idle = 1 - sum(f.device_s for f in outlooks) / 3600 / hours if hours else 0.0
     return (
-        f"{out}: {hours:.1f} GPU-hours on {on.name} ({place.machine.gpu}). Memory is a rank's and"
+        f"{out}: {hours:.1f} GPU-hours on {on.name} ({place.machine.gpu}), {idle:.0%} of them idle"
+        f" beside small worlds. Memory is a rank's and"
         f" of its card, bytes are the busiest rank's and as long as its link needs for them:"
         f" {on.link_bytes / 1e9:.0f} GB/s within a node, {on.network_bytes / 1e9:.0f} GB/s between"
         f" nodes. Steps are estimates: {forecast.PEAK_SHARE:.0%} of the peak, or the link"

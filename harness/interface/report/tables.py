@@ -8,8 +8,9 @@ from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.points import shown_against, tabled
 from harness.analysis.ladder import in_table
 from harness.base.numbers import duration, si
-from harness.interface.report import fabric, goodput, recovery, script, timeline
+from harness.interface.report import fabric, script, timeline
 from harness.interface.report.coverage import coverage
+from harness.interface.report.faults import goodput, recovery
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.scaling import interval, scaling_table
 from harness.interface.report.sides import beside, codecs

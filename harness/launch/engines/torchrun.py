@@ -14,11 +14,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.base import programs
-from harness.base.documents import to_doc
+from harness.base.documents import Json, to_doc
 from harness.launch.children import InheritingJob, agent_command, die_with_parent
 from harness.launch.engine import (
     Capabilities,
@@ -38,26 +38,34 @@ from harness.launch.wire.messages import LaunchSpec, RankEnd
 from harness.spec import CaseSpec, Device, StandIn
 
 ENGINE = dict(multi_node=True, one_machine=True, packs=False, slows_ranks=False)
+#: Torchrun's own, in s. It restarts nobody: a world that lost a rank is measured by nobody.
+SETTINGS = dict(monitor_interval=0.1, join_timeout=60)
 TICK_S, GRACE_S = 0.2, 1.0
 #: An entry of torchrun's report on failures; its lines may stand behind a log's own prefix.
 _FAILED = re.compile(r"\srank +: (\d+) \(local_rank: \d+\)\n.*?exitcode +: (-?\d+)")
 
 
 def commands(
-    nodes: Sequence[int], name: str, port: int | str, spec: str, logs: str
+    nodes: Sequence[int],
+    name: str,
+    port: int | str,
+    spec: str,
+    logs: str,
+    asked: Mapping[str, Json] = SETTINGS,
 ) -> list[list[str]]:
-    """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine.
-
-    Nobody is restarted: a world that lost a rank is measured by nobody.
-    """
-    conf = "is_host={},join_timeout=60,last_call_timeout=1,read_timeout=20"
+    """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine."""
+    conf = (
+        f"is_host={{}},join_timeout={asked['join_timeout']:g},last_call_timeout=1,read_timeout=20"
+    )
     return [
         [
             *(sys.executable, "-m", "torch.distributed.run"), f"--nnodes={len(nodes)}",
             f"--nproc-per-node={ranks}", "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={name}",
-            f"--rdzv-conf={conf.format(int(node == 0))}", "--local-addr=127.0.0.1",
-            "--max-restarts=0", f"--log-dir={logs}", *("-m", programs.TORCHRUN_RANK), spec,
+            f"--rdzv-conf={conf.format(int(node == 0), asked['join_timeout'])}",
+            "--local-addr=127.0.0.1",
+            "--max-restarts=0", f"--monitor-interval={asked['monitor_interval']:g}",
+            f"--log-dir={logs}", *("-m", programs.TORCHRUN_RANK), spec,
         ]
         for node, ranks in enumerate(nodes)
     ]  # fmt: skip
@@ -98,6 +106,11 @@ class Torchrun(Fleet):
 
     def __init__(self) -> None:
         super().__init__(self._agent, Where())
+        self._asked: Mapping[str, Json] = SETTINGS
+
+    def configure(self, settings: Mapping[str, Json]) -> None:
+        """Take what a cluster file says of torchrun."""
+        self._asked = {name: settings.get(name, usual) for name, usual in SETTINGS.items()}
 
     def _agent(self) -> tuple[Job, None]:
         return InheritingJob([agent_command(sys.executable, 0, {})]), None
@@ -109,8 +122,9 @@ class Torchrun(Fleet):
         """What each launch will run, on each node."""
         folder = deployment.folder
         by_node = commands(
-            deployment.nodes, "ID", "PORT", f"{folder}/launch.json", f"{folder}/torchrun"
-        )
+            deployment.nodes, "ID", "PORT", f"{folder}/launch.json", f"{folder}/torchrun",
+            SETTINGS | dict(deployment.settings),
+        )  # fmt: skip
         return tuple(Command(nodes=(i,), argv=tuple(argv)) for i, argv in enumerate(by_node))
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
@@ -120,7 +134,7 @@ class Torchrun(Fleet):
         (out / "launch.json").write_text(json.dumps(to_doc(spec)))
         watched = Watched(spec, out, beats)
         with held_port() as port:
-            self._run(watched, port, tick)
+            self._run(watched, port, self._asked, tick)
         agent = f"torchrun-{'-'.join(str(n.pid) for n in watched.nodes)}"
         return Ended(
             ranks=watched.ends(), agent=agent, noticed_at=watched.noticed_at,
@@ -132,10 +146,12 @@ class Torchrun(Fleet):
         return [self.launch(spec, tick) for spec in specs]
 
     @staticmethod
-    def _run(watched: Watched, port: int, tick: Tick) -> None:
+    def _run(watched: Watched, port: int, settings: Mapping[str, Json], tick: Tick) -> None:
         spec, out = watched.spec, watched.out
         logs = out / "work.torchrun"
-        asked = commands(spec.case.nodes, spec.launch, port, f"{out}/launch.json", str(logs))
+        asked = commands(
+            spec.case.nodes, spec.launch, port, f"{out}/launch.json", str(logs), settings
+        )
         try:
             for i, (command, share) in enumerate(zip(asked, device_shares(spec.case), strict=True)):
                 with (out / f"node{i}.log").open("w") as log:

@@ -12,7 +12,7 @@ from harness.launch import causes
 from harness.launch.wire.messages import Deadlines, Play
 from harness.measure.recovery.recoverer import deadlines
 from harness.measure.session import Session
-from harness.record.goodput import Mark, Played, Sitting
+from harness.record.recovery import Mark, Played, Sitting
 from harness.spec import CaseSpec
 
 #: Steps of the short trainings that costs are measured with, and how many checkpoints they have.

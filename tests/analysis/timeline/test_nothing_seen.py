@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from test_budget import rank_of
 
+from harness.analysis.timeline import profiled
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.profiled import budget_of
 from harness.base.errors import ScaleproofError
@@ -57,6 +58,17 @@ def rewrite(folder: Path, edit: Any) -> None:
 
 def test_whole_traces_are_taken(launch: tuple[Path, list[RankRecord]]) -> None:
     assert budget_of(launch[0], "x", launch[1], 3, True).steps == 3
+
+
+def test_traces_read_at_once_are_those_read_in_turn(
+    launch: tuple[Path, list[RankRecord]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_turn = budget_of(launch[0], "x", launch[1], 3, True)
+    monkeypatch.setattr(profiled, "MANY", 2)
+    assert budget_of(launch[0], "x", launch[1], 3, True) == in_turn
+    (launch[0] / "launches" / "x" / "rank1.trace.json.gz").unlink()
+    with pytest.raises(ScaleproofError, match="rank1"):
+        budget_of(launch[0], "x", launch[1], 3, True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from markupsafe import Markup
 from harness.analysis.judging.points import points
 from harness.analysis.rungs import rungs
 from harness.base.documents import Json, fields_of, to_doc
-from harness.interface.report import fabric, recovery
+from harness.interface.report import fabric
+from harness.interface.report.faults import recovery
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.page.cases import Case
 from harness.interface.report.page.scaling import Group

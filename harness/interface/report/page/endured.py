@@ -6,10 +6,10 @@ from itertools import groupby
 from markupsafe import Markup
 
 from harness.analysis import goodput
-from harness.interface.report import goodput as report
+from harness.interface.report.faults import goodput as report
 from harness.interface.report.page import drawings
 from harness.record import RunRecord
-from harness.record.goodput import Played
+from harness.record.recovery import Played
 
 #: Okabe and Ito.
 COLORS = {

@@ -12,8 +12,9 @@ from markupsafe import Markup
 from harness.analysis.handover import Handover, Requirement
 from harness.base.documents import to_doc
 from harness.base.numbers import si
-from harness.interface.report import fabric, recovery, tables
+from harness.interface.report import fabric, tables
 from harness.interface.report.coverage import coverage
+from harness.interface.report.faults import recovery
 from harness.interface.report.page import scaling
 from harness.interface.report.page.spent import spent
 from harness.interface.report.tabled import Table

@@ -13,7 +13,7 @@ import torch
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Play
 from harness.record import RankRecord, WhatRan
-from harness.record.goodput import Mark
+from harness.record.recovery import Mark
 from harness.record.store import write_text
 from harness.spec import Fault
 from harness.training.accelerator import Accelerator

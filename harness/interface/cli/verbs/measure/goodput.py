@@ -16,7 +16,8 @@ from harness.base.numbers import si
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.report import goodput as report, text
+from harness.interface.report import text
+from harness.interface.report.faults import goodput as report
 from harness.measure.recovery.player import Player
 from harness.spec.targets import case_of
 

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -133,18 +134,21 @@ class Look:
         coming = forecast.coming(
             plans, arms, costs, self.described, slots, timeline=self.timeline, outline=self.outline
         )
-        seconds: dict[str, float] = {}
+        seconds, device_s = defaultdict[str, float](float), defaultdict[str, float](float)
         for launch in coming:
-            place = launch.plan.hash
-            seconds[place] = seconds.get(place, 0.0) + launch.seconds
-        return [self._outlook(p, len(arms[p.hash]), seconds.get(p.hash, 0.0)) for p in plans]
+            devices = sum(a.case.world_size * a.case.devices_per_rank for a in launch.arms)
+            seconds[launch.plan.hash] += launch.seconds
+            device_s[launch.plan.hash] += devices * launch.seconds
+        return [
+            self._outlook(p, len(arms[p.hash]), seconds[p.hash], device_s[p.hash]) for p in plans
+        ]
 
     def runs(self, arm: Arm) -> bool:
         """Whether an arm can be launched at all."""
         answer = self.described[arm.case.hash]
         return not answer.error and obstacles.fits(answer, arm.case, self.machine)
 
-    def _outlook(self, plan: Plan, running: int, seconds: float) -> Outlook:
+    def _outlook(self, plan: Plan, running: int, seconds: float, device_s: float) -> Outlook:
         hardware_class = self.machine.hardware_class
         judged = pairs.judged_of(plan, self.thresholds, hardware_class)
         rules: dict[str, list[str]] = {a.name: [] for a in plan.arms}
@@ -158,4 +162,5 @@ class Look:
             rules=rules,
             num_launches=2 * plan.protocol.min_blocks * running,
             seconds=seconds,
+            device_s=device_s,
         )

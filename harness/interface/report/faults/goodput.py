@@ -7,7 +7,7 @@ from harness.base.numbers import duration, si
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule, wrap
 from harness.record import RunRecord
-from harness.record.goodput import Played
+from harness.record.recovery import Played
 
 #: What each term is, for whoever reads the table.
 _TOLD = dict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, strategies as st
@@ -41,3 +42,16 @@ def test_who_sends_no_less_never_wins_and_who_costs_nothing_always_does() -> Non
     assert breakeven(-1.0, 0.0, 1e9) == 0.0
     assert math.isinf(breakeven(-0.01, 1e6, 1e9))
     assert breakeven(0.0, 1e6, 1e9) == pytest.approx(1e9), "it is as fast here, so it is here"
+
+
+@given(st.floats(0.02, 1.0), st.floats(0.01, 0.99), st.floats(1e8, 1e10), st.floats(1.0, 50.0))
+def test_on_faster_links_dense_training_comes_down_to_training_apart(
+    step_s: float, share: float, here: float, times: float
+) -> None:
+    """Never below it, and without a jump where it was measured; on slower links bytes count."""
+    dense = replace(cost(step_s, 1e6), exchange_s=share * step_s)
+    apart_s = step_s - share * step_s
+    assert dense.at(times * here, here) >= apart_s - 1e-9
+    assert dense.at(1e9 * here, here) == pytest.approx(apart_s)
+    assert dense.at(here * (1 + 1e-9), here) == pytest.approx(dense.at(here, here))
+    assert dense.at(here / 2, here) == cost(step_s, 1e6).at(here / 2, here)

@@ -71,6 +71,11 @@ def test_a_slow_link_is_not_blamed_on_its_nodes() -> None:
     assert sum(s.link == link for s in seen) > 1
 
 
+@pytest.mark.parametrize("num_nodes", [3, 4, 6])
+def test_a_slow_link_of_few_nodes(num_nodes: int) -> None:
+    assert named(play(num_nodes, {(0, 2): 0.4}, 1), num_nodes) == {(0, 2)}
+
+
 def test_a_slow_node_does_not_blame_its_partners() -> None:
     seen = play(16, {(2,): 0.5, (9,): 0.03}, seed=2)
     assert named(seen, 16) == {(2,), (9,)}

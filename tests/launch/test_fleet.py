@@ -19,6 +19,7 @@ from harness.host.accelerators import Accelerators
 from harness.launch.engine import State, Where
 from harness.launch.fleet import Fleet, seats
 from harness.launch.link import Link
+from harness.launch.roll_call import fit
 from harness.launch.wire.channel import Channel, Listener, dial, make_token, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Sweep
 from harness.spec import Device, Site
@@ -45,7 +46,8 @@ class Stub:
 
 def node(order: int, host: str = "10.0.0.1", **gpus: Any) -> Node:
     return Node(
-        agent=f"{order}", door=Address(host, 1), order=order, machine=machine.detect(),
+        agent=f"{order}", door=Address(host, 1), order=order,
+        machine=replace(machine.detect(), num_cores=8),
         software=machine.software(), environment={},
         accelerators=Accelerators(**{"build": "cpu", **gpus}), facts={},
     )  # fmt: skip
@@ -144,6 +146,16 @@ def test_a_node_whose_ranks_cannot_have_their_gpus_is_refused(
     with pytest.raises(LaunchError, match=says):
         fleet.ready()
     fleet.close()
+
+
+def test_a_node_with_fewer_cores_than_gpu_ranks_is_refused() -> None:
+    """As a scheduler gives one that was asked for tasks alone."""
+    about = node(0, build="cuda 13.0", names=("NVIDIA H100",) * 8)
+    poor = replace(about, machine=replace(about.machine, num_cores=1))
+    where = Where(nodes=(8,), device=Device.CUDA)
+    fit([Link(node=0, channel=None, about=about)], where)
+    with pytest.raises(LaunchError, match="1 CPU cores for 8 ranks"):
+        fit([Link(node=0, channel=None, about=poor)], where)
 
 
 def _links(nodes: int, *left_out: int) -> list[Link]:

@@ -5,6 +5,8 @@ A step over a link of another rate r takes as much longer as its bytes do:
     T(r) = T(here) + 8 B (1/r - 1/here)
 
 so that two codecs cost the same where 1/r = 1/here + (T_codec - T_dense) / (8 (B_dense - B_codec)).
+On a faster link dense training hides more of its exchange behind backward: there all that it takes
+beyond training apart shrinks as the rate grows, T(r) = T(apart) + (T(here) - T(apart)) here / r.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Pays:
 class Cost:
     """One codec, or dense training. Times in s, bytes of the busiest rank in a step.
 
-    ``pays`` maps what it is beside, by name, to its break-even.
+    ``exchange_s`` is what its step takes beyond training apart, None of one that encodes, or where
+    nothing was trained apart. ``pays`` maps what it is beside, by name, to its break-even.
     """
 
     name: str
@@ -51,9 +54,12 @@ class Cost:
     decode_s: float | None
     loss: float | None
     pays: Mapping[str, Pays]
+    exchange_s: float | None = None
 
     def at(self, rate: float, here: float) -> float:
         """Seconds of a step over a link of this rate; both in bit/s."""
+        if self.exchange_s is not None and rate > here:
+            return self.step_s - self.exchange_s * (1 - here / rate)
         return self.step_s + 8 * self.sent_bytes * (1 / rate - 1 / here)
 
 
@@ -79,12 +85,14 @@ def costs(run: RunRecord, plan: Plan) -> list[Cost]:
     """
     beside = [arm.name for arm in plan.arms[:2]]
     known = {arm.name: _by_turn(run, plan, arm.name) for arm in plan.arms}
+    apart = [_step_s(known[arm.name]) for arm in plan.arms if not arm.case.communicate]
+    apart_s = next((step for step in apart if step is not None), None)
     out = []
     for arm in plan.arms:
         launches = list(known[arm.name].values())
-        steps = [x.steps.mean_s for x in launches if x.steps is not None]
+        step_s = _step_s(known[arm.name])
         described = run.described.get(arm.case.hash)
-        if not steps or described is None or described.facts is None:
+        if step_s is None or described is None or described.facts is None:
             continue
         here, sent = link_bps(run, arm.case), _sent(launches)
         coded = [x.codec_s for x in launches if x.codec_s is not None]
@@ -93,7 +101,7 @@ def costs(run: RunRecord, plan: Plan) -> list[Cost]:
             Cost(
                 name=arm.name,
                 case=arm.case.hash,
-                step_s=sum(steps) / len(steps),
+                step_s=step_s,
                 sent_bytes=sent,
                 bytes_per_parameter=sent / described.facts.num_params,
                 encode_s=_mean([e for e, _ in coded]),
@@ -103,8 +111,9 @@ def costs(run: RunRecord, plan: Plan) -> list[Cost]:
                     other: found
                     for other in beside
                     if _is_choice(arm) and other in known and other != arm.name
-                    for found in _pays(known[arm.name], known[other], here)
+                    for found in _pays(known[arm.name], known[other], here, apart_s)
                 },
+                exchange_s=_exchange_s(known[arm.name], apart_s),
             )
         )
     return out
@@ -124,6 +133,19 @@ def _by_turn(run: RunRecord, plan: Plan, arm: str) -> dict[int, LaunchRecord]:
     }
 
 
+def _step_s(launches: Mapping[int, LaunchRecord]) -> float | None:
+    """The mean step of launches, in s."""
+    return _mean([x.steps.mean_s for x in launches.values() if x.steps is not None])
+
+
+def _exchange_s(launches: Mapping[int, LaunchRecord], apart_s: float | None) -> float | None:
+    """What steps take beyond training apart; None where that is a codec's work, too."""
+    step_s, coded = _step_s(launches), any(x.codec_s is not None for x in launches.values())
+    if step_s is None or apart_s is None or coded:
+        return None
+    return max(0.0, step_s - apart_s)
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -133,7 +155,10 @@ def _sent(launches: Sequence[LaunchRecord]) -> float:
 
 
 def _pays(
-    codec: Mapping[int, LaunchRecord], dense: Mapping[int, LaunchRecord], here: float
+    codec: Mapping[int, LaunchRecord],
+    dense: Mapping[int, LaunchRecord],
+    here: float,
+    apart_s: float | None,
 ) -> Iterator[Pays]:
     """Nothing where there is no pair of launches."""
     both = [(codec[t].steps, dense[t].steps) for t in sorted(codec.keys() & dense.keys())]
@@ -141,13 +166,21 @@ def _pays(
     saved = _sent(list(dense.values())) - _sent(list(codec.values()))
     if not more:
         return
-    found = stats.t_interval(more, ALPHA)
-    rate = breakeven(found.mean, saved, here)
+    found, sending_s = stats.t_interval(more, ALPHA), list[float]()
+    for launches in (dense, codec):
+        exchange_s = _exchange_s(launches, apart_s)
+        bytes_s = 8 * _sent(list(launches.values())) / here
+        sending_s.append(bytes_s if exchange_s is None else exchange_s)
+    faster = (sending_s[0] - sending_s[1]) * here / 8 if math.isfinite(here) else saved
+
+    def at(more_s: float) -> float:
+        rate = breakeven(more_s, saved, here)
+        return breakeven(more_s, faster, here) if rate > here and faster > 0 else rate
+
     if found.low is None or found.high is None:
-        yield Pays(rate=rate, low=0.0, high=math.inf)
+        yield Pays(rate=at(found.mean), low=0.0, high=math.inf)
     else:
-        low, high = (breakeven(end, saved, here) for end in (found.high, found.low))
-        yield Pays(rate=rate, low=low, high=high)
+        yield Pays(rate=at(found.mean), low=at(found.high), high=at(found.low))
 
 
 def breakeven(more_s: float, saved_bytes: float, here: float) -> float:

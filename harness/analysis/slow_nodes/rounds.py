@@ -115,7 +115,8 @@ class Board:
         for link in self._doubted:
             log, slower = self._of_link(link)
             others = min(self._num_others(node, link) for node in link)
-            if min(len(self.times[link]), others) > 1 and self._sure(log, slower, limit):
+            again = len(self.times[link]) > 1 and others >= min(2, self.num_nodes - 2)
+            if again and self._sure(log, slower, limit):
                 out.append(Named(link, math.expm1(slower), log))
         return sorted(out, key=lambda one: -one.log_evidence)
 

@@ -16,7 +16,7 @@ from harness.record.recovery import Mark, Played, Sitting
 from harness.spec import CaseSpec
 
 #: Steps of the short trainings that costs are measured with, and how many checkpoints they have.
-SHORT, SAVES = 24, 4
+SHORT, SAVES = 96, 8
 #: Where in the second one a rank is killed, as a share of the first one's steps.
 STRUCK = 0.6
 #: Sittings in a row without a checkpoint after which a training gets nowhere.

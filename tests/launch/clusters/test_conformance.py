@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,9 @@ ENGINES = (
     pytest.param("slurm-rank", marks=pytest.mark.full),
     pytest.param("ray", marks=pytest.mark.full),  # starting its cluster takes half a minute
 )
+#: What every process has in its environment that these tests start, however.
+OURS = f"SCALEPROOF_TESTED_BY={uuid.uuid4().hex}"
+os.environ.update([OURS.split("=")])
 SSH = """#!/bin/bash
 # Stands in for ssh: the last argument is the line for the other machine's shell.
 exec bash -c "${@: -1}"
@@ -122,13 +126,11 @@ def bench(
 
 
 def there() -> tuple[set[int], set[str]]:
-    """Our agents and their network namespaces: not those of tests that run beside us."""
+    """Our agents and their network namespaces: not those of whatever else runs on this machine."""
     agents, namespaces = set(), set()
-    worker = f"PYTEST_XDIST_WORKER={os.environ.get('PYTEST_XDIST_WORKER')}".encode()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            ours = worker in (path / "environ").read_bytes().split(b"\0")
-            if "PYTEST_XDIST_WORKER" in os.environ and not ours:
+            if OURS.encode() not in (path / "environ").read_bytes().split(b"\0"):
                 continue
             if b"harness.training.agent.agent" in (path / "cmdline").read_bytes().split(b"\0"):
                 agents.add(int(path.name))

@@ -30,6 +30,12 @@ def test_one_command_per_node_and_unequal_nodes_are_fine() -> None:
     )
 
 
+def test_its_own_settings_reach_it() -> None:
+    (command,) = commands((2,), "x", 1, "x", "logs", {"monitor_interval": 2, "join_timeout": 90})
+    assert "--monitor-interval=2" in command and "--max-restarts=0" in command
+    assert any("join_timeout=90," in word for word in command)
+
+
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [(None, ["0,1", "2,3,4,5"]), ("7,6,5,4,3,2", ["7,6", "5,4,3,2"])],

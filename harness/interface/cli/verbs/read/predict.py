@@ -1,4 +1,4 @@
-"""``predict``: what larger sizes will reach, from a table's small ones."""
+"""``predict``: what larger sizes will reach, from the small ones of runs or of a table."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,15 +7,20 @@ from typing import Any
 
 from harness.analysis.foresight.held_out import Evaluation, evaluate
 from harness.analysis.foresight.outlook import Outlook, outlooks
+from harness.analysis.foresight.published import runs as ladders
 from harness.analysis.foresight.published.table import Refused, Table, read
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError, nearest
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import foresight, text
+from harness.record.store import load
+from harness.spec import Catalogue
+from harness.spec.site import parse_nodes
 
-HELP = dict(predict="foresee larger sizes from the small ones of a published ladder")
+HELP = dict(predict="foresee larger sizes from the small ones of runs, or of a published ladder")
 EXAMPLES = dict(
     predict=(
+        "predict results/runs/*/* --to 64x8",
         "predict --table results/published/scaling.json",
         "predict --table ladder.json --to 1024 --hold 0.9",
     ),
@@ -23,11 +28,12 @@ EXAMPLES = dict(
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """A file of tables, and a size that none of them has."""
-    sub.add_argument("--table", type=Path, required=True, metavar="FILE", help="ladders in JSON")
+    """Runs or a file of tables, and a size that none of them has."""
+    sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs with ladders")
+    sub.add_argument("--table", type=Path, metavar="FILE", help="ladders in JSON, instead of runs")
     sub.add_argument("--only", metavar="ID", help="one table of the file, size by size")
     sub.add_argument("--sizes", action="store_true", help="a row for every size of every table")
-    sub.add_argument("--to", type=int, metavar="N", help="also a size of N GPUs")
+    sub.add_argument("--to", metavar="N", help="a size that was not measured: 512, or 64x8")
     sub.add_argument(
         "--hold", type=float, default=0.9, metavar="E",
         help="the efficiency to be held at --to (0.9)",
@@ -38,6 +44,8 @@ def act(asked: Asked) -> Answer:
     """Errors, coverage and skill; nothing is judged, so that a miss is no failure."""
     said = asked.options
     _check(said)
+    if said.table is None:
+        return _of_runs(said)
     every = read(said.table)
     if said.only is not None:
         every = [t for t in every if t.id == said.only] or _unknown(said, every)
@@ -51,8 +59,8 @@ def act(asked: Asked) -> Answer:
             fix="scaleproof predict --table results/published/scaling.json",
         )  # fmt: skip
     found = evaluate(tables)
-    further = [o for t in tables for o in outlooks(t, said.to, said.hold)] if said.to else []
-    width = text.columns()
+    to, width = _ranks(said.to) if said.to else 0, text.columns()
+    further = [o for t in tables for o in outlooks(t, to, said.hold)] if to else []
     lines = foresight.lines(found, refused, said.sizes or len(every) == 1, width)
     for one in further:
         lines += foresight.outlook(one, width)
@@ -65,9 +73,43 @@ def act(asked: Asked) -> Answer:
     )  # fmt: skip
 
 
+def _of_runs(said: argparse.Namespace) -> Answer:
+    """What the ladders of runs lead to expect of a size that none of them has."""
+    runs, ranks, width = [load(path) for path in said.runs], _ranks(said.to), text.columns()
+    every = ladders.tables(runs, Catalogue())
+    refused = [t for t in every if isinstance(t, Refused)]
+    chosen = [t for t in every if isinstance(t, Table) and said.only in (None, t.id)]
+    further = [one for t in chosen for one in outlooks(t, ranks, said.hold)]
+    lines = [line for one in further for line in foresight.outlook(one, width)]
+    for table in chosen:
+        lines += [x for n in table.notes for x in text.wrap(f" {table.id}: {n}", width, 3)]
+    lines += [x for t in refused for x in text.wrap(f" REFUSED  {t.id}: {t.why}", width, 10)]
+    document = to_doc({"outlooks": further, "refused": refused})
+    exit_ = Exit.PASSED if further else Exit.NOTHING_JUDGED
+    return Answer(document=document, lines=lines, exit=exit_)
+
+
+def _ranks(words: str | None) -> int:
+    """``512``, or ``64x8``: nodes and the ranks on each."""
+    try:
+        many, shape = parse_nodes(words or "")
+    except SpecError:
+        raise SpecError(
+            f"--to {words or 'is missing'}", expected="a number of GPUs, or nodes and GPUs on each",
+            fix="--to 64x8",
+        ) from None  # fmt: skip
+    return sum(shape) if shape else many
+
+
 def _check(said: argparse.Namespace) -> None:
-    if said.to is not None and said.to < 1:
-        raise SpecError(f"--to {said.to}", expected="a number of GPUs", fix="--to 1024")
+    if bool(said.runs) == (said.table is not None):
+        raise SpecError(
+            "runs and a table" if said.runs else "nothing to learn from",
+            expected="runs with ladders, or --table FILE",
+            fix="scaleproof predict results/runs/*/* --to 64x8",
+        )  # fmt: skip
+    if said.to is not None or said.runs:
+        _ranks(said.to)
     if not 0 < said.hold < 2:
         raise SpecError(f"--hold {said.hold}", expected="an efficiency above 0", fix="--hold 0.9")
 

@@ -42,18 +42,19 @@ class InheritingJob(Job):
         self._said: dict[int, IO[bytes]] = {}
         self._channels: dict[int, Channel] = {}
         processes.adopt()  # what an agent that is killed leaves is ours to end
-        self._family = processes.new_family()
+        self._families: dict[int, dict[str, str]] = {}
         for node in self._commands:
             self._start(node)
 
     def _start(self, node: int) -> None:
         command = self._commands[node]
         ours, theirs = socket.socketpair()
+        self._families[node] = processes.new_family()
         said = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
         self._processes[node] = subprocess.Popen(
             [*command.argv, f"--fd={theirs.fileno()}", f"--parent={os.getpid()}"],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **command.env, **self._family},
+            env={**os.environ, **command.env, **self._families[node]},
             stdin=subprocess.DEVNULL,
             stderr=said,
             start_new_session=True,
@@ -72,6 +73,7 @@ class InheritingJob(Job):
         if (process := self._processes.pop(node, None)) is not None:
             process.kill()
             process.wait()
+            processes.end(self._families[node], {process.pid})
             self._said.pop(node).close()
 
     def channels(self) -> Mapping[int, Channel]:
@@ -98,5 +100,6 @@ class InheritingJob(Job):
                 process.wait()
         for said in self._said.values():
             said.close()
-        processes.end(self._family, {process.pid for process in self._processes.values()})
+        for node, process in self._processes.items():
+            processes.end(self._families[node], {process.pid})
         self._processes, self._said = {}, {}

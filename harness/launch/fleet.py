@@ -206,7 +206,11 @@ class Fleet:
             while not all(world.over for world in worlds):
                 self._attend(worlds)
             raise
-        return [_ended(world, self._ear, self._lost_s) for world in worlds]
+        ended = [_ended(world, self._ear, self._lost_s) for world in worlds]
+        for link in self._links:
+            if link.lost and not link.left_out:
+                self._job.abandon(link.node)  # with what it has left behind
+        return ended
 
     def _attend(self, worlds: Sequence[Running]) -> None:
         """Hear what has come, and look after every world."""

@@ -183,8 +183,10 @@ class Board:
 
     def _of_link(self, link: tuple[int, int]) -> tuple[float, float]:
         """Evidence of a link: every launch over it."""
-        mine = self._logs[self.times[link]]
-        return log_evidence(mine, self._apart({*link, *self._always_slow}), self._least)
+        mine = np.zeros(len(self._logs), dtype=bool)
+        mine[self.times[link]] = True
+        others = ~mine & ~np.isin(self._ends, list(self._always_slow)).any(axis=1)
+        return log_evidence(self._logs[mine], self._logs[others], self._least)
 
     def _apart(self, nodes: Collection[int]) -> NDArray[np.float64]:
         """What was seen of others than these."""

@@ -7,10 +7,6 @@ from harness.analysis.choices.fitting import Attempt
 from harness.analysis.choices.trials import Loss, Tried
 from harness.analysis.claims import Finding as Claim
 from harness.analysis.compare import Comparison
-from harness.analysis.foresight.held_out import Score
-from harness.analysis.foresight.outlook import Outlook as SizeOutlook
-from harness.analysis.foresight.predict import NotPredicted, Predicted
-from harness.analysis.foresight.published.table import Refused as RefusedTable
 from harness.analysis.handover import Requirement, Seal
 from harness.analysis.hardware import HardwareComparison
 from harness.analysis.history.ingest import Ingested
@@ -29,6 +25,7 @@ from harness.interface.cli.verbs.measure.compress import Confirmed
 from harness.interface.cli.verbs.measure.detached import Detached
 from harness.interface.nightly.notice import News
 from harness.interface.report.plans import Outlook
+from harness.interface.schema.foreseen import Endured, Foretold
 from harness.launch.engine import Command
 from harness.measure.setups.interleaving import Difference
 from harness.record import Budget, RunRecord, Verdict
@@ -113,6 +110,7 @@ class CodecCost(TypedDict):
     decode_s: float | None
     loss: float | None
     pays: Mapping[str, Rates]
+    exchange_s: float | None
 
 
 class Compressed(TypedDict):
@@ -309,28 +307,6 @@ class Verified(TypedDict):
     judged_anew: Sequence[Verdict]
 
 
-class ForetoldTable(TypedDict):
-    id: str
-    family: str
-    notes: Sequence[str]
-    taught_by: Sequence[str]
-    predicted: Sequence[Predicted]
-    refused: Sequence[NotPredicted]
-
-
-class Scores(TypedDict):
-    by_table: Sequence[Score]
-    by_family: Sequence[Score]
-    whole: Score | None
-
-
-class Foretold(TypedDict):
-    tables: Sequence[ForetoldTable]
-    scores: Scores
-    refused: Sequence[RefusedTable]
-    outlooks: Sequence[SizeOutlook]
-
-
 class GateRow(TypedDict):
     check: str
     level: str
@@ -368,6 +344,7 @@ DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
     "fabric": (RunRecord,),
     "fit": (Fitted,),
     "gate": (Gated,),
+    "goodput": (Endured,),
     "handover": (HandedOver,),
     "history": (History,),
     "ingest": (Added,),

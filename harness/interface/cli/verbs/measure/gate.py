@@ -32,7 +32,6 @@ from harness.spec.targets import case_of
 HELP = dict(gate="say within seconds whether these nodes are fit for a job, for a prolog")
 EXAMPLES = dict(
     gate=(
-        "gate --cpus 2",
         "gate --cpus 2 --check-bits",
         "gate --engine slurm --nodes 64x8 --gpus 512 --within 90s --references results/baselines",
     ),

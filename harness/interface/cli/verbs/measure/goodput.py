@@ -71,6 +71,7 @@ def act(asked: Asked) -> Answer:
         document = {
             "costs": to_doc(costs), "best_every": best, "every": every,
             "expected": goodput.expected(costs, every, mtbf_s), "foretold": None, "measured": None,
+            "terms_ns": None,
         }  # fmt: skip
         if not said.short:
             faults = functools.partial(goodput.schedule, mtbf_s, said.seed, case.world_size)

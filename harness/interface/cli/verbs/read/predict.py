@@ -21,7 +21,6 @@ HELP = dict(predict="foresee larger sizes from the small ones of runs, or of a p
 EXAMPLES = dict(
     predict=(
         "predict results/runs/*/* --to 64x8",
-        "predict --table results/published/scaling.json",
         "predict --table ladder.json --to 1024 --hold 0.9",
     ),
 )
@@ -84,7 +83,8 @@ def _of_runs(said: argparse.Namespace) -> Answer:
     for table in chosen:
         lines += [x for n in table.notes for x in text.wrap(f" {table.id}: {n}", width, 3)]
     lines += [x for t in refused for x in text.wrap(f" REFUSED  {t.id}: {t.why}", width, 10)]
-    document = to_doc({"outlooks": further, "refused": refused})
+    scores = {"by_table": (), "by_family": (), "whole": None}  # nothing is known beforehand
+    document = to_doc({"tables": (), "scores": scores, "outlooks": further, "refused": refused})
     exit_ = Exit.PASSED if further else Exit.NOTHING_JUDGED
     return Answer(document=document, lines=lines, exit=exit_)
 

@@ -16,7 +16,7 @@ from harness.launch.cluster import WAITS
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.hearing import TICK_S, Ear, unreachable
 from harness.launch.link import Link
-from harness.launch.renewal import Again, mend
+from harness.launch.renewal import Again, clear, mend
 from harness.launch.roll_call import agree, fit
 from harness.launch.running import Running
 from harness.launch.wire.channel import Listener
@@ -80,10 +80,7 @@ class Fleet:
         """
         self.start()
         try:
-            if self._met:
-                self._mend(watch)
-            else:
-                self._meet(watch)
+            (self._mend if self._met else self._meet)(watch)
         except BaseException:  # Ctrl-C in a queue, too: no job may be left
             self.close()
             raise
@@ -207,9 +204,7 @@ class Fleet:
                 self._attend(worlds)
             raise
         ended = [_ended(world, self._ear, self._lost_s) for world in worlds]
-        for link in self._links:
-            if link.lost and not link.left_out:
-                self._job.abandon(link.node)  # with what it has left behind
+        clear(self._links, self._job)
         return ended
 
     def _attend(self, worlds: Sequence[Running]) -> None:

@@ -18,6 +18,13 @@ from harness.launch.wire.messages import Node
 Again: TypeAlias = Callable[[Job, int, str], tuple[Channel | None, Listener | None]]
 
 
+def clear(links: list[Link], job: Job) -> None:
+    """End what lost agents have left behind, at once."""
+    for link in links:
+        if link.lost and not link.left_out:
+            job.abandon(link.node)
+
+
 def mend(
     links: list[Link], job: Job, again: Again, where: Where, ear: Ear, within_s: float, watch: Watch
 ) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from unittest import mock
 
-from harness.launch.engine import RANK_ENV, State, Where
+from harness.launch.engine import RANK_ENV, Job, State, Where
 from harness.launch.fleet import Fleet
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec
@@ -27,7 +27,7 @@ def serve(theirs: socket.socket) -> None:
     agent.main([f"--fd={theirs.detach()}", "--address=127.0.0.1"])
 
 
-class ForkedJob:
+class ForkedJob(Job):
     """The agents' processes."""
 
     def __init__(self, num_nodes: int) -> None:

@@ -131,3 +131,12 @@ def test_a_doctored_search_is_found() -> None:
     fast = [replace(p, time_s=1.0) if "n4" in (p.a, p.b) else p for p in suspects.pairs]
     assert list(told.differences(replace(suspects, pairs=tuple(fast))))
     assert list(told.differences(replace(suspects, pairs=suspects.pairs[:-1])))
+
+
+def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:
+    """Its launches broke: ``pairs`` says so, and does not pass."""
+    suspects = _suspects()
+    assert told.unseen(suspects) == ()
+    broken = [replace(p, time_s=None) if "n7" in (p.a, p.b) else p for p in suspects.pairs]
+    assert told.unseen(told.suspects(broken, suspects.hosts, suspects.case)) == ("n7",)
+    assert told.unseen(replace(suspects, pairs=())) == suspects.hosts

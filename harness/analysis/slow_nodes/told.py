@@ -50,6 +50,12 @@ def seen(pairs: Sequence[Paired], of: Sequence[str]) -> list[Seen]:
     ]
 
 
+def unseen(found: Suspects) -> tuple[str, ...]:
+    """Hosts of which no launch ended well: nobody knows whether they are slow."""
+    timed = {host for p in found.pairs if p.time_s is not None for host in (p.a, p.b)}
+    return tuple(host for host in found.hosts if host not in timed)
+
+
 def differences(recorded: Suspects) -> Iterator[str]:
     """Where a round had other pairs than those before it lead to, or other nodes are named."""
     measured, of, case = recorded.pairs, recorded.hosts, recorded.case

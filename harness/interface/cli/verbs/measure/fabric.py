@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from harness.analysis.slow_nodes import told
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.interface.cli import measuring
@@ -87,8 +88,11 @@ def _pairs(asked: Asked) -> Answer:
         exclude.write_text("".join(f"{host}\n" for host in suspects.nodes))
         lines.append(f" {len(suspects.nodes)} slow nodes written to {exclude}")
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
-    bad = bool(suspects.slow)
-    return Answer(document=to_doc(suspects), lines=lines, exit=Exit.FAILED if bad else Exit.PASSED)
+    exit_ = Exit.FAILED if suspects.slow else Exit.PASSED
+    if unseen := told.unseen(suspects):
+        lines.insert(-1, f" ERROR  no launch ended well on {', '.join(unseen)}")
+        exit_ = Exit.ERROR
+    return Answer(document=to_doc(suspects), lines=lines, exit=exit_)
 
 
 def needs_two(site: Site) -> None:

@@ -118,6 +118,9 @@ class Pairer:
                 if isinstance(rows, LaunchError):
                     self._note(pair, rows.what)
                     out.append(self._paired(pair, number, None))
+                elif not rows[0].right:
+                    self._note(pair, rows[0].refused or "a rank got a wrong result")
+                    out.append(self._paired(pair, number, None))
                 else:
                     (row,) = rows
                     out.append(replace(self._paired(pair, number, row.time_s), bps=row.bus_bps))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness import CaseSpec, Mode, Plan, Precision, Protocol, Site, beside, versus
+from harness import ON_GPUS, CaseSpec, Mode, Plan, Precision, Protocol, Site, beside, versus
 
 METRICS = ("step_s", "throughput_ratio", "peak_bytes")
 
@@ -22,7 +22,7 @@ def _model(site: Site) -> str:
 
 
 def _plan(site: Site, name: str, cases: dict[str, CaseSpec], *more: str) -> list[Plan]:
-    protocol = Protocol() if site.device == "cuda" else Protocol(steps=24, cut=8)
+    protocol = ON_GPUS if site.device == "cuda" else Protocol(steps=24, cut=8)
     return [beside(name, cases, (*METRICS, *more), protocol=protocol)]
 
 
@@ -130,7 +130,7 @@ def checkpoints(site: Site) -> list[Plan]:
     batch = None if site.device == "cuda" else 32
     base = here.case(f"ddp/{_model(site)}", micro_batch=batch)
     metrics = ("memory_saved", "step_time_ratio")
-    protocol = Protocol() if site.device == "cuda" else Protocol(steps=10, cut=2)
+    protocol = ON_GPUS if site.device == "cuda" else Protocol(steps=10, cut=2)
     kinds: list[dict[str, Any]] = [
         dict(checkpoint=True), dict(checkpoint=True, checkpoint_every=2),
         dict(checkpoint=True, selective=True),

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import multiprocessing
+import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from harness.record import (
     Verdict,
     chain,
 )
+from harness.record.packing import is_there, opened
 from harness.record.store import load_samples
 from harness.spec import Threshold
 
@@ -187,7 +189,7 @@ def _launch(
     if launch.purpose is Purpose.PROFILE and launch.budget is not None:
         window = run.window(plan, launch)
         paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
-        traceless = not all(p.is_file() for p in paths)
+        traceless = not all(map(is_there, paths))
         if not traceless:
             differences += _budget(launch, folder, window.profiled, talks(case, expected))
         if not same(
@@ -234,8 +236,7 @@ def same(a: Json, b: Json) -> bool:
 def _budget(launch: LaunchRecord, folder: Path, steps: int, talking: bool) -> list[str]:
     """Whether the traces are those that were recorded, and say the same again."""
     for rank in launch.ranks:
-        raw = trace_path(folder, launch.launch, rank.rank).read_bytes()
-        if hashlib.sha256(raw).hexdigest() != rank.trace_sha256:
+        if _digest(trace_path(folder, launch.launch, rank.rank)) != rank.trace_sha256:
             return [f"{launch.launch}: the trace of rank {rank.rank} was changed since the run"]
     try:
         again = budget_of(folder, launch.launch, launch.ranks, steps, talking)
@@ -244,6 +245,15 @@ def _budget(launch: LaunchRecord, folder: Path, steps: int, talking: bool) -> li
     return (
         [] if same(to_doc(again), to_doc(launch.budget)) else [f"{launch.launch}: budget differs"]
     )
+
+
+def _digest(path: Path) -> str:
+    """A file's sha256; none of one that cannot be read."""
+    try:
+        with opened(path) as trace:
+            return hashlib.sha256(trace.read()).hexdigest()
+    except (OSError, zipfile.BadZipFile):
+        return ""
 
 
 def _windows(run: RunRecord, folder: Path) -> list[str]:

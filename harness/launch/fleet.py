@@ -86,13 +86,17 @@ class Fleet:
             raise
 
     def _meet(self, watch: Watch) -> None:
-        since = time.monotonic()
-        while len(self._links) < self.num_agents or any(x.about is None for x in self._links):
-            self._take_joined()
-            within_s = TICK_S if self._listener is None else 0
-            for link, message, _ in self._ear.receive(self._links, within_s):
+        since = looked_at = time.monotonic()
+        silent = list(self._links)  # of thousands, only these are looked at whenever one comes
+        while len(self._links) < self.num_agents or silent:
+            silent += self._take_joined()
+            within_s, heard = TICK_S if self._listener is None else 0, silent
+            if time.monotonic() - looked_at > TICK_S:
+                looked_at, heard = time.monotonic(), self._links
+            for link, message, _ in self._ear.receive(heard, within_s):
                 if "hello" in message:
                     link.about = from_doc(Node, message["hello"])
+            silent = [link for link in silent if link.about is None]
             state, says = self._poll()
             if state is State.PENDING:
                 self.queued_s += time.monotonic() - since
@@ -102,7 +106,7 @@ class Fleet:
                     f"still in the queue after {self.queued_s:.0f} s: {says}", where="engine",
                     expected=f"nodes within queue_s = {self._queue_s:g}", fix="squeue --start",
                 )  # fmt: skip
-            lost = [link for link in self._links if link.lost]
+            lost = [link for link in heard if link.lost]
             if lost:  # what its process said last is known a moment later
                 self._polled_at = 0.0
                 _, says = self._poll()
@@ -110,7 +114,7 @@ class Fleet:
             if lost or state is State.ENDED or late:
                 passed = f"{self._join_s:.0f} s have passed" if late else ""
                 raise absent(self._links, self.num_agents, says or passed)
-            watch(sum(x.about is not None for x in self._links), self.num_agents, says)
+            watch(len(self._links) - len(silent), self.num_agents, says)
         if self._listener is not None:  # nobody else is wanted
             self._listener.close()
             self._listener = None
@@ -143,10 +147,14 @@ class Fleet:
             self._said, self._polled_at = self._job.poll(), time.monotonic()
         return self._said
 
-    def _take_joined(self) -> None:
-        if self._listener is not None:
-            for channel in self._listener.accept(TICK_S):
-                self._links.append(Link(node=len(self._links), channel=channel))
+    def _take_joined(self) -> list[Link]:
+        """Links to agents that have dialed in."""
+        if self._listener is None:
+            return []
+        first = len(self._links)
+        joined = self._listener.accept(TICK_S)
+        self._links += [Link(node=first + i, channel=c) for i, c in enumerate(joined)]
+        return self._links[first:]
 
     def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
         """Ask node 0 what each case will do; nothing is launched."""
@@ -228,6 +236,7 @@ class Fleet:
 
     def close(self) -> None:
         """Let the agents go, and end the job that started them."""
+        self._ear.close()
         for link in self._links:
             if link.channel is not None:
                 link.channel.close()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from harness.base.documents import to_doc
 from harness.launch.link import Link, Message
+from harness.launch.wire.channel import Channel
 
 TICK_S = 0.2
 #: A round of hearing counts as so much silence at most: what we did meanwhile, writing to a slow
@@ -14,25 +15,43 @@ ROUND_S = 1.0
 
 
 class Ear:
-    """Listens to links, and counts their silence only while it does."""
+    """Listens to links, and counts their silence only while it does.
+
+    Channels stay registered from one round to the next: thousands of them would cost more than what
+    they say.
+    """
 
     def __init__(self) -> None:
         self._listened_at = time.monotonic()
+        self._selector = selectors.DefaultSelector()
+        self._heard: dict[Channel, Link] = {}
 
     def receive(
         self, links: Sequence[Link], timeout_s: float = TICK_S
     ) -> list[tuple[Link, Message, bytes]]:
         """What has come within that time, of every link."""
-        with selectors.DefaultSelector() as selector:
-            for link in links:
-                if link.channel is not None:
-                    selector.register(link.channel, selectors.EVENT_READ, link)
-            ready = selector.select(timeout_s if selector.get_map() else 0)
+        self._attend(links)
+        ready = self._selector.select(timeout_s if self._heard else 0)
         now = time.monotonic()
         listened_s, self._listened_at = min(now - self._listened_at, ROUND_S), now
         for link in links:
             link.silent_s += listened_s
         return [(key.data, *pair) for key, _ in ready for pair in key.data.receive()]
+
+    def _attend(self, links: Sequence[Link]) -> None:
+        """Listen to these links, and to no others."""
+        wanted = {link.channel: link for link in links if link.channel is not None}
+        for channel in [c for c in self._heard if wanted.get(c) is not self._heard[c]]:
+            self._selector.unregister(channel)  # it is found though it may be closed
+            del self._heard[channel]
+        for channel, link in wanted.items():
+            if channel not in self._heard:
+                self._selector.register(channel, selectors.EVENT_READ, link)
+                self._heard[channel] = link
+
+    def close(self) -> None:
+        """Listen to nobody any more."""
+        self._attend(())
 
 
 def unreachable(ear: Ear, links: Sequence[Link], within_s: float) -> tuple[int, ...]:

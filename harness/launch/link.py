@@ -26,12 +26,12 @@ class Link:
     def name(self) -> str:
         return f"node {self.node}" + (f" ({self.about.machine.host})" if self.about else "")
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, blob: bytes = b"") -> None:
         """One message; a link that does not take it is lost."""
         if self.channel is None:
             return
         try:
-            self.channel.send(message)
+            self.channel.send(message, blob)
         except OSError as error:
             self.lose(f"its agent does not answer: {error.strerror or error}")
 

@@ -36,7 +36,7 @@ def mend(
         here = sum(not other.lost for other in links)
         try:
             fresh = _dialed(link, job, again, ear, within_s, partial(watch, here, len(links)))
-            examine(fresh, [fresh if other is link else other for other in links], where)
+            _fits(fresh, place, links, where)
         except LaunchError as error:
             job.abandon(link.node)
             link.left_out = True
@@ -45,6 +45,14 @@ def mend(
             links[place] = fresh
             notes.append(f"{link.name}: {link.lost}; its agent was started again")
     return notes
+
+
+def _fits(fresh: Link, place: int, links: list[Link], where: Where) -> None:
+    """LaunchError if the new agent is not what the lost one was to the others."""
+    assert fresh.about is not None
+    others = [x for i, x in enumerate(links) if i != place and x.about is not None]
+    same = (x for x in others if x.about and x.about.machine == fresh.about.machine)
+    examine(fresh, links[0] if place else fresh, next(same, fresh), where)
 
 
 def _dialed(

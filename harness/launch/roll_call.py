@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from harness.base.errors import LaunchError
 from harness.host import accelerators
+from harness.host.machine import Machine
 from harness.launch.engine import Where
 from harness.launch.link import Link
 from harness.spec import Device
@@ -20,13 +21,18 @@ def agree(links: list[Link], where: Where, num_agents: int) -> None:
     links.sort(key=_place)
     for number, link in enumerate(links):
         link.node = number
+    seen: dict[Machine, Link] = {}
     for link in links:
-        examine(link, links, where, by_node)
+        assert link.about is not None
+        examine(link, links[0], seen.setdefault(link.about.machine, link), where, by_node)
 
 
-def examine(link: Link, links: Sequence[Link], where: Where, by_node: bool = True) -> None:
-    """LaunchError if this agent does not fit the others, or what was asked for."""
-    first, about = links[0].about, link.about
+def examine(link: Link, first_link: Link, same: Link, where: Where, by_node: bool = True) -> None:
+    """LaunchError if this agent does not fit the others, or what was asked for.
+
+    ``same`` is the first agent of its machine, which may be itself.
+    """
+    first, about = first_link.about, link.about
     assert first is not None and about is not None
     for name in ("scaleproof", "torch"):
         here, there = first.software.get(name), about.software.get(name)
@@ -36,11 +42,10 @@ def examine(link: Link, links: Sequence[Link], where: Where, by_node: bool = Tru
                 expected="the same version on every node",
                 fix=f"pip install {name}=={here}   # there",
             )
-    same = [x for x in links[: link.node] if x.about and x.about.machine == about.machine]
-    if same and by_node:
+    if same is not link and by_node:
         if not where.settings.get("one_machine"):
             raise LaunchError(
-                f"{same[0].name} and {link.name} are the same machine",
+                f"{same.name} and {link.name} are the same machine",
                 expected="a machine for each node, or one_machine = true in the cluster file"
                 " (results are then labelled emulated)",
                 fix="edit the cluster file",

@@ -1,6 +1,7 @@
 """One launch over the agents of a fleet, from the first share to the last end."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ class Running:
         self, spec: LaunchSpec, shares: Sequence[tuple[Link, Share]], lost_s: float = LOST_S
     ) -> None:
         self.spec, self.links, self._lost_s = spec, [link for link, _ in shares], lost_s
+        self._spec_text = json.dumps(to_doc(spec)).encode()  # once: it is long where nodes are many
         self.failing = False
         self._began = time.monotonic()
         self._failed_at = self.noticed_at = self.lasted_s = 0.0
@@ -38,7 +40,7 @@ class Running:
     def _send_share(self, link: Link, store: Address | None = None) -> None:
         self._started.add(link.node)
         share = dataclasses.replace(self._shares[link.node], store=store)
-        link.send({"launch": to_doc(self.spec), "share": to_doc(share)})
+        link.send({"launch": self.spec.launch, "share": to_doc(share)}, self._spec_text)
 
     @property
     def over(self) -> bool:

@@ -18,7 +18,7 @@ def climb(
     those that ran beside that one.
     """
     run = session.run
-    session.describe([a.case for a in plan.arms])
+    session.describe([a.case for a in plan.arms] + ([plan.target] if plan.target else []))
     gated = dict(run.bare(complete=False).gates)
     arms = sorted(plan.arms, key=lambda a: a.case.world_size)
     possible = [a for a in arms if _possible(session, a)]

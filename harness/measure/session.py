@@ -18,7 +18,7 @@ from harness.measure.order import Order
 from harness.measure.progress import Moment, Progress, waiting
 from harness.measure.run import Run
 from harness.record import LaunchRecord, RunRecord
-from harness.record.store import pack
+from harness.record.packing import pack
 from harness.spec import CaseSpec, Catalogue, Device, Settings, Threshold
 
 

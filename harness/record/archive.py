@@ -18,6 +18,7 @@ from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.base.files import put
 from harness.record import chain
+from harness.record.packing import SAMPLES, TRACES
 from harness.record.record import RunRecord
 from harness.record.signature import FILE as SIGNATURE
 
@@ -57,8 +58,8 @@ def files_of(folder: Path, *, traces: bool) -> dict[str, bytes]:
     """The files of a run by their path in it; page and logs are none, ``traces`` if wanted."""
     out = {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
     for path in sorted((folder / "launches").glob("*/*")):
-        trace = path.name.endswith(".trace.json.gz")
-        if path.is_file() and (path.suffix in (".npz", ".zip") or (traces and trace)):
+        trace = path.name.endswith(".trace.json.gz") or path.name == TRACES
+        if path.is_file() and (path.suffix == ".npz" or path.name == SAMPLES or (traces and trace)):
             out[path.relative_to(folder).as_posix()] = path.read_bytes()
     return out
 

@@ -5,7 +5,7 @@ chain.jsonl          what happened, a line each, on disk as it happens: all that
 record.json          RunRecord, written when a run begins and when it ends, with a digest of itself
                      that detects edits, not forgery (older ones have it in record.sha256)
 launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs; of many ranks
-                     ranks.zip has the samples, and the record the rest
+                     ranks.zip has the samples, traces.zip the traces, and the record the rest
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from harness.base import files
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.record import chain, folding
+from harness.record.packing import opened
 from harness.record.rank import RankRecord
 from harness.record.record import SCHEMA, RunRecord
 from harness.record.upgrade import upgrade
@@ -32,8 +32,6 @@ from harness.record.upgrade import upgrade
 if TYPE_CHECKING:
     import numpy as np
 
-#: Ranks of a launch whose files are packed into one, and its name.
-MANY, PACKED = 16, "ranks.zip"
 #: The key of record.json that has its digest.
 DIGEST = "sha256"
 _STAMPED = re.compile(rf'\{{\n "{DIGEST}": "([0-9a-f]{{64}})",\n')
@@ -142,40 +140,15 @@ def samples_path(folder: Path, launch: str, rank: int) -> Path:
     return folder / "launches" / launch / f"rank{rank}.npz"
 
 
-def pack(folder: Path, launch: str, ranks: Sequence[RankRecord]) -> None:
-    """Put the samples of many ranks into one file; what each wrote beside is in the record."""
-    if len(ranks) <= MANY:
-        return
-    left = [samples_path(folder, launch, r.rank) for r in ranks]
-    body = io.BytesIO()
-    with zipfile.ZipFile(body, "w") as together:  # they are compressed already
-        for path in filter(Path.is_file, left):
-            together.writestr(path.name, path.read_bytes())
-    files.write({folder / "launches" / launch / PACKED: body.getvalue()})
-    for path in left:
-        path.unlink(missing_ok=True)
-        path.with_suffix(".json").unlink(missing_ok=True)
-
-
-def _raw(path: Path) -> bytes:
-    """A rank's samples as it wrote them, by themselves or among those of others; else OSError."""
-    if path.is_file() or not (together := path.with_name(PACKED)).is_file():
-        return path.read_bytes()
-    try:
-        with zipfile.ZipFile(together) as archive:
-            return archive.read(path.name)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise OSError(str(error)) from None
-
-
 def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
     """Read one rank's samples and check their digest."""
     import numpy as np  # what only lists and collects has none
 
     path = samples_path(folder, launch, rank.rank)
     try:
-        raw = _raw(path)
-    except OSError:
+        with opened(path) as handle:
+            raw = handle.read()
+    except (OSError, zipfile.BadZipFile):
         raise RecordError("samples are missing", where=str(path), fix=TAKE) from None
     if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:
         raise RecordError(

@@ -106,7 +106,8 @@ class Plan:
 
     ``epoch_samples`` are those of one epoch, where the recipe states it: reports then tell how long
     it takes. ``to_loss`` is how far above the floor of its data, in nats, a loss is to come: then
-    every launch trains all steps of the protocol, and when it was there is measured.
+    every launch trains all steps of the protocol, and when it was there is measured. ``target`` is
+    a size of the subject that is not launched: it is foreseen from those that are.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Plan:
     protocol: Protocol
     epoch_samples: int | None = None
     to_loss: float | None = None
+    target: CaseSpec | None = None
 
     def arm(self, name: str) -> Arm:
         """The arm of that name; AssertionError if a recipe forgot it."""

@@ -4,6 +4,7 @@ Arms of a plan are measured in the same blocks, so any two of them can be compar
 memory saved, codec break-even, A/A and the pinned control are all contrasts of two arms.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -109,6 +110,7 @@ def ladder(
     shape: Nodes | None = None,
     ablations: Sequence[Ablation] = (),
     epoch_samples: int | None = None,
+    predict: tuple[int, int] | None = None,
 ) -> Plan:
     """The case at each world size, against each kind of baseline.
 
@@ -121,8 +123,12 @@ def ladder(
         shape: ranks per node of a world; one node without it.
         ablations: what the largest rung is also measured without, in the same blocks.
         epoch_samples: samples of one epoch; reports then tell how long it takes.
+        predict: nodes, and ranks on each, of a size that is foreseen from these. A rank of every
+            rung gets the batch that it has there, so a strong case is measured as a weak one.
     """
     nodes = shape or _one
+    target = case.at(math.prod(predict), (predict[1],) * predict[0]) if predict else None
+    case = alike(case, target) if target else case
     if unknown := [kind for kind in baselines if kind not in _AGAINST]:
         raise SpecError(
             f"no baseline named {unknown[0]!r}", where=case.id, expected=", ".join(_AGAINST),
@@ -146,7 +152,27 @@ def ladder(
         contrasts=tuple(contrasts),
         protocol=protocol,
         epoch_samples=epoch_samples,
+        target=target,
     )
+
+
+def alike(case: CaseSpec, target: CaseSpec) -> CaseSpec:
+    """The case with the batch of a rank that a larger world has; SpecError if it is no whole one.
+
+    Exchange and waiting hide behind compute, so small worlds speak for a large one only if a rank
+    computes as much in them.
+    """
+    if case.mode is Mode.WEAK or target.global_batch is None:
+        return case
+    micro_batch, rest = divmod(target.global_batch, target.world_size * target.accumulate)
+    if rest or not micro_batch:
+        unit = target.world_size * target.accumulate
+        raise SpecError(
+            f"a batch of {target.global_batch} does not divide over {target.world_size} ranks",
+            where=target.id, expected=f"a multiple of {unit}",
+            fix=f"global_batch={unit * max(1, target.global_batch // unit)}",
+        )  # fmt: skip
+    return replace(case, mode=Mode.WEAK, global_batch=None, micro_batch=micro_batch)
 
 
 def _contrasts(name: str, n: int, against: Sequence[Against]) -> Iterator[Contrast]:

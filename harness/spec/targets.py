@@ -92,7 +92,12 @@ def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
                 expected=" or ".join(Mode), fix=f"{name}/{Mode.WEAK}",
             )  # fmt: skip
         mode = Mode(tail)
-    fields, knobs = {}, {}
+    return changed(site.case(name, mode), settings)
+
+
+def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
+    """The case with fields and knobs that are set; SpecError for what none has."""
+    fields, knobs = {}, dict(case.knobs)
     for key, value in settings.items():
         if "." in key:
             knobs[key] = value
@@ -103,9 +108,8 @@ def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
                 f"--set {key}: no such field{nearest(key, SETTABLE)}",
                 expected=f"{', '.join(SETTABLE)}, or file.knob", fix="scaleproof list",
             )  # fmt: skip
-    doc = to_doc(site.case(name, mode, knobs=knobs))
     try:
-        return from_doc(CaseSpec, {**doc, **fields}, "--set")
+        return from_doc(CaseSpec, {**to_doc(replace(case, knobs=knobs)), **fields}, "--set")
     except ValueError as error:
         raise SpecError(str(error), fix="scaleproof list") from None
 
@@ -173,7 +177,9 @@ def normalise(plan: Plan, known: Catalogue, control: bool = False) -> Plan:
     _learns(plan, known)
     subjects_first = sorted(plan.arms, key=lambda a: a.role is not Role.SUBJECT)  # to be blamed
     cases = {a.name: known.normalise(a.case) for a in subjects_first}
-    return replace(plan, arms=tuple(replace(a, case=cases[a.name]) for a in plan.arms))
+    target = None if plan.target is None else known.normalise(plan.target)
+    arms = tuple(replace(a, case=cases[a.name]) for a in plan.arms)
+    return replace(plan, arms=arms, target=target)
 
 
 def _learns(plan: Plan, known: Catalogue) -> None:

@@ -6,13 +6,16 @@ Copies of weights that autocast makes do not grow with the batch, so two batches
 
 import contextlib
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.spec import CaseSpec, Precision
 from harness.training.context import CAST, Loaded, build_model, make_batch, parts
+from harness.training.tuning.recompute import PRODUCTS
 from harness.training.tuning.tuned import untuned
 
 #: One for all counts: what a model caches in one is used in the next.
@@ -33,49 +36,82 @@ class Kept:
     again: int
 
 
+class _Block(NamedTuple):
+    """Bytes that a block keeps, those of its output, and those of its matrix products."""
+
+    own: int
+    output: int
+    products: int
+
+
 @dataclass
 class _Count:
-    """Bytes kept by the whole model, and by the largest block alone.
-
-    ``blocks`` has each block's own and its output's, ``loss`` what the loss keeps.
-    """
+    """Bytes kept by the whole model, by each of its blocks, and by the loss."""
 
     whole: int = 0
-    largest: int = 0
     loss: int = 0
-    blocks: list[tuple[int, int]] = field(default_factory=list)
+    blocks: list[_Block] = field(default_factory=list)
 
 
 def kept(loaded: Loaded, case: CaseSpec) -> Kept:
-    """Counted for one sample and for two; of a checkpointed block only the output is kept, and one
-    block at a time is computed again, or fetched from the host. Selective ones count as kept.
+    """Counted for one sample and for two; of a checkpointed block only the output is kept (of a
+    selective one its matrix products, too), and one block at a time is computed again, or fetched
+    from the host.
 
     To be called in a process that trains nothing: what a model caches stays without data.
     """
     plain = loaded.at_once(replace(untuned(case), checkpoint=False, compressor=None))
     counts = [_count(loaded, plain, samples) for samples in (1, 2)]
-    again_at = case.checkpoint_every if case.checkpoint and not case.selective else 0
-    leaves_out = bool(again_at) or case.offload
-    held = [[_held(i, b, again_at, case.offload) for i, b in enumerate(c.blocks)] for c in counts]
+    leaves_out = case.checkpoint or case.offload
+    held = [[_held(i, b, case) for i, b in enumerate(c.blocks)] for c in counts]
+    most = [max(c.loss, *(_again(i, b, case) for i, b in enumerate(c.blocks))) for c in counts]
     one, two = (
-        sum(own) + c.largest if leaves_out else c.whole for own, c in zip(held, counts, strict=True)
+        sum(own) + largest if leaves_out else c.whole
+        for own, largest, c in zip(held, most, counts, strict=True)
     )
     first, second = held
     blocks = [max(0, b - a) for a, b in zip(first, second, strict=True)]
     blocks[-1] += max(0, counts[1].loss - counts[0].loss)
-    again = max(0, counts[1].largest - counts[0].largest) if leaves_out else 0
+    again = max(0, most[1] - most[0]) if leaves_out else 0
     return Kept(
         per_sample=max(0, two - one), constant=max(0, 2 * one - two), blocks=tuple(blocks),
         again=again,
     )  # fmt: skip
 
 
-def _held(place: int, block: tuple[int, int], again_at: int, offload: bool) -> int:
-    """Bytes of a block's own, or of its output alone, that the device holds until backward."""
-    own, output = block
-    if offload:
+def _recomputed(place: int, case: CaseSpec) -> bool:
+    return case.checkpoint and place % case.checkpoint_every == 0
+
+
+def _held(place: int, block: _Block, case: CaseSpec) -> int:
+    """Bytes of a block that the device holds from forward to backward."""
+    if case.offload:
         return 0
-    return output if again_at and place % again_at == 0 else own
+    if not _recomputed(place, case):
+        return block.own
+    return block.output + (block.products if case.selective else 0)
+
+
+def _again(place: int, block: _Block, case: CaseSpec) -> int:
+    """Bytes that a block needs besides, while it is computed again or fetched."""
+    spared = block.products if case.selective and _recomputed(place, case) else 0
+    return max(0, block.own - spared)
+
+
+class _Products(TorchDispatchMode):
+    """Sums the bytes of what matrix products give."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in PRODUCTS:
+            self.num_bytes += out.numel() * out.element_size()
+        return out
 
 
 def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
@@ -101,16 +137,16 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
         if (dtype := CAST.get(case.precision)) is not None:
             stack.enter_context(torch.autocast("cpu", dtype=dtype))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t))
+        products = stack.enter_context(_Products())
         x = inputs
         for block in parts(model):
-            before = held()
+            before, multiplied = held(), products.num_bytes
             x = block(x)
             output = x.numel() * x.element_size()
-            count.blocks.append((held() - before, output))
-            count.largest = max(count.largest, held() - before)
+            own, multiplied = held() - before, products.num_bytes - multiplied
+            count.blocks.append(_Block(own, output, multiplied))
         before = held()
         loaded.model.loss(x, targets)
         count.loss = held() - before
-        count.largest = max(count.largest, count.loss)
         count.whole = held()
     return count

@@ -42,6 +42,8 @@ def test_who_sends_no_less_never_wins_and_who_costs_nothing_always_does() -> Non
     assert breakeven(-1.0, 0.0, 1e9) == 0.0
     assert math.isinf(breakeven(-0.01, 1e6, 1e9))
     assert breakeven(0.0, 1e6, 1e9) == pytest.approx(1e9), "it is as fast here, so it is here"
+    cancelling = -8e6 / 1e9 * (1 - 1e-12)
+    assert math.isinf(breakeven(cancelling, 1e6, 1e9)), "what is left of rounding is no link"
 
 
 @given(st.floats(0.02, 1.0), st.floats(0.01, 0.99), st.floats(1e8, 1e10), st.floats(1.0, 50.0))

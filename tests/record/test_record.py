@@ -29,7 +29,7 @@ from harness.host.nvml import GpuWindow
 from harness.interface import frames
 from harness.measure.blocks import missing
 from harness.measure.resume import unfinished
-from harness.record import SCHEMA, SETTLED_SINCE, Purpose, Reason, RunRecord, Status, store
+from harness.record import SCHEMA, SETTLED_SINCE, Purpose, Reason, RunRecord, Status, packing
 from harness.record.schema import RECORD, record_schema
 from harness.record.store import Samples, load, save
 from harness.record.upgrade import upgrade
@@ -575,10 +575,10 @@ def test_rounding_may_grow_but_a_cheat_does_not_pass_for_it(
 def test_samples_of_many_ranks_are_one_file(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are what each rank wrote, to the bit; one that was changed is found."""
     run = load(copy)
-    monkeypatch.setattr(store, "MANY", 0)
+    monkeypatch.setattr(packing, "MANY", 0)
     for launch in run.launches:
         if launch.usable and launch.purpose is not Purpose.GATE:
-            store.pack(copy, launch.launch, launch.ranks)
+            packing.pack(copy, launch.launch, launch.ranks)
     packed = sorted(copy.glob("launches/*/ranks.zip"))
     assert packed and not list(copy.glob("launches/*/*.npz"))
     assert not verify(run, copy).differences

@@ -21,6 +21,8 @@ from harness.spec import Arm, CaseSpec, Plan, StandIn
 
 #: The name of a plan's first case, which sends all as it is.
 DENSE = "dense"
+#: A share of 1 / rate that is none.
+ROUNDING = 1e-9
 #: Confidence of an interval is 1 less this.
 ALPHA = 0.05
 
@@ -191,4 +193,5 @@ def breakeven(more_s: float, saved_bytes: float, here: float) -> float:
     if saved_bytes <= 0:
         return 0.0
     inverse = 1 / here + more_s / (8 * saved_bytes)
-    return 1 / inverse if inverse > 0 else math.inf
+    # What is left of two figures that cancel is rounding, no link.
+    return 1 / inverse if inverse > ROUNDING / here else math.inf

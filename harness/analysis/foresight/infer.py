@@ -65,8 +65,7 @@ def calibrate(
     given = terms.facts(shapes, groups, fabric, min(s.ranks for s in shapes), hop)
     sized = all(m.params is not None for m in models)
     mean, spread = priors.vectors(beliefs, len(models), sized)
-    # The rate starts where the first point puts it: it is all but unknown beforehand.
-    mean[0] += float(np.log(terms.step_s(given, mean[None, :])[0, 0])) - log_s[0]
+    mean[0] += _rate(given, mean, log_s)
     noise = discrepancy.covariance(shapes, shapes, walk) + walk.replicate**2 * np.eye(len(shapes))
     whiten = np.linalg.inv(np.linalg.cholesky(noise))
 
@@ -90,6 +89,20 @@ def calibrate(
         fabric=fabric, models=tuple(models), shapes=tuple(shapes), log_s=log_s, mode=found.x,
         root=root, hop=hop, walk=walk,
     )  # fmt: skip
+
+
+def _rate(given: Facts, mean: Array, log_s: Array) -> float:
+    """By how much the ln of the rate is off where the first point is met.
+
+    It is all but unknown beforehand. What a step takes besides compute is taken as believed, but
+    half of a step computes at least.
+    """
+    parts = {
+        term: float(value[0, 0]) for term, value in terms.seconds(given, mean[None, :]).items()
+    }
+    compute_s = parts.pop(terms.Term.COMPUTE)
+    measured_s = float(np.exp(log_s[0]))
+    return float(np.log(compute_s / max(measured_s - sum(parts.values()), measured_s / 2)))
 
 
 @dataclass(frozen=True, kw_only=True)

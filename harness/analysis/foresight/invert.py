@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.analysis.foresight import terms
 from harness.analysis.foresight.infer import Posterior
-from harness.analysis.foresight.shapes import Shape
+from harness.analysis.foresight.shapes import Kept, Shape
 
 #: A knob is turned up to so many times of what it is.
 MOST = 64.0
@@ -19,13 +19,15 @@ class Knob(StrEnum):
     BANDWIDTH = "bandwidth between nodes"
     BATCH = "samples in a micro-batch"
     MICROS = "micro-batches"
+    SHARDS = "sharding inside nodes alone"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
     """By how much a knob must be turned; ``times`` is None where no setting is enough.
 
-    ``best`` is the efficiency that the knob reaches at most.
+    ``best`` is the efficiency that the knob reaches at most. Sharding is turned on or off: 1 where
+    that is enough.
     """
 
     knob: Knob
@@ -47,26 +49,36 @@ def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> lis
             fabric = replace(fabric, inter_bytes_per_s=fabric.inter_bytes_per_s * times)
         elif knob is Knob.BATCH:
             shape = replace(target, micro_batch=target.micro_batch * times)
+        elif knob is Knob.SHARDS:
+            shape = replace(target, kept=Kept.NODE_CUT, sent=())
         else:
             shape = replace(target, micros=max(1, round(target.micros * times)))
         (step_s,) = terms.step_s(known.facts([shape], fabric), known.mode[None, :])[0]
         return shape.rate(step_s) / base_rate
 
-    return [_held(knob, partial(reached, knob), efficiency) for knob in Knob]
+    spread = target.kept is Kept.ALL_CUT and target.replicas > known.fabric.per_node
+    knobs = [k for k in Knob if k is not Knob.SHARDS or spread]
+    return [_held(knob, partial(reached, knob), efficiency) for knob in knobs]
 
 
 def _held(knob: Knob, reached: Callable[[float], float], efficiency: float) -> Held:
-    """By bisection of the logarithm: a knob that is turned up never lowers the efficiency."""
-    best = reached(MOST)
-    if best < efficiency:
-        return Held(knob=knob, times=None, best=best)
+    return Held(knob=knob, times=least(reached, efficiency), best=reached(MOST))
+
+
+def least(reached: Callable[[float], float], wanted: float) -> float | None:
+    """The smallest factor from 1 to MOST that reaches what is wanted, None where none does.
+
+    By bisection of the logarithm: a knob that is turned up never lowers what is reached.
+    """
+    if reached(MOST) < wanted:
+        return None
+    if reached(1.0) >= wanted:
+        return 1.0
     low, high = 0.0, float(np.log(MOST))
-    if reached(1.0) >= efficiency:
-        return Held(knob=knob, times=1.0, best=best)
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if reached(np.exp(middle)) >= efficiency else (middle, high)
-    return Held(knob=knob, times=float(np.exp(high)), best=best)
+        low, high = (low, middle) if reached(np.exp(middle)) >= wanted else (middle, high)
+    return float(np.exp(high))
 
 
 def knee(known: Posterior, target: Shape, most_ranks: int = 65536) -> int | None:

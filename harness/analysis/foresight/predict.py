@@ -150,7 +150,7 @@ def calibrate(
     models: list[Model] = list(dict.fromkeys(p.shape.model for p in (*calibrated, *targets)))
     return infer.calibrate(
         table.fabric, [p.shape for p in calibrated], [p.step_s for p in calibrated if p.step_s],
-        models, beliefs=taught.beliefs, hop=_hop(calibrated), walk=WALK,
+        models, beliefs={**taught.beliefs, **table.beliefs}, hop=_hop(calibrated), walk=WALK,
     )  # fmt: skip
 
 

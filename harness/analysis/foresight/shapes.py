@@ -6,6 +6,7 @@ from enum import StrEnum
 from math import sqrt
 from typing import Any
 
+from harness.analysis.foresight.physics.collectives import Kind
 from harness.analysis.foresight.physics.schedules import Schedule
 
 
@@ -43,10 +44,28 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What a strategy says that all ranks together exchange in a step, as nccl-tests count bytes.
+
+    ``num_bytes`` are those of any world, ``of_rank`` those that every rank adds: what an all-gather
+    collects of compressed gradients grows with the world. They go out in ``pieces``.
+    """
+
+    kind: Kind
+    num_bytes: float
+    of_rank: float = 0.0
+    pieces: int = 1
+
+    def at(self, ranks: int) -> float:
+        return self.num_bytes + self.of_rank * ranks
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """One size of one training. Ranks = data x tensor x context x stages.
 
-    ``micros`` micro-batches of ``micro_batch`` samples go through each replica in a step.
+    ``micros`` micro-batches of ``micro_batch`` samples go through each replica in a step. ``sent``
+    is what its strategy states; without it the exchange follows from ``kept``.
     """
 
     ranks: int
@@ -59,6 +78,7 @@ class Shape:
     micro_batch: float = 1.0
     seq: int = 2048
     kept: Kept = Kept.WHOLE
+    sent: tuple[Sent, ...] = ()
     model: Model = Model()
     #: What else must be the same for two points to tell of each other: software, precision, ...
     configuration: tuple[tuple[str, str], ...] = ()

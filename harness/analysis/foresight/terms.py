@@ -180,6 +180,8 @@ def data_exchange(shape: Shape, fabric: Fabric) -> Cost:
     ranks = round(shape.replicas * shape.context)
     params = (shape.model.params or 1e9) / (shape.tensor * shape.stages)
     in_node = max(1, fabric.per_node // shape.tensor)
+    if shape.sent:
+        return _stated(shape, ranks, in_node, fabric)
 
     def buckets(kind: Kind, num_bytes: float, group: int, near: int) -> Cost:
         most = 4 * max(BUCKET_GRADIENTS, BUCKET_GRADIENTS_OF_RANK * group)
@@ -199,6 +201,14 @@ def data_exchange(shape: Shape, fabric: Fabric) -> Cost:
     if group == ranks:
         return cost
     return cost.plus(buckets(Kind.ALL_REDUCE, 4 * params / group, ceil(ranks / group), 1))
+
+
+def _stated(shape: Shape, ranks: int, in_node: int, fabric: Fabric) -> Cost:
+    cost = FREE
+    for sent in shape.sent:
+        piece = nccl(sent.kind, sent.at(ranks) / sent.pieces, ranks, in_node, fabric)
+        cost = cost.plus(piece.times(sent.pieces))
+    return cost
 
 
 def seconds(given: Facts, draws: Array) -> dict[Term, Array]:

@@ -7,10 +7,12 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+from zipfile import BadZipFile
 
 import msgspec
 
 from harness.base.errors import ScaleproofError
+from harness.record.packing import opened
 
 BLOCK_BYTES = 1 << 20
 #: What is held back at the end of what was read: a trace's tail may look like events.
@@ -34,11 +36,12 @@ class Blocks:
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            with self.path.open("rb") as handle:
+            with opened(self.path) as handle:
                 yield from self._cut(self._chunks(handle))
-        except OSError as error:
+        except (OSError, BadZipFile) as error:
+            told = getattr(error, "strerror", None) or error
             raise ScaleproofError(
-                f"cannot be read: {error.strerror or error}",
+                f"cannot be read: {told}",
                 where=str(self.path),
                 fix="scaleproof timeline rank*.json.gz",
             ) from None

@@ -241,6 +241,7 @@ class Summary(TypedDict):
     headline: str
     exit: int
     decide: Sequence[str]
+    foreseen: Sequence[str]
     verdicts: Sequence[Row]
 
 

@@ -4,7 +4,8 @@ One message a frame (``harness.channel``):
 
     <- {"hello": Node}                        once, when torch is imported
     -> {"describe": [{"case", "files"}]}      <- {"described": [Described...]}
-    -> {"launch": LaunchSpec, "share": Share} <- {"ended": [RankEnd...]}
+    -> {"launch": NAME, "share": Share}, LaunchSpec
+                                              <- {"ended": [RankEnd...]}
        meanwhile <- {"store": Address}         rank 0's agent: where the others meet it
                  <- {"beats": [[phase, step, silent_s]...]}  five times a second
                  <- {"failing": true}         once, when a rank has failed or is silent too long

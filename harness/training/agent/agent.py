@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import json
 import os
 import selectors
 import shutil
@@ -114,8 +115,8 @@ class Agent:
             messages = self.channel.receive()
             if messages is None:
                 return False  # nobody is left to tell
-            for message, _ in messages:
-                self.obey(message)
+            for message, blob in messages:
+                self.obey(message, blob)
         beat = time.monotonic() - self.beaten_at > BEAT_S
         self.beaten_at = time.monotonic() if beat else self.beaten_at
         for world in tuple(self.worlds):
@@ -133,12 +134,12 @@ class Agent:
         """One message about a launch."""
         self.channel.send({**message, "of": world.spec.launch}, blob)
 
-    def obey(self, message: dict[str, Json]) -> None:
+    def obey(self, message: dict[str, Json], blob: bytes) -> None:
         """Do what one message asks for."""
         if "describe" in message:
             self.channel.send({"described": describe_all(message["describe"])})
         elif "launch" in message:
-            spec = from_doc(LaunchSpec, message["launch"])
+            spec = from_doc(LaunchSpec, json.loads(blob))
             self.launch(spec, from_doc(Share, message["share"]))
         elif "kill" in message:
             for world in (w for w in self.worlds if w.spec.launch == message["kill"]):

@@ -19,7 +19,10 @@ from harness.base.documents import Json
 from harness.spec import CaseSpec, Mesh, Mode, batching
 from harness.training.data import uniform
 
-SIZES = {"small": dict(width=64, layers=8, layer_kb=128, batch=8)}
+SIZES = {
+    "thin": dict(width=64, layers=16, layer_kb=32, batch=16),  # enough layers for 16 stages
+    "small": dict(width=64, layers=8, layer_kb=128, batch=8),
+}
 KNOBS = dict(mode="wait", step_ms=40.0, plant="", noise=0.01)
 STAND_IN = "paced"
 AT_ONCE = dict(step_ms=0.0)

@@ -1,16 +1,20 @@
 """The oracle of ranks that train apart for a while: all of them in one process, one after another.
 
 Each has a model and an optimizer of its own; what they exchange is the ``Simulation`` of the
-strategy's file, written without any collective.
+strategy's file, written without any collective. Of large worlds every rank trains its own model
+alone (``together``): the others' come from their ranks, so that nobody trains N of them.
 """
 
 import copy
 from collections.abc import Sequence
 
+import torch
+import torch.distributed as dist
 from torch import nn
 
 from harness.training.context import Loaded, RankContext
 from harness.training.data import Batch
+from harness.training.parallel.outer import fill, vector
 from harness.training.rank.oracle import Oracle
 
 
@@ -43,3 +47,18 @@ class Simulated(Oracle):
         self.count += 1
         self.model, self.optimizer = self.workers[self.ctx.shard]
         return losses / len(shards)
+
+    def together(self, own: Batch) -> float:
+        """The same, each rank on its own shard; parameters are exchanged to the bit."""
+        loss, gradients = self.backward(own)
+        self.update(gradients)
+        flat = vector(self.model)
+        every = [torch.empty_like(flat) for _ in self.workers]
+        dist.all_gather(every, flat)
+        for (model, _), theirs in zip(self.workers, every, strict=True):
+            fill(model, theirs)
+        self.rules.after(self.count)
+        self.count += 1
+        losses = [torch.zeros_like(loss) for _ in self.workers]
+        dist.all_gather(losses, loss)
+        return sum(map(float, losses)) / len(losses)

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.foresight.outlook import outlooks
-from harness.analysis.foresight.published.runs import tables
+from harness.analysis.foresight.published import runs
 from harness.analysis.foresight.published.table import Refused, Table
 from harness.analysis.foresight.shapes import Kept
 from harness.interface.cli.main import main
 from harness.record import RunRecord
 from harness.record.store import load
 from harness.spec import Catalogue
+
+
+def tables(found: list[RunRecord], known: Catalogue) -> list[Table | Refused]:
+    return [runs.table(name, of, known) for name, of in runs.ladders(found, known).items()]
 
 
 @pytest.fixture(scope="module")

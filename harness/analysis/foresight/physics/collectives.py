@@ -73,15 +73,20 @@ class Kind(StrEnum):
     ALL_REDUCE = "all-reduce"
     ALL_GATHER = "all-gather"
     REDUCE_SCATTER = "reduce-scatter"
+    ALL_TO_ALL = "all-to-all"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """The links of one machine. Rates are of one GPU, one way, in bytes a second."""
+    """The links of one machine. Rates are of one GPU, one way, in bytes a second.
+
+    ``latency_times`` is how much slower the shortest messages are than NCCL's own model says.
+    """
 
     per_node: int
     intra_bytes_per_s: float
     inter_bytes_per_s: float
+    latency_times: float = 1.0
 
     def ring_bytes_per_s(self, ranks: int, in_node: int) -> float:
         """What a ring over ``ranks`` reaches, ``in_node`` of them on each node.
@@ -174,4 +179,5 @@ def nccl(kind: Kind, num_bytes: float, ranks: int, in_node: int, fabric: Fabric)
             found.append(
                 Cost(latency_s=latency * _US, transfer_s=2 * num_bytes / (way.tree_share * rate))
             )
-    return min(found, key=lambda cost: cost.total_s)
+    one = min(found, key=lambda cost: cost.total_s)
+    return Cost(latency_s=one.latency_s * fabric.latency_times, transfer_s=one.transfer_s)

@@ -1,48 +1,88 @@
 """Ladders of runs as tables: what was measured here, in the form in which published ladders come.
 
-run -> cases that differ in their worlds alone -> a point each: shape, mean step of its launches
--> links that its sweep measured, else those of its devices' data sheets
+    runs -> rungs, by all that stays the same in a ladder -> a point each: shape, mean step
+         -> what the strategy states at two worlds: what is exchanged at any -> Table
+         -> links that the sweep measured, else those of the devices' data sheets
+
+A rung that was not measured is a target. It is described like the others: a strategy says what it
+sends, keeps and cuts at any size, without being launched.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from harness.analysis.foresight.physics.collectives import Fabric
+from harness.analysis.foresight.physics.collectives import Fabric, Kind, nccl
+from harness.analysis.foresight.physics.schedules import Schedule, schedule_of
+from harness.analysis.foresight.priors import Belief
 from harness.analysis.foresight.published.reading import fabric_of
 from harness.analysis.foresight.published.table import Refused, Table
-from harness.analysis.foresight.shapes import Kept, Model, Point, Shape
-from harness.record import Described, Purpose, RunRecord
+from harness.analysis.foresight.shapes import Kept, Model, Point, Sent, Shape
+from harness.analysis.foresight.terms import Unknown
+from harness.record import Described, Expected, Purpose, RunRecord
+from harness.record.fabric import LATENCY_BYTES, Row
 from harness.spec import CaseSpec, Catalogue, Device, Dim, Mesh
 
 #: A payload from which on a sweep's rate is that of the link.
 LARGE_BYTES = 1 << 20
 #: Parameters are gathered once for an optimizer's update, twice for forward and backward.
 TWICE = 1.5
+#: Operations whose cost has a closed form, and whether their input is one rank's part of the whole.
+OPERATIONS: Mapping[str, tuple[Kind, bool]] = {
+    "all_reduce": (Kind.ALL_REDUCE, False),
+    "all_gather": (Kind.ALL_GATHER, True),
+    "reduce_scatter": (Kind.REDUCE_SCATTER, False),
+    "all_to_all": (Kind.ALL_TO_ALL, False),
+}
+#: Links that were swept are known: how far a training's share of them may lie from the sweep's.
+SWEPT = Belief(1.0, 0.15)
+#: Latency that was swept: shortest messages of one kind speak roughly for the others.
+SWEPT_LATENCY = Belief(1.0, 0.5)
+#: Samples at which a micro-batch is half efficient, where a sample is no text of many tokens.
+NO_TEXT = Belief(0.3, 1.5)
 
 
 @dataclass(frozen=True)
-class _Rung:
-    """A case and the mean step of its launches, in s."""
+class Rung:
+    """A case and the mean step of its launches in s, None where it is only asked for."""
 
     run: RunRecord
     case: CaseSpec
     described: Described
-    step_s: float
+    step_s: float | None
 
 
-def tables(runs: Sequence[RunRecord], known: Catalogue) -> list[Table | Refused]:
-    """A table for each strategy and model that was measured on two worlds at least.
+def ladders(found: Sequence[RunRecord], known: Catalogue) -> dict[str, list[Rung]]:
+    """The measured rungs of every training, by all that does not change along a ladder.
 
-    Runs on unlike machines or with unlike software are Refused: one does not speak of the other.
+    Where engines shape links, worlds of one node use none: they belong to every network's ladder.
     """
-    ladders: dict[str, list[_Rung]] = {}
-    for rung in (r for run in runs for r in _rungs(run)):
-        ladders.setdefault(f"{rung.case.family}{rung.case.extras}", []).append(rung)
-    return [_table(name, ladder, known) for name, ladder in ladders.items()]
+    named: dict[str, list[Rung]] = {}
+    inside: dict[str, list[Rung]] = {}
+    networks: dict[str, str] = {}
+    for rung in (r for run in found for r in rungs(run)):
+        name, shaped = f"{rung.case.family}{rung.case.extras}", known.network(rung.case)
+        if len(rung.case.nodes) == 1:
+            inside.setdefault(name, []).append(rung)
+            continue
+        knobs = {k: v for k, v in rung.case.knobs.items() if k not in dict(shaped)}
+        networks[name] = f"{rung.case.family}{replace(rung.case, knobs=knobs).extras}"
+        named.setdefault(name, []).append(rung)
+    whole = {name: inside.get(networks[name], []) + of for name, of in named.items()}
+    whole |= {name: of for name, of in inside.items() if name not in {*networks.values(), *named}}
+    of_size = {k: sorted(of, key=lambda r: r.case.world_size) for k, of in whole.items()}
+    return dict(zip(shortened(list(of_size)), of_size.values(), strict=True))
 
 
-def _rungs(run: RunRecord) -> Iterator[_Rung]:
+def shortened(names: Sequence[str]) -> list[str]:
+    """Names without the settings that all of them share."""
+    parts = [name.split("+") for name in names]
+    common = set[str].intersection(*(set(p[1:]) for p in parts)) if len(parts) > 1 else set()
+    return ["+".join(p for p in each if p not in common) for each in parts]
+
+
+def rungs(run: RunRecord) -> Iterator[Rung]:
+    """Every case of a run that was timed, but for plain ones and users' scripts."""
     cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
     for key, case in cases.items():
         timed = [
@@ -51,41 +91,60 @@ def _rungs(run: RunRecord) -> Iterator[_Rung]:
         ]  # fmt: skip
         described = run.described.get(key)
         if timed and described is not None and case.communicate and not (case.plain or case.script):
-            yield _Rung(run, case, described, fmean(timed))
+            yield Rung(run, case, described, fmean(timed))
 
 
-def _table(name: str, ladder: Sequence[_Rung], known: Catalogue) -> Table | Refused:
-    """Worlds that were measured, all of them calibrating."""
+def table(
+    name: str, ladder: Sequence[Rung], known: Catalogue, *,
+    on: Collection[int] = (), target: Rung | None = None,
+) -> Table | Refused:  # fmt: skip
+    """One ladder as a table; its worlds ``on`` calibrate (default: all), others are compared.
+
+    Refused: runs on unlike machines or software do not speak of each other.
+    """
     machines = {(r.run.machine.hardware_class, r.run.software.get("torch", "")) for r in ladder}
     if len(machines) > 1:
         told = " and ".join(sorted(" with torch ".join(m) for m in machines))
         return Refused(id=name, why=f"its runs are on unlike machines or software: {told}")
-    if len(worlds := {r.case.world_size for r in ladder}) < 2:
-        why = f"it was measured on {worlds.pop()} ranks only, two worlds are needed"
-        return Refused(id=name, why=why)
+    calibrating = [r for r in ladder if not on or r.case.world_size in on]
+    worlds = {r.case.world_size for r in calibrating}
+    if len(worlds) < 2:
+        told = f"{worlds.pop()} ranks only" if worlds else "none of these sizes"
+        return Refused(id=name, why=f"it was measured on {told}, two worlds are needed")
+    rungs = [*ladder, *([target] if target else [])]
     try:
-        shapes = [_shape(r, known) for r in ladder]
+        shapes = [shape_of(r.case, r.described, known) for r in rungs]
     except ValueError as error:
         return Refused(id=name, why=str(error))
-    fabric, peak, notes = _fabric(ladder[-1].run)
-    mean = _means(ladder, shapes)
-    points = tuple(Point(shape=s, step_s=step, calibrates=True) for s, step in mean.items())
-    return Table(
-        id=name, family=name, fabric=fabric, peak_flops=peak, points=points, notes=tuple(notes)
+    sent = sent_by([(r.case, r.described) for r in [*calibrating, *([target] if target else [])]])
+    if all(s.tensor * s.context * s.stages == 1 for s in shapes):
+        shapes = [s if s.kept is Kept.NODE_CUT else replace(s, sent=sent) for s in shapes]
+    fabric, peak, beliefs, notes = links(calibrating[-1].run)
+    if all(s.seq == 1 for s in shapes):
+        beliefs[Unknown.SMALL] = NO_TEXT
+    points = tuple(
+        Point(shape=shape, step_s=step_s, calibrates=step_s is not None and shape.ranks in worlds)
+        for shape, step_s in _means(rungs, shapes).items()
     )
+    return Table(
+        id=name, family=name, fabric=fabric, peak_flops=peak, points=points, beliefs=beliefs,
+        notes=tuple(notes),
+    )  # fmt: skip
 
 
-def _means(ladder: Sequence[_Rung], shapes: Sequence[Shape]) -> dict[Shape, float]:
+def _means(ladder: Sequence[Rung], shapes: Sequence[Shape]) -> dict[Shape, float | None]:
     """The mean step of each shape, over all runs that have it."""
     steps: dict[Shape, list[float]] = {}
     for rung, shape in zip(ladder, shapes, strict=True):
-        steps.setdefault(shape, []).append(rung.step_s)
-    return {shape: fmean(each) for shape, each in steps.items()}
+        steps.setdefault(shape, []).extend([] if rung.step_s is None else [rung.step_s])
+    return {shape: fmean(each) if each else None for shape, each in steps.items()}
 
 
-def _shape(rung: _Rung, known: Catalogue) -> Shape:
+def shape_of(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
     """ValueError for a case of which nothing was foretold."""
-    case, facts, expected = rung.case, rung.described.facts, rung.described.expected
+    facts, expected = described.facts, described.expected
+    if why := described.unsupported or described.error:
+        raise ValueError(f"{case.world} ranks: {why}")
     if facts is None or expected is None:
         raise ValueError("what its strategy sends is not known")
     mesh = _mesh(case, expected.stages)
@@ -95,7 +154,7 @@ def _shape(rung: _Rung, known: Catalogue) -> Shape:
     return Shape(
         ranks=case.world_size, tensor=tensor, context=context, stages=stages, micros=micros,
         micro_batch=expected.global_batch / replicas / micros, seq=facts.tokens_per_sample,
-        kept=_kept(expected.payload_bytes, case.world_size),
+        schedule=_schedule(case), kept=_kept(expected.payload_bytes, case.world_size),
         model=Model(name=f"{case.model}-{case.size}", params=float(facts.num_params)),
         configuration=(("precision", str(case.precision)),),
     )  # fmt: skip
@@ -118,32 +177,89 @@ def _parts(case: CaseSpec, known: Catalogue) -> int:
     return int(case.knobs.get(f"{case.strategy}.{knob}", entry.knobs.get(knob, 1)))
 
 
+def _schedule(case: CaseSpec) -> Schedule:
+    """As the knob names it; schedules that are not played stand as 1F1B."""
+    named = str(case.knobs.get(f"{case.strategy}.schedule", ""))
+    return schedule_of(named) or Schedule.ONE_EACH
+
+
 def _kept(payload: Mapping[str, Sequence[float]], ranks: int) -> Kept:
     """By what a rank issues in a step."""
-    sent = {name: max(each, default=0.0) for name, each in payload.items()}
-    scattered = sum(v for name, v in sent.items() if "reduce_scatter" in name)
-    gathered = sum(v for name, v in sent.items() if "all_gather" in name)
-    reduced = sum(v for name, v in sent.items() if "all_reduce" in name or "allreduce" in name)
+    issued = {name: max(each, default=0.0) for name, each in payload.items()}
+    scattered = sum(v for name, v in issued.items() if "reduce_scatter" in name)
+    gathered = sum(v for name, v in issued.items() if "all_gather" in name)
+    reduced = sum(v for name, v in issued.items() if "all_reduce" in name or "allreduce" in name)
+    if scattered and reduced > scattered / ranks:
+        return Kept.NODE_CUT
+    if not scattered and gathered:  # a backend without a reduce-scatter reduces all of it
+        scattered = reduced
     if not scattered:
         return Kept.WHOLE
-    if reduced > scattered / ranks:
-        return Kept.NODE_CUT
     return Kept.ALL_CUT if gathered * ranks > TWICE * scattered else Kept.OPTIMIZER_CUT
 
 
-def _fabric(run: RunRecord) -> tuple[Fabric, float | None, list[str]]:
-    """Rates of the largest all-reduces within a node and between nodes, where they were swept."""
+def sent_by(cases: Sequence[tuple[CaseSpec, Described]]) -> tuple[Sent, ...]:
+    """What is exchanged at any size, by what two sizes state; () where no form is known.
+
+    Bytes of a world are constant or grow with the ranks: the two largest sizes tell which.
+    """
+    stated = {
+        case.world_size: told.expected
+        for case, told in cases if case.world_size > 1 and told.expected is not None
+    }  # fmt: skip
+    sizes = sorted(stated)[-2:]
+    names = {name for n in sizes for name in stated[n].payload_bytes}
+    if not sizes or not names <= OPERATIONS.keys():
+        return ()
+    return tuple(_law(name, {n: stated[n] for n in sizes}) for name in sorted(names))
+
+
+def _law(name: str, stated: Mapping[int, Expected]) -> Sent:
+    kind, is_part = OPERATIONS[name]
+    wholes = [
+        max(one.payload_bytes.get(name, (0.0,))) * (ranks if is_part else 1)
+        for ranks, one in stated.items()
+    ]
+    (first, last), (small, large) = (min(stated), max(stated)), (wholes[0], wholes[-1])
+    of_rank = (large - small) / (last - first) if last > first else 0.0
+    largest = stated[last].largest_message or large
+    pieces = max(1, round(large / largest)) if largest else 1
+    return Sent(kind=kind, num_bytes=large - of_rank * last, of_rank=of_rank, pieces=pieces)
+
+
+Links = tuple[Fabric, float | None, dict[Unknown, Belief], list[str]]
+
+
+def links(run: RunRecord) -> Links:
+    """Rates and latency within a node and between nodes: as swept, else as of data sheets."""
     gpu = run.machine.gpu if run.settings.device is Device.CUDA else ""
     fabric, peak, told = fabric_of({"gpu": gpu or "", "gpus_per_node": max(run.settings.nodes)})
-    notes = list(told)
+    beliefs, notes = dict[Unknown, Belief](), list(told)
+    if fabric.per_node == 1:  # nothing goes over links inside a node
+        notes = [n for n in notes if "intra-node" not in n]
     swept = {False: list[float](), True: list[float]()}
-    for row in run.fabric:
-        if row.operation == "all_reduce" and row.payload_bytes >= LARGE_BYTES and row.bus_bps:
+    for row in filter(_reduces, run.fabric):
+        if row.payload_bytes >= LARGE_BYTES and row.bus_bps:
             swept[len(row.nodes) > 1].append(row.bus_bps)
     near, far = (max(swept[between], default=None) for between in (False, True))
     fabric = replace(
         fabric, intra_bytes_per_s=near or fabric.intra_bytes_per_s,
         inter_bytes_per_s=far or fabric.inter_bytes_per_s,
     )  # fmt: skip
-    known = {"intra-node": near, "inter-node": far}
-    return fabric, peak, [n for n in notes if not any(v and k in n for k, v in known.items())]
+    for rate, unknown, where in (
+        (near, Unknown.LINK, "intra-node"), (far, Unknown.NETWORK, "inter-node"),
+    ):  # fmt: skip
+        if rate:
+            beliefs[unknown] = SWEPT
+            notes = [n for n in notes if where not in n]
+    if shortest := [r for r in run.fabric if _reduces(r) and r.payload_bytes <= LATENCY_BYTES]:
+        row = max(shortest, key=lambda r: (len(r.nodes), sum(r.nodes)))
+        known = nccl(Kind.ALL_REDUCE, row.payload_bytes, sum(row.nodes), max(row.nodes), fabric)
+        if row.time_s:
+            fabric = replace(fabric, latency_times=row.time_s / known.total_s)
+            beliefs[Unknown.LATENCY] = SWEPT_LATENCY
+    return fabric, peak, beliefs, notes
+
+
+def _reduces(row: Row) -> bool:
+    return row.operation == "all_reduce" and row.right

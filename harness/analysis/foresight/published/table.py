@@ -5,15 +5,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness.analysis.foresight.physics.collectives import Fabric
+from harness.analysis.foresight.priors import Belief
 from harness.analysis.foresight.published.measures import Measure, measured
 from harness.analysis.foresight.published.reading import Fields, fabric_of, shape_of
 from harness.analysis.foresight.published.splitting import calibrating
 from harness.analysis.foresight.shapes import Point, Shape
+from harness.analysis.foresight.terms import Unknown
 from harness.base.errors import SpecError
 
 #: What a file of this kind says of itself.
@@ -32,6 +34,8 @@ class Table:
     peak_flops: float | None
     points: tuple[Point, ...]
     role: str = ""
+    #: What was measured beside the ladder, and so is known better than by other ladders.
+    beliefs: Mapping[Unknown, Belief] = field(default_factory=dict)
     #: What was assumed, and which fields were passed over.
     notes: tuple[str, ...] = ()
 

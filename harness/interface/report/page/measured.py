@@ -15,6 +15,7 @@ from harness.interface.report.page.drawings import Lane, Trail
 from harness.interface.report.page.spent import COLORS
 from harness.interface.report.timeline import TERMS
 from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.record.packing import size
 from harness.record.store import Samples, load_samples
 from harness.spec import Plan
 
@@ -83,7 +84,7 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Figure | None:
     shown = _shown_ranks(launch)
     paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
     try:
-        if sum(p.stat().st_size for p in paths) > TRACE_BYTES:
+        if sum(map(size, paths)) > TRACE_BYTES:
             note = "its traces are large: scaleproof timeline RUN"
             return Figure(title="One step of all ranks", svg=Markup(""), note=note)
         _, lanes, closed = close_launch(folder, launch.launch, launch.ranks)

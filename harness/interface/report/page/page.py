@@ -19,7 +19,7 @@ from harness.interface.report import fabric, script, tables, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.faults import recovery
 from harness.interface.report.headline import decide, headline
-from harness.interface.report.page import compressed, data, facts, scaling
+from harness.interface.report.page import compressed, data, facts, foreseen, scaling
 from harness.interface.report.page.cases import anchors, cases
 from harness.interface.report.page.endured import endured
 from harness.interface.report.page.judged import judged
@@ -76,6 +76,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
         ],
         recovery_note=recovery.NOTE,
         endured=endured(run),
+        blocks=foreseen.blocks(run),
         script=[line.strip() for line in script.lines(run, WIDE)],
         coverage=[line.split(maxsplit=1) for line in coverage(run, WIDE)],
         cost=[line.strip().split(maxsplit=1)[1] for line in tables.cost(run, WIDE) if line],

@@ -179,7 +179,7 @@ def _train(
     checks.append(_limit(f"{name}.start_parameters", start_error, 0.0))
     checks.append(_whole(f"{name}.all_parameters", trainer.parameters(), origin, ctx))
     drawn: list[list[int]] = []
-    apart, period = supports.oracle == "simulated", counted.period(loaded, case, ctx)
+    period = counted.period(loaded, case, ctx)
     first = STEPS - period - bool(sampler.of(STEPS - 1))  # the first of a whole period and batch
     counter = counted.Counter(ctx, range(first, first + period))
     finite = True
@@ -187,7 +187,7 @@ def _train(
         beat()
         ids = sampler.ids(step, ctx.shard)
         drawn.append(ids.tolist())
-        alone = shards <= IN_TURN or shards < ctx.world_size or apart
+        alone = shards <= IN_TURN or shards < ctx.world_size
         batches = [
             make_batch(loaded, case, sampler.ids(step, s), ctx.device, sampler.of(step))
             for s in (range(shards) if alone else [ctx.shard])

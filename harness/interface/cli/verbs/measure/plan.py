@@ -3,23 +3,17 @@
 import argparse
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-
-from _pytest.mark.expression import Expression
 
 from harness.analysis import forecast, packing
 from harness.analysis.judging import obstacles, pairs, verdicts
-from harness.analysis.reading import load
 from harness.base.documents import to_doc
-from harness.base.errors import SpecError
-from harness.host import hardware
 from harness.host.hardware import Hardware
 from harness.host.machine import Machine
 from harness.interface import options
-from harness.interface.cli import measuring
+from harness.interface.cli import measuring, planning
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import plans as plans_report, text
 from harness.interface.report.plans import Outlook
@@ -36,9 +30,6 @@ EXAMPLES = dict(
     ),
 )
 
-#: The tier that ``pytest suites/`` measures where nothing else is said.
-USUAL_TIER = "not nightly and not acceptance"
-
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument(
@@ -51,20 +42,20 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         help="plan for machines that are not here: 8xh100, 64x8xh200 (nodes x GPUs), a file, a run",
     )  # fmt: skip
     sub.add_argument(
-        "-m", metavar="MARKS", default=USUAL_TIER, dest="marks",
-        help=f"the suites with these marks, as of pytest (default: {USUAL_TIER!r})",
+        "-m", metavar="MARKS", default=planning.USUAL_TIER, dest="marks",
+        help=f"the suites with these marks, as of pytest (default: {planning.USUAL_TIER!r})",
     )  # fmt: skip
 
 
 def act(asked: Asked) -> Answer:
     """A row for each arm; the agent is asked, nothing is launched."""
-    on = _hardware(asked.options.on)
+    on = planning.on(asked.options.on)
     known, here = measuring.site(asked)
     site = here if on is None else Site(device=Device.CUDA, backend="nccl", nodes=on.nodes)
     ablations = list(dict.fromkeys(asked.options.ablate))
     plans = plans_of(
         asked.options.target, site, known, measuring.settings(asked), ablations,
-        tier(asked.options.marks), bool(options.setups(measuring.values(asked))),
+        planning.tier(asked.options.marks), bool(options.setups(measuring.values(asked))),
     )  # fmt: skip
     with contextlib.closing(measuring.session(asked, known, here)) as session:
         session.describe([a.case for p in plans for a in p.arms])
@@ -80,33 +71,6 @@ def act(asked: Asked) -> Answer:
         place = plans_report.Place(machine, on, costs)
         shown = plans_report.lines(outlooks, run.thresholds, place, text.columns())
     return Answer(document={"plans": [to_doc(f) for f in outlooks]}, lines=shown)
-
-
-def _hardware(text: str | None) -> Hardware | None:
-    """What ``--on`` names: known devices, a file that states them, or those of a run."""
-    if text is None:
-        return None
-    path = Path(text)
-    if path.is_dir() or path.name == "record.json":
-        run = load(path)
-        return hardware.of_machine(path.name, run.machine, run.settings.nodes)
-    return hardware.parse(text)
-
-
-def tier(marks: str) -> Callable[[frozenset[str]], bool]:
-    """Whether marks meet an expression, as pytest reads it."""
-    try:
-        expression = Expression.compile(marks)
-    except SyntaxError as error:
-        raise SpecError(f"-m {marks}: {error}", expected="as of pytest", fix="-m smoke") from None
-
-    def chosen(found: frozenset[str]) -> bool:
-        def has(name: str, /, **_: str | int | bool | None) -> bool:
-            return name in found
-
-        return expression.evaluate(has)
-
-    return chosen
 
 
 def _seated(on: Hardware, plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:

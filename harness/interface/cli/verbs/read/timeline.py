@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.reading import load
 from harness.analysis.timeline.close import close
-from harness.analysis.timeline.profiled import close_launch
+from harness.analysis.timeline.profiled import close_launch, trace_path
 from harness.analysis.timeline.reader import Trace, read, split
 from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.views import difference, merge
@@ -24,6 +24,7 @@ from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text, windows as pages
 from harness.record import Budget, LaunchRecord, Operator, Purpose
+from harness.record.packing import is_there
 
 HELP = dict(timeline="show where the time of a step went, from torch.profiler traces")
 EXAMPLES = dict(
@@ -233,10 +234,10 @@ def _of_run(path: Path) -> Iterator[Traced]:
 
 def _there(folder: Path, launch: LaunchRecord) -> None:
     """ScaleproofError where the launch's traces are gone, as they are of a copied record."""
-    missing = folder / "launches" / launch.launch
-    if not any(missing.glob("*.trace.json*")):
+    if not any(is_there(trace_path(folder, launch.launch, r.rank)) for r in launch.ranks):
         raise ScaleproofError(
-            "the traces of this launch are not here", where=str(missing),
+            "the traces of this launch are not here",
+            where=str(folder / "launches" / launch.launch),
             expected="the folder that the run was measured in; its record alone holds the budgets",
             fix=f"scaleproof timeline {folder}",
         )  # fmt: skip

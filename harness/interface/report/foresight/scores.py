@@ -1,14 +1,11 @@
-"""What was foreseen, for a terminal: one line that says it all, a row a table, a row a size."""
+"""How well sizes were foreseen: one line that says it all, a row a table, a row a size."""
 
 from collections.abc import Sequence
 
 from harness.analysis.foresight.held_out import Evaluation, Score
 from harness.analysis.foresight.learned import Regime
-from harness.analysis.foresight.outlook import Outlook
 from harness.analysis.foresight.predict import Predicted, Prediction
 from harness.analysis.foresight.published.table import Refused
-from harness.analysis.foresight.terms import Term
-from harness.base.numbers import si
 from harness.interface.report import text
 from harness.interface.report.text import Column
 
@@ -136,52 +133,3 @@ def _refusals(found: Evaluation, refused: Sequence[Refused], width: int) -> list
     for table in refused:
         out += text.wrap(f" not read  {table.id}: {table.why}", width, 11)
     return ["", *out] if out else []
-
-
-def outlook(one: Outlook, width: int) -> list[str]:
-    """A block for a size that was asked for."""
-    seen = one.predicted
-    shape = seen.shape
-    name = f"{one.table} {shape.model.name}".strip()
-    slow, fast = seen.step_s * seen.efficiency / seen.low, seen.step_s * seen.efficiency / seen.high
-    out = [
-        "",
-        text.rule(f"{name[: width - 24]}, {shape.ranks} GPUs", width),
-        f" efficiency {seen.efficiency:.2f} [{seen.low:.2f}, {seen.high:.2f}] (80 %),"
-        f" step {si(seen.step_s, 's')} [{si(fast, 's')}, {si(slow, 's')}]",
-        *text.wrap(f" limited by    {_limits(seen)}", width, 15),
-        *text.wrap(f" to hold {one.hold:.2f}  {_holds(one)}", width, 15),
-    ]
-    if one.knee is not None:
-        out.append(f" from {one.knee} GPUs on another overhead is the largest")
-    next_ = one.advice
-    sd = 100 * seen.efficiency * 1.28
-    batch = f"micro-batch {next_.shape.micro_batch:g} x {next_.shape.micros}"
-    told = (
-        f" measure next  {next_.shape.ranks} GPUs, {batch}: ±{sd * next_.before_sd:.1f} becomes"
-        f" ±{sd * next_.after_sd:.1f} points (twice the largest: ±{sd * next_.doubling_sd:.1f})"
-    )
-    out += text.wrap(told, width, 15)
-    laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())
-    return [*out, *text.wrap(f" laws in N     {laws}", width, 15)]
-
-
-def _limits(seen: Predicted) -> str:
-    if seen.limiter is Term.COMPUTE:
-        return "compute; no overhead takes 2 % of the step"
-    worst = sorted(seen.lost.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{term} {value:.3f}" for term, value in worst[:3] if value > 0.001)
-    unseen = "; nothing calibrated speaks of it" if seen.regime is Regime.UNSEEN else ""
-    return f"{seen.limiter}{unseen}; of {1 - seen.efficiency:.3f} lost: {parts or 'nothing'}"
-
-
-def _holds(one: Outlook) -> str:
-    told = []
-    for held in one.held:
-        if held.times is None:
-            told.append(f"not reachable by {held.knob} (at most {held.best:.2f})")
-        elif held.times == 1.0:
-            return "as it is"
-        else:
-            told.append(f"{held.knob} x{held.times:.2g}")
-    return "; or ".join(told)

@@ -1,0 +1,41 @@
+"""What verbs that plan share: hardware that is not here, and which suites count."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from _pytest.mark.expression import Expression
+
+from harness.analysis.reading import load
+from harness.base.errors import SpecError
+from harness.host import hardware
+from harness.host.hardware import Hardware
+
+#: The tier that ``pytest suites/`` measures where nothing else is said.
+USUAL_TIER = "not nightly and not acceptance"
+
+
+def on(text: str | None) -> Hardware | None:
+    """What ``--on`` names: known devices, a file that states them, or those of a run."""
+    if text is None:
+        return None
+    path = Path(text)
+    if path.is_dir() or path.name == "record.json":
+        run = load(path)
+        return hardware.of_machine(path.name, run.machine, run.settings.nodes)
+    return hardware.parse(text)
+
+
+def tier(marks: str) -> Callable[[frozenset[str]], bool]:
+    """Whether marks meet an expression, as pytest reads it."""
+    try:
+        expression = Expression.compile(marks)
+    except SyntaxError as error:
+        raise SpecError(f"-m {marks}: {error}", expected="as of pytest", fix="-m smoke") from None
+
+    def chosen(found: frozenset[str]) -> bool:
+        def has(name: str, /, **_: str | int | bool | None) -> bool:
+            return name in found
+
+        return expression.evaluate(has)
+
+    return chosen

@@ -1,0 +1,130 @@
+"""``possible``: which rules a fabric allows at all, and how fast its links would have to be."""
+
+import argparse
+import contextlib
+from collections import Counter
+from pathlib import Path
+
+from harness.analysis.foresight import possible
+from harness.analysis.foresight.physics.collectives import Fabric
+from harness.analysis.foresight.possible import Chance, Possibility
+from harness.analysis.foresight.published import runs
+from harness.analysis.reading import load
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError
+from harness.base.numbers import si
+from harness.host import machine
+from harness.host.hardware import Hardware
+from harness.interface.cli import measuring, planning
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column
+from harness.spec import Device, Site
+from harness.spec.targets import plans_of
+
+HELP = dict(possible="tell which rules a fabric allows at all, before anything is measured on it")
+EXAMPLES = dict(
+    possible=(
+        "possible suites --on 8x8xh100",
+        "possible suites/test_claims.py --on my.toml",
+    ),
+)
+_WORST_FIRST = (Chance.NO, Chance.OPEN, Chance.YES)
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    sub.add_argument(
+        "target", nargs="?", default="suites",
+        help="a case, a suite folder, file.py or file.py::recipe",
+    )  # fmt: skip
+    measuring.add_to(sub, cases=True)
+    sub.add_argument(
+        "--on", metavar="HARDWARE",
+        help="8xh100, 64x8xh200 (nodes x GPUs), a file that states rates, or a run that swept them",
+    )  # fmt: skip
+    sub.add_argument(
+        "-m", metavar="MARKS", default="", dest="marks",
+        help="the suites with these marks, as of pytest (default: all)",
+    )  # fmt: skip
+
+
+def act(asked: Asked) -> Answer:
+    """A row for each rule on each case; nothing is launched, and nothing is judged."""
+    said, width = asked.options, text.columns()
+    on = planning.on(said.on)
+    if on is None:
+        raise SpecError(
+            "no fabric is named", expected="--on HARDWARE", fix="scaleproof possible --on 8xh100"
+        )
+    known, here = measuring.site(asked)
+    site = Site(device=Device.CUDA, backend="nccl", nodes=on.nodes)
+    plans = plans_of(
+        said.target, site, known, measuring.settings(asked),
+        chosen=planning.tier(said.marks) if said.marks else lambda marks: True,
+    )  # fmt: skip
+    with contextlib.closing(measuring.session(asked, known, here)) as session:
+        session.describe([a.case for p in plans for a in p.arms])
+        run, where = session.run, _site(on, said.on)
+        found = [
+            one
+            for plan in plans
+            for one in possible.possibilities(
+                plan, run.described, run.thresholds, on.machine.hardware_class, where, known
+            )
+        ]
+    found = list(dict.fromkeys(found))
+    found.sort(key=lambda one: _WORST_FIRST.index(one.chance))
+    return Answer(
+        document={"possible": to_doc(tuple(found))}, lines=_lines(found, on, width),
+        exit=Exit.PASSED if found else Exit.NOTHING_JUDGED,
+    )  # fmt: skip
+
+
+def _site(on: Hardware, said: str) -> possible.Site:
+    """Links and peaks; links as a run swept them, if it is one."""
+    fabric = Fabric(
+        per_node=max(on.nodes), intra_bytes_per_s=on.link_bytes, inter_bytes_per_s=on.network_bytes
+    )
+    peaks = {dtype: 1e12 * tflops for dtype, tflops in machine.peaks(on.machine.gpu).items()}
+    if not Path(said).is_dir():
+        return possible.Site(fabric=fabric, peaks=peaks, beliefs={})
+    swept, _, beliefs, _ = runs.links(load(Path(said)))
+    return possible.Site(fabric=swept, peaks=peaks, beliefs=beliefs)
+
+
+def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
+    """The table, worst first, and what its words mean."""
+    if not found:
+        return text.wrap(f" no rule asks for speed or efficiency of a case on {on.name}", width, 1)
+    columns: list[Column[Possibility]] = [
+        Column("rule", 9, lambda o: o.rule, left=True),
+        Column("world", 9, lambda o: o.world),
+        Column("case", 4, lambda o: o.case, left=True),
+        Column("asks", 8, lambda o: f"{o.bound:g}"),
+        Column("may reach", 8, lambda o: f"{o.middle:.2f} [{o.low:.2f}, {o.high:.2f}]"),
+        Column("", 9, lambda o: str(o.chance), left=True),
+        Column("links", 7, _faster),
+        Column("limited by", 5, lambda o: str(o.limiter), left=True),
+    ]  # fmt: skip
+    of = Counter(one.chance for one in found)
+    links = f"{si(on.link_bytes, 'B/s')} in a node"
+    links += f", {si(on.network_bytes, 'B/s')} between nodes, a GPU" if len(on.nodes) > 1 else ""
+    told = ", ".join(f"{of[c]} {c}" for c in _WORST_FIRST if of[c])
+    return [
+        text.rule(f"{on.name}: {links}", width),
+        *Table(columns=columns, rows=found).lines(width),
+        "",
+        *text.wrap(
+            " [..] holds 8 times in 10, by data sheets and by what published ladders have shown;"
+            " links: how much faster they must be for the middle to meet the bound",
+            width, 1,
+        ),
+        f" {told}",
+    ]  # fmt: skip
+
+
+def _faster(one: Possibility) -> str:
+    if one.times is None:
+        return "no help"
+    return "enough" if one.times == 1.0 else f"x{one.times:.2g}"

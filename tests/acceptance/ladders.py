@@ -1,0 +1,79 @@
+"""Real ladders on emulated links: are worlds of 8 and 16 as they are foreseen from 1, 2 and 4?
+
+    python tests/acceptance/ladders.py results/foreseen [--rates 50 150 500]
+
+Every rate has two runs: one of 4 nodes, with its sweep, and one of 8 and 16. Compute is paced and what
+is sent is sent, so that 16 nodes are told apart on two cores. Runs that are there are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.measure.measurer import Measurer
+from harness.measure.progress import Progress
+from harness.measure.session import Session
+from harness.spec import Catalogue, Device, Plan, Settings, Site
+from harness.spec.recipes import PACED, ladder
+from harness.spec.targets import case_of, normalise
+
+#: What is trained, with knobs that stay the same at every size.
+TRAININGS = {
+    "ddp/paced-thin": {"ddp.bucket_cap_mb": 0.25},
+    "fsdp/paced-thin": {},
+    "pipeline/paced-thin": {"pipeline.microbatches": 16},
+    "compressed:int8/paced-thin": {},
+    "compressed:topk/paced-thin": {},
+}
+SMALL, LARGE = (1, 2, 4), (8, 16)
+
+
+def site_of(nodes: int) -> Site:
+    """One rank on each node."""
+    return Site(
+        device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
+    )
+
+
+def plans(known: Catalogue, worlds: Sequence[int], rate: float) -> list[Plan]:
+    """A ladder of every training, two launches of each of its worlds."""
+    site = site_of(max(worlds))
+    protocol = replace(PACED, min_blocks=1, max_blocks=1)
+    made = []
+    for name, knobs in TRAININGS.items():
+        case = case_of(name, site, {"emulated.rate_mbit": rate, "paced.step_ms": 200.0, **knobs})
+        rungs = ladder(
+            case, worlds, baselines=("wrapped",), shape=lambda n: (1,) * n, protocol=protocol
+        )
+        made.append(normalise(rungs, known))
+    return made
+
+
+def measure(folder: Path, worlds: Sequence[int], rate: float) -> None:
+    """One run in ``folder``."""
+    known = Catalogue()
+    settings = Settings(engine="emulated", nodes=(1,) * max(worlds), timeline=False, packed=False)
+    with Session(known, settings, folder, (), Progress()) as session:
+        Measurer(session).measure(plans(known, worlds, rate))
+        session.save(complete=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rates", type=float, nargs="+", default=[50, 150, 500])
+    asked = parser.parse_args()
+    for rate in asked.rates:
+        for name, worlds in (("small", SMALL), ("large", LARGE)):
+            folder = asked.folder / f"{rate:g}" / name
+            if not list(folder.glob("runs/*/*")):
+                measure(folder, worlds, rate)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

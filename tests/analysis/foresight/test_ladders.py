@@ -1,0 +1,194 @@
+"""Sizes that runs lack: what strategies state of them, their memory, and what recipes ask for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.foresight.ladders import foresee, planned, room_bytes
+from harness.analysis.foresight.outlook import Outlook
+from harness.analysis.foresight.physics.collectives import Kind
+from harness.analysis.foresight.published import runs
+from harness.analysis.foresight.published.runs import Rung, sent_by
+from harness.analysis.foresight.published.table import Refused, Table
+from harness.base.errors import SpecError
+from harness.interface.cli.main import main
+from harness.interface.report.foresight.outlooks import recorded
+from harness.interface.report.page.page import render
+from harness.record import Described, Expected, RunRecord
+from harness.record.store import load
+from harness.spec import CaseSpec, Catalogue, Mode
+from harness.spec.recipes import ladder
+
+KNOWN = Catalogue()
+
+
+@pytest.fixture(scope="module")
+def run(sample: Path) -> RunRecord:
+    return load(sample)
+
+
+def rungs(run: RunRecord) -> list[Rung]:
+    (of,) = runs.ladders([run], KNOWN).values()
+    return of
+
+
+def at(run: RunRecord, ranks: int, **more: float) -> Rung:
+    """The ladder's case at another size, as if it had been described."""
+    largest = rungs(run)[-1]
+    case = largest.case.at(ranks, (8,) * (ranks // 8))
+    told = largest.described.expected
+    assert told is not None
+    n = ranks / largest.case.world_size
+    expected = replace(
+        told, sent_bytes=(told.sent_bytes[0],) * ranks,
+        payload_bytes={k: (v[0],) * ranks for k, v in told.payload_bytes.items()},
+        global_batch=round(told.global_batch * n), **more,
+    )  # fmt: skip
+    return Rung(run, case, replace(largest.described, expected=expected), None)
+
+
+def stating(case: CaseSpec, ranks: int, **payload: float) -> tuple[CaseSpec, Described]:
+    """A case that issues this many bytes of each operation on every rank."""
+    expected = Expected(
+        sent_bytes=(0.0,) * ranks, payload_bytes={k: (v,) * ranks for k, v in payload.items()},
+        largest_message=max(payload.values()) / 4, module="", ideal_efficiency=1.0, memory_bytes=1,
+        formula="", global_batch=ranks,
+    )  # fmt: skip
+    return case.at(ranks), Described(expected=expected)
+
+
+def test_what_is_exchanged_is_constant_or_grows_with_the_ranks(run: RunRecord) -> None:
+    """Gathered parts of the whole shrink with the world, gathered messages of every rank do not."""
+    case = rungs(run)[-1].case
+    (reduced,) = sent_by([stating(case, n, all_reduce=4e6) for n in (2, 8)])
+    assert (reduced.kind, reduced.at(1024), reduced.pieces) == (Kind.ALL_REDUCE, 4e6, 4)
+    (shards,) = sent_by([stating(case, n, all_gather=4e6 / n) for n in (2, 8)])
+    assert shards.at(1024) == pytest.approx(4e6)
+    (messages,) = sent_by([stating(case, n, all_gather=1e5) for n in (2, 8)])
+    assert messages.at(1024) == pytest.approx(1024 * 1e5)
+    assert sent_by([stating(case, 2, smoke_signal=1.0)]) == ()
+
+
+def test_worlds_in_one_node_belong_to_every_shaped_network(
+    run: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = rungs(run)
+    shaped = [
+        replace(large, case=replace(large.case, nodes=(1, 1), knobs={"emulated.rate_mbit": rate}))
+        for rate in (100.0, 300.0)
+    ]
+    monkeypatch.setattr(runs, "rungs", lambda run: [*shaped, small])
+    found = runs.ladders([run], KNOWN)
+    assert [name.rpartition("+")[2] for name in found] == [
+        "emulated.rate_mbit=100", "emulated.rate_mbit=300",
+    ]  # fmt: skip
+    assert [[r.case.world_size for r in of] for of in found.values()] == [[1, 2], [1, 2]]
+
+
+def test_names_of_ladders_say_in_what_they_differ() -> None:
+    assert runs.shortened(["ddp+seed=1+x=2", "fsdp+seed=1", "ddp+seed=1"]) == [
+        "ddp+x=2", "fsdp", "ddp",
+    ]  # fmt: skip
+    assert runs.shortened(["ddp+seed=1"]) == ["ddp+seed=1"]
+
+
+def test_a_size_is_foreseen_with_its_memory(run: RunRecord) -> None:
+    told = foresee("ddp", rungs(run), at(run, 64, memory_bytes=3 << 20), KNOWN)
+    assert not isinstance(told, Refused)
+    (one,) = told
+    assert one.memory_bytes == 3 << 20 and one.fits and one.device_hours > 0
+    assert set(one.measured) == {1, 2} and [p.shape.ranks for p in one.path] == [4, 8, 16, 32]
+    assert one.predicted.shape.sent, "what its strategy states, not what its kind usually sends"
+
+
+def test_a_size_that_does_not_fit_has_no_efficiency(run: RunRecord) -> None:
+    target = at(run, 64)
+    room = room_bytes(target.case, run.machine)
+    assert room is not None
+    planned_run = asking(run, at(run, 64, memory_bytes=int(2 * room)))
+    (said,) = recorded(planned_run)
+    assert "does not fit" in said and "efficiency" not in said
+
+
+def test_a_size_that_a_strategy_refuses_is_refused(run: RunRecord) -> None:
+    target = at(run, 64)
+    target = replace(target, described=Described(unsupported="64 stages of 4 blocks"))
+    told = foresee("ddp", rungs(run), target, KNOWN)
+    assert isinstance(told, Refused) and "64 stages of 4 blocks" in told.why
+
+
+def asking(run: RunRecord, target: Rung) -> RunRecord:
+    """The run as if its recipe had asked for that size."""
+    plan = next(p for p in run.plans if any(a.case.strategy == "ddp" for a in p.arms))
+    return replace(
+        run, plans=tuple(replace(p, target=target.case) if p is plan else p for p in run.plans),
+        described={**run.described, target.case.hash: target.described},
+    )  # fmt: skip
+
+
+def test_what_a_recipe_asks_for_is_recorded_and_never_judged(run: RunRecord) -> None:
+    asked = asking(run, at(run, 64))
+    ((target, told),) = planned(asked)
+    assert target.case.world_size == 64 and isinstance(told[0], Outlook)
+    (said,) = recorded(asked)
+    assert said.startswith("RECORDED") and "is foreseen: efficiency" in said
+    assert asked.verdicts == run.verdicts
+    page = render(asked)
+    assert "Foreseen, not measured" in page and "64 ranks" in page
+    assert list(planned(run)) == [] and "Foreseen, not measured" not in render(run)
+
+
+def test_small_worlds_get_the_batch_that_a_rank_has_in_the_large_one(run: RunRecord) -> None:
+    case = replace(rungs(run)[-1].case, mode=Mode.STRONG, global_batch=2048, micro_batch=None)
+    plan = ladder(case, (1, 2), predict=(64, 8))
+    assert plan.target is not None and plan.target.nodes == (8,) * 64
+    assert plan.target.global_batch == 2048
+    assert {(a.case.mode, a.case.micro_batch) for a in plan.arms} == {(Mode.WEAK, 4)}
+    with pytest.raises(SpecError, match="does not divide over 512 ranks"):
+        ladder(replace(case, global_batch=1000), (1, 2), predict=(64, 8))
+
+
+def test_sizes_are_kept_back_and_compared(run: RunRecord) -> None:
+    """Three worlds: the third is predicted from two, and told beside what was measured."""
+    small, large = rungs(run)
+    third = replace(at(run, 8), step_s=large.step_s)
+    found = runs.table("ddp", [small, large, third], KNOWN, on=(1, 2))
+    assert isinstance(found, Table)
+    assert [(p.shape.ranks, p.calibrates) for p in found.points] == [
+        (1, True),
+        (2, True),
+        (8, False),
+    ]
+    refused = runs.table("ddp", [small, large], KNOWN, on=(2, 4))
+    assert isinstance(refused, Refused) and "two worlds are needed" in refused.why
+
+
+def test_the_verb_describes_the_size_and_draws_a_page(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "foreseen.html"
+    words = ["predict", str(sample), "--to", "4x8", "--page", str(page), "--json"]
+    assert main(words) == 0
+    (one,) = json.loads(capsys.readouterr().out)["outlooks"]
+    assert one["memory_bytes"] > 1e5 and one["predicted"]["shape"]["sent"]
+    assert "<svg" in page.read_text() and "32 ranks" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--to", "8", "--set", "colour=red"], "--set colour: no such field"),
+        (["--calibrate-on", "1"], "--calibrate-on 1"),
+        (["--page", "x.html", "--calibrate-on", "1,2"], "--page shows one size"),
+        (["--to", "8", "--only", "nothing"], "no such ladder"),
+    ],
+)
+def test_bad_questions_get_one_answer(
+    words: list[str], says: str, sample: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(sample), *words]) == 4
+    assert says in capsys.readouterr().err

@@ -1,0 +1,197 @@
+"""One rank of a large world, alone in its process: what it issues, with nobody to talk to.
+
+torch's fake backend answers every collective at once, and with garbage. Values say nothing, so none
+is looked at; which operations are issued, and with how many bytes, does not depend on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.record import Expected, exchanges
+from harness.spec import CaseSpec, Catalogue
+from harness.training.context import RankContext, load, make_batch, own_batch
+from harness.training.data import Sampler
+from harness.training.describe import case_batching, expect, model_facts
+
+#: Operators of c10d and of functional collectives, by the words of closed forms.
+OPERATIONS = {
+    "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "all_reduce": "all_reduce",
+    "all_reduce_coalesced": "all_reduce", "all_reduce_": "all_reduce",
+    "allgather_": "all_gather", "_allgather_base_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather", "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather", "all_gather_into_tensor_out": "all_gather",
+    "reduce_scatter_": "reduce_scatter", "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "alltoall_base_": "all_to_all", "alltoall_": "all_to_all", "all_to_all_single": "all_to_all",
+    "broadcast_": "broadcast", "broadcast": "broadcast", "send": "send", "reduce_": "reduce",
+}  # fmt: skip
+#: Which argument of an operator is its input; the others have theirs first.
+INPUT = {
+    "_allgather_base_": 1, "allgather_": 1, "allgather_into_tensor_coalesced_": 1,
+    "_reduce_scatter_base_": 1, "reduce_scatter_": 1, "reduce_scatter_tensor_coalesced_": 1,
+    "alltoall_base_": 1, "alltoall_": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Dry:
+    """Calls and bytes of each operation in one period, and the bytes that were promised of it."""
+
+    calls: Mapping[str, int]
+    issued: Mapping[str, int]
+    promised: Mapping[str, float]
+
+
+class Recorder(TorchDispatchMode):
+    """Notes every collective that passes the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.issued = Counter[str](), Counter[str]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func._schema.name.split("::")[-1]
+        if func.namespace in ("c10d", "_c10d_functional") and name in OPERATIONS:
+            self.calls[OPERATIONS[name]] += 1
+            self.issued[OPERATIONS[name]] += _bytes(args[INPUT.get(name, 0)])
+        return func(*args, **(kwargs or {}))
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(_bytes(one) for one in value)
+
+
+class _Answered:
+    """A work that is done, with a future that holds its tensors, as real backends' do."""
+
+    def __init__(self, work: Any, tensors: list[Tensor]) -> None:
+        self._work, self._tensors = work, tensors
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+@contextlib.contextmanager
+def world(rank: int, size: int) -> Iterator[None]:
+    """A process group of which the others are not there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    reduce = dist.all_reduce
+
+    def all_reduce(tensor: Tensor, *args: Any, **more: Any) -> Any:
+        work = reduce(tensor, *args, **more)
+        return work if work is None else _Answered(work, [tensor])
+
+    dist.all_reduce = all_reduce
+    try:
+        yield
+    finally:
+        dist.all_reduce = reduce
+        dist.destroy_process_group()
+
+
+def _hooked() -> None:
+    """DDP's own reduction takes the tensor of a future that the fake backend leaves empty."""
+    made = torch.nn.parallel.DistributedDataParallel.__init__
+
+    def init(self: Any, *args: Any, **more: Any) -> None:
+        made(self, *args, **more)
+        register = self.register_comm_hook
+        own: list[Any] = []
+
+        def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            dist.all_reduce(bucket.buffer(), group=self.process_group)
+            future: torch.futures.Future[Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return own[0](own[1], bucket) if own else future
+
+        register(None, hook)
+        self.register_comm_hook = lambda state, theirs: own.extend((theirs, state))
+
+    torch.nn.parallel.DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+
+
+def train(case: CaseSpec, rank: int, files: Mapping[str, str]) -> Dry:
+    """The operations of one period of a rank's steps, after DDP has laid its buckets anew."""
+    loaded = load(files)
+    case = loaded.at_once(case)
+    facts, model = model_facts(loaded, case)
+    told = expect(loaded, case, model, facts)
+    with world(rank, case.world_size):
+        batching = case_batching(loaded, case)
+        mesh = loaded.supports.mesh(case)
+        ctx = RankContext(
+            case=case, rank=rank, world_size=case.world_size, device=torch.device("cpu"),
+            batching=batching, loss=loaded.model.loss, compressor=loaded.compressor(case),
+            mesh=mesh, shard=mesh.shard(rank),
+            sample=lambda count: (
+                make_batch(
+                    loaded, case, torch.zeros(count, dtype=torch.int64), torch.device("meta")
+                ).inputs
+            ),
+        )  # fmt: skip
+        sampler = Sampler(batching, steps_per_epoch=8, seed=case.seed)
+        trainer = loaded.build(case, ctx, case.seed)
+        first = -(-2 // told.period) * told.period
+        recorder = Recorder()
+        for step in range(first + told.period):
+            batch = own_batch(loaded, ctx, sampler.ids(step, ctx.shard))
+            with recorder if step >= first else contextlib.nullcontext():
+                trainer.step(batch)
+    times = told.period * exchanges(
+        range(first, first + told.period), told.period, told.until, told.growth
+    )
+    return Dry(dict(recorder.calls), dict(recorder.issued), _of(told, rank, times))
+
+
+def _of(told: Expected, rank: int, times: float) -> dict[str, float]:
+    return {name: each[rank] * times for name, each in told.payload_bytes.items() if each[rank]}
+
+
+def _child(case: CaseSpec, rank: int, files: Mapping[str, str], pipe: Any) -> None:
+    try:
+        torch.set_num_threads(1)
+        _hooked()
+        pipe.send(train(case, rank, files))
+    except ValueError as error:
+        pipe.send(str(error))
+    except BaseException:
+        pipe.send(traceback.format_exc())
+        raise
+
+
+def dry(case: CaseSpec, rank: int) -> Dry | str:
+    """In a process of its own; why not, where the strategy does not run at that size."""
+    files = Catalogue().files(case)
+    mine, its = multiprocessing.get_context("fork").Pipe()
+    child = multiprocessing.get_context("fork").Process(
+        target=_child, args=(case, rank, files, its)
+    )
+    child.start()
+    its.close()
+    answer = mine.recv()
+    child.join()
+    return answer

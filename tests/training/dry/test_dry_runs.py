@@ -1,0 +1,92 @@
+"""What strategies say that they send holds at sizes that no machine here can launch.
+
+One rank of 8, 64 and 1,024 trains alone on torch's fake backend; calls and bytes are counted and held
+against the closed form, and against golden/dry_runs.json, which also has the calls, that no form states.
+
+    python tests/training/dry/test_dry_runs.py      # writes it anew
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from alone import Dry, dry
+
+from harness.spec import CaseSpec, Catalogue, Device, Mesh, Precision, Site
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "dry_runs.json"
+WORLDS = (8, 64, 1024)
+KNOWN = Catalogue()
+ENTRIES = KNOWN.entries
+#: What is trained, the first that a strategy can train.
+MODELS = ("mlp", "decoder", "moe")
+STRATEGIES = [
+    name for name, entry in ENTRIES["strategies"].items()
+    if name not in ("single", "compressed") and not entry.supports.packages
+]  # fmt: skip
+CODECS = [
+    f"compressed:{name}" for name, e in ENTRIES["compressors"].items() if not e.head.get("CONTROL")
+]
+#: In CI; the others are -m full.
+SOON = ("ddp", "fsdp", "hsdp", "pipeline", "tensor_parallel", "compressed:int8")
+
+
+def case_of(strategy: str, world: int) -> CaseSpec:
+    """The strategy on its smallest model, on nodes of eight."""
+    supports = ENTRIES["strategies"][strategy.partition(":")[0]].supports
+    model = next(
+        m for m in MODELS if not supports.misses(ENTRIES["models"][m].head, Precision.FP32)
+    )
+    size = next(iter(ENTRIES["models"][model].head["SIZES"]))
+    site = Site(device=Device.CPU, backend="gloo", nodes=(8,) * (world // 8))
+    cut = supports.products and supports.dims[0] in ("tp", "cp", "pp", "ep")
+    mesh = str(Mesh.parse(supports.products[0]).at(world)) if cut else ""
+    return KNOWN.normalise(site.case(f"{strategy}/{model}-{size}", mesh=mesh))
+
+
+def told(strategy: str, world: int) -> dict[str, Any]:
+    """Calls and bytes by rank and operation; of a size that is refused, why."""
+    case = case_of(strategy, world)
+    out: dict[str, Any] = {}
+    for rank in (0, world // 2, world - 1):
+        found = dry(case, rank)
+        if isinstance(found, str):
+            return {"refused": found.strip().splitlines()[-1]}
+        out[str(rank)] = {k: [found.calls[k], found.issued[k]] for k in sorted(found.issued)}
+        check(found, f"{case.id} rank {rank}")
+    return out
+
+
+def check(found: Dry, where: str) -> None:
+    """As the gate does: half a percent and a few bytes."""
+    for name in sorted({*found.promised, *found.issued}):
+        want, seen = found.promised.get(name, 0.0), found.issued.get(name, 0)
+        assert abs(seen - want) <= 0.005 * want + 64, f"{where}: {name} {seen} of {want:.0f} bytes"
+
+
+CELLS = [
+    pytest.param(s, n, marks=[pytest.mark.full] * (s not in SOON or n == 64))
+    for s in (*STRATEGIES, *CODECS)
+    for n in WORLDS
+]
+
+
+@pytest.mark.parametrize(("strategy", "world"), CELLS)
+def test_a_rank_issues_what_is_promised_and_what_it_always_did(strategy: str, world: int) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert told(strategy, world) == golden[strategy][str(world)]
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(
+        json.dumps(
+            {s: {str(n): told(s, n) for n in WORLDS} for s in (*STRATEGIES, *CODECS)}, indent=1
+        )
+        + "\n"
+    )

@@ -30,7 +30,8 @@ def foresee(
     found = outlooks(table, target.case.world_size, hold)
     expected, room = target.described.expected, room_bytes(target.case, target.run.machine)
     needed = None if expected is None else expected.memory_bytes
-    return [replace(one, memory_bytes=needed, room_bytes=room) for one in found]
+    padding = runs.padding(ladder[-1], target)
+    return [replace(one, memory_bytes=needed, room_bytes=room, padding=padding) for one in found]
 
 
 def room_bytes(case: CaseSpec, machine: Machine) -> float | None:

@@ -19,6 +19,7 @@ class Outlook:
     ``advice`` is the size to measure next. ``hold`` is the efficiency that ``held`` is about.
     ``device_hours`` are those of a billion tokens (of samples where a sample is no text).
     ``memory_bytes`` is what a rank needs, ``room_bytes`` what it has; None where nobody knows.
+    ``padding`` is by how much shards are larger together than at the largest calibrated size.
     ``measured`` are efficiencies of this model's calibrated sizes, ``path`` has what is foreseen of
     sizes between.
     """
@@ -34,6 +35,7 @@ class Outlook:
     path: Sequence[Predicted]
     memory_bytes: int | None = None
     room_bytes: float | None = None
+    padding: float = 1.0
 
     @property
     def fits(self) -> bool:

@@ -141,7 +141,8 @@ def _possibility(
     low, middle, high, best = np.quantile(figures(1.0), (LOW, 0.5, HIGH, BEST))
     chance = Chance.YES if low >= bound else Chance.NO if best < bound else Chance.OPEN
     return Possibility(
-        rule=rule.name, case=case.id, world=case.world, metric=contrast.metric, against=contrast.against,
+        rule=rule.name, case=case.id, world=case.world, metric=contrast.metric,
+        against=contrast.against,
         bound=bound, middle=float(middle), low=float(low), high=float(high), chance=chance,
         limiter=_limits(pair, draws, fabric),
         times=least(lambda times: float(np.median(figures(times))), bound),

@@ -24,6 +24,8 @@ SUPPORTS = dict(
     uneven=True,
 )
 KNOBS = dict(bucket_cap_mb=25.0)
+#: Bytes that a rank broadcasts which has nothing to step: ZeroRedundancyOptimizer's dummy bucket.
+NOTHING = 4
 
 
 def expect(
@@ -34,7 +36,8 @@ def expect(
     if not case.communicate:
         raise ValueError("each rank steps a part: without communication the rest stays as it was")
     like = ddp.expect(case, model, batching, facts, knobs)
-    parts = [size * elements for elements in shared_out([p.numel() for p in model.parameters()], n)]
+    shares = shared_out([p.numel() for p in model.parameters()], n)
+    parts = [size * elements or NOTHING for elements in shares]
     dense = traffic.all_reduce(float(num_elements(model) * size), n)
     sent = [
         sum((traffic.broadcast(part, n, (rank - root) % n, case.backend)

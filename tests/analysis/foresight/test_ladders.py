@@ -121,6 +121,19 @@ def test_a_size_that_a_strategy_refuses_is_refused(run: RunRecord) -> None:
     assert isinstance(told, Refused) and "64 stages of 4 blocks" in told.why
 
 
+def test_shards_that_are_padded_are_told(run: RunRecord) -> None:
+    """A parameter of 400 rows has a row on each of 1,024 ranks, and nothing on most of them."""
+    case = rungs(run)[-1].case
+
+    def rung(ranks: int, gathered: float) -> Rung:
+        payload = {"all_gather": gathered / ranks, "reduce_scatter": gathered / 2}
+        return Rung(run, *stating(case, ranks, **payload), None)
+
+    assert runs.padding(rung(8, 2e6), rung(1024, 5.1e6)) == pytest.approx(2.55)
+    messages = [Rung(run, *stating(case, n, all_gather=1e5), None) for n in (8, 1024)]
+    assert runs.padding(*messages) == 1.0, "what every rank adds is no padding"
+
+
 def asking(run: RunRecord, target: Rung) -> RunRecord:
     """The run as if its recipe had asked for that size."""
     plan = next(p for p in run.plans if any(a.case.strategy == "ddp" for a in p.arms))

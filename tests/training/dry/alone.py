@@ -4,8 +4,6 @@ torch's fake backend answers every collective at once, and with garbage. Values 
 is looked at; which operations are issued, and with how many bytes, does not depend on them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import traceback
@@ -20,10 +18,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.record import Expected, exchanges
-from harness.spec import CaseSpec, Catalogue
-from harness.training.context import RankContext, load, make_batch, own_batch
+from harness.spec import CaseSpec, Catalogue, Dim
+from harness.training.context import Loaded, RankContext, load, make_batch, own_batch
 from harness.training.data import Sampler
 from harness.training.describe import case_batching, expect, model_facts
+from harness.training.parallel import depth, samples
+from harness.training.parallel.schedule import Schedule
 
 #: Operators of c10d and of functional collectives, by the words of closed forms.
 OPERATIONS = {
@@ -123,15 +123,39 @@ def _hooked() -> None:
         own: list[Any] = []
 
         def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            if own:
+                return own[0](own[1], bucket)
             dist.all_reduce(bucket.buffer(), group=self.process_group)
             future: torch.futures.Future[Tensor] = torch.futures.Future()
             future.set_result(bucket.buffer())
-            return own[0](own[1], bucket) if own else future
+            return future
 
         register(None, hook)
         self.register_comm_hook = lambda state, theirs: own.extend((theirs, state))
 
     torch.nn.parallel.DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+
+
+def _staged(loaded: Loaded, case: CaseSpec) -> None:
+    """Stages tell each other once what they hand on; here every one finds out by itself."""
+    from torch.distributed.pipelining import stage
+    from torch.distributed.pipelining._utils import extract_tensor_metas
+
+    facts, model = model_facts(loaded, case)
+    knobs = loaded.knobs(case)
+    plan = Schedule.of(knobs, loaded.supports.mesh(case).size(Dim.PP))
+    x = samples.inputs(facts, case_batching(loaded, case).largest // plan.micro)
+    given = []
+    for names in depth.cuts(model, plan.stages, knobs["split"], x):
+        given.append(torch.zeros(x.shape, dtype=x.dtype, requires_grad=x.is_floating_point()))
+        x = depth.stage(model, names)(x)
+
+    def meta(self: Any, source: int) -> Any:
+        if source < self.stage_index:
+            return stage._StageForwardMeta(extract_tensor_metas((given[self.stage_index],)))
+        return stage._StageBackwardMeta(stage._derive_grad_metas(self._stage_meta.outputs))
+
+    stage.PipelineStage._recv_meta = meta  # type: ignore[method-assign]
 
 
 def train(case: CaseSpec, rank: int, files: Mapping[str, str]) -> Dry:
@@ -140,6 +164,8 @@ def train(case: CaseSpec, rank: int, files: Mapping[str, str]) -> Dry:
     case = loaded.at_once(case)
     facts, model = model_facts(loaded, case)
     told = expect(loaded, case, model, facts)
+    if loaded.supports.mesh(case).size(Dim.PP) > 1:
+        _staged(loaded, case)
     with world(rank, case.world_size):
         batching = case_batching(loaded, case)
         mesh = loaded.supports.mesh(case)

@@ -227,6 +227,20 @@ def _law(name: str, stated: Mapping[int, Expected]) -> Sent:
     return Sent(kind=kind, num_bytes=large - of_rank * last, of_rank=of_rank, pieces=pieces)
 
 
+def padding(largest: Rung, target: Rung) -> float:
+    """How many times as many bytes all shards have together, where parameters are sharded.
+
+    Every rank gets an equal part of the first dimension, so that narrow parameters grow.
+    """
+    told = [(r.case.world_size, r.described.expected) for r in (largest, target)]
+    wholes = [
+        max(one.payload_bytes.get("all_gather", (0.0,))) * ranks
+        for ranks, one in told
+        if one is not None and _kept(one.payload_bytes, ranks) in (Kept.ALL_CUT, Kept.NODE_CUT)
+    ]
+    return wholes[1] / wholes[0] if len(wholes) == 2 and wholes[0] else 1.0
+
+
 Links = tuple[Fabric, float | None, dict[Unknown, Belief], list[str]]
 
 

@@ -11,6 +11,9 @@ from harness.base.numbers import si
 from harness.interface.report import text
 from harness.record import RunRecord
 
+#: Padding beyond which it is worth a line.
+PADDED = 1.05
+
 
 def lines(one: Outlook, width: int) -> list[str]:
     """A block for a size that was asked for."""
@@ -35,6 +38,8 @@ def facts(one: Outlook) -> list[tuple[str, str]]:
         ("a rank", memory(one)),
         ("cost", cost(one)),
     ]
+    if one.padding > PADDED:
+        out.append(("padding", f"shards are padded to {one.padding:.3g} times their bytes"))
     if one.knee is not None:
         out.append((f"from {one.knee} on", "another overhead is the largest"))
     laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.analysis.foresight.held_out import Evaluation, evaluate
+from harness.analysis.foresight.published import runs
+from harness.analysis.foresight.published.table import Table
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
+from harness.record.store import load
 from harness.spec import Catalogue, Device, Plan, Settings, Site
 from harness.spec.recipes import PACED, ladder
 from harness.spec.targets import case_of, normalise
@@ -30,6 +34,8 @@ TRAININGS = {
     "compressed:topk/paced-thin": {},
 }
 SMALL, LARGE = (1, 2, 4), (8, 16)
+#: Of 30 sizes fewer than this share in their 80 % intervals are one chance in 50.
+HELD = 0.63
 
 
 def site_of(nodes: int) -> Site:
@@ -62,6 +68,39 @@ def measure(folder: Path, worlds: Sequence[int], rate: float) -> None:
         session.save(complete=True)
 
 
+def compared(folder: Path, rates: Sequence[float]) -> Evaluation:
+    """Worlds of 8 and 16, foreseen from 1, 2 and 4 of the same rate, beside what was measured."""
+    known, tables = Catalogue(), []
+    for rate in rates:
+        found = [load(path) for path in sorted((folder / f"{rate:g}").glob("*/runs/*/*"))]
+        for name, of in runs.ladders(found, known).items():
+            table = runs.table(f"{rate:g} Mbit/s {name}", of, known, on=SMALL)
+            assert isinstance(table, Table), table
+            tables.append(replace(table, family="real"))
+    return evaluate(tables)
+
+
+def lines(found: Evaluation) -> Iterator[str]:
+    """A row for each training and rate, as Markdown."""
+    yield "| link, training | 8 ranks | foreseen | 16 ranks | foreseen |"
+    yield "|---|---|---|---|---|"
+    for prediction in found.predictions:
+        cells = [
+            f" {one.measured:.3f} | {one.efficiency:.3f} [{one.low:.3f}, {one.high:.3f}]"
+            + ("" if one.covered else " outside")
+            for one in sorted(prediction.predicted, key=lambda one: one.shape.ranks)
+        ]
+        yield f"| {prediction.table.id} |{' |'.join(cells)} |"
+    whole = found.whole
+    assert whole is not None
+    yield (
+        f"{whole.num} sizes: {100 * whole.mean:.1f} points off on average, 9 in 10 within"
+        f" {100 * whole.p90:.1f}, worst {100 * whole.worst:.1f}; {whole.coverage:.0%} in 80 %"
+        f" intervals of ±{100 * whole.half_width:.1f}; {whole.best_baseline}"
+        f" {100 * whole.baselines[whole.best_baseline]:.1f}"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -72,7 +111,9 @@ def main() -> int:
             folder = asked.folder / f"{rate:g}" / name
             if not list(folder.glob("runs/*/*")):
                 measure(folder, worlds, rate)
-    return 0
+    found = compared(asked.folder, asked.rates)
+    print("\n".join(lines(found)))
+    return int(found.whole is None or found.whole.coverage < HELD)
 
 
 if __name__ == "__main__":

@@ -81,17 +81,30 @@ def least(reached: Callable[[float], float], wanted: float) -> float | None:
     return float(np.exp(high))
 
 
-def knee(known: Posterior, target: Shape, most_ranks: int = 65536) -> int | None:
-    """The first size, by doublings from the base, at which another term takes most than there.
+@dataclass(frozen=True, kw_only=True)
+class Knee:
+    """From ``ranks`` on ``term`` takes most of what is no compute; before that, another one did."""
+
+    ranks: int
+    term: terms.Term
+
+
+def knee(known: Posterior, target: Shape, most_ranks: int = 65536) -> Knee | None:
+    """Where another term becomes the largest, by doublings from the largest calibrated size.
 
     None where one overhead stays the largest. The shape of a rank stays the target's.
     """
     inner = target.tensor * target.context * target.stages
-    first = max(known.base_ranks, inner)
+    first = max(inner, *(s.ranks for s in known.shapes))
+    first += -first % inner
     sizes = [first * 2**i for i in range(32) if first * 2**i <= most_ranks]
+    if not sizes:
+        return None
     shapes = [replace(target, ranks=n) for n in sizes]
     shares = terms.seconds(known.facts(shapes), known.mode[None, :])
     del shares[terms.Term.COMPUTE], shares[terms.Term.GROWTH]
     largest = np.argmax([value[0] for value in shares.values()], axis=0)
     changed = np.flatnonzero(largest != largest[0])
-    return sizes[changed[0]] if len(changed) else None
+    if not len(changed):
+        return None
+    return Knee(ranks=sizes[changed[0]], term=list(shares)[largest[changed[0]]])

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.foresight.advise import Advice, advise
-from harness.analysis.foresight.invert import Held, hold, knee
+from harness.analysis.foresight.invert import Held, Knee, hold, knee
 from harness.analysis.foresight.learned import learned
 from harness.analysis.foresight.predict import Predicted, base_of, calibrate, predict
 from harness.analysis.foresight.published.table import Table
@@ -14,7 +14,7 @@ from harness.base.errors import SpecError
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """``knee`` is the size from which on another term limits, None where there is none.
+    """``knee`` is where another overhead becomes the largest, None where none does.
 
     ``advice`` is the size to measure next. ``hold`` is the efficiency that ``held`` is about.
     ``device_hours`` are those of a billion tokens (of samples where a sample is no text).
@@ -28,7 +28,7 @@ class Outlook:
     predicted: Predicted
     hold: float
     held: Sequence[Held]
-    knee: int | None
+    knee: Knee | None
     advice: Advice
     device_hours: float
     measured: Mapping[int, float]

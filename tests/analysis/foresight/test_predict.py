@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from harness.analysis.foresight import terms
 from harness.analysis.foresight.advise import advise
 from harness.analysis.foresight.held_out import Evaluation, evaluate
 from harness.analysis.foresight.infer import calibrate, foresee
@@ -159,7 +160,16 @@ def test_a_sharded_ladder_meets_the_latency_of_its_rings(tmp_path: Path) -> None
     known, read_ = _ladder(tmp_path)
     small = replace(read_.points[0].shape, micro_batch=1.0)
     found = knee(known, small)
-    assert found is not None and 16 <= found <= 65536
+    assert found is not None and found.term == "exchange latency"
+    largest = max(s.ranks for s in known.shapes)
+    assert largest < found.ranks <= 65536
+
+    def most(ranks: int) -> str:
+        parts = terms.seconds(known.facts([replace(small, ranks=ranks)]), known.mode[None, :])
+        rest = {t: v[0, 0] for t, v in parts.items() if t not in ("compute", "unexplained")}
+        return max(rest, key=rest.__getitem__)
+
+    assert most(found.ranks) == found.term != most(found.ranks // 2)
 
 
 def test_advice_is_affordable_and_better_than_doubling(tmp_path: Path) -> None:

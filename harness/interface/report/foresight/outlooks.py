@@ -17,10 +17,15 @@ PADDED = 1.05
 
 def lines(one: Outlook, width: int) -> list[str]:
     """A block for a size that was asked for."""
-    name = f"{one.table} {one.predicted.shape.model.name}".strip()
-    rule = text.rule(f"{name[: width - 24]}, {one.predicted.shape.ranks} ranks", width)
+    rule = text.rule(f"{title(one)[: width - 24]}, {one.predicted.shape.ranks:,} ranks", width)
     told = (text.wrap(f" {label:<13} {said}", width, 15) for label, said in facts(one))
     return ["", rule, *(line for each in told for line in each)]
+
+
+def title(one: Outlook) -> str:
+    """The table and its model, if the table does not name it."""
+    model = one.predicted.shape.model.name
+    return one.table if model in one.table else f"{one.table} {model}"
 
 
 def facts(one: Outlook) -> list[tuple[str, str]]:
@@ -41,7 +46,7 @@ def facts(one: Outlook) -> list[tuple[str, str]]:
     if one.padding > PADDED:
         out.append(("padding", f"shards are padded to {one.padding:.3g} times their bytes"))
     if one.knee is not None:
-        out.append((f"from {one.knee} on", "another overhead is the largest"))
+        out.append(("changes", f"from {one.knee.ranks:,} ranks on {one.knee.term} is the largest"))
     laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())
     return [*out, ("measure next", next_size(one)), ("laws in N", laws)]
 

@@ -65,7 +65,7 @@ def blocks(run: RunRecord) -> list[Block]:
 def block(one: Outlook, name: str = "") -> Block:
     """``name``: what it is about, else its table and model."""
     seen = one.predicted
-    title = name or f"{one.table} {seen.shape.model.name}".strip()
+    title = name or outlooks.title(one)
     if not one.fits:
         return Block(
             title=title, fits=False, curve=Markup(), lost=Markup(), facts=outlooks.facts(one)
@@ -104,14 +104,14 @@ def _law(one: Outlook, law: Law) -> Curve:
     """A baseline: only its value at the target."""
     ahead = [one.predicted]
     return Curve(
-        name=f"{law} law" if law is not Law.CONSTANT else "constant efficiency",
+        name="constant efficiency" if law is Law.CONSTANT else f"law in N: {law}",
         x=[float(p.shape.ranks) for p in ahead], y=[p.baselines[law] for p in ahead],
         low=[None] * len(ahead), high=[None] * len(ahead),
     )  # fmt: skip
 
 
 def _lost(one: Outlook) -> Markup:
-    """From ideal to foreseen efficiency, a part for each term that takes half a point or more."""
+    """From ideal to foreseen, a part for each term that takes half a percent or more."""
     seen = one.predicted
     parts = [(str(t), -100 * v) for t, v in seen.lost.items() if abs(v) >= 0.005]
     rest = 100 * (seen.efficiency - 1) - sum(v for _, v in parts)
@@ -119,4 +119,4 @@ def _lost(one: Outlook) -> Markup:
     if abs(rest) >= 0.05:
         parts.append(("all others", rest))
     fall = Fall(start=("ideal", 100.0), parts=parts, end=("foreseen", 100 * seen.efficiency))
-    return Markup(drawings.waterfall(fall, colors, unit="points"))
+    return Markup(drawings.waterfall(fall, colors, unit="%"))

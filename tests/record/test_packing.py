@@ -1,0 +1,117 @@
+"""What hundreds of ranks leave is a handful of files, each of them to the bit as it was."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.analysis.timeline.reader import read
+from harness.base.errors import ScaleproofError
+from harness.record import archive, packing
+from harness.record.packing import is_there, opened, pack, size
+
+RANKS = packing.MANY + 1
+
+
+def trace(rank: int) -> bytes:
+    event = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": f"aten::op{rank}",
+        "pid": 1,
+        "tid": 1,
+        "ts": 1,
+        "dur": 2,
+    }
+    return gzip.compress(json.dumps({"traceEvents": [event, event]}).encode(), mtime=0)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Path:
+    where = tmp_path / "launches" / "a-1"
+    where.mkdir(parents=True)
+    for rank in range(RANKS):
+        (where / f"rank{rank}.npz").write_bytes(b"samples %d" % rank)
+        (where / f"rank{rank}.json").write_text("{}")
+        (where / f"rank{rank}.trace.json.gz").write_bytes(trace(rank))
+        (where / f"rank{rank}.spans.json").write_text(f"[{rank}]")
+    (where / "gpus.json").write_text("[]")
+    return where
+
+
+def ranks(num: int = RANKS) -> list[Any]:
+    return [SimpleNamespace(rank=r) for r in range(num)]
+
+
+def test_many_ranks_leave_a_handful_of_files(launch: Path) -> None:
+    before = {
+        p.name: p.read_bytes() for p in launch.iterdir() if p.suffix != ".json" or "spans" in p.name
+    }
+    pack(launch.parents[1], "a-1", ranks())
+    assert {p.name for p in launch.iterdir()} == {"gpus.json", "ranks.zip", "traces.zip"}
+    for name, body in before.items():
+        path = launch / name
+        assert is_there(path) and size(path) == len(body)
+        with opened(path) as handle:
+            assert handle.read() == body
+            handle.seek(0)
+            assert handle.read(2) == body[:2], "readers look at its first bytes, and go back"
+
+
+def test_a_packed_trace_is_read_as_it_was(launch: Path) -> None:
+    alone = read(launch / "rank3.trace.json.gz")
+    pack(launch.parents[1], "a-1", ranks())
+    together = read(launch / "rank3.trace.json.gz")
+    assert len(together.names) == len(alone.names) > 0 and "aten::op3" in together.names
+
+
+def test_few_ranks_keep_their_files(launch: Path) -> None:
+    pack(launch.parents[1], "a-1", ranks(packing.MANY))
+    assert (launch / "rank0.npz").is_file() and not list(launch.glob("*.zip"))
+
+
+def test_what_is_nowhere_is_nowhere(launch: Path) -> None:
+    pack(launch.parents[1], "a-1", ranks())
+    for name in ("rank99.npz", "rank99.trace.json.gz", "rank0.log"):
+        assert not is_there(launch / name)
+        with pytest.raises(OSError):
+            opened(launch / name)
+        with pytest.raises(OSError):
+            size(launch / name)
+
+
+def test_a_damaged_pack_is_one_clear_error(launch: Path) -> None:
+    pack(launch.parents[1], "a-1", ranks())
+    (launch / "traces.zip").write_bytes(b"no archive")
+    assert not is_there(launch / "rank0.trace.json.gz")
+    with pytest.raises(ScaleproofError, match="cannot be read"):
+        read(launch / "rank0.trace.json.gz")
+
+
+def test_a_kill_while_packing_leaves_every_file(
+    launch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a pack or nothing is there, and single files go only when it is."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(packing.os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        pack(launch.parents[1], "a-1", ranks())
+    assert all(is_there(launch / f"rank{r}.npz") for r in range(RANKS))
+    monkeypatch.undo()
+    pack(launch.parents[1], "a-1", ranks())
+    assert not list(launch.glob("*.part")) and is_there(launch / "rank0.npz")
+
+
+def test_archives_leave_packed_traces_out_unless_asked(launch: Path) -> None:
+    pack(launch.parents[1], "a-1", ranks())
+    folder = launch.parents[1]
+    assert set(archive.files_of(folder, traces=False)) == {"launches/a-1/ranks.zip"}
+    assert "launches/a-1/traces.zip" in archive.files_of(folder, traces=True)

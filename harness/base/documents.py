@@ -74,6 +74,23 @@ def _refuse_unknown(doc: Json, known: Json, where: str) -> None:
                 _refuse_unknown(value, understood, f"{where}[{i}]")
 
 
+def fields(text: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of a JSON object, not decoded yet; ValueError where it is none."""
+    return _undecoded(text, dict[str, msgspec.Raw])
+
+
+def elements(text: msgspec.Raw | bytes) -> list[msgspec.Raw]:
+    """The elements of a JSON array, as ``fields``."""
+    return _undecoded(text, list[msgspec.Raw])
+
+
+def _undecoded(text: msgspec.Raw | bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+
+
 def json_schema(cls: type, *, title: str) -> dict[str, Json]:
     """JSON Schema (2020-12) that accepts what ``from_doc(cls, ...)`` accepts."""
     schema = closed(json.loads(json.dumps(msgspec.json.schema(cls))))

@@ -16,25 +16,27 @@ import json
 import math
 import re
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base import files
-from harness.base.documents import from_doc, to_doc
+from harness.base.documents import Json, elements, fields, from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.record import chain, folding
 from harness.record.packing import opened
+from harness.record.launch import LaunchRecord
 from harness.record.rank import RankRecord
 from harness.record.record import SCHEMA, RunRecord
-from harness.record.upgrade import upgrade
+from harness.record.upgrade import UNCHANGED_SINCE, upgrade
 
 if TYPE_CHECKING:
     import numpy as np
 
 #: The key of record.json that has its digest.
 DIGEST = "sha256"
-_STAMPED = re.compile(rf'\{{\n "{DIGEST}": "([0-9a-f]{{64}})",\n')
+_STAMPED = re.compile(rb'\{\n "%b": "([0-9a-f]{64})",\n' % DIGEST.encode())
+_NO_LAUNCHES = '\n "launches": []'
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
@@ -70,10 +72,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def written(record: RunRecord) -> str:
-    """The text of ``record.json``: its first key is the sha256 of the text without that line."""
-    text = json.dumps(to_doc(record), indent=1) + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return f'{{\n "{DIGEST}": "{digest}",\n{text[2:]}'
+    """The text of ``record.json``: its first key is the sha256 of the text without that line.
+
+    Launches are written one by one, since the document of thousands would be held beside them.
+    """
+    rest = json.dumps(to_doc(replace(record, launches=())), indent=1) + "\n"
+    if record.launches:
+        before, empty, after = rest.partition(_NO_LAUNCHES)
+        assert empty
+        told = (json.dumps(to_doc(x), indent=1).replace("\n", "\n  ") for x in record.launches)
+        rest = f'{before}\n "launches": [\n  ' + ",\n  ".join(told) + f"\n ]{after}"
+    digest = hashlib.sha256(rest.encode()).hexdigest()
+    return f'{{\n "{DIGEST}": "{digest}",\n{rest[2:]}'
 
 
 def save(record: RunRecord, folder: Path) -> None:
@@ -107,19 +117,49 @@ def load(folder: Path) -> RunRecord:
 def _record(path: Path) -> RunRecord:
     """What record.json says; RecordError if it was edited, ValueError if it is no record."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
+        text.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"cannot be read: {error}", where=str(path), fix=TAKE) from None
     beside = path.with_name("record.sha256")
     wanted = beside.read_bytes().strip().decode(errors="replace") if beside.is_file() else ""
+    seen = hashlib.sha256()
     if found := _STAMPED.match(text):
-        wanted, text = found[1], "{\n" + text[found.end() :]
-    if wanted and wanted != hashlib.sha256(text.encode()).hexdigest():
+        wanted = found[1].decode()
+        seen.update(b"{\n")
+    seen.update(memoryview(text)[found.end() if found else 0 :])
+    if wanted and wanted != seen.hexdigest():
         raise RecordError(
             "record.json was changed after it was written", where=str(path),
             expected=f"sha256 {wanted[:12]}...", fix=TAKE,
         )  # fmt: skip
-    return from_doc(RunRecord, upgrade(json.loads(text), SCHEMA), "record")
+    return _typed(text, stamped=found is not None)
+
+
+def _typed(text: bytes, *, stamped: bool) -> RunRecord:
+    """The record that a document describes. Launches are decoded one by one: thousands of them
+    would else be held three times over.
+    """
+    try:
+        doc: Json = fields(text)
+        launches = elements(doc.pop("launches", b"[]"))
+        doc = {name: json.loads(bytes(value)) for name, value in doc.items()}
+    except (
+        ValueError
+    ):  # no document, or none that is written as we do: it says itself what is wrong
+        doc, launches = json.loads(text), []
+    if launches and doc.get("schema") not in range(UNCHANGED_SINCE, SCHEMA + 1):
+        doc, launches = json.loads(text), []
+    if stamped:
+        doc.pop(DIGEST)
+    record = from_doc(RunRecord, upgrade(doc, SCHEMA), "record")
+    if not launches:
+        return record
+    entered = (
+        from_doc(LaunchRecord, json.loads(bytes(launch)), f"record.launches[{i}]")
+        for i, launch in enumerate(launches)
+    )
+    return replace(record, launches=tuple(entered))
 
 
 def _named(record: RunRecord) -> RunRecord:

@@ -10,6 +10,10 @@ from harness.base.documents import Json, from_doc, lean
 from harness.spec import Plan, Settings, digest
 
 
+#: The first layout that is read as it is.
+UNCHANGED_SINCE = 6
+
+
 def upgrade(doc: Json, newest: int) -> Json:
     """Bring an older document to this layout; newer ones are refused.
 
@@ -26,7 +30,7 @@ def upgrade(doc: Json, newest: int) -> Json:
     try:
         doc = _rename_plans(doc, _whole) if schema < 3 else doc
         doc = _typed(doc) if schema < 5 else doc
-        return _rename_plans(doc, _usually_four_blocks) if schema < 6 else doc
+        return _rename_plans(doc, _usually_four_blocks) if schema < UNCHANGED_SINCE else doc
     except (LookupError, TypeError, AttributeError, SyntaxError) as error:
         raise ValueError(f"not laid out as schema {schema} was: {error!r}") from None
 

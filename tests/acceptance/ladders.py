@@ -1,6 +1,6 @@
 """Real ladders on emulated links: are worlds of 8 and 16 as they are foreseen from 1, 2 and 4?
 
-    python tests/acceptance/ladders.py results/foreseen [--rates 50 150 500]
+    python tests/acceptance/ladders.py results/foreseen [--rates 25 75 250]
 
 Every rate has two runs: one of 4 nodes, with its sweep, and one of 8 and 16. Compute is paced and what
 is sent is sent, so that 16 nodes are told apart on two cores. Runs that are there are not made again.
@@ -21,17 +21,17 @@ from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record.store import load
-from harness.spec import Catalogue, Device, Plan, Settings, Site
-from harness.spec.recipes import PACED, ladder
+from harness.spec import Catalogue, Device, Plan, Protocol, Settings, Site
+from harness.spec.recipes import ladder
 from harness.spec.targets import case_of, normalise
 
 #: What is trained, with knobs that stay the same at every size.
 TRAININGS = {
-    "ddp/paced-thin": {"ddp.bucket_cap_mb": 0.25},
-    "fsdp/paced-thin": {},
+    "ddp/paced-small": {"ddp.bucket_cap_mb": 0.25},
+    "fsdp/paced-small": {},
     "pipeline/paced-thin": {"pipeline.microbatches": 16},
-    "compressed:int8/paced-thin": {},
-    "compressed:topk/paced-thin": {},
+    "compressed:int8/paced-small": {},
+    "compressed:topk/paced-small": {},
 }
 SMALL, LARGE = (1, 2, 4), (8, 16)
 #: Of 30 sizes fewer than this share in their 80 % intervals are one chance in 50.
@@ -48,10 +48,10 @@ def site_of(nodes: int) -> Site:
 def plans(known: Catalogue, worlds: Sequence[int], rate: float) -> list[Plan]:
     """A ladder of every training, two launches of each of its worlds."""
     site = site_of(max(worlds))
-    protocol = replace(PACED, min_blocks=1, max_blocks=1)
+    protocol = Protocol(steps=8, cut=2, min_blocks=1, max_blocks=1)
     made = []
     for name, knobs in TRAININGS.items():
-        case = case_of(name, site, {"emulated.rate_mbit": rate, "paced.step_ms": 200.0, **knobs})
+        case = case_of(name, site, {"emulated.rate_mbit": rate, "paced.step_ms": 400.0, **knobs})
         rungs = ladder(
             case, worlds, baselines=("wrapped",), shape=lambda n: (1,) * n, protocol=protocol
         )
@@ -104,7 +104,7 @@ def lines(found: Evaluation) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rates", type=float, nargs="+", default=[50, 150, 500])
+    parser.add_argument("--rates", type=float, nargs="+", default=[25, 75, 250])
     asked = parser.parse_args()
     for rate in asked.rates:
         for name, worlds in (("small", SMALL), ("large", LARGE)):

@@ -183,3 +183,13 @@ def test_ranks_may_be_stated_as_nodes_or_as_a_product(tmp_path: Path) -> None:
 def test_fields_that_are_passed_over_are_told(tmp_path: Path) -> None:
     row = {"N": 8, "mbs": 4, "step_s": 1, "colour": "blue"}
     assert "not used: colour" in table(tmp_path, **points([row])).notes
+
+
+def test_a_copied_row_is_no_second_measurement(tmp_path: Path) -> None:
+    """Intervals would get narrower by copying what is known."""
+    rows = LADDER["points"]
+    once, twice = table(tmp_path), table(tmp_path, points=[*rows, rows[0], rows[1]])
+    assert len(twice.points) == len(once.points)
+    assert sum("counts once" in note for note in twice.notes) == 2
+    again = table(tmp_path, points=[*rows, {**rows[0], "step_s": 2.02}])
+    assert len(again.points) == 4 and any("several figures" in note for note in again.notes)

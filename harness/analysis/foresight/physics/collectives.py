@@ -4,7 +4,8 @@ Closed forms take bytes as nccl-tests counts them: what a rank holds before a re
 an all-gather. They are from Thakur, Rabenseifner and Gropp (IJHPCA 2005) and Hoefler's LogGP notes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil, log2
 
@@ -80,13 +81,15 @@ class Kind(StrEnum):
 class Fabric:
     """The links of one machine. Rates are of one GPU, one way, in bytes a second.
 
-    ``latency_times`` is how much slower the shortest messages are than NCCL's own model says.
+    ``latency_times`` and ``transfer_times``: by how much the shortest and the largest messages of a
+    kind took longer in a sweep than NCCL's own model says; what was not swept is as that.
     """
 
     per_node: int
     intra_bytes_per_s: float
     inter_bytes_per_s: float
-    latency_times: float = 1.0
+    latency_times: Mapping[Kind, float] = field(default_factory=dict)
+    transfer_times: Mapping[Kind, float] = field(default_factory=dict)
 
     def ring_bytes_per_s(self, ranks: int, in_node: int) -> float:
         """What a ring over ``ranks`` reaches, ``in_node`` of them on each node.
@@ -180,4 +183,7 @@ def nccl(kind: Kind, num_bytes: float, ranks: int, in_node: int, fabric: Fabric)
                 Cost(latency_s=latency * _US, transfer_s=2 * num_bytes / (way.tree_share * rate))
             )
     one = min(found, key=lambda cost: cost.total_s)
-    return Cost(latency_s=one.latency_s * fabric.latency_times, transfer_s=one.transfer_s)
+    return Cost(
+        latency_s=one.latency_s * fabric.latency_times.get(kind, 1.0),
+        transfer_s=one.transfer_s * fabric.transfer_times.get(kind, 1.0),
+    )

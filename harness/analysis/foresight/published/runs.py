@@ -266,13 +266,33 @@ def links(run: RunRecord) -> Links:
         if rate:
             beliefs[unknown] = SWEPT
             notes = [n for n in notes if where not in n]
-    if shortest := [r for r in run.fabric if _reduces(r) and r.payload_bytes <= LATENCY_BYTES]:
-        row = max(shortest, key=lambda r: (len(r.nodes), sum(r.nodes)))
-        known = nccl(Kind.ALL_REDUCE, row.payload_bytes, sum(row.nodes), max(row.nodes), fabric)
-        if row.time_s:
-            fabric = replace(fabric, latency_times=row.time_s / known.total_s)
-            beliefs[Unknown.LATENCY] = SWEPT_LATENCY
+    latency, transfer = _by_kind(run.fabric, fabric)
+    if latency:
+        fabric = replace(fabric, latency_times=latency, transfer_times=transfer)
+        beliefs[Unknown.LATENCY] = SWEPT_LATENCY
     return fabric, peak, beliefs, notes
+
+
+def _by_kind(swept: Sequence[Row], fabric: Fabric) -> tuple[dict[Kind, float], dict[Kind, float]]:
+    """How much longer the shortest and the largest messages took than NCCL's own model says.
+
+    On the largest world that was swept: a library may do worse with one kind than with another.
+    """
+    latency, transfer = dict[Kind, float](), dict[Kind, float]()
+    for operation, (kind, _) in OPERATIONS.items():
+        rows = [r for r in swept if r.operation == operation and r.right and r.time_s]
+        if not rows:
+            continue
+        nodes = max((r.nodes for r in rows), key=lambda n: (len(n), sum(n)))
+        by_size = {r.payload_bytes: r.time_s or 0.0 for r in rows if r.nodes == nodes}
+        small, large = min(by_size), max(by_size)
+        if small > LATENCY_BYTES or large < LARGE_BYTES:
+            continue
+        first, last = (nccl(kind, size, sum(nodes), max(nodes), fabric) for size in (small, large))
+        latency[kind] = by_size[small] / first.total_s
+        rest_s = by_size[large] - last.latency_s * latency[kind]
+        transfer[kind] = max(1.0, rest_s / last.transfer_s)
+    return latency, transfer
 
 
 def _reduces(row: Row) -> bool:

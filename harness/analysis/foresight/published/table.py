@@ -114,13 +114,35 @@ def _table(table: Any, name: str) -> Table:
         for number, row in enumerate(rows)
         for point in _points(row, fields, peak, f"point {number + 1}")
     ]
+    points, twice = _once(points)
     chosen, told = calibrating(points, table.get("calibrate_on"), table.get("role") in ASIDE)
     points = [replace(p, calibrates=c) for p, c in zip(points, chosen, strict=True)]
     return Table(
         id=name, family=str(table.get("family") or table.get("source") or name), fabric=fabric,
         peak_flops=peak, points=tuple(points), role=str(table.get("role", "")),
-        notes=tuple(dict.fromkeys([*fields.notes, *told, *fields.unknown()])),
+        notes=tuple(dict.fromkeys([*fields.notes, *twice, *told, *fields.unknown()])),
     )  # fmt: skip
+
+
+def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
+    """Points without those that repeat another one; what is said of sizes that stand there twice.
+
+    A figure that is copied is no second measurement: it would make intervals too narrow.
+    """
+    kept, told = list[Point](), list[str]()
+    for point in points:
+        same = [p for p in kept if p.shape == point.shape]
+        if any(p.step_s == point.step_s for p in same):
+            told.append(
+                f"{point.shape.ranks} GPUs stand there twice with one figure: it counts once"
+            )
+            continue
+        if same:
+            told.append(
+                f"{point.shape.ranks} GPUs stand there with several figures: all of them count"
+            )
+        kept.append(point)
+    return kept, told
 
 
 def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: str) -> list[Point]:

@@ -9,7 +9,6 @@ from dataclasses import fields
 from harness.base.documents import Json, from_doc, lean
 from harness.spec import Plan, Settings, digest
 
-
 #: The first layout that is read as it is.
 UNCHANGED_SINCE = 6
 

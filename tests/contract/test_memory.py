@@ -15,6 +15,7 @@ from harness.training.context import CAST, Loaded, build_model, load, make_batch
 from harness.training.describe import describe
 from harness.training.kept import kept
 from harness.training.models import decoder
+from harness.training.tuning.recompute import _selective
 
 KNOWN = Catalogue()
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,))
@@ -98,3 +99,32 @@ def test_a_copy_of_the_weights_does_not_grow_with_the_batch() -> None:
     loaded, case = case_of("decoder", Precision.AUTOCAST)
     parameters = sum(p.numel() for p in build_model(loaded, case, 0).parameters())
     assert 0.5 * 2 * parameters < kept(loaded, case).constant <= 1.1 * 2 * parameters
+
+
+@pytest.mark.parametrize("model", ["decoder", "mlp"])
+def test_selective_checkpoints_keep_matrix_products_and_outputs(model: str) -> None:
+    """What torch really puts aside; of blocks that keep more than products, that is less than all."""
+    loaded, case = case_of(model, Precision.FP32)
+    selective = replace(case, checkpoint=True, selective=True)
+    counted, every = kept(loaded, selective), kept(loaded, case)
+    none = kept(loaded, replace(case, checkpoint=True))
+    decoder._rotary.cache_clear()
+    network = build_model(loaded, case, 0)
+    batch = make_batch(loaded, case, torch.arange(SAMPLES), torch.device("cpu"))
+    put_aside, x = 0, batch.inputs
+    for block in network.children():
+        first, _ = _selective()
+        with first:
+            x = block(x)
+        stored = [t for of_operator in first.storage.values() for t in of_operator.values()]
+        put_aside += sum(_bytes(t) for t in stored) + x.nbytes
+    held = (counted.per_sample - counted.again) * SAMPLES
+    assert held == pytest.approx(put_aside, rel=0.02)
+    assert none.per_sample < counted.per_sample
+    assert model == "mlp" or counted.per_sample < every.per_sample
+
+
+def _bytes(stored: object) -> int:
+    """Of what a selective checkpoint has put aside, a tensor in torch's own wrapper."""
+    value = getattr(stored, "val", stored)
+    return value.nbytes if isinstance(value, Tensor) else 0

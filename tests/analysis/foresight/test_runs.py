@@ -52,6 +52,15 @@ def test_unlike_machines_and_single_sizes_are_refused(run: RunRecord) -> None:
     other = replace(run, software={**run.software, "torch": "2.11.0"})
     (refused,) = tables([run, other], Catalogue())
     assert isinstance(refused, Refused) and "unlike machines or software" in refused.why
+    for fact, here, there in (
+        ("clock: gpu 0", "1980 MHz, 700 W", "1980 MHz, 500 W"),
+        ("version: container image", "sha256:1", "sha256:2"),
+    ):
+        ours, theirs = (replace(run, facts={"a": {fact: value}}) for value in (here, there))
+        (refused,) = tables([ours, theirs], Catalogue())
+        assert isinstance(refused, Refused) and fact in refused.why and there in refused.why
+    named = [replace(run, facts={h: {"hardware: host": h}}) for h in "ab"]
+    assert isinstance(tables(named, Catalogue())[0], Table), "a host's name changes no speed"
     one = tuple(x for x in run.launches if len(x.ranks) == 1)
     (refused,) = tables([replace(run, launches=one)], Catalogue())
     assert isinstance(refused, Refused) and "1 ranks only" in refused.why

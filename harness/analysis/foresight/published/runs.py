@@ -8,6 +8,7 @@ A rung that was not measured is a target. It is described like the others: a str
 sends, keeps and cuts at any size, without being launched.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -23,6 +24,10 @@ from harness.record import Described, Expected, Purpose, RunRecord
 from harness.record.fabric import LATENCY_BYTES, Row
 from harness.spec import CaseSpec, Catalogue, Device, Dim, Mesh
 
+#: Facts of a node that change how fast it trains.
+MATTERS = re.compile(
+    r"version: (torch|nvidia-nccl.*|container image)|hardware: driver|clock: (gpu \d+|governor)"
+)
 #: A payload from which on a sweep's rate is that of the link.
 LARGE_BYTES = 1 << 20
 #: Parameters are gathered once for an optimizer's update, twice for forward and backward.
@@ -102,10 +107,8 @@ def table(
 
     Refused: runs on unlike machines or software do not speak of each other.
     """
-    machines = {(r.run.machine.hardware_class, r.run.software.get("torch", "")) for r in ladder}
-    if len(machines) > 1:
-        told = " and ".join(sorted(" with torch ".join(m) for m in machines))
-        return Refused(id=name, why=f"its runs are on unlike machines or software: {told}")
+    if why := _unlike([r.run for r in ladder]):
+        return Refused(id=name, why=f"its runs are on unlike machines or software: {why}")
     calibrating = [r for r in ladder if not on or r.case.world_size in on]
     worlds = {r.case.world_size for r in calibrating}
     if len(worlds) < 2:
@@ -130,6 +133,18 @@ def table(
         id=name, family=name, fabric=fabric, peak_flops=peak, points=points, beliefs=beliefs,
         notes=tuple(notes),
     )  # fmt: skip
+
+
+def _unlike(found: Sequence[RunRecord]) -> str:
+    """In what runs differ that changes speed; empty where they are alike."""
+    machines = {(r.machine.hardware_class, r.software.get("torch", "")) for r in found}
+    if len(machines) > 1:
+        return " and ".join(sorted(" with torch ".join(m) for m in machines))
+    facts = [next(iter(r.facts.values()), {}) for r in found]
+    for fact in dict.fromkeys(name for of in facts for name in of if MATTERS.fullmatch(name)):
+        if len(values := {of[fact] for of in facts if fact in of}) > 1:
+            return f"{fact} is {' and '.join(sorted(values))}"
+    return ""
 
 
 def _means(ladder: Sequence[Rung], shapes: Sequence[Shape]) -> dict[Shape, float | None]:

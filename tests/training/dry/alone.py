@@ -7,8 +7,9 @@ is looked at; which operations are issued, and with how many bytes, does not dep
 import contextlib
 import multiprocessing
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +159,21 @@ def _staged(loaded: Loaded, case: CaseSpec) -> None:
     stage.PipelineStage._recv_meta = meta  # type: ignore[method-assign]
 
 
+def context(loaded: Loaded, case: CaseSpec, rank: int) -> RankContext:
+    """What a strategy is given on one rank."""
+    mesh = loaded.supports.mesh(case)
+    return RankContext(
+        case=case, rank=rank, world_size=case.world_size, device=torch.device("cpu"),
+        batching=case_batching(loaded, case), loss=loaded.model.loss,
+        compressor=loaded.compressor(case), mesh=mesh, shard=mesh.shard(rank),
+        sample=lambda count: (
+            make_batch(
+                loaded, case, torch.zeros(count, dtype=torch.int64), torch.device("meta")
+            ).inputs
+        ),
+    )  # fmt: skip
+
+
 def train(case: CaseSpec, rank: int, files: Mapping[str, str]) -> Dry:
     """The operations of one period of a rank's steps, after DDP has laid its buckets anew."""
     loaded = load(files)
@@ -167,19 +183,8 @@ def train(case: CaseSpec, rank: int, files: Mapping[str, str]) -> Dry:
     if loaded.supports.mesh(case).size(Dim.PP) > 1:
         _staged(loaded, case)
     with world(rank, case.world_size):
-        batching = case_batching(loaded, case)
-        mesh = loaded.supports.mesh(case)
-        ctx = RankContext(
-            case=case, rank=rank, world_size=case.world_size, device=torch.device("cpu"),
-            batching=batching, loss=loaded.model.loss, compressor=loaded.compressor(case),
-            mesh=mesh, shard=mesh.shard(rank),
-            sample=lambda count: (
-                make_batch(
-                    loaded, case, torch.zeros(count, dtype=torch.int64), torch.device("meta")
-                ).inputs
-            ),
-        )  # fmt: skip
-        sampler = Sampler(batching, steps_per_epoch=8, seed=case.seed)
+        ctx = context(loaded, case, rank)
+        sampler = Sampler(ctx.batching, steps_per_epoch=8, seed=case.seed)
         trainer = loaded.build(case, ctx, case.seed)
         first = -(-2 // told.period) * told.period
         recorder = Recorder()
@@ -197,11 +202,12 @@ def _of(told: Expected, rank: int, times: float) -> dict[str, float]:
     return {name: each[rank] * times for name, each in told.payload_bytes.items() if each[rank]}
 
 
-def _child(case: CaseSpec, rank: int, files: Mapping[str, str], pipe: Any) -> None:
+def _child(work: Callable[..., Any], given: tuple[Any, ...], pipe: Any) -> None:
     try:
         torch.set_num_threads(1)
+        warnings.simplefilter("ignore")  # torch's own of its next versions
         _hooked()
-        pipe.send(train(case, rank, files))
+        pipe.send(work(*given))
     except ValueError as error:
         pipe.send(str(error))
     except BaseException:
@@ -210,12 +216,15 @@ def _child(case: CaseSpec, rank: int, files: Mapping[str, str], pipe: Any) -> No
 
 
 def dry(case: CaseSpec, rank: int) -> Dry | str:
-    """In a process of its own; why not, where the strategy does not run at that size."""
-    files = Catalogue().files(case)
+    """What a rank issues; why not, where the strategy does not run at that size."""
+    found: Dry | str = apart(train, case, rank, Catalogue().files(case))
+    return found
+
+
+def apart(work: Callable[..., Any], *given: Any) -> Any:
+    """What a function returns in a process of its own, or what kept it from that."""
     mine, its = multiprocessing.get_context("fork").Pipe()
-    child = multiprocessing.get_context("fork").Process(
-        target=_child, args=(case, rank, files, its)
-    )
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(work, given, its))
     child.start()
     its.close()
     answer = mine.recv()

@@ -1,0 +1,47 @@
+"""A gate costs a rank as much in a large world as in a small one: nobody trains for all others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from alone import apart, context, world
+
+from harness.spec import CaseSpec, Catalogue, Device, Site
+from harness.training.context import load
+from harness.training.rank.oracle import Oracle
+from harness.training.rank.tasks.gate import run_gate
+
+KNOWN = Catalogue()
+
+
+def passes(case: CaseSpec, files: Mapping[str, str]) -> int:
+    """Forward and backward passes that rank 1's reference takes in a whole gate.
+
+    Its checks fail, as nobody answers; how much is computed does not depend on them.
+    """
+    loaded = load(files)
+    count, backward = [0], Oracle.backward
+
+    def counted(self: Oracle, batch: object) -> object:
+        count[0] += 1
+        return backward(self, batch)  # type: ignore[arg-type]
+
+    Oracle.backward = counted  # type: ignore[method-assign,assignment]
+    with world(1, case.world_size):
+        run_gate(loaded, case, lambda c: context(loaded, c, 1), lambda: None)
+    return count[0]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "local_sgd", "compressed:topk"])
+def test_the_reference_of_a_rank_does_not_grow_with_the_world(strategy: str) -> None:
+    found = []
+    for ranks in (8, 64):
+        site = Site(device=Device.CPU, backend="gloo", nodes=(8,) * (ranks // 8))
+        case = KNOWN.twin(KNOWN.normalise(site.case(f"{strategy}/mlp-nano")))
+        found.append(apart(passes, case, KNOWN.files(case)))
+    assert found[0] == found[1] > 0

@@ -62,7 +62,10 @@ def plans(known: Catalogue, worlds: Sequence[int], rate: float) -> list[Plan]:
 def measure(folder: Path, worlds: Sequence[int], rate: float) -> None:
     """One run in ``folder``."""
     known = Catalogue()
-    settings = Settings(engine="emulated", nodes=(1,) * max(worlds), timeline=False, packed=False)
+    settings = Settings(
+        engine="emulated", nodes=(1,) * max(worlds), timeline=False, packed=False,
+        fabric=worlds is SMALL,
+    )  # fmt: skip
     with Session(known, settings, folder, (), Progress()) as session:
         Measurer(session).measure(plans(known, worlds, rate))
         session.save(complete=True)

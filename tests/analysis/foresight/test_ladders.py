@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.foresight.ladders import foresee, planned, room_bytes
 from harness.analysis.foresight.outlook import Outlook
-from harness.analysis.foresight.physics.collectives import Kind
+from harness.analysis.foresight.physics.collectives import Fabric, Kind, nccl
 from harness.analysis.foresight.published import runs
 from harness.analysis.foresight.published.runs import Rung, sent_by
 from harness.analysis.foresight.published.table import Refused, Table
@@ -19,6 +19,7 @@ from harness.interface.cli.main import main
 from harness.interface.report.foresight.outlooks import recorded
 from harness.interface.report.page.page import render
 from harness.record import Described, Expected, RunRecord
+from harness.record.fabric import Row
 from harness.record.store import load
 from harness.spec import CaseSpec, Catalogue, Mode
 from harness.spec.recipes import ladder
@@ -87,6 +88,31 @@ def test_worlds_in_one_node_belong_to_every_shaped_network(
         "emulated.rate_mbit=100", "emulated.rate_mbit=300",
     ]  # fmt: skip
     assert [[r.case.world_size for r in of] for of in found.values()] == [[1, 2], [1, 2]]
+
+
+def test_a_sweep_tells_kinds_of_collectives_apart() -> None:
+    """A library may need three times as long for one kind, and twice the bytes for another."""
+    fabric = Fabric(per_node=1, intra_bytes_per_s=1e9, inter_bytes_per_s=1e9)
+    rows = []
+    for operation, latency, transfer in (
+        ("all_reduce", 1, 1),
+        ("all_gather", 3, 1),
+        ("all_to_all", 1, 2),
+    ):
+        kind, _ = runs.OPERATIONS[operation]
+        for size in (8, 4 << 20):
+            cost = nccl(kind, size, 4, 1, fabric)
+            rows.append(
+                Row(
+                    nodes=(1,) * 4, operation=operation, payload_bytes=size, transport="tcp",
+                    time_s=latency * cost.latency_s + transfer * cost.transfer_s, right=True,
+                )
+            )  # fmt: skip
+    found_latency, found_transfer = runs._by_kind(rows, fabric)
+    assert found_latency[Kind.ALL_GATHER] == pytest.approx(3, rel=0.01)
+    assert found_transfer[Kind.ALL_TO_ALL] == pytest.approx(2, rel=0.01)
+    assert found_latency[Kind.ALL_REDUCE] == pytest.approx(1, rel=0.01)
+    assert runs._by_kind([replace(r, right=False) for r in rows], fabric) == ({}, {})
 
 
 def test_names_of_ladders_say_in_what_they_differ() -> None:

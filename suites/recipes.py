@@ -44,6 +44,8 @@ ON_GPU: Mapping[str, tuple[str, dict[str, Any]]] = {
     "pipeline": ("decoder-1b3", dict(precision=Precision.BF16, seq_len=2048, checkpoint=True)),
     "compressed": ("mlp-8192", dict(precision=Precision.AUTOCAST)),
 }
+#: Nodes, and GPUs on each, that ladders on GPUs foresee: recorded, never judged.
+FORESEEN = {"ddp": (64, 8), "fsdp": (64, 8)}
 #: What ladders are judged by, where that is not efficiency alone.
 METRICS = {"pipeline": ("efficiency", "efficiency_of_ideal")}
 
@@ -81,6 +83,7 @@ def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
                 baselines=("plain", "wrapped") if wrapped else ("plain",),
                 metrics=METRICS.get(strategy, ("efficiency",)),
                 protocol=protocol_for(site),
+                predict=FORESEEN.get(strategy) if site.device == "cuda" else None,
             )
         ]
 

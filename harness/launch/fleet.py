@@ -216,7 +216,12 @@ class Fleet:
         return ended
 
     def _attend(self, worlds: Sequence[Running]) -> None:
-        """Hear what has come, and look after every world."""
+        """Hear what has come, and look after every world; LaunchError once nobody is left to hear."""
+        if self._job is None:
+            raise LaunchError(
+                "its agents were let go while a world ran", where="engine",
+                expected="a fleet that is closed when its worlds are over", fix="scaleproof doctor",
+            )  # fmt: skip
         for link, message, blob in self._ear.receive(self._links):
             for world in worlds:
                 world.hear(link, message, blob)

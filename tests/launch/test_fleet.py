@@ -103,6 +103,18 @@ def test_a_node_that_never_comes_is_named(token: Path) -> None:
         thread.join(5)
 
 
+def test_a_fleet_that_is_closed_while_a_world_runs_ends_it(token: Path) -> None:
+    """Else whoever waits for that world would wait for ever."""
+    listener, job = Listener(token), Stub()
+    fleet = Fleet(lambda: (job, listener), Where(settings={"one_machine": True}))
+    threads = joining(listener, token, [node(0)])
+    with pytest.raises(LaunchError, match="let go while a world ran"):
+        fleet.launch(_world(), lambda step: fleet.close())
+    assert job.stopped
+    for thread in threads:
+        thread.join(5)
+
+
 def test_ctrl_c_in_a_queue_leaves_no_job(token: Path) -> None:
     job = Stub(State.PENDING)
     fleet = Fleet(lambda: (job, Listener(token)), Where(nodes=(1,)))

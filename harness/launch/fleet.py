@@ -216,7 +216,7 @@ class Fleet:
         return ended
 
     def _attend(self, worlds: Sequence[Running]) -> None:
-        """Hear what has come, and look after every world; LaunchError once nobody is left to hear."""
+        """Hear what has come, and look after every world; LaunchError with nobody left to hear."""
         if self._job is None:
             raise LaunchError(
                 "its agents were let go while a world ran", where="engine",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from harness.analysis.foresight import attribute, infer
 from harness.analysis.foresight.advise import advise
@@ -96,7 +96,7 @@ class World:
     def jitter(self, ranks: int, random: np.random.Generator, num: int) -> Array:
         """Of the slowest rank in ``num`` steps: a quantile of its tail, drawn at once."""
         highest = random.uniform(size=num) ** (1 / ranks)
-        drawn: Array = np.abs(stats.t.ppf((1 + highest) / 2, self.tail)) * self.jitter_s
+        drawn: Array = np.abs(stdtrit(self.tail, (1 + highest) / 2)) * self.jitter_s
         return drawn
 
     def measure(self, shape: Shape, random: np.random.Generator) -> float:
@@ -106,7 +106,7 @@ class World:
 
     def truth(self, shape: Shape) -> float:
         """The median of all steps."""
-        middle = stats.t.ppf((1 + 0.5 ** (1 / shape.ranks)) / 2, self.tail)
+        middle = stdtrit(self.tail, (1 + 0.5 ** (1 / shape.ranks)) / 2)
         return self.quiet_s(shape)[0] + float(middle) * self.jitter_s
 
 

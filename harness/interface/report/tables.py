@@ -8,10 +8,9 @@ from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.points import shown_against, tabled
 from harness.analysis.ladder import in_table
 from harness.base.numbers import duration, si
-from harness.interface.report import fabric, script, timeline
+from harness.interface.report import fabric, foreseen, script, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.faults import goodput, recovery
-from harness.interface.report.foresight import outlooks
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.scaling import interval, scaling_table
 from harness.interface.report.sides import beside, codecs
@@ -210,7 +209,7 @@ def summary(
     ]
     out += timeline.lines(run, width, every=every)
     out += [rule("verdicts", width), *verdict_lines(run, width)]
-    out += [line for told in outlooks.recorded(run) for line in wrap(f" {told}", width, 12)]
+    out += [line for told in foreseen.recorded(run) for line in wrap(f" {told}", width, 12)]
     out += [*counts(run), ""]
     for finding in [*notices.findings(run), *run.notes]:
         out += wrap(f" noticed    {finding}", width, 12)

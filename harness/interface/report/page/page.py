@@ -15,11 +15,11 @@ from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.standard import FIRST_LOOK
 from harness.base.files import FullDiskError
 from harness.base.numbers import rate, si
-from harness.interface.report import fabric, script, tables, timeline
+from harness.interface.report import fabric, foreseen, script, tables, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.faults import recovery
 from harness.interface.report.headline import decide, headline
-from harness.interface.report.page import compressed, data, facts, foreseen, scaling
+from harness.interface.report.page import compressed, data, facts, scaling
 from harness.interface.report.page.cases import anchors, cases
 from harness.interface.report.page.endured import endured
 from harness.interface.report.page.judged import judged

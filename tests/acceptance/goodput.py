@@ -2,7 +2,7 @@
 
     python tests/acceptance/goodput.py [--faults 10]
 
-Costs are measured by two short trainings with one fault; then each rate and interval is played for real, and
+Costs are measured by two short trainings, one with three faults; then each rate and interval is played, and
 by the costs alone. A play is as long as so many faults are apart: what one of them takes hangs on where
 in an interval it strikes.
 """

@@ -127,7 +127,7 @@ def _of_configuration(
             known, base.shape, base.step_s, [point.shape], step_s[i : i + 1]
         )
         regime = regime_of(point.shape, calibrated, attribute.unseen(known, point.shape))
-        low, high = _interval(seen, i, taught.stretch[regime])
+        low, high = _interval(seen, i, taught.stretch[regime] * table.stretch)
         base_rate = base.shape.rate(base.step_s)
         out.append(
             Predicted(

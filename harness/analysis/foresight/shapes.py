@@ -65,7 +65,8 @@ class Shape:
     """One size of one training. Ranks = data x tensor x context x stages.
 
     ``micros`` micro-batches of ``micro_batch`` samples go through each replica in a step. ``sent``
-    is what its strategy states; without it the exchange follows from ``kept``.
+    is what its strategy states; without it the exchange follows from ``kept``. ``hides``: compute
+    goes on meanwhile.
     """
 
     ranks: int
@@ -79,6 +80,7 @@ class Shape:
     seq: int = 2048
     kept: Kept = Kept.WHOLE
     sent: tuple[Sent, ...] = ()
+    hides: bool = True
     model: Model = Model()
     #: What else must be the same for two points to tell of each other: software, precision, ...
     configuration: tuple[tuple[str, str], ...] = ()

@@ -160,6 +160,8 @@ def _window(shape: Shape) -> float:
     Sharded layers are gathered behind every other layer. Buckets go out behind the last backward,
     two thirds of its micro-batch. In a pipeline stages wait for each other as it drains.
     """
+    if not shape.hides:
+        return 0.0
     if shape.kept in (Kept.ALL_CUT, Kept.NODE_CUT):
         return 1.0
     return 0.0 if shape.stages > 1 else 2 / 3 / shape.micros

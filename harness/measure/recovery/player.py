@@ -17,8 +17,8 @@ from harness.spec import CaseSpec
 
 #: Steps of the short trainings that costs are measured with, and how many checkpoints they have.
 SHORT, SAVES = 96, 8
-#: Where in the second one a rank is killed, as a share of the first one's steps.
-STRUCK = 0.6
+#: How often a rank is killed in the second one: each time after this share of the first's steps.
+STRIKES, STRUCK = 3, 0.3
 #: Sittings in a row without a checkpoint after which a training gets nowhere.
 STUCK = 20
 
@@ -28,13 +28,14 @@ class Player:
         self._session, self._run = session, session.run
 
     def costs(self, case: CaseSpec) -> goodput.Costs:
-        """What one of each costs, by two short trainings, one of which has a fault."""
+        """What one of each costs, by two short trainings, one of which has faults."""
         every = SHORT // SAVES
         whole = self.play(case, SHORT, every, iter([(1e9, 0)]))
         (sitting,) = whole.sittings
         first, last = (sitting.marks[i][2] for i in (1, -1))
-        at_s = (first - sitting.began_ns + STRUCK * (last - first)) / 1e9
-        broken = self.play(case, SHORT, every, iter([(at_s, case.world_size - 1), (1e9, 0)]))
+        apart_s = (first - sitting.began_ns + STRUCK * (last - first)) / 1e9
+        strikes = [(apart_s * (i + 1), case.world_size - 1) for i in range(STRIKES)]
+        broken = self.play(case, SHORT, every, iter([*strikes, (1e9, 0)]))
         return goodput.costs([whole, broken])
 
     def play(

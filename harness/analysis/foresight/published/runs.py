@@ -11,7 +11,7 @@ sends, keeps and cuts at any size, without being launched.
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 
 from harness.analysis.foresight.physics.collectives import Fabric, Kind, nccl
 from harness.analysis.foresight.physics.schedules import Schedule, schedule_of
@@ -43,18 +43,27 @@ OPERATIONS: Mapping[str, tuple[Kind, bool]] = {
 SWEPT = Belief(1.0, 0.15)
 #: Latency that was swept: shortest messages of one kind speak roughly for the others.
 SWEPT_LATENCY = Belief(1.0, 0.5)
+#: Intervals of ladders of one's own are so many times as wide as published ones teach. Learned from
+#: ladders over links of 25 Mbit/s; others are held out (tests/acceptance/ladders.py).
+STRETCH = 1.6
+#: A normal's 95th percentile; and jitter as a share of compute, where all of it was measured.
+Z95, NO_SHARE = 1.645, Belief(1e-4, 0.7)
 #: Samples at which a micro-batch is half efficient, where a sample is no text of many tokens.
 NO_TEXT = Belief(0.3, 1.5)
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A case and the mean step of its launches in s, None where it is only asked for."""
+    """A case and the mean step of its launches in s, None where it is only asked for.
+
+    ``jitter_s`` is the standard deviation of a step, by its median and 95th percentile.
+    """
 
     run: RunRecord
     case: CaseSpec
     described: Described
     step_s: float | None
+    jitter_s: float = 0.0
 
 
 def ladders(found: Sequence[RunRecord], known: Catalogue) -> dict[str, list[Rung]]:
@@ -91,12 +100,13 @@ def rungs(run: RunRecord) -> Iterator[Rung]:
     cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
     for key, case in cases.items():
         timed = [
-            x.steps.mean_s for x in run.by_case.get(key, ())
+            x.steps for x in run.by_case.get(key, ())
             if x.purpose is Purpose.TIMED and x.usable and x.steps is not None
         ]  # fmt: skip
         described = run.described.get(key)
         if timed and described is not None and case.communicate and not (case.plain or case.script):
-            yield Rung(run, case, described, fmean(timed))
+            jitter_s = median((s.p95_s - s.median_s) / Z95 for s in timed)
+            yield Rung(run, case, described, fmean(s.mean_s for s in timed), jitter_s)
 
 
 def table(
@@ -125,13 +135,15 @@ def table(
     fabric, peak, beliefs, notes = links(calibrating[-1].run)
     if all(s.seq == 1 for s in shapes):
         beliefs[Unknown.SMALL] = NO_TEXT
+    if (jitter_s := calibrating[0].jitter_s) > 0:
+        beliefs |= {Unknown.WAIT_S: Belief(jitter_s, 0.5), Unknown.WAIT_SHARE: NO_SHARE}
     points = tuple(
         Point(shape=shape, step_s=step_s, calibrates=step_s is not None and shape.ranks in worlds)
         for shape, step_s in _means(rungs, shapes).items()
     )
     return Table(
         id=name, family=name, fabric=fabric, peak_flops=peak, points=points, beliefs=beliefs,
-        notes=tuple(notes),
+        stretch=STRETCH, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -170,6 +182,7 @@ def shape_of(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
         ranks=case.world_size, tensor=tensor, context=context, stages=stages, micros=micros,
         micro_batch=expected.global_batch / replicas / micros, seq=facts.tokens_per_sample,
         schedule=_schedule(case), kept=_kept(expected.payload_bytes, case.world_size),
+        hides=case.compressor is None or expected.payload_bytes.keys() <= {"all_reduce"},
         model=Model(name=f"{case.model}-{case.size}", params=float(facts.num_params)),
         configuration=(("precision", str(case.precision)),),
     )  # fmt: skip

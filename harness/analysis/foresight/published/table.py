@@ -36,6 +36,8 @@ class Table:
     role: str = ""
     #: What was measured beside the ladder, and so is known better than by other ladders.
     beliefs: Mapping[Unknown, Belief] = field(default_factory=dict)
+    #: By how much its intervals are wider than those that published families teach.
+    stretch: float = 1.0
     #: What was assumed, and which fields were passed over.
     notes: tuple[str, ...] = ()
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.foresight.held_out import Evaluation, evaluate
-from harness.analysis.foresight.published import runs
+from harness.analysis.foresight.own import runs
 from harness.analysis.foresight.published.table import Table
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress

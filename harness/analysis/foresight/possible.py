@@ -19,9 +19,10 @@ from harness.analysis.foresight import priors, terms
 from harness.analysis.foresight.attribute import limiter
 from harness.analysis.foresight.invert import least
 from harness.analysis.foresight.learned import learned
+from harness.analysis.foresight.own.runs import shape_of
+from harness.analysis.foresight.own.stated import sent_by, stated
 from harness.analysis.foresight.physics.collectives import Fabric
 from harness.analysis.foresight.priors import Belief
-from harness.analysis.foresight.published.runs import sent_by, shape_of
 from harness.analysis.foresight.shapes import Kept, Shape
 from harness.analysis.foresight.terms import Term, Unknown
 from harness.record import Described, ModelFacts
@@ -101,7 +102,7 @@ def _shape(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
     inner = shape.tensor * shape.context * shape.stages
     if inner > 1 or shape.kept is Kept.NODE_CUT:
         return shape
-    return replace(shape, sent=sent_by([(case, described)]))
+    return replace(shape, sent=sent_by({case.world_size: stated(described)}))
 
 
 def _draws(case: CaseSpec, facts: ModelFacts | None, base: Shape, site: Site) -> Array:

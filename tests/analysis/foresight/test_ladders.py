@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.foresight.ladders import foresee, planned, room_bytes
 from harness.analysis.foresight.outlook import Outlook
+from harness.analysis.foresight.own import runs
+from harness.analysis.foresight.own.ladders import foresee, planned, room_bytes
+from harness.analysis.foresight.own.runs import Rung
+from harness.analysis.foresight.own.stated import OPERATIONS, padding, sent_by, stated
+from harness.analysis.foresight.own.swept import _by_kind
 from harness.analysis.foresight.physics.collectives import Fabric, Kind, nccl
-from harness.analysis.foresight.published import runs
-from harness.analysis.foresight.published.runs import Rung, sent_by
 from harness.analysis.foresight.published.table import Refused, Table
-from harness.base.errors import SpecError
+from harness.analysis.foresight.shapes import Sent
+from harness.base.errors import LaunchError, SpecError
 from harness.interface.cli.main import main
+from harness.interface.cli.verbs.read import predict as verb
 from harness.interface.report.foresight.outlooks import recorded
 from harness.interface.report.page.page import render
-from harness.record import Described, Expected, RunRecord
+from harness.record import Described, Expected, Issued, RunRecord, Watched
 from harness.record.fabric import Row
 from harness.record.store import load
 from harness.spec import CaseSpec, Catalogue, Mode
@@ -65,13 +69,18 @@ def stating(case: CaseSpec, ranks: int, **payload: float) -> tuple[CaseSpec, Des
 def test_what_is_exchanged_is_constant_or_grows_with_the_ranks(run: RunRecord) -> None:
     """Gathered parts of the whole shrink with the world, gathered messages of every rank do not."""
     case = rungs(run)[-1].case
-    (reduced,) = sent_by([stating(case, n, all_reduce=4e6) for n in (2, 8)])
+
+    def told(*sizes: int, **payload: float) -> tuple[Sent, ...]:
+        return sent_by({n: stated(stating(case, n, **payload)[1]) for n in sizes})
+
+    (reduced,) = told(2, 8, all_reduce=4e6)
     assert (reduced.kind, reduced.at(1024), reduced.pieces) == (Kind.ALL_REDUCE, 4e6, 4)
-    (shards,) = sent_by([stating(case, n, all_gather=4e6 / n) for n in (2, 8)])
+    both = {n: stated(stating(case, n, all_gather=4e6 / n)[1]) for n in (2, 8)}
+    (shards,) = sent_by(both)
     assert shards.at(1024) == pytest.approx(4e6)
-    (messages,) = sent_by([stating(case, n, all_gather=1e5) for n in (2, 8)])
+    (messages,) = told(2, 8, all_gather=1e5)
     assert messages.at(1024) == pytest.approx(1024 * 1e5)
-    assert sent_by([stating(case, 2, smoke_signal=1.0)]) == ()
+    assert told(2, smoke_signal=1.0) == ()
 
 
 def test_worlds_in_one_node_belong_to_every_shaped_network(
@@ -99,7 +108,7 @@ def test_a_sweep_tells_kinds_of_collectives_apart() -> None:
         ("all_gather", 3, 1),
         ("all_to_all", 1, 2),
     ):
-        kind, _ = runs.OPERATIONS[operation]
+        kind, _ = OPERATIONS[operation]
         for size in (8, 4 << 20):
             cost = nccl(kind, size, 4, 1, fabric)
             rows.append(
@@ -108,11 +117,11 @@ def test_a_sweep_tells_kinds_of_collectives_apart() -> None:
                     time_s=latency * cost.latency_s + transfer * cost.transfer_s, right=True,
                 )
             )  # fmt: skip
-    found_latency, found_transfer = runs._by_kind(rows, fabric)
+    found_latency, found_transfer = _by_kind(rows, fabric)
     assert found_latency[Kind.ALL_GATHER] == pytest.approx(3, rel=0.01)
     assert found_transfer[Kind.ALL_TO_ALL] == pytest.approx(2, rel=0.01)
     assert found_latency[Kind.ALL_REDUCE] == pytest.approx(1, rel=0.01)
-    assert runs._by_kind([replace(r, right=False) for r in rows], fabric) == ({}, {})
+    assert _by_kind([replace(r, right=False) for r in rows], fabric) == ({}, {})
 
 
 def test_names_of_ladders_say_in_what_they_differ() -> None:
@@ -155,9 +164,9 @@ def test_shards_that_are_padded_are_told(run: RunRecord) -> None:
         payload = {"all_gather": gathered / ranks, "reduce_scatter": gathered / 2}
         return Rung(run, *stating(case, ranks, **payload), None)
 
-    assert runs.padding(rung(8, 2e6), rung(1024, 5.1e6)) == pytest.approx(2.55)
-    messages = [Rung(run, *stating(case, n, all_gather=1e5), None) for n in (8, 1024)]
-    assert runs.padding(*messages) == 1.0, "what every rank adds is no padding"
+    assert padding({8: rung(8, 2e6).stated, 1024: rung(1024, 5.1e6).stated}) == pytest.approx(2.55)
+    messages = {n: stated(stating(case, n, all_gather=1e5)[1]) for n in (8, 1024)}
+    assert padding(messages) == 1.0, "what every rank adds is no padding"
 
 
 def asking(run: RunRecord, target: Rung) -> RunRecord:
@@ -231,3 +240,46 @@ def test_bad_questions_get_one_answer(
 ) -> None:
     assert main(["predict", str(sample), *words]) == 4
     assert says in capsys.readouterr().err
+
+
+def test_without_an_agent_a_rank_keeps_what_it_had(
+    sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Records are read where torch is not installed."""
+
+    def none(*_: object) -> None:
+        raise LaunchError("0 of 1 agents are ready")
+
+    monkeypatch.setattr(verb, "described", none)
+    assert main(["predict", str(sample), "--to", "4x8"]) == 0
+    shown = capsys.readouterr().out
+    assert "memory and exchange at that size are not known: 0 of 1 agents are ready" in shown
+    assert "32 ranks" in shown and "memory n/a" in shown
+
+
+def test_a_script_is_foreseen_by_what_was_watched_of_it(run: RunRecord) -> None:
+    """Nobody states what a user's own training sends; its last step's collectives were counted."""
+    case = replace(
+        rungs(run)[-1].case, strategy="script", model="train", script="train.py", knobs={}
+    )
+
+    def rung(ranks: int, step_s: float) -> Rung:
+        seen = {} if ranks == 1 else {"all_reduce": Issued(count=3, payload_bytes=12_000_000)}
+        watched = Watched(
+            world_size=ranks, backend="gloo", optimizers=("SGD",), backwards=2, regular=True,
+            even=True, roots={}, start="", first="", sharded=False, parameter_bytes=12_000_000,
+            collectives=seen,
+        )  # fmt: skip
+        return Rung(run, case.at(ranks), Described(), step_s, watched=watched, samples=16.0 * ranks)
+
+    ladder_ = [rung(1, 0.1), rung(2, 0.12), rung(4, 0.125)]
+    told = foresee("script", ladder_, Rung(run, case.at(16), Described(), None), KNOWN)
+    assert not isinstance(told, Refused)
+    (one,) = told
+    shape = one.predicted.shape
+    assert (shape.micros, shape.micro_batch, shape.model.params) == (2, 8.0, 3e6)
+    assert shape.sent == (Sent(kind=Kind.ALL_REDUCE, num_bytes=12e6, pieces=3),)
+    assert one.memory_bytes is None and 0.5 < one.predicted.efficiency < 0.9
+    blind = [replace(r, watched=None) for r in ladder_]
+    refused = foresee("script", blind, Rung(run, case.at(16), Described(), None), KNOWN)
+    assert isinstance(refused, Refused) and "was not watched" in refused.why

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.foresight.outlook import outlooks
-from harness.analysis.foresight.published import runs
+from harness.analysis.foresight.own import runs
 from harness.analysis.foresight.published.table import Refused, Table
 from harness.analysis.foresight.shapes import Kept
 from harness.interface.cli.main import main

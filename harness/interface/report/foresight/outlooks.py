@@ -1,9 +1,9 @@
 """What one size will reach: the block of a terminal, and the sentence of a run's report."""
 
 from harness.analysis.foresight.invert import Knob
-from harness.analysis.foresight.ladders import planned
 from harness.analysis.foresight.learned import Regime
 from harness.analysis.foresight.outlook import Outlook
+from harness.analysis.foresight.own.ladders import planned
 from harness.analysis.foresight.predict import Predicted
 from harness.analysis.foresight.published.table import Refused
 from harness.analysis.foresight.terms import Term

@@ -8,8 +8,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from harness.analysis.foresight.ladders import planned
 from harness.analysis.foresight.outlook import Outlook
+from harness.analysis.foresight.own.ladders import planned
 from harness.analysis.foresight.physics.laws import Law
 from harness.analysis.foresight.published.table import Refused
 from harness.analysis.foresight.terms import Term

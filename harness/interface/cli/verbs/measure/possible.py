@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 from harness.analysis.foresight import possible
+from harness.analysis.foresight.own.swept import links
 from harness.analysis.foresight.physics.collectives import Fabric
 from harness.analysis.foresight.possible import Chance, Possibility
-from harness.analysis.foresight.published import runs
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
@@ -89,7 +89,7 @@ def _site(on: Hardware, said: str) -> possible.Site:
     peaks = {dtype: 1e12 * tflops for dtype, tflops in machine.peaks(on.machine.gpu).items()}
     if not Path(said).is_dir():
         return possible.Site(fabric=fabric, peaks=peaks, beliefs={})
-    swept, _, beliefs, _ = runs.links(load(Path(said)))
+    swept, _, beliefs, _ = links(load(Path(said)))
     return possible.Site(fabric=swept, peaks=peaks, beliefs=beliefs)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.foresight.held_out import Evaluation, evaluate
-from harness.analysis.foresight.ladders import foresee
 from harness.analysis.foresight.outlook import Outlook, outlooks
-from harness.analysis.foresight.published import runs
-from harness.analysis.foresight.published.runs import Rung
+from harness.analysis.foresight.own import runs
+from harness.analysis.foresight.own.ladders import foresee
+from harness.analysis.foresight.own.runs import Rung
 from harness.analysis.foresight.published.table import Refused, Table, read
 from harness.base import files
 from harness.base.documents import Json, to_doc

@@ -9,40 +9,26 @@ sends, keeps and cuts at any size, without being launched.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from harness.analysis.foresight.physics.collectives import Fabric, Kind, nccl
+from harness.analysis.foresight.own.stated import Stated, kept, sent_by, stated, watched
+from harness.analysis.foresight.own.swept import links
 from harness.analysis.foresight.physics.schedules import Schedule, schedule_of
 from harness.analysis.foresight.priors import Belief
-from harness.analysis.foresight.published.reading import fabric_of
 from harness.analysis.foresight.published.table import Refused, Table
-from harness.analysis.foresight.shapes import Kept, Model, Point, Sent, Shape
+from harness.analysis.foresight.shapes import Kept, Model, Point, Shape
 from harness.analysis.foresight.terms import Unknown
-from harness.record import Described, Expected, Purpose, RunRecord
-from harness.record.fabric import LATENCY_BYTES, Row
-from harness.spec import CaseSpec, Catalogue, Device, Dim, Mesh
+from harness.record import Described, Purpose, RunRecord, Watched
+from harness.spec import CaseSpec, Catalogue, Dim, Mesh
 
 #: Facts of a node that change how fast it trains.
 MATTERS = re.compile(
     r"version: (torch|nvidia-nccl.*|container image)|hardware: driver|clock: (gpu \d+|governor)"
 )
-#: A payload from which on a sweep's rate is that of the link.
-LARGE_BYTES = 1 << 20
-#: Parameters are gathered once for an optimizer's update, twice for forward and backward.
-TWICE = 1.5
-#: Operations whose cost has a closed form, and whether their input is one rank's part of the whole.
-OPERATIONS: Mapping[str, tuple[Kind, bool]] = {
-    "all_reduce": (Kind.ALL_REDUCE, False),
-    "all_gather": (Kind.ALL_GATHER, True),
-    "reduce_scatter": (Kind.REDUCE_SCATTER, False),
-    "all_to_all": (Kind.ALL_TO_ALL, False),
-}
-#: Links that were swept are known: how far a training's share of them may lie from the sweep's.
-SWEPT = Belief(1.0, 0.15)
-#: Latency that was swept: shortest messages of one kind speak roughly for the others.
-SWEPT_LATENCY = Belief(1.0, 0.5)
+#: Bytes of a parameter, where nobody says its type.
+FP32 = 4.0
 #: Intervals of ladders of one's own are so many times as wide as published ones teach. Learned from
 #: ladders over links of 25 Mbit/s; others are held out (tests/acceptance/ladders.py).
 STRETCH = 1.6
@@ -56,7 +42,8 @@ NO_TEXT = Belief(0.3, 1.5)
 class Rung:
     """A case and the mean step of its launches in s, None where it is only asked for.
 
-    ``jitter_s`` is the standard deviation of a step, by its median and 95th percentile.
+    ``jitter_s`` is the standard deviation of a step, by its median and 95th percentile. Of a user's
+    own script nothing is described: there is what was ``watched``, and samples of a step.
     """
 
     run: RunRecord
@@ -64,6 +51,13 @@ class Rung:
     described: Described
     step_s: float | None
     jitter_s: float = 0.0
+    watched: Watched | None = None
+    samples: float = 0.0
+
+    @property
+    def stated(self) -> Stated | None:
+        """What a rank issues in a step; None where nobody knows."""
+        return stated(self.described) if self.watched is None else watched(self.watched)
 
 
 def ladders(found: Sequence[RunRecord], known: Catalogue) -> dict[str, list[Rung]]:
@@ -96,17 +90,22 @@ def shortened(names: Sequence[str]) -> list[str]:
 
 
 def rungs(run: RunRecord) -> Iterator[Rung]:
-    """Every case of a run that was timed, but for plain ones and users' scripts."""
+    """Every case of a run that was timed, but for plain ones."""
     cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
     for key, case in cases.items():
-        timed = [
-            x.steps for x in run.by_case.get(key, ())
+        launches = [
+            x for x in run.by_case.get(key, ())
             if x.purpose is Purpose.TIMED and x.usable and x.steps is not None
         ]  # fmt: skip
-        described = run.described.get(key)
-        if timed and described is not None and case.communicate and not (case.plain or case.script):
-            jitter_s = median((s.p95_s - s.median_s) / Z95 for s in timed)
-            yield Rung(run, case, described, fmean(s.mean_s for s in timed), jitter_s)
+        described = run.described.get(key, Described() if case.script else None)
+        if not launches or described is None or not case.communicate or case.plain:
+            continue
+        timed = [x.steps for x in launches if x.steps is not None]
+        yield Rung(
+            run, case, described, fmean(s.mean_s for s in timed),
+            median((s.p95_s - s.median_s) / Z95 for s in timed), launches[-1].ranks[0].watched,
+            launches[-1].consumed / timed[-1].count,
+        )  # fmt: skip
 
 
 def table(
@@ -126,10 +125,11 @@ def table(
         return Refused(id=name, why=f"it was measured on {told}, two worlds are needed")
     rungs = [*ladder, *([target] if target else [])]
     try:
-        shapes = [shape_of(r.case, r.described, known) for r in rungs]
+        shapes = [_shape(r, known) for r in rungs]
     except ValueError as error:
         return Refused(id=name, why=str(error))
-    sent = sent_by([(r.case, r.described) for r in [*calibrating, *([target] if target else [])]])
+    telling = [*calibrating, *([target] if target else [])]
+    sent = sent_by({r.case.world_size: r.stated for r in telling})
     if all(s.tensor * s.context * s.stages == 1 for s in shapes):
         shapes = [s if s.kept is Kept.NODE_CUT else replace(s, sent=sent) for s in shapes]
     fabric, peak, beliefs, notes = links(calibrating[-1].run)
@@ -167,6 +167,22 @@ def _means(ladder: Sequence[Rung], shapes: Sequence[Shape]) -> dict[Shape, float
     return {shape: fmean(each) if each else None for shape, each in steps.items()}
 
 
+def _shape(rung: Rung, known: Catalogue) -> Shape:
+    """As its strategy describes it, or as a script was watched; ValueError as ``shape_of``."""
+    case, seen, told = rung.case, rung.watched, rung.stated
+    if not case.script:
+        return shape_of(case, rung.described, known)
+    if seen is None or told is None:
+        raise ValueError("what its ranks did was not watched")
+    whole = case.world_size if seen.sharded else 1
+    micros = max(1, seen.backwards)
+    return Shape(
+        ranks=case.world_size, micros=micros, kept=kept(told.payload, case.world_size), seq=1,
+        micro_batch=rung.samples / case.world_size / micros,
+        model=Model(name=case.model, params=seen.parameter_bytes * whole / FP32),
+    )  # fmt: skip
+
+
 def shape_of(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
     """ValueError for a case of which nothing was foretold."""
     facts, expected = described.facts, described.expected
@@ -174,6 +190,8 @@ def shape_of(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
         raise ValueError(f"{case.world} ranks: {why}")
     if facts is None or expected is None:
         raise ValueError("what its strategy sends is not known")
+    payload = stated(described)
+    assert payload is not None
     mesh = _mesh(case, expected.stages)
     tensor, context, stages = (mesh.size(d) for d in (Dim.TP, Dim.CP, Dim.PP))
     replicas = case.world_size / (tensor * context * stages)
@@ -181,7 +199,7 @@ def shape_of(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
     return Shape(
         ranks=case.world_size, tensor=tensor, context=context, stages=stages, micros=micros,
         micro_batch=expected.global_batch / replicas / micros, seq=facts.tokens_per_sample,
-        schedule=_schedule(case), kept=_kept(expected.payload_bytes, case.world_size),
+        schedule=_schedule(case), kept=kept(payload.payload, case.world_size),
         hides=case.compressor is None or expected.payload_bytes.keys() <= {"all_reduce"},
         model=Model(name=f"{case.model}-{case.size}", params=float(facts.num_params)),
         configuration=(("precision", str(case.precision)),),
@@ -209,119 +227,3 @@ def _schedule(case: CaseSpec) -> Schedule:
     """As the knob names it; schedules that are not played stand as 1F1B."""
     named = str(case.knobs.get(f"{case.strategy}.schedule", ""))
     return schedule_of(named) or Schedule.ONE_EACH
-
-
-def _kept(payload: Mapping[str, Sequence[float]], ranks: int) -> Kept:
-    """By what a rank issues in a step."""
-    issued = {name: max(each, default=0.0) for name, each in payload.items()}
-    scattered = sum(v for name, v in issued.items() if "reduce_scatter" in name)
-    gathered = sum(v for name, v in issued.items() if "all_gather" in name)
-    reduced = sum(v for name, v in issued.items() if "all_reduce" in name or "allreduce" in name)
-    if scattered and reduced > scattered / ranks:
-        return Kept.NODE_CUT
-    if not scattered and gathered:  # a backend without a reduce-scatter reduces all of it
-        scattered = reduced
-    if not scattered:
-        return Kept.WHOLE
-    return Kept.ALL_CUT if gathered * ranks > TWICE * scattered else Kept.OPTIMIZER_CUT
-
-
-def sent_by(cases: Sequence[tuple[CaseSpec, Described]]) -> tuple[Sent, ...]:
-    """What is exchanged at any size, by what two sizes state; () where no form is known.
-
-    Bytes of a world are constant or grow with the ranks: the two largest sizes tell which.
-    """
-    stated = {
-        case.world_size: told.expected
-        for case, told in cases if case.world_size > 1 and told.expected is not None
-    }  # fmt: skip
-    sizes = sorted(stated)[-2:]
-    names = {name for n in sizes for name in stated[n].payload_bytes}
-    if not sizes or not names <= OPERATIONS.keys():
-        return ()
-    return tuple(_law(name, {n: stated[n] for n in sizes}) for name in sorted(names))
-
-
-def _law(name: str, stated: Mapping[int, Expected]) -> Sent:
-    kind, is_part = OPERATIONS[name]
-    wholes = [
-        max(one.payload_bytes.get(name, (0.0,))) * (ranks if is_part else 1)
-        for ranks, one in stated.items()
-    ]
-    (first, last), (small, large) = (min(stated), max(stated)), (wholes[0], wholes[-1])
-    of_rank = (large - small) / (last - first) if last > first else 0.0
-    largest = stated[last].largest_message or large
-    pieces = max(1, round(large / largest)) if largest else 1
-    return Sent(kind=kind, num_bytes=large - of_rank * last, of_rank=of_rank, pieces=pieces)
-
-
-def padding(largest: Rung, target: Rung) -> float:
-    """How many times as many bytes all shards have together, where parameters are sharded.
-
-    Every rank gets an equal part of the first dimension, so that narrow parameters grow.
-    """
-    told = [(r.case.world_size, r.described.expected) for r in (largest, target)]
-    wholes = [
-        max(one.payload_bytes.get("all_gather", (0.0,))) * ranks
-        for ranks, one in told
-        if one is not None and _kept(one.payload_bytes, ranks) in (Kept.ALL_CUT, Kept.NODE_CUT)
-    ]
-    return wholes[1] / wholes[0] if len(wholes) == 2 and wholes[0] else 1.0
-
-
-Links = tuple[Fabric, float | None, dict[Unknown, Belief], list[str]]
-
-
-def links(run: RunRecord) -> Links:
-    """Rates and latency within a node and between nodes: as swept, else as of data sheets."""
-    gpu = run.machine.gpu if run.settings.device is Device.CUDA else ""
-    fabric, peak, told = fabric_of({"gpu": gpu or "", "gpus_per_node": max(run.settings.nodes)})
-    beliefs, notes = dict[Unknown, Belief](), list(told)
-    if fabric.per_node == 1:  # nothing goes over links inside a node
-        notes = [n for n in notes if "intra-node" not in n]
-    swept = {False: list[float](), True: list[float]()}
-    for row in filter(_reduces, run.fabric):
-        if row.payload_bytes >= LARGE_BYTES and row.bus_bps:
-            swept[len(row.nodes) > 1].append(row.bus_bps)
-    near, far = (max(swept[between], default=None) for between in (False, True))
-    fabric = replace(
-        fabric, intra_bytes_per_s=near or fabric.intra_bytes_per_s,
-        inter_bytes_per_s=far or fabric.inter_bytes_per_s,
-    )  # fmt: skip
-    for rate, unknown, where in (
-        (near, Unknown.LINK, "intra-node"), (far, Unknown.NETWORK, "inter-node"),
-    ):  # fmt: skip
-        if rate:
-            beliefs[unknown] = SWEPT
-            notes = [n for n in notes if where not in n]
-    latency, transfer = _by_kind(run.fabric, fabric)
-    if latency:
-        fabric = replace(fabric, latency_times=latency, transfer_times=transfer)
-        beliefs[Unknown.LATENCY] = SWEPT_LATENCY
-    return fabric, peak, beliefs, notes
-
-
-def _by_kind(swept: Sequence[Row], fabric: Fabric) -> tuple[dict[Kind, float], dict[Kind, float]]:
-    """How much longer the shortest and the largest messages took than NCCL's own model says.
-
-    On the largest world that was swept: a library may do worse with one kind than with another.
-    """
-    latency, transfer = dict[Kind, float](), dict[Kind, float]()
-    for operation, (kind, _) in OPERATIONS.items():
-        rows = [r for r in swept if r.operation == operation and r.right and r.time_s]
-        if not rows:
-            continue
-        nodes = max((r.nodes for r in rows), key=lambda n: (len(n), sum(n)))
-        by_size = {r.payload_bytes: r.time_s or 0.0 for r in rows if r.nodes == nodes}
-        small, large = min(by_size), max(by_size)
-        if small > LATENCY_BYTES or large < LARGE_BYTES:
-            continue
-        first, last = (nccl(kind, size, sum(nodes), max(nodes), fabric) for size in (small, large))
-        latency[kind] = by_size[small] / first.total_s
-        rest_s = by_size[large] - last.latency_s * latency[kind]
-        transfer[kind] = max(1.0, rest_s / last.transfer_s)
-    return latency, transfer
-
-
-def _reduces(row: Row) -> bool:
-    return row.operation == "all_reduce" and row.right

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from harness.analysis.foresight.outlook import Outlook, outlooks
-from harness.analysis.foresight.published import runs
-from harness.analysis.foresight.published.runs import Rung
+from harness.analysis.foresight.own import runs, stated
+from harness.analysis.foresight.own.runs import Rung
 from harness.analysis.foresight.published.table import Refused
 from harness.host.machine import Machine
 from harness.record import RunRecord
@@ -30,7 +30,7 @@ def foresee(
     found = outlooks(table, target.case.world_size, hold)
     expected, room = target.described.expected, room_bytes(target.case, target.run.machine)
     needed = None if expected is None else expected.memory_bytes
-    padding = runs.padding(ladder[-1], target)
+    padding = stated.padding({r.case.world_size: r.stated for r in (ladder[-1], target)})
     return [replace(one, memory_bytes=needed, room_bytes=room, padding=padding) for one in found]
 
 

@@ -33,7 +33,7 @@ class Regime(StrEnum):
 #: Widths before any family was seen: a limiter that nothing measured speaks of deserves more.
 STRETCH = {r: 1.1 if r is Regime.UNSEEN else 1.0 for r in Regime}
 #: How many families the widths before are worth.
-WORTH = 4.0
+WORTH = 2.0
 #: A family that was missed by more than so many standard deviations counts as if by so many.
 MOST_Z = 3.0
 

@@ -66,7 +66,8 @@ class Shape:
 
     ``micros`` micro-batches of ``micro_batch`` samples go through each replica in a step. ``sent``
     is what its strategy states; without it the exchange follows from ``kept``. ``hides``: compute
-    goes on meanwhile.
+    goes on meanwhile. Where all ranks share one machine's ``cores``, each needs them for ``cpu_s``
+    of a step; 0 cores: nobody shares any.
     """
 
     ranks: int
@@ -81,6 +82,8 @@ class Shape:
     kept: Kept = Kept.WHOLE
     sent: tuple[Sent, ...] = ()
     hides: bool = True
+    cpu_s: float = 0.0
+    cores: int = 0
     model: Model = Model()
     #: What else must be the same for two points to tell of each other: software, precision, ...
     configuration: tuple[tuple[str, str], ...] = ()
@@ -89,6 +92,11 @@ class Shape:
     def replicas(self) -> float:
         """Data-parallel ranks."""
         return self.ranks / (self.tensor * self.context * self.stages)
+
+    @property
+    def queued_s(self) -> float:
+        """For how long a rank waits in a step for cores that others use."""
+        return self.cpu_s * max(0.0, self.ranks / self.cores - 1) if self.cores else 0.0
 
     @property
     def samples(self) -> float:

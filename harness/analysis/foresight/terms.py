@@ -92,6 +92,7 @@ class Facts:
     beside: Array  # 1 where an exchange runs beside compute
     window: Array  # what share of all compute can hide the data exchange
     optimizer_s: Array
+    queued_s: Array
     slowest: Array  # E[max of N], in standard deviations
     doublings: Array  # of ranks over the smallest calibrated size
 
@@ -139,6 +140,7 @@ def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> tuple[fl
         shape.replicas > 1,
         _window(shape),
         held * STATE_BYTES / HBM_BYTES_PER_S,
+        shape.queued_s,
         slowest_normal(shape.ranks),
         np.log2(shape.ranks / base_ranks),
     )
@@ -243,13 +245,16 @@ def seconds(given: Facts, draws: Array) -> dict[Term, Array]:
     )
     shown = _shown(by_latency + by_bytes, given.window, compute, know)
     share = by_latency / np.maximum(by_latency + by_bytes, 1e-30)
+    bubble = (given.units - given.micros) * (micro + tensor)
+    # Others use the cores that a rank waits for while it idles anyway.
+    queued = np.maximum(given.queued_s - bubble - shown, 0.0)
     out = {
         Term.COMPUTE: compute,
-        Term.BUBBLE: (given.units - given.micros) * (micro + tensor),
+        Term.BUBBLE: bubble,
         Term.TENSOR: given.micros * tensor,
         Term.BYTES: shown * (1 - share),
         Term.LATENCY: shown * share,
-        Term.HOST: np.exp(know[Unknown.HOST]) + given.optimizer_s + 0 * compute,
+        Term.HOST: np.exp(know[Unknown.HOST]) + given.optimizer_s + queued,
         Term.WAITING: given.slowest
         * (np.exp(know[Unknown.WAIT_S]) + np.exp(know[Unknown.WAIT_SHARE]) * compute),
     }

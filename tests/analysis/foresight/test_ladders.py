@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.analysis.foresight.outlook import Outlook
@@ -15,8 +16,10 @@ from harness.analysis.foresight.own.runs import Rung
 from harness.analysis.foresight.own.stated import OPERATIONS, padding, sent_by, stated
 from harness.analysis.foresight.own.swept import _by_kind
 from harness.analysis.foresight.physics.collectives import Fabric, Kind, nccl
+from harness.analysis.foresight.priors import PRIORS
 from harness.analysis.foresight.published.table import Refused, Table
-from harness.analysis.foresight.shapes import Sent
+from harness.analysis.foresight.shapes import Model, Sent, Shape
+from harness.analysis.foresight.terms import UNKNOWNS, Term, facts, seconds
 from harness.base.errors import LaunchError, SpecError
 from harness.interface.cli.main import main
 from harness.interface.cli.verbs.read import predict as verb
@@ -283,3 +286,19 @@ def test_a_script_is_foreseen_by_what_was_watched_of_it(run: RunRecord) -> None:
     blind = [replace(r, watched=None) for r in ladder_]
     refused = foresee("script", blind, Rung(run, case.at(16), Described(), None), KNOWN)
     assert isinstance(refused, Refused) and "was not watched" in refused.why
+
+
+def test_ranks_that_share_cores_wait_for_them_but_not_while_they_idle() -> None:
+    """Emulated nodes are one machine; a rank that waits for a slow link needs no core meanwhile."""
+    shape = Shape(ranks=8, micro_batch=16.0, model=Model(params=1e6), cpu_s=0.01, cores=2)
+    assert shape.queued_s == pytest.approx(0.03) and replace(shape, ranks=2).queued_s == 0.0
+    assert replace(shape, cores=0).queued_s == 0.0, "nodes of their own"
+    draws = np.log([[PRIORS[u].median for u in UNKNOWNS] + [1.0]])
+
+    def fixed(rate: float, cores: int) -> float:
+        fabric = Fabric(per_node=1, intra_bytes_per_s=1e12, inter_bytes_per_s=rate)
+        given = facts([replace(shape, cores=cores)], (0,), fabric, 1)
+        return float(seconds(given, draws)[Term.HOST][0, 0])
+
+    assert fixed(1e12, 2) - fixed(1e12, 0) == pytest.approx(0.03, rel=0.05)
+    assert fixed(1e6, 2) == fixed(1e6, 0)

@@ -21,7 +21,7 @@ from harness.analysis.foresight.published.table import Refused, Table
 from harness.analysis.foresight.shapes import Kept, Model, Point, Shape
 from harness.analysis.foresight.terms import Unknown
 from harness.record import Described, Purpose, RunRecord, Watched
-from harness.spec import CaseSpec, Catalogue, Dim, Mesh
+from harness.spec import CaseSpec, Catalogue, Device, Dim, Mesh, StandIn
 
 #: Facts of a node that change how fast it trains.
 MATTERS = re.compile(
@@ -42,8 +42,9 @@ NO_TEXT = Belief(0.3, 1.5)
 class Rung:
     """A case and the mean step of its launches in s, None where it is only asked for.
 
-    ``jitter_s`` is the standard deviation of a step, by its median and 95th percentile. Of a user's
-    own script nothing is described: there is what was ``watched``, and samples of a step.
+    ``jitter_s`` is the standard deviation of a step, by its median and 95th percentile, ``cpu_s``
+    what it takes of cores. Of a user's own script nothing is described: there is what was
+    ``watched``, and samples of a step.
     """
 
     run: RunRecord
@@ -53,6 +54,7 @@ class Rung:
     jitter_s: float = 0.0
     watched: Watched | None = None
     samples: float = 0.0
+    cpu_s: float = 0.0
 
     @property
     def stated(self) -> Stated | None:
@@ -105,6 +107,7 @@ def rungs(run: RunRecord) -> Iterator[Rung]:
             run, case, described, fmean(s.mean_s for s in timed),
             median((s.p95_s - s.median_s) / Z95 for s in timed), launches[-1].ranks[0].watched,
             launches[-1].consumed / timed[-1].count,
+            fmean(r.cpu_s for r in launches[-1].ranks) / timed[-1].count,
         )  # fmt: skip
 
 
@@ -132,6 +135,8 @@ def table(
     sent = sent_by({r.case.world_size: r.stated for r in telling})
     if all(s.tensor * s.context * s.stages == 1 for s in shapes):
         shapes = [s if s.kept is Kept.NODE_CUT else replace(s, sent=sent) for s in shapes]
+    if cores := _shared(calibrating[-1]):
+        shapes = [replace(s, cpu_s=calibrating[0].cpu_s, cores=cores) for s in shapes]
     fabric, peak, beliefs, notes = links(calibrating[-1].run)
     if all(s.seq == 1 for s in shapes):
         beliefs[Unknown.SMALL] = NO_TEXT
@@ -145,6 +150,13 @@ def table(
         id=name, family=name, fabric=fabric, peak_flops=peak, points=points, beliefs=beliefs,
         stretch=STRETCH, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _shared(rung: Rung) -> int:
+    """The cores of the one machine that all ranks run on, emulated nodes too; 0 of several."""
+    case = rung.case
+    one_machine = len(case.nodes) == 1 or StandIn.EMULATED in case.stand_in
+    return rung.run.machine.num_cores if one_machine and case.device is Device.CPU else 0
 
 
 def _unlike(found: Sequence[RunRecord]) -> str:

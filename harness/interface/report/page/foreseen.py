@@ -21,8 +21,6 @@ from harness.interface.report.page.svg import Curve
 from harness.record import RunRecord
 
 HERE = Path(__file__).parent
-#: Wider than any sentence: the browser wraps.
-WIDE = 10_000
 COLORS = dict(zip(Term, (*svg.COLORS, "#7F7F7F", "#B8A200"), strict=True))
 
 

@@ -23,7 +23,7 @@ from harness.analysis.foresight.terms import UNKNOWNS, Term, facts, seconds
 from harness.base.errors import LaunchError, SpecError
 from harness.interface.cli.main import main
 from harness.interface.cli.verbs.read import predict as verb
-from harness.interface.report.foresight.outlooks import recorded
+from harness.interface.report.foresight.outlooks import facts as facts_of, recorded
 from harness.interface.report.page.page import render
 from harness.record import Described, Expected, Issued, RunRecord, Watched
 from harness.record.fabric import Row
@@ -138,6 +138,7 @@ def test_a_size_is_foreseen_with_its_memory(run: RunRecord) -> None:
     told = foresee("ddp", rungs(run), at(run, 64, memory_bytes=3 << 20), KNOWN)
     assert not isinstance(told, Refused)
     (one,) = told
+    assert one.predicted.shape.cores == 0, "8 nodes are 8 machines"
     assert one.memory_bytes == 3 << 20 and one.fits and one.device_hours > 0
     assert set(one.measured) == {1, 2} and [p.shape.ranks for p in one.path] == [4, 8, 16, 32]
     assert one.predicted.shape.sent, "what its strategy states, not what its kind usually sends"
@@ -302,3 +303,14 @@ def test_ranks_that_share_cores_wait_for_them_but_not_while_they_idle() -> None:
 
     assert fixed(1e12, 2) - fixed(1e12, 0) == pytest.approx(0.03, rel=0.05)
     assert fixed(1e6, 2) == fixed(1e6, 0)
+
+
+def test_a_ladder_that_was_disturbed_foresees_nothing_plausible(run: RunRecord) -> None:
+    small, large = rungs(run)
+    slow = replace(small, step_s=2 * (large.step_s or 0.0))
+    told = foresee("ddp", [slow, large], at(run, 64), KNOWN)
+    assert not isinstance(told, Refused)
+    assert "implausible" in dict(facts_of(told[0]))["efficiency"]
+    fine = foresee("ddp", [small, large], at(run, 64), KNOWN)
+    assert not isinstance(fine, Refused)
+    assert "implausible" not in dict(facts_of(fine[0]))["efficiency"]

@@ -135,7 +135,7 @@ def table(
     sent = sent_by({r.case.world_size: r.stated for r in telling})
     if all(s.tensor * s.context * s.stages == 1 for s in shapes):
         shapes = [s if s.kept is Kept.NODE_CUT else replace(s, sent=sent) for s in shapes]
-    if cores := _shared(calibrating[-1]):
+    if cores := _shared(rungs):
         shapes = [replace(s, cpu_s=calibrating[0].cpu_s, cores=cores) for s in shapes]
     fabric, peak, beliefs, notes = links(calibrating[-1].run)
     if all(s.seq == 1 for s in shapes):
@@ -152,11 +152,12 @@ def table(
     )  # fmt: skip
 
 
-def _shared(rung: Rung) -> int:
-    """The cores of the one machine that all ranks run on, emulated nodes too; 0 of several."""
-    case = rung.case
-    one_machine = len(case.nodes) == 1 or StandIn.EMULATED in case.stand_in
-    return rung.run.machine.num_cores if one_machine and case.device is Device.CPU else 0
+def _shared(rungs: Sequence[Rung]) -> int:
+    """The cores of the one machine that all of these run on, emulated nodes too; 0 of several."""
+    cases = [r.case for r in rungs]
+    together = all(len(c.nodes) == 1 or StandIn.EMULATED in c.stand_in for c in cases)
+    on_cpus = all(c.device is Device.CPU for c in cases)
+    return rungs[0].run.machine.num_cores if together and on_cpus else 0
 
 
 def _unlike(found: Sequence[RunRecord]) -> str:

@@ -11,6 +11,8 @@ from harness.base.numbers import si
 from harness.interface.report import text
 from harness.record import RunRecord
 
+#: Efficiencies beyond this are those of a ladder that was disturbed.
+PLAUSIBLE = 1.1
 #: Padding beyond which it is worth a line.
 PADDED = 1.05
 
@@ -36,7 +38,10 @@ def facts(one: Outlook) -> list[tuple[str, str]]:
         return [("DOES NOT FIT", told)]
     low_s, high_s = step_between(one)
     out = [
-        ("efficiency", f"{seen.efficiency:.2f} [{seen.low:.2f}, {seen.high:.2f}] (80 %)"),
+        (
+            "efficiency",
+            f"{seen.efficiency:.2f} [{seen.low:.2f}, {seen.high:.2f}] (80 %){doubt(seen)}",
+        ),
         ("step", f"{si(seen.step_s, 's')} [{si(low_s, 's')}, {si(high_s, 's')}]"),
         ("limited by", limits(seen)),
         (f"to hold {one.hold:.2f}", holds(one)),
@@ -49,6 +54,13 @@ def facts(one: Outlook) -> list[tuple[str, str]]:
         out.append(("changes", f"from {one.knee.ranks:,} ranks on {one.knee.term} is the largest"))
     laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())
     return [*out, ("measure next", next_size(one)), ("laws in N", laws)]
+
+
+def doubt(seen: Predicted) -> str:
+    """What is said of an efficiency that no hardware has; empty of others."""
+    if seen.efficiency <= PLAUSIBLE:
+        return ""
+    return ", implausible: a rank of its ladder is faster where there are more"
 
 
 def step_between(one: Outlook) -> tuple[float, float]:
@@ -100,8 +112,8 @@ def _recorded(target: str, one: Outlook) -> str:
     mark = ", outside the calibrated regime" if seen.regime is Regime.UNSEEN else ""
     return (
         f"RECORDED  {target} is foreseen: efficiency {seen.efficiency:.3f}"
-        f" [{seen.low:.3f}, {seen.high:.3f}] (80 %), limited by {seen.limiter}{mark}; {memory(one)}"
-        f" a rank"
+        f" [{seen.low:.3f}, {seen.high:.3f}] (80 %){doubt(seen)}, limited by {seen.limiter}{mark};"
+        f" {memory(one)} a rank"
     )
 
 

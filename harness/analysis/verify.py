@@ -19,6 +19,7 @@ from harness.analysis.samples import bits, figures, pilots, references
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
+from harness.base.packs import is_there, opened
 from harness.record import (
     JUDGED_SINCE,
     SETTLED_SINCE,
@@ -29,7 +30,6 @@ from harness.record import (
     Verdict,
     chain,
 )
-from harness.record.packing import is_there, opened
 from harness.record.store import load_samples
 from harness.spec import Threshold
 

@@ -17,7 +17,7 @@ from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.hearing import TICK_S, Ear, unreachable
 from harness.launch.link import Link
 from harness.launch.renewal import Again, clear, mend
-from harness.launch.roll_call import agree, fit
+from harness.launch.roll_call import agree, fit, joined
 from harness.launch.running import Running
 from harness.launch.wire.channel import Listener
 from harness.launch.wire.messages import LaunchSpec, Node, Share
@@ -89,7 +89,7 @@ class Fleet:
         since = looked_at = time.monotonic()
         silent = list(self._links)  # of thousands, only these are looked at whenever one comes
         while len(self._links) < self.num_agents or silent:
-            silent += self._take_joined()
+            silent += joined(self._listener, self._links, TICK_S)
             within_s, heard = TICK_S if self._listener is None else 0, silent
             if time.monotonic() - looked_at > TICK_S:
                 looked_at, heard = time.monotonic(), self._links
@@ -146,15 +146,6 @@ class Fleet:
         if time.monotonic() - self._polled_at > POLL_S:
             self._said, self._polled_at = self._job.poll(), time.monotonic()
         return self._said
-
-    def _take_joined(self) -> list[Link]:
-        """Links to agents that have dialed in."""
-        if self._listener is None:
-            return []
-        first = len(self._links)
-        joined = self._listener.accept(TICK_S)
-        self._links += [Link(node=first + i, channel=c) for i, c in enumerate(joined)]
-        return self._links[first:]
 
     def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
         """Ask node 0 what each case will do; nothing is launched."""
@@ -218,10 +209,7 @@ class Fleet:
     def _attend(self, worlds: Sequence[Running]) -> None:
         """Hear what has come, and look after every world; LaunchError with nobody left to hear."""
         if self._job is None:
-            raise LaunchError(
-                "its agents were let go while a world ran", where="engine",
-                expected="a fleet that is closed when its worlds are over", fix="scaleproof doctor",
-            )  # fmt: skip
+            raise LaunchError("its agents were let go while a world ran", where="engine")
         for link, message, blob in self._ear.receive(self._links):
             for world in worlds:
                 world.hear(link, message, blob)
@@ -241,7 +229,6 @@ class Fleet:
 
     def close(self) -> None:
         """Let the agents go, and end the job that started them."""
-        self._ear.close()
         for link in self._links:
             if link.channel is not None:
                 link.channel.close()

@@ -49,10 +49,6 @@ class Ear:
                 self._selector.register(channel, selectors.EVENT_READ, link)
                 self._heard[channel] = link
 
-    def close(self) -> None:
-        """Listen to nobody any more."""
-        self._attend(())
-
 
 def unreachable(ear: Ear, links: Sequence[Link], within_s: float) -> tuple[int, ...]:
     """Nodes that fewer than half of the others can connect to."""

@@ -9,7 +9,16 @@ from harness.host import accelerators
 from harness.host.machine import Machine
 from harness.launch.engine import Where
 from harness.launch.link import Link
+from harness.launch.wire.channel import Listener
 from harness.spec import Device
+
+
+def joined(listener: Listener | None, links: list[Link], within_s: float) -> list[Link]:
+    """Links to the agents that dial in within that time; ``links`` gets them, too."""
+    channels = listener.accept(within_s) if listener is not None else []
+    new = [Link(node=len(links) + i, channel=channel) for i, channel in enumerate(channels)]
+    links += new
+    return new
 
 
 def agree(links: list[Link], where: Where, num_agents: int) -> None:

@@ -8,15 +8,12 @@ from pathlib import Path
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.record import Described
-from harness.spec import CaseSpec, Catalogue
-
-#: The engine whose agent is this machine's own.
-HERE = "local"
+from harness.spec import CaseSpec, Catalogue, Settings
 
 
 def described(cases: Sequence[CaseSpec], known: Catalogue) -> list[Described]:
     """As a run of them would record; LaunchError where no agent starts, as without torch."""
     with tempfile.TemporaryDirectory(prefix="scaleproof-describe-") as folder:
-        bench = Bench(known, known.get("engines", HERE), Where(folder=Path(folder)))
+        bench = Bench(known, known.get("engines", Settings().engine), Where(folder=Path(folder)))
         with contextlib.closing(bench.fleets):
             return bench.describe(cases)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from harness.base.packs import pack
 from harness.host import admission
 from harness.host.admission import Level
 from harness.launch import cluster
@@ -18,7 +19,6 @@ from harness.measure.order import Order
 from harness.measure.progress import Moment, Progress, waiting
 from harness.measure.run import Run
 from harness.record import LaunchRecord, RunRecord
-from harness.record.packing import pack
 from harness.spec import CaseSpec, Catalogue, Device, Settings, Threshold
 
 
@@ -147,7 +147,7 @@ class Session:
             self.progress.note(note)
         entered = run.enter(launches)
         for launch in (x for x in entered if x.cause is None):
-            pack(run.folder, launch.launch, launch.ranks)
+            pack(run.folder / "launches" / launch.launch, [r.rank for r in launch.ranks])
         return entered
 
     def save(self, *, complete: bool) -> RunRecord:

@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.base.files import put
+from harness.base.packs import SAMPLES, TRACES
 from harness.record import chain
-from harness.record.packing import SAMPLES, TRACES
 from harness.record.record import RunRecord
 from harness.record.signature import FILE as SIGNATURE
 

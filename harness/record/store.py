@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 from harness.base import files
 from harness.base.documents import Json, elements, fields, from_doc, to_doc
 from harness.base.errors import RecordError
+from harness.base.packs import opened
 from harness.record import chain, folding
 from harness.record.launch import LaunchRecord
-from harness.record.packing import opened
 from harness.record.rank import RankRecord
 from harness.record.record import SCHEMA, RunRecord
 from harness.record.upgrade import UNCHANGED_SINCE, upgrade

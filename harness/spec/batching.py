@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from harness.base.errors import SpecError
 from harness.spec.case import CaseSpec, Mode
 from harness.spec.mesh import Mesh
 
@@ -80,6 +81,25 @@ def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
     for i in behind[: total - sum(parts)]:
         parts[i] += 1
     return tuple(parts)
+
+
+def alike(case: CaseSpec, target: CaseSpec) -> CaseSpec:
+    """The case with the batch of a rank that a larger world has; SpecError if it is no whole one.
+
+    Exchange and waiting hide behind compute, so small worlds speak for a large one only if a rank
+    computes as much in them.
+    """
+    if case.mode is Mode.WEAK or target.global_batch is None:
+        return case
+    micro_batch, rest = divmod(target.global_batch, target.world_size * target.accumulate)
+    if rest or not micro_batch:
+        unit = target.world_size * target.accumulate
+        raise SpecError(
+            f"a batch of {target.global_batch} does not divide over {target.world_size} ranks",
+            where=target.id, expected=f"a multiple of {unit}",
+            fix=f"global_batch={unit * max(1, target.global_batch // unit)}",
+        )  # fmt: skip
+    return replace(case, mode=Mode.WEAK, global_batch=None, micro_batch=micro_batch)
 
 
 #: Ranks that compute each micro-batch when their bits are compared; a majority needs three.

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from harness.base.errors import SpecError
 from harness.base.marks import MARK, RECOVERS
+from harness.spec.batching import alike
 from harness.spec.case import PLAIN, Ablation, CaseSpec, Data, Mode
 from harness.spec.courses import Course
 from harness.spec.metrics import Form, metric
@@ -154,25 +155,6 @@ def ladder(
         epoch_samples=epoch_samples,
         target=target,
     )
-
-
-def alike(case: CaseSpec, target: CaseSpec) -> CaseSpec:
-    """The case with the batch of a rank that a larger world has; SpecError if it is no whole one.
-
-    Exchange and waiting hide behind compute, so small worlds speak for a large one only if a rank
-    computes as much in them.
-    """
-    if case.mode is Mode.WEAK or target.global_batch is None:
-        return case
-    micro_batch, rest = divmod(target.global_batch, target.world_size * target.accumulate)
-    if rest or not micro_batch:
-        unit = target.world_size * target.accumulate
-        raise SpecError(
-            f"a batch of {target.global_batch} does not divide over {target.world_size} ranks",
-            where=target.id, expected=f"a multiple of {unit}",
-            fix=f"global_batch={unit * max(1, target.global_batch // unit)}",
-        )  # fmt: skip
-    return replace(case, mode=Mode.WEAK, global_batch=None, micro_batch=micro_batch)
 
 
 def _contrasts(name: str, n: int, against: Sequence[Against]) -> Iterator[Contrast]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from harness.analysis.timeline.reader import read
+from harness.base import packs
 from harness.base.errors import ScaleproofError
-from harness.record import archive, packing
-from harness.record.packing import is_there, opened, pack, size
+from harness.base.packs import is_there, opened, pack, size
+from harness.record import archive
 
-RANKS = packing.MANY + 1
+RANKS = packs.MANY + 1
 
 
 def trace(rank: int) -> bytes:
@@ -44,15 +43,11 @@ def launch(tmp_path: Path) -> Path:
     return where
 
 
-def ranks(num: int = RANKS) -> list[Any]:
-    return [SimpleNamespace(rank=r) for r in range(num)]
-
-
 def test_many_ranks_leave_a_handful_of_files(launch: Path) -> None:
     before = {
         p.name: p.read_bytes() for p in launch.iterdir() if p.suffix != ".json" or "spans" in p.name
     }
-    pack(launch.parents[1], "a-1", ranks())
+    pack(launch, range(RANKS))
     assert {p.name for p in launch.iterdir()} == {"gpus.json", "ranks.zip", "traces.zip"}
     for name, body in before.items():
         path = launch / name
@@ -65,18 +60,18 @@ def test_many_ranks_leave_a_handful_of_files(launch: Path) -> None:
 
 def test_a_packed_trace_is_read_as_it_was(launch: Path) -> None:
     alone = read(launch / "rank3.trace.json.gz")
-    pack(launch.parents[1], "a-1", ranks())
+    pack(launch, range(RANKS))
     together = read(launch / "rank3.trace.json.gz")
     assert len(together.names) == len(alone.names) > 0 and "aten::op3" in together.names
 
 
 def test_few_ranks_keep_their_files(launch: Path) -> None:
-    pack(launch.parents[1], "a-1", ranks(packing.MANY))
+    pack(launch, range(packs.MANY))
     assert (launch / "rank0.npz").is_file() and not list(launch.glob("*.zip"))
 
 
 def test_what_is_nowhere_is_nowhere(launch: Path) -> None:
-    pack(launch.parents[1], "a-1", ranks())
+    pack(launch, range(RANKS))
     for name in ("rank99.npz", "rank99.trace.json.gz", "rank0.log"):
         assert not is_there(launch / name)
         with pytest.raises(OSError):
@@ -86,7 +81,7 @@ def test_what_is_nowhere_is_nowhere(launch: Path) -> None:
 
 
 def test_a_damaged_pack_is_one_clear_error(launch: Path) -> None:
-    pack(launch.parents[1], "a-1", ranks())
+    pack(launch, range(RANKS))
     (launch / "traces.zip").write_bytes(b"no archive")
     assert not is_there(launch / "rank0.trace.json.gz")
     with pytest.raises(ScaleproofError, match="cannot be read"):
@@ -101,17 +96,17 @@ def test_a_kill_while_packing_leaves_every_file(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(packing.os, "fsync", killed)
+    monkeypatch.setattr(packs.os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        pack(launch.parents[1], "a-1", ranks())
+        pack(launch, range(RANKS))
     assert all(is_there(launch / f"rank{r}.npz") for r in range(RANKS))
     monkeypatch.undo()
-    pack(launch.parents[1], "a-1", ranks())
+    pack(launch, range(RANKS))
     assert not list(launch.glob("*.part")) and is_there(launch / "rank0.npz")
 
 
 def test_archives_leave_packed_traces_out_unless_asked(launch: Path) -> None:
-    pack(launch.parents[1], "a-1", ranks())
+    pack(launch, range(RANKS))
     folder = launch.parents[1]
     assert set(archive.files_of(folder, traces=False)) == {"launches/a-1/ranks.zip"}
     assert "launches/a-1/traces.zip" in archive.files_of(folder, traces=True)

@@ -23,13 +23,14 @@ from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.samples import figures
 from harness.analysis.samples.references import Curve, astray
 from harness.analysis.verify import verify
+from harness.base import packs
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.host.nvml import GpuWindow
 from harness.interface import frames
 from harness.measure.blocks import missing
 from harness.measure.resume import unfinished
-from harness.record import SCHEMA, SETTLED_SINCE, Purpose, Reason, RunRecord, Status, packing
+from harness.record import SCHEMA, SETTLED_SINCE, Purpose, Reason, RunRecord, Status
 from harness.record.schema import RECORD, record_schema
 from harness.record.store import Samples, load, save
 from harness.record.upgrade import upgrade
@@ -575,10 +576,10 @@ def test_rounding_may_grow_but_a_cheat_does_not_pass_for_it(
 def test_samples_of_many_ranks_are_one_file(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are what each rank wrote, to the bit; one that was changed is found."""
     run = load(copy)
-    monkeypatch.setattr(packing, "MANY", 0)
+    monkeypatch.setattr(packs, "MANY", 0)
     for launch in run.launches:
         if launch.usable and launch.purpose is not Purpose.GATE:
-            packing.pack(copy, launch.launch, launch.ranks)
+            packs.pack(copy / "launches" / launch.launch, [r.rank for r in launch.ranks])
     packed = sorted(copy.glob("launches/*/ranks.zip"))
     assert packed and not list(copy.glob("launches/*/*.npz"))
     assert not verify(run, copy).differences

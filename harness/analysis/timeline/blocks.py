@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import msgspec
 
 from harness.base.errors import ScaleproofError
-from harness.record.packing import opened
+from harness.base.packs import opened
 
 BLOCK_BYTES = 1 << 20
 #: What is held back at the end of what was read: a trace's tail may look like events.

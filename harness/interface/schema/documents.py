@@ -25,7 +25,7 @@ from harness.interface.cli.verbs.measure.compress import Confirmed
 from harness.interface.cli.verbs.measure.detached import Detached
 from harness.interface.nightly.notice import News
 from harness.interface.report.plans import Outlook
-from harness.interface.schema.foreseen import Endured, Foretold
+from harness.interface.schema.foreseen import Allowed, Endured, Foretold
 from harness.launch.engine import Command
 from harness.measure.setups.interleaving import Difference
 from harness.record import Budget, RunRecord, Verdict
@@ -355,6 +355,7 @@ DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
     "pack": (Archive,),
     "pairs": (Suspects,),
     "plan": (Plans,),
+    "possible": (Allowed,),
     "predict": (Foretold,),
     "recover": (RunRecord,),
     "report": (RunRecord, Summary, Files),

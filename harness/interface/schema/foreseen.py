@@ -5,6 +5,7 @@ from typing import TypedDict
 
 from harness.analysis.foresight.held_out import Score
 from harness.analysis.foresight.outlook import Outlook as SizeOutlook
+from harness.analysis.foresight.possible import Possibility
 from harness.analysis.foresight.predict import NotPredicted, Predicted
 from harness.analysis.foresight.published.table import Refused as RefusedTable
 from harness.analysis.goodput import Costs
@@ -30,6 +31,10 @@ class Foretold(TypedDict):
     scores: Scores
     refused: Sequence[RefusedTable]
     outlooks: Sequence[SizeOutlook]
+
+
+class Allowed(TypedDict):
+    possible: Sequence[Possibility]
 
 
 class Endured(TypedDict):

@@ -10,9 +10,8 @@ from harness.analysis.foresight.terms import Term
 from harness.base.numbers import si
 from harness.interface.report import text
 from harness.record import RunRecord
+from harness.spec.metrics import IMPLAUSIBLE
 
-#: Efficiencies beyond this are those of a ladder that was disturbed.
-PLAUSIBLE = 1.1
 #: Padding beyond which it is worth a line.
 PADDED = 1.05
 
@@ -37,11 +36,9 @@ def facts(one: Outlook) -> list[tuple[str, str]]:
         told = f"a rank needs {memory(one)}: no efficiency is foreseen"
         return [("DOES NOT FIT", told)]
     low_s, high_s = step_between(one)
+    span = f"[{seen.low:.2f}, {seen.high:.2f}] (80 %){doubt(seen)}"
     out = [
-        (
-            "efficiency",
-            f"{seen.efficiency:.2f} [{seen.low:.2f}, {seen.high:.2f}] (80 %){doubt(seen)}",
-        ),
+        ("efficiency", f"{seen.efficiency:.2f} {span}"),
         ("step", f"{si(seen.step_s, 's')} [{si(low_s, 's')}, {si(high_s, 's')}]"),
         ("limited by", limits(seen)),
         (f"to hold {one.hold:.2f}", holds(one)),
@@ -58,7 +55,7 @@ def facts(one: Outlook) -> list[tuple[str, str]]:
 
 def doubt(seen: Predicted) -> str:
     """What is said of an efficiency that no hardware has; empty of others."""
-    if seen.efficiency <= PLAUSIBLE:
+    if seen.efficiency <= IMPLAUSIBLE:
         return ""
     return ", implausible: a rank of its ladder is faster where there are more"
 

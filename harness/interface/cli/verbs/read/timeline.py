@@ -21,10 +21,10 @@ from harness.analysis.timeline.views.tallies import operators, ranges
 from harness.analysis.timeline.views.window import Window
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
+from harness.base.packs import is_there
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text, windows as pages
 from harness.record import Budget, LaunchRecord, Operator, Purpose
-from harness.record.packing import is_there
 
 HELP = dict(timeline="show where the time of a step went, from torch.profiler traces")
 EXAMPLES = dict(

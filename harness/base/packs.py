@@ -1,4 +1,4 @@
-"""Many ranks' files as one: what a launch of hundreds leaves is a handful of files.
+"""Packs: many ranks' files as one, so that what a launch of hundreds leaves is a handful of files.
 
 A path stays what it was before: it is looked for by itself, then among those that lie together.
 """
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from harness.record.rank import RankRecord
-
 #: Ranks of a launch whose files are packed.
 MANY = 16
 #: Where files lie together, by how their names end; what ends otherwise is in the record, too.
@@ -21,18 +19,17 @@ SAMPLES, TRACES = "ranks.zip", "traces.zip"
 PACKS = {".npz": SAMPLES, ".trace.json.gz": TRACES, ".spans.json": TRACES}
 
 
-def pack(folder: Path, launch: str, ranks: Sequence[RankRecord]) -> None:
+def pack(where: Path, ranks: Sequence[int]) -> None:
     """Put the files of many ranks together; what each wrote beside them is in the record."""
     if len(ranks) <= MANY:
         return
-    where = folder / "launches" / launch
     for pack in dict.fromkeys(PACKS.values()):
         ends = [end for end, name in PACKS.items() if name == pack]
-        left = [p for r in ranks for e in ends if (p := where / f"rank{r.rank}{e}").is_file()]
+        left = [p for r in ranks for e in ends if (p := where / f"rank{r}{e}").is_file()]
         if left:
             _together(where / pack, left)
     for rank in ranks:
-        (where / f"rank{rank.rank}.json").unlink(missing_ok=True)
+        (where / f"rank{rank}.json").unlink(missing_ok=True)
 
 
 def _together(pack: Path, left: Sequence[Path]) -> None:

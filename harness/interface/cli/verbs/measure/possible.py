@@ -31,6 +31,7 @@ EXAMPLES = dict(
     ),
 )
 _WORST_FIRST = (Chance.NO, Chance.OPEN, Chance.YES)
+_WORDS = {Chance.NO: "no", Chance.OPEN: "open", Chance.YES: "yes"}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
@@ -99,13 +100,13 @@ def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
         return text.wrap(f" no rule asks for speed or efficiency of a case on {on.name}", width, 1)
     columns: list[Column[Possibility]] = [
         Column("rule", 9, lambda o: o.rule, left=True),
-        Column("world", 9, lambda o: o.world),
+        Column("world", 7, lambda o: o.world),
         Column("case", 4, lambda o: o.case, left=True),
         Column("asks", 8, lambda o: f"{o.bound:g}"),
-        Column("may reach", 8, lambda o: f"{o.middle:.2f} [{o.low:.2f}, {o.high:.2f}]"),
-        Column("", 9, lambda o: str(o.chance), left=True),
-        Column("links", 7, _faster),
-        Column("limited by", 5, lambda o: str(o.limiter), left=True),
+        Column("may reach", 9, lambda o: f"{o.middle:.2f} [{o.low:.2f}, {o.high:.2f}]"),
+        Column("possible", 9, lambda o: _WORDS[o.chance], left=True),
+        Column("links", 6, _faster),
+        Column("limited by", 8, lambda o: str(o.limiter), left=True),
     ]  # fmt: skip
     of = Counter(one.chance for one in found)
     links = f"{si(on.link_bytes, 'B/s')} in a node"

@@ -230,6 +230,14 @@ def test_the_verb_describes_the_size_and_draws_a_page(
     assert "<svg" in page.read_text() and "32 ranks" in page.read_text()
 
 
+def test_runs_without_a_ladder_say_so(
+    run: RunRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verb, "load", lambda path: replace(run, launches=()))
+    assert main(["predict", "RUN", "--to", "8"]) == 4
+    assert "no training was timed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -100,6 +100,11 @@ def _of_runs(asked: Asked) -> Answer:
     said, width = asked.options, text.columns()
     known, loaded = options.catalogue(said.path), [load(path) for path in said.runs]
     found = runs.ladders(loaded, known)
+    if not found:
+        raise SpecError(
+            "no training was timed", where=str(said.runs[0]), expected="ladders of two sizes or more",
+            fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
+        )  # fmt: skip
     if said.only is not None:
         found = {k: v for k, v in found.items() if k == said.only} or _unknown(said, list(found))
     sizes, lines, further, refused = _sizes(said.calibrate_on), list[str](), list[Outlook](), []

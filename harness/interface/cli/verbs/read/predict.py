@@ -102,7 +102,7 @@ def _of_runs(asked: Asked) -> Answer:
     found = runs.ladders(loaded, known)
     if not found:
         raise SpecError(
-            "no training was timed", where=str(said.runs[0]), expected="ladders of two sizes or more",
+            "no training was timed", where=str(said.runs[0]), expected="a ladder of two sizes",
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )  # fmt: skip
     if said.only is not None:

@@ -83,11 +83,16 @@ def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
                 baselines=("plain", "wrapped") if wrapped else ("plain",),
                 metrics=METRICS.get(strategy, ("efficiency",)),
                 protocol=protocol_for(site),
-                predict=FORESEEN.get(strategy) if site.device == "cuda" else None,
+                predict=FORESEEN.get(strategy) if _foresees(site) else None,
             )
         ]
 
     return recipe
+
+
+def _foresees(site: Site) -> bool:
+    """One device shows no exchange, and CPU ranks share their cores."""
+    return site.device == "cuda" and site.world_size > 1
 
 
 def filled() -> Recipe:

@@ -14,7 +14,13 @@ METRICS = ("step_s", "throughput_ratio", "peak_bytes")
 
 
 def _site(site: Site, ranks: int = 2) -> Site:
+    """The site, or CPU ranks where it has too few."""
     return site if site.world_size >= ranks else site.cpu(ranks)
+
+
+def _alone(site: Site) -> Site:
+    """For what one GPU shows as well as two."""
+    return _site(site, 1 if site.device == "cuda" else 2)
 
 
 def _model(site: Site) -> str:
@@ -34,7 +40,7 @@ def published(site: Site) -> list[Plan]:
     here = _site(site)
 
     def case(strategy: str, **fields: Any) -> CaseSpec:
-        return here.case(f"{strategy}/{_model(site)}", Mode.WEAK, **fields)
+        return here.case(f"{strategy}/{_model(here)}", Mode.WEAK, **fields)
 
     cases = {
         "25 MB buckets": case("ddp"),
@@ -66,11 +72,11 @@ def published_stages(site: Site) -> list[Plan]:
 
 def inputs(site: Site) -> list[Plan]:
     """Batches at hand, made in the step, and read from files by none to two workers."""
-    here = _site(site)
+    here = _alone(site)
 
     def case(data: str, **knobs: Any) -> CaseSpec:
         return here.case(
-            f"ddp/{_model(site)}", data=data, knobs={f"{data}.{k}": v for k, v in knobs.items()}
+            f"ddp/{_model(here)}", data=data, knobs={f"{data}.{k}": v for k, v in knobs.items()}
         )
 
     cases = {
@@ -87,10 +93,10 @@ def inputs(site: Site) -> list[Plan]:
 
 def precisions(site: Site) -> list[Plan]:
     """fp32 (and TF32 where there is one), bf16, autocast to bf16 and to scaled fp16, 8 bits."""
-    here = _site(site)
-    base = here.case(f"ddp/{_model(site)}")
+    here = _alone(site)
+    base = here.case(f"ddp/{_model(here)}")
     cases = {"fp32": base}
-    if site.device == "cuda":
+    if here.device == "cuda":
         cases["TF32"] = replace(base, tf32=True)
     cases |= {str(p): replace(base, precision=p) for p in Precision if p is not Precision.FP32}
     return _plan(here, "precisions", cases, "skipped_steps")
@@ -98,9 +104,9 @@ def precisions(site: Site) -> list[Plan]:
 
 def kernels(site: Site) -> list[Plan]:
     """Attention's kernels, ways to step the parameters, compiled blocks."""
-    here = _site(site)
-    base = here.case(f"ddp/{_model(site)}")
-    cuda = site.device == "cuda"
+    here = _alone(site)
+    base = here.case(f"ddp/{_model(here)}")
+    cuda = here.device == "cuda"
     cases = {"as torch chooses": base}
     for kernel in ("math", "flash", *(("efficient", "cudnn") if cuda else ())):
         cases[f"attention {kernel}"] = replace(base, attention=kernel)
@@ -126,14 +132,14 @@ def backends(site: Site) -> list[Plan]:
 
 def checkpoints(site: Site) -> list[Plan]:
     """What computing blocks again saves of memory, and what that costs of a step."""
-    here = _site(site)
-    batch = None if site.device == "cuda" else 32
-    base = here.case(f"ddp/{_model(site)}", micro_batch=batch)
+    here = _alone(site)
+    batch = None if here.device == "cuda" else 32
+    base = here.case(f"ddp/{_model(here)}", micro_batch=batch)
     metrics = ("memory_saved", "step_time_ratio")
-    protocol = ON_GPUS if site.device == "cuda" else Protocol(steps=10, cut=2)
+    protocol = ON_GPUS if here.device == "cuda" else Protocol(steps=10, cut=2)
     kinds: list[dict[str, Any]] = [
         dict(checkpoint=True), dict(checkpoint=True, checkpoint_every=2),
         dict(checkpoint=True, selective=True),
     ]  # fmt: skip
-    kinds += [dict(offload=True)] if site.device == "cuda" else []
+    kinds += [dict(offload=True)] if here.device == "cuda" else []
     return [versus(base, replace(base, **kind), metrics, protocol=protocol) for kind in kinds]

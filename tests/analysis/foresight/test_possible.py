@@ -104,7 +104,7 @@ def test_a_fabric_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_suite_collects_for_gpus() -> None:
     """Recipes for hardware that is not here are code that no test on CPUs would run."""
-    for nodes in ((8,), (8,) * 4):
+    for nodes in ((1,), (2,), (8,), (8,) * 4):
         site = Where(device=Device.CUDA, backend="nccl", nodes=nodes)
         assert len(plans_of("suites", site, KNOWN, {})) > 20
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from harness import ON_GPUS, CaseSpec, Mode, Plan, Precision, Protocol, Site, beside, versus
 
+#: Only a scaler of losses can leave steps out.
+SKIPPED = "skipped_steps"
 METRICS = ("step_s", "throughput_ratio", "peak_bytes")
 
 
@@ -99,7 +101,10 @@ def precisions(site: Site) -> list[Plan]:
     if here.device == "cuda":
         cases["TF32"] = replace(base, tf32=True)
     cases |= {str(p): replace(base, precision=p) for p in Precision if p is not Precision.FP32}
-    return _plan(here, "precisions", cases, "skipped_steps")
+    (plan,) = _plan(here, "precisions", cases, SKIPPED)
+    scaled = {a.name for a in plan.arms if a.case.precision is Precision.FP16}
+    kept = tuple(c for c in plan.contrasts if c.metric != SKIPPED or c.subject in scaled)
+    return [replace(plan, contrasts=kept)]
 
 
 def kernels(site: Site) -> list[Plan]:

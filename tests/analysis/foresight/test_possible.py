@@ -109,6 +109,14 @@ def test_every_suite_collects_for_gpus() -> None:
         assert len(plans_of("suites", site, KNOWN, {})) > 20
 
 
+def test_only_scaled_losses_are_asked_for_the_steps_that_they_leave_out() -> None:
+    """Else the suite of precisions could not pass anywhere."""
+    for site in (GPUS, GPUS.cpu(2)):
+        (made,) = plans_of("suites/knobs.py::precisions", site, KNOWN, {})
+        asked = [c.subject for c in made.contrasts if c.metric == "skipped_steps"]
+        assert asked == ["fp16"] and len(made.arms) >= 5
+
+
 def test_claims_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["possible", "suites/test_claims.py", "--on", "8xh100", "--results", str(tmp_path)]
     assert main(words) == 0

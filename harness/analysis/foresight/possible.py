@@ -25,6 +25,8 @@ from harness.analysis.foresight.physics.collectives import Fabric
 from harness.analysis.foresight.priors import Belief
 from harness.analysis.foresight.shapes import Kept, Shape
 from harness.analysis.foresight.terms import Term, Unknown
+from harness.analysis.judging import obstacles
+from harness.host.machine import Machine
 from harness.record import Described, ModelFacts
 from harness.spec import CaseSpec, Catalogue, Contrast, Plan, Threshold
 
@@ -45,9 +47,19 @@ class Chance(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
-    """Where the rules are to be met: links, and a device's peak FLOP/s at a dtype."""
+class LeftOut:
+    """A rule of which nothing can be said, and why."""
 
+    rule: str
+    case: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where the rules are to be met: a machine, links, and a device's peak FLOP/s at a dtype."""
+
+    machine: Machine
     fabric: Fabric
     peaks: Mapping[str, float]
     beliefs: Mapping[Unknown, Belief]
@@ -57,8 +69,9 @@ class Site:
 class Possibility:
     """One rule on one contrast. The figure lies in [low, high] eight times in ten.
 
-    ``times`` is by how much the links must be faster for ``middle`` to reach the bound: 1 where
-    they are fast enough, None where no link is.
+    A case that does not ``fit`` in memory is not possible, whatever its figure. ``times`` is by how
+    much the links must be faster for ``middle`` to reach the bound: 1 where they are fast enough,
+    None where no link is.
     """
 
     rule: str
@@ -71,30 +84,34 @@ class Possibility:
     low: float
     high: float
     chance: Chance
+    fits: bool
     limiter: Term
     times: float | None
 
 
 def possibilities(
-    plan: Plan, described: Mapping[str, Described], thresholds: Sequence[Threshold],
-    hardware: str, site: Site, known: Catalogue,
-) -> Iterator[Possibility]:  # fmt: skip
-    """Of every rule of a plan that asks for speed; cases of which nothing is known are left out."""
+    plan: Plan, described: Mapping[str, Described], thresholds: Sequence[Threshold], site: Site,
+    known: Catalogue,
+) -> Iterator[Possibility | LeftOut]:  # fmt: skip
+    """Of every rule of a plan that asks for speed."""
     for contrast in plan.contrasts:
         case = plan.arm(contrast.subject).case
         if contrast.metric not in METRICS or len(contrast.baseline) != 1:
             continue
+        hardware = site.machine.hardware_class
         matched = [t for t in thresholds if t.matches(case, contrast, hardware)]
         rules = [t for t in matched if t.at_least is not None]
         base = plan.arm(contrast.baseline[0]).case
         try:
             pair = [_shape(c, described[c.hash], known) for c in (base, case)]
             draws = _draws(case, described[case.hash].facts, pair[0], site)
-        except ValueError:
+        except ValueError as error:
+            yield from (LeftOut(rule=t.name, case=case.id, why=str(error)) for t in rules)
             continue
+        both = (c.case for c in (plan.arm(contrast.subject), plan.arm(contrast.baseline[0])))
+        fits = all(obstacles.fits(described[c.hash], c, site.machine) for c in both)
         for rule in rules:
-            assert rule.at_least is not None
-            yield _possibility(contrast, case, rule, pair, draws, site.fabric)
+            yield _possibility(contrast, case, rule, pair, draws, site.fabric, fits=fits)
 
 
 def _shape(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
@@ -124,7 +141,7 @@ def _draws(case: CaseSpec, facts: ModelFacts | None, base: Shape, site: Site) ->
 
 def _possibility(
     contrast: Contrast, case: CaseSpec, rule: Threshold, pair: Sequence[Shape], draws: Array,
-    fabric: Fabric,
+    fabric: Fabric, *, fits: bool,
 ) -> Possibility:  # fmt: skip
     bound, base, target = rule.at_least or 0.0, *pair
 
@@ -140,12 +157,14 @@ def _possibility(
         return efficiency * ranks if contrast.metric == "speedup" else efficiency
 
     low, middle, high, best = np.quantile(figures(1.0), (LOW, 0.5, HIGH, BEST))
-    chance = Chance.YES if low >= bound else Chance.NO if best < bound else Chance.OPEN
+    chance = Chance.YES if low >= bound else Chance.OPEN
+    if best < bound or not fits:
+        chance = Chance.NO
     return Possibility(
         rule=rule.name, case=case.id, world=case.world, metric=contrast.metric,
         against=contrast.against,
         bound=bound, middle=float(middle), low=float(low), high=float(high), chance=chance,
-        limiter=_limits(pair, draws, fabric),
+        fits=fits, limiter=_limits(pair, draws, fabric),
         times=least(lambda times: float(np.median(figures(times))), bound),
     )  # fmt: skip
 

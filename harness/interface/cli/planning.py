@@ -1,5 +1,6 @@
 """What verbs that plan share: hardware that is not here, and which suites count."""
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,23 @@ from harness.analysis.reading import load
 from harness.base.errors import SpecError
 from harness.host import hardware
 from harness.host.hardware import Hardware
+from harness.interface.cli import measuring
 
 #: The tier that ``pytest suites/`` measures where nothing else is said.
 USUAL_TIER = "not nightly and not acceptance"
+
+
+def add_to(sub: argparse.ArgumentParser) -> None:
+    """What is planned, and for which hardware."""
+    sub.add_argument(
+        "target", nargs="?", default="suites",
+        help="a case, a suite folder, file.py or file.py::recipe",
+    )  # fmt: skip
+    measuring.add_to(sub, cases=True)
+    sub.add_argument(
+        "--on", metavar="HARDWARE",
+        help="machines that are not here: 8xh100, 64x8xh200 (nodes x GPUs), a file, a run",
+    )  # fmt: skip
 
 
 def on(text: str | None) -> Hardware | None:

@@ -5,7 +5,7 @@ from typing import TypedDict
 
 from harness.analysis.foresight.held_out import Score
 from harness.analysis.foresight.outlook import Outlook as SizeOutlook
-from harness.analysis.foresight.possible import Possibility
+from harness.analysis.foresight.possible import LeftOut, Possibility
 from harness.analysis.foresight.predict import NotPredicted, Predicted
 from harness.analysis.foresight.published.table import Refused as RefusedTable
 from harness.analysis.goodput import Costs
@@ -35,6 +35,7 @@ class Foretold(TypedDict):
 
 class Allowed(TypedDict):
     possible: Sequence[Possibility]
+    left_out: Sequence[LeftOut]
 
 
 class Endured(TypedDict):

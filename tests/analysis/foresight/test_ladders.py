@@ -158,6 +158,9 @@ def test_a_size_that_a_strategy_refuses_is_refused(run: RunRecord) -> None:
     target = replace(target, described=Described(unsupported="64 stages of 4 blocks"))
     told = foresee("ddp", rungs(run), target, KNOWN)
     assert isinstance(told, Refused) and "64 stages of 4 blocks" in told.why
+    broken = replace(target, described=Described(error="mine.py:3: KeyError"))
+    told = foresee("ddp", rungs(run), broken, KNOWN)
+    assert isinstance(told, Refused) and "mine.py:3" in told.why, "no figure by another way"
 
 
 def test_shards_that_are_padded_are_told(run: RunRecord) -> None:

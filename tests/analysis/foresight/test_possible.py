@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness.analysis.foresight.physics.collectives import Fabric
-from harness.analysis.foresight.possible import Chance, Possibility, Site, possibilities
+from harness.analysis.foresight.possible import Chance, LeftOut, Possibility, Site, possibilities
+from harness.host import hardware
 from harness.interface.cli.main import main
 from harness.record import Described, Expected, ModelFacts
 from harness.spec import Catalogue, Device, Mode, Plan, Site as Where, Source, Threshold
@@ -25,7 +26,7 @@ def plan() -> Plan:
     return normalise(ladder(case, (1, 64), baselines=("plain",), shape=GPUS.shape), KNOWN)
 
 
-def described(made: Plan) -> dict[str, Described]:
+def described(made: Plan, memory: int = 1) -> dict[str, Described]:
     """As an agent would: gradients of 1.3e9 parameters in fp32, all-reduced."""
     facts = ModelFacts(
         num_params=1_300_000_000, flops_per_sample=6 * 1.3e9 * 2048, tokens_per_sample=2048,
@@ -36,7 +37,7 @@ def described(made: Plan) -> dict[str, Described]:
         payload = {} if ranks == 1 else {"all_reduce": (5.2e9,) * ranks}
         expected = Expected(
             sent_bytes=(0.0,) * ranks, payload_bytes=payload, largest_message=26e6, module="",
-            ideal_efficiency=1.0, memory_bytes=1, formula="", global_batch=2 * ranks,
+            ideal_efficiency=1.0, memory_bytes=memory, formula="", global_batch=2 * ranks,
         )  # fmt: skip
         return Described(facts=facts, expected=expected)
 
@@ -50,11 +51,14 @@ def rule(at_least: float, **more: Any) -> Threshold:
     )  # fmt: skip
 
 
-def found(at_least: float, network: float, **more: Any) -> Possibility:
+def found(at_least: float, network: float, memory: int = 1, **more: Any) -> Possibility:
     made = plan()
     fabric = Fabric(per_node=8, intra_bytes_per_s=450e9, inter_bytes_per_s=network)
-    site = Site(fabric=fabric, peaks={"float32": 67e12, "bfloat16": 989e12}, beliefs={})
-    (one,) = possibilities(made, described(made), [rule(at_least, **more)], "any", site, KNOWN)
+    peaks = {"float32": 67e12, "bfloat16": 989e12}
+    site = Site(machine=hardware.parse("8x8xh100").machine, fabric=fabric, peaks=peaks, beliefs={})
+    told = described(made, memory)
+    (one,) = possibilities(made, told, [rule(at_least, **more)], site, KNOWN)
+    assert isinstance(one, Possibility)
     return one
 
 
@@ -83,18 +87,22 @@ def test_no_link_helps_beyond_what_everything_else_costs() -> None:
 def test_rules_that_do_not_match_or_ask_for_no_speed_are_left_out() -> None:
     made = plan()
     site = Site(
+        machine=hardware.parse("8x8xh100").machine,
         fabric=Fabric(per_node=8, intra_bytes_per_s=1e9, inter_bytes_per_s=1e9), peaks={},
         beliefs={},
     )  # fmt: skip
     told = described(made)
     known_peak = replace(site, peaks={"float32": 1e13})
-    for rules, where in (
-        ([rule(0.9)], site),  # how fast the device computes is not known
-        ([rule(0.9, device=Device.CPU)], known_peak),
-        ([replace(rule(0.9), at_least=None, at_most=1.0)], known_peak),
-        ([], known_peak),
-    ):
-        assert list(possibilities(made, told, rules, "any", where, KNOWN)) == []
+    (blind,) = possibilities(made, told, [rule(0.9)], site, KNOWN)
+    assert isinstance(blind, LeftOut) and "how fast a device computes" in blind.why
+    for rules in ([rule(0.9, device=Device.CPU)], [replace(rule(0.9), at_least=None, at_most=1.0)]):
+        assert list(possibilities(made, told, rules, known_peak, KNOWN)) == []
+
+
+def test_what_does_not_fit_is_not_possible_however_fast_its_links() -> None:
+    fits, not_ = found(0.5, 1e11), found(0.5, 1e11, 90 << 30)
+    assert fits.chance is Chance.YES and fits.fits
+    assert not_.chance is Chance.NO and not not_.fits
 
 
 def test_a_fabric_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,10 @@ held against the closed form, and against golden/dry_runs.json, which has the ca
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from alone import Dry, dry
 
 from harness.spec import CaseSpec, Catalogue, Device, Mesh, Precision, Site

@@ -23,7 +23,8 @@ def foresee(
     on: Collection[int] = (), hold: float = HOLD,
 ) -> list[Outlook] | Refused:  # fmt: skip
     """The outlook for one size; SpecError where its ranks can't be cut as the ladder's are."""
-    answered = target.described.expected is not None or target.described.unsupported
+    told = target.described
+    answered = told.expected is not None or told.unsupported or told.error
     table = runs.table(name, ladder, known, on=on, target=target if answered else None)
     if isinstance(table, Refused):
         return table

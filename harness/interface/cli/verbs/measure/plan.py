@@ -32,15 +32,7 @@ EXAMPLES = dict(
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    sub.add_argument(
-        "target", nargs="?", default="suites",
-        help="a case, a suite folder, file.py or file.py::recipe",
-    )  # fmt: skip
-    measuring.add_to(sub, cases=True)
-    sub.add_argument(
-        "--on", metavar="HARDWARE",
-        help="plan for machines that are not here: 8xh100, 64x8xh200 (nodes x GPUs), a file, a run",
-    )  # fmt: skip
+    planning.add_to(sub)
     sub.add_argument(
         "-m", metavar="MARKS", default=planning.USUAL_TIER, dest="marks",
         help=f"the suites with these marks, as of pytest (default: {planning.USUAL_TIER!r})",

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.analysis.foresight import possible
 from harness.analysis.foresight.own.swept import links
 from harness.analysis.foresight.physics.collectives import Fabric
-from harness.analysis.foresight.possible import Chance, Possibility
+from harness.analysis.foresight.possible import Chance, LeftOut, Possibility
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
@@ -35,15 +35,7 @@ _WORDS = {Chance.NO: "no", Chance.OPEN: "open", Chance.YES: "yes"}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    sub.add_argument(
-        "target", nargs="?", default="suites",
-        help="a case, a suite folder, file.py or file.py::recipe",
-    )  # fmt: skip
-    measuring.add_to(sub, cases=True)
-    sub.add_argument(
-        "--on", metavar="HARDWARE",
-        help="8xh100, 64x8xh200 (nodes x GPUs), a file that states rates, or a run that swept them",
-    )  # fmt: skip
+    planning.add_to(sub)
     sub.add_argument(
         "-m", metavar="MARKS", default="", dest="marks",
         help="the suites with these marks, as of pytest (default: all)",
@@ -70,15 +62,19 @@ def act(asked: Asked) -> Answer:
         found = [
             one
             for plan in plans
-            for one in possible.possibilities(
-                plan, run.described, run.thresholds, on.machine.hardware_class, where, known
-            )
+            for one in possible.possibilities(plan, run.described, run.thresholds, where, known)
         ]
-    found = list(dict.fromkeys(found))
-    found.sort(key=lambda one: _WORST_FIRST.index(one.chance))
+    unique = list(dict.fromkeys(found))
+    told = [one for one in unique if isinstance(one, Possibility)]
+    told.sort(key=lambda one: _WORST_FIRST.index(one.chance))
+    left_out = [one for one in unique if isinstance(one, LeftOut)]
+    lines = _lines(told, on, width)
+    for why in dict.fromkeys(one.why for one in left_out):
+        names = ", ".join(dict.fromkeys(o.rule for o in left_out if o.why == why))
+        lines += text.wrap(f" not said  {names}: {why}", width, 11)
     return Answer(
-        document={"possible": to_doc(tuple(found))}, lines=_lines(found, on, width),
-        exit=Exit.PASSED if found else Exit.NOTHING_JUDGED,
+        document={"possible": to_doc(tuple(told)), "left_out": to_doc(tuple(left_out))},
+        lines=lines, exit=Exit.PASSED if told else Exit.NOTHING_JUDGED,
     )  # fmt: skip
 
 
@@ -89,9 +85,9 @@ def _site(on: Hardware, said: str) -> possible.Site:
     )
     peaks = {dtype: 1e12 * tflops for dtype, tflops in machine.peaks(on.machine.gpu).items()}
     if not Path(said).is_dir():
-        return possible.Site(fabric=fabric, peaks=peaks, beliefs={})
+        return possible.Site(machine=on.machine, fabric=fabric, peaks=peaks, beliefs={})
     swept, _, beliefs, _ = links(load(Path(said)))
-    return possible.Site(fabric=swept, peaks=peaks, beliefs=beliefs)
+    return possible.Site(machine=on.machine, fabric=swept, peaks=peaks, beliefs=beliefs)
 
 
 def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
@@ -106,7 +102,7 @@ def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
         Column("may reach", 9, lambda o: f"{o.middle:.2f} [{o.low:.2f}, {o.high:.2f}]"),
         Column("possible", 9, lambda o: _WORDS[o.chance], left=True),
         Column("links", 6, _faster),
-        Column("limited by", 8, lambda o: str(o.limiter), left=True),
+        Column("limited by", 8, lambda o: str(o.limiter) if o.fits else "memory", left=True),
     ]  # fmt: skip
     of = Counter(one.chance for one in found)
     links = f"{si(on.link_bytes, 'B/s')} in a node"

@@ -13,7 +13,7 @@ from harness.analysis.foresight.own import runs
 from harness.analysis.foresight.published.table import Refused, Table
 from harness.analysis.foresight.shapes import Kept
 from harness.interface.cli.main import main
-from harness.record import RunRecord
+from harness.record import RunRecord, Status
 from harness.record.store import load
 from harness.spec import Catalogue
 
@@ -64,6 +64,15 @@ def test_unlike_machines_and_single_sizes_are_refused(run: RunRecord) -> None:
     one = tuple(x for x in run.launches if len(x.ranks) == 1)
     (refused,) = tables([replace(run, launches=one)], Catalogue())
     assert isinstance(refused, Refused) and "1 ranks only" in refused.why
+
+
+def test_a_training_that_is_an_error_foresees_nothing(run: RunRecord) -> None:
+    """Wrong training may be fast."""
+    subject = max((a.case for p in run.plans for a in p.arms), key=lambda c: c.world_size)
+    judged = next(v for v in run.verdicts if v.case_hash == subject.hash)
+    error = replace(judged, status=Status.ERROR, detail="its losses are not the reference's")
+    (refused,) = tables([replace(run, verdicts=(*run.verdicts, error))], Catalogue())
+    assert isinstance(refused, Refused) and "its losses are not the reference's" in refused.why
 
 
 def test_the_verb_takes_runs(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:

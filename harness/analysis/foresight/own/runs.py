@@ -20,7 +20,7 @@ from harness.analysis.foresight.priors import Belief
 from harness.analysis.foresight.published.table import Refused, Table
 from harness.analysis.foresight.shapes import Kept, Model, Point, Shape
 from harness.analysis.foresight.terms import Unknown
-from harness.record import Described, Purpose, RunRecord, Watched
+from harness.record import Described, Purpose, RunRecord, Status, Watched
 from harness.spec import CaseSpec, Catalogue, Device, Dim, Mesh, StandIn
 
 #: Facts of a node that change how fast it trains.
@@ -122,6 +122,8 @@ def table(
     if why := _unlike([r.run for r in ladder]):
         return Refused(id=name, why=f"its runs are on unlike machines or software: {why}")
     calibrating = [r for r in ladder if not on or r.case.world_size in on]
+    if wrong := next((why for r in calibrating if (why := _wrong(r))), ""):
+        return Refused(id=name, why=wrong)
     worlds = {r.case.world_size for r in calibrating}
     if len(worlds) < 2:
         told = f"{worlds.pop()} ranks only" if worlds else "none of these sizes"
@@ -150,6 +152,13 @@ def table(
         id=name, family=name, fabric=fabric, peak_flops=peak, points=points, beliefs=beliefs,
         stretch=STRETCH, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _wrong(rung: Rung) -> str:
+    """Why a rung's times say nothing: its training was judged to be an ERROR; empty if not."""
+    errors = (v for v in rung.run.verdicts if v.status is Status.ERROR)
+    found = next((v for v in errors if v.case_hash == rung.case.hash), None)
+    return "" if found is None else f"{found.case} is an ERROR: {found.detail}"
 
 
 def _shared(rungs: Sequence[Rung]) -> int:

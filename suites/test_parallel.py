@@ -1,7 +1,7 @@
 """Every other way to be parallel: data-parallel variants, layers, sequences, experts, products."""
 
 import pytest
-from recipes import batches, experts, products, roles, schedule_memory, schedules, variants, widths
+from parallel import batches, experts, products, roles, schedule_memory, schedules, variants, widths
 
 from harness import scaling
 

@@ -1,0 +1,185 @@
+"""Recipes of ways to cut a training: schedules, batches, roles, widths, experts and products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipes import protocol_for
+
+from harness import (
+    ON_GPUS,
+    PACED,
+    CaseSpec,
+    Mode,
+    Plan,
+    Precision,
+    Protocol,
+    Site,
+    beside,
+    versus,
+)
+
+#: Schedules of a pipeline, and what each is there to show.
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "looped_bfs", "interleaved_zb", "zbv", "dualpipev")
+
+
+def schedules(site: Site) -> list[Plan]:
+    """Every schedule at 4 stages on the paced stand-in, and GPipe with a single micro-batch: the
+    bubble measured and ideal, memory, step.
+    """
+    here = site.cpu(4)
+
+    def case(schedule: str, micro: int) -> CaseSpec:
+        knobs = {"pipeline.schedule": schedule, "pipeline.microbatches": micro}
+        return here.case("pipeline/paced-small", Mode.WEAK, knobs=knobs)
+
+    cases = {"one micro-batch": case("gpipe", 1), **{s: case(s, 8) for s in SCHEDULES}}
+    metrics = ("step_s", "throughput_ratio", "bubble_share", "peak_bytes")
+    return [beside("pipeline schedules", cases, metrics, protocol=PACED)]
+
+
+def schedule_memory(site: Site) -> list[Plan]:
+    """1F1B keeps as many micro-batches as there are stages, GPipe all of them."""
+    here = site if site.world_size >= 4 else site.cpu(4)
+    model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
+
+    def case(schedule: str) -> CaseSpec:
+        knobs = {"pipeline.schedule": schedule, "pipeline.microbatches": 16}
+        return here.case(f"pipeline/{model}", Mode.WEAK, micro_batch=8, knobs=knobs)
+
+    protocol = Protocol(steps=8, cut=2) if here.device == "cpu" else ON_GPUS
+    return [versus(case("gpipe"), case("1f1b"), ("memory_saved",), protocol=protocol)]
+
+
+def variants(site: Site) -> list[Plan]:
+    """Ways to be data parallel on one model: bytes, memory, step."""
+    here = site if site.world_size > 1 else site.cpu(2)
+    model = "decoder-1b3" if site.device == "cuda" else "mlp-wide"
+
+    def case(strategy: str, **knobs: Any) -> CaseSpec:
+        return here.case(f"{strategy}/{model}", Mode.WEAK, knobs=knobs)
+
+    cases = {
+        "ddp": case("ddp"),
+        "ddp, a tensor at a time": case("ddp_naive"),
+        "ddp, optimizer in backward": case("ddp", **{"ddp.overlap_optimizer": True}),
+        "replicate": case("replicate"),
+        "ZeRO-1": case("zero1"),
+        "ZeRO-2": case("fsdp", **{"fsdp.reshard": False}),
+        "ZeRO-3": case("fsdp"),
+        "ZeRO-3 over all-to-all": case("fsdp", **{"fsdp.scatter": "all_to_all"}),
+        "FSDP1": case("fsdp1"),
+    }
+    metrics = ("step_s", "throughput_ratio", "sent_bytes", "peak_bytes")
+    return [beside("data parallel", cases, metrics, protocol=protocol_for(site))]
+
+
+def batches(site: Site) -> list[Plan]:
+    """What is done with a batch besides training on it, beside plain DDP on even samples."""
+    here = site if site.world_size > 1 else site.cpu(2)
+    size = "124m" if site.device == "cuda" else "mini"
+
+    def case(name: str, **fields: Any) -> CaseSpec:
+        return here.case(f"{name}-{size}", Mode.WEAK, **fields)
+
+    cases = {
+        "even": case("ddp/decoder"),
+        "clipped": case("ddp/decoder", clip=1.0),
+        "LAMB": case("ddp/decoder", optimizer="lamb"),
+        "FSDP, clipped": case("fsdp/decoder", clip=1.0),
+        "FSDP, LAMB": case("fsdp/decoder", optimizer="lamb"),
+        "short last batch": case("ddp/decoder", last_batch=0.5),
+        "Join": case("ddp_join/decoder", last_batch=0.5),
+        "ragged": case("ddp/ragged"),
+        "long tail": case("ddp/ragged", knobs={"ragged.length_dist": "long_tail"}),
+    }
+    metrics = ("step_s", "throughput_ratio", "sent_bytes", "peak_bytes")
+    return [beside("batches", cases, metrics, protocol=protocol_for(site))]
+
+
+def roles(site: Site) -> list[Plan]:
+    """Actors and learners on the paced stand-in, beside all ranks as learners."""
+    here = site.cpu(4)
+
+    def case(strategy: str, passes: int = 1) -> CaseSpec:
+        knobs = {f"{strategy}.passes": passes} if passes > 1 else {}
+        return here.case(f"{strategy}/paced-small", Mode.WEAK, knobs=knobs)
+
+    cases = {
+        "all learn": case("ddp"),
+        "half act": case("actor_learner"),
+        "half act, 4 passes": case("actor_learner", 4),
+    }
+    return [beside("roles", cases, ("step_s", "throughput_ratio", "sent_bytes"), protocol=PACED)]
+
+
+def widths(site: Site) -> list[Plan]:
+    """Ways to cut a model's layers or its sequence, beside fully sharded data parallel."""
+    here = site if site.world_size > 1 else site.cpu(2)
+    model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
+
+    def case(strategy: str, **knobs: Any) -> CaseSpec:
+        own = {f"{strategy}.{name}": value for name, value in knobs.items()}
+        return here.case(f"{strategy}/{model}", Mode.WEAK, precision=precision, knobs=own)
+
+    precision = Precision.BF16 if site.device == "cuda" else Precision.FP32
+    cases = {
+        "fsdp": case("fsdp"),
+        "tensor": case("tensor_parallel"),
+        "tensor, sequence": case("tensor_parallel", sequence=True),
+        "tensor, sequence, loss": case("tensor_parallel", sequence=True, loss=True),
+        "context, ring": case("context_parallel"),
+        "context, all-gather": case("context_parallel", attention="all_gather"),
+        "context, Ulysses": case("context_parallel", attention="ulysses"),
+    }
+    metrics = ("step_s", "throughput_ratio", "sent_bytes", "peak_bytes")
+    return [beside("model parallel", cases, metrics, protocol=protocol_for(site))]
+
+
+def experts(site: Site) -> list[Plan]:
+    """A mixture of experts, replicated and shared out, with one and two experts a token."""
+    here = site if site.world_size > 1 else site.cpu(2)
+    model = "moe-243m" if site.device == "cuda" else "moe-small"
+
+    def case(strategy: str, **knobs: Any) -> CaseSpec:
+        return here.case(f"{strategy}/{model}", Mode.WEAK, knobs=knobs)
+
+    cases = {
+        "replicated": case("ddp"),
+        "shared out": case("expert_parallel"),
+        "shared out, top 1": case("expert_parallel", **{"moe.top": 1}),
+        "shared out, room for all": case("expert_parallel", **{"moe.capacity": 8.0}),
+    }
+    metrics = (
+        "step_s", "throughput_ratio", "sent_bytes", "peak_bytes", "expert_load_variation",
+        "dropped_tokens",
+    )  # fmt: skip
+    return [beside("experts", cases, metrics, protocol=protocol_for(site))]
+
+
+def products(site: Site) -> list[Plan]:
+    """Two and three dimensions at once, on 4 and 8 ranks; on 8 GPUs TP 4 x PP 2."""
+    gpus = site.device == "cuda" and site.world_size >= 8
+    here = site if gpus else site.cpu(4)
+    model = "decoder-1b3" if gpus else "decoder-nano"
+    inner = here.world_size // 2
+    ways = {
+        "fsdp": ("fsdp", "", {}),
+        "hybrid": ("fsdp", f"dp:2,fsdp:{inner}", {}),
+        "fsdp x tensor": ("tensor_parallel", f"fsdp:2,tp:{inner}", {}),
+        "fsdp x context": ("context_parallel", f"fsdp:2,cp:{inner}", {}),
+        "pipeline x fsdp": ("pipeline", f"pp:2,fsdp:{inner}", {"pipeline.schedule": "1f1b"}),
+        "pipeline x tensor, sequence": (
+            "pipeline", f"pp:2,tp:{inner}",
+            {"pipeline.schedule": "1f1b", "pipeline.sequence": True},
+        ),
+    }  # fmt: skip
+    precision = Precision.BF16 if gpus else Precision.FP32
+    cases = {
+        name: here.case(
+            f"{strategy}/{model}", Mode.WEAK, mesh=mesh, knobs=knobs, precision=precision
+        )
+        for name, (strategy, mesh, knobs) in ways.items()
+    }
+    metrics = ("step_s", "throughput_ratio", "sent_bytes", "peak_bytes")
+    return [beside("products", cases, metrics, protocol=protocol_for(site))]

@@ -5,6 +5,7 @@ ladder, and the same case at another size -> Table -> outlook, with the memory o
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from harness.analysis.foresight.outlook import Outlook, outlooks
 from harness.analysis.foresight.own import runs, stated
@@ -46,7 +47,7 @@ def room_bytes(case: CaseSpec, machine: Machine) -> float | None:
 
 def planned(run: RunRecord) -> Iterator[tuple[Rung, list[Outlook] | Refused]]:
     """What the recipes of a run asked to be foreseen (``ladder(..., predict=(64, 8))``)."""
-    known = Catalogue()
+    known = Catalogue([path for path in map(Path, run.settings.paths) if path.is_dir()])
     for plan in run.plans:
         case = plan.target
         if case is None or (described := run.described.get(case.hash)) is None:

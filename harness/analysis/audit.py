@@ -196,17 +196,24 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
         return
     if run.head not in {link.hash for link in links}:
         yield "the chain is not the one that the record ends with"
+    elif run.complete and run.head != links[-1].hash:
+        yield f"the chain goes on behind the link that the record ends with, {run.head[:12]}"
+    ends = [link.number for link in links if link.kind is Kind.ENDED]
+    if ends and ends[0] != links[-1].number:
+        yield f"the chain goes on behind its end, link {ends[0]}"
     if links[0].kind is not Kind.SEALED:
         yield "the chain does not begin with what was settled before the first launch"
         return
     sealed = links[0].body
-    names = ["run", "started_at", "settings", "machine", "software", "thresholds"]
+    names = ["schema", "run", "started_at", "settings", "machine", "software", "thresholds"]
     for name in [*names, *(["facts"] if "facts" in sealed else [])]:
         if _json(getattr(run, name)) != sealed.get(name):
             yield f"{name} is not what was sealed before the first launch"
     alone = not any(link.kind is Kind.SITTING for link in links)
     if alone and _json(run.admission) != sealed.get("admission"):
         yield "admission is not what was found before the first launch"
+    if alone and _json(run.environment) != sealed.get("environment"):
+        yield "environment is not what was sealed before the first launch"
     plans = {p.hash: _json(p) for p in run.plans}
     for body in chain.bodies(links, Kind.PLAN):
         if plans.get(body["hash"]) != body["plan"]:

@@ -3,11 +3,12 @@
     runs -> every rule with its verdicts -> Requirement -> one word for all of them
          -> nodes to exclude, what differs between nodes, seals to check
 
-A requirement that nothing judged is not met: it stands in the document as not measured.
+A requirement that nothing judged is not met: it stands in the document as not measured. What
+stand-ins and controls have shown is no evidence of a system: it stands apart and is not counted.
 """
 
 import datetime
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from harness.analysis.nodes import Drift, Examined
 from harness.analysis.reached import reached
 from harness.analysis.verify import rejudge, verify
 from harness.base.documents import fields_of
-from harness.record import RunRecord, Status, Verdict, signature
+from harness.record import Reason, RunRecord, Status, Verdict, signature
 from harness.record.outcome import SEVERITY
-from harness.spec import Reach, Threshold
+from harness.spec import Reach, StandIn, Threshold
 
 #: Facts of a machine that nodes of one system have in common.
 _SHARED = ("cpu", "num_cores", "memory_gib", "gpu", "num_gpus", "gpu_memory_gib", "driver",
@@ -61,12 +62,15 @@ class Seal:
 class Handover:
     """``status`` is PASS only where every requirement passed, or is waived, and all runs verify.
 
-    ``beyond`` are rules that ask for other hardware than was there, and for which.
+    ``stand_ins`` are the rules that judged waiting models, shared cores, emulated links and
+    controls, with these verdicts. ``beyond`` are rules that ask for other hardware than was there,
+    and for which.
     """
 
     status: Status
     made_on: str
     requirements: tuple[Requirement, ...]
+    stand_ins: tuple[Requirement, ...]
     beyond: tuple[tuple[str, str], ...]
     exclude: tuple[tuple[str, str], ...]
     drift: tuple[Drift, ...]
@@ -93,11 +97,18 @@ def handover(
     judged = [run if contract is None else rejudge(run, contract) for run, _ in runs]
     own = {t for run, _ in runs for t in run.thresholds}
     beyond = {} if contract is not None else _beyond(judged)
-    requirements = sorted(_requirements(judged, own, beyond, today), key=_severity)
+    rules = dict.fromkeys(t for run in judged for t in run.thresholds if t not in beyond)
+    every = [_requirement(rule, judged, rule not in own, today) for rule in rules]
+    stand_ins = [_requirement(rule, judged, rule not in own, today, apart=True) for rule in rules]
+    shown_apart = {r.rule for r in stand_ins if r.evidence}
+    # Without a contract a rule of stand-ins alone asks nothing of the system.
+    asked = [r for r in every if r.evidence or contract is not None or r.rule not in shown_apart]
+    requirements = sorted(asked, key=_severity)
     return Handover(
-        status=_overall(requirements, seals),
+        status=_overall(requirements, judged, seals),
         made_on=today.isoformat(),
         requirements=tuple(requirements),
+        stand_ins=tuple(r for r in stand_ins if r.evidence),
         beyond=tuple((rule.name, why) for rule, why in beyond.items()),
         exclude=tuple(_exclude(judged)),
         drift=tuple(_drift(judged)),
@@ -123,31 +134,49 @@ def _severity(one: Requirement) -> int:
     return 2 * SEVERITY.index(one.status)
 
 
-def _requirements(
+def _requirement(
+    rule: Threshold,
     runs: Sequence[RunRecord],
-    own: Collection[Threshold],
-    beyond: Collection[Threshold],
+    late: bool,
     today: datetime.date,
-) -> Iterator[Requirement]:
-    """Every rule that the runs are judged by; the same rule of several runs is one."""
-    for rule in dict.fromkeys(t for run in runs for t in run.thresholds if t not in beyond):
-        found = [
-            (run.run, v)
-            for run in runs
-            if rule in run.thresholds
-            for v in run.verdicts
-            if v.rule == rule.name and v.status is not Status.SKIP
-        ]
-        found.sort(key=lambda f: SEVERITY.index(f[1].status))
-        worst = found[0][1].status if found else None
-        failed = worst in (Status.FAIL, Status.ERROR)
-        yield Requirement(
-            rule=rule, status=worst, evidence=tuple(found),
-            waived=failed and rule.waived(today), late=rule not in own,
-        )  # fmt: skip
+    *,
+    apart: bool = False,
+) -> Requirement:
+    """What came of a rule in all runs; with ``apart`` what stand-ins and controls showed of it."""
+    evidence = [
+        (run.run, v)
+        for run in runs
+        if rule in run.thresholds
+        for v in run.verdicts
+        if v.rule == rule.name and v.status is not Status.SKIP and of_no_system(run, v) is apart
+    ]
+    evidence.sort(key=lambda f: SEVERITY.index(f[1].status))
+    worst = evidence[0][1].status if evidence else None
+    failed = worst in (Status.FAIL, Status.ERROR)
+    return Requirement(
+        rule=rule, status=worst, evidence=tuple(evidence),
+        waived=failed and rule.waived(today), late=late,
+    )  # fmt: skip
 
 
-def _overall(requirements: Sequence[Requirement], seals: Sequence[Seal]) -> Status:
+def of_no_system(run: RunRecord, verdict: Verdict) -> bool:
+    """Whether a verdict says nothing of the hardware: something stood in for it, or a training was
+    wrong on purpose to see that this is noticed.
+    """
+    if run.settings.engine == StandIn.EMULATED or run.settings.shared_gpu:
+        return True
+    if verdict.reason in (Reason.CAUGHT, Reason.NOT_CAUGHT):
+        return True
+    cases = [a.case for p in run.plans for a in p.arms if a.case.hash == verdict.case_hash]
+    for plan in (p for p in run.plans if p.hash == verdict.plan):
+        baselines = {b for c in plan.contrasts if c.name == verdict.contrast for b in c.baseline}
+        cases += [plan.arm(name).case for name in baselines]
+    return any(run.stand_ins(case) for case in cases)
+
+
+def _overall(
+    requirements: Sequence[Requirement], runs: Sequence[RunRecord], seals: Sequence[Seal]
+) -> Status:
     if any(s.differences for s in seals):
         return Status.ERROR
     told = {r.status for r in requirements if not r.waived}
@@ -155,7 +184,8 @@ def _overall(requirements: Sequence[Requirement], seals: Sequence[Seal]) -> Stat
         if status in told:
             return status
     if not told:
-        return Status.RECORDED
+        broken = any(v.counts is Status.ERROR for run in runs for v in run.verdicts)
+        return Status.ERROR if broken else Status.RECORDED
     open_ = {None, Status.INCONCLUSIVE, Status.RECORDED, Status.SKIP}
     return Status.INCONCLUSIVE if told & open_ else Status.PASS
 

@@ -80,8 +80,10 @@ def verify(run: RunRecord, folder: Path) -> Verification:
         differences = _windows(run, folder)
     links = chain.read(folder)
     differences += audit(run, folder, links)
-    again = verdicts.verdicts(run) if run.schema >= JUDGED_SINCE else ()
-    if run.schema >= JUDGED_SINCE:
+    # Of a chain's record the rules of its day are those that were sealed.
+    judged_today = run.schema >= JUDGED_SINCE or bool(links)
+    again = verdicts.verdicts(run) if judged_today else ()
+    if judged_today:
         differences += _verdicts(run, again)
     return Verification(
         num_launches=len(checked),

@@ -12,12 +12,18 @@ from harness.base.errors import Exit, ScaleproofError, SpecError
 #: Bytes below which a disk counts as full when a rank has just failed, and before a run begins:
 #: its chain must have room for what is measured, and the record for an end.
 FLOOR_BYTES, ROOM_BYTES = 64 << 10, 128 << 10
+#: What a file system says that is full, or whose user's share of it is.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-class FullDiskError(ScaleproofError):
-    """No room for results: it ends the run, which can be resumed."""
+class UnwrittenError(ScaleproofError):
+    """Results that could not be written: it ends the run, which can be resumed."""
 
     exit = Exit.ERROR
+
+
+class FullDiskError(UnwrittenError):
+    """No room for results."""
 
     def __init__(self, folder: Path, *, begun: bool = True) -> None:
         resume = f"rm -r OLD_RUNS, then scaleproof run --resume {folder}"
@@ -29,13 +35,25 @@ class FullDiskError(ScaleproofError):
         )
 
 
+def unwritten(folder: Path, why: OSError) -> UnwrittenError:
+    """What to raise where a file of a run could not be written."""
+    if why.errno in NO_ROOM:
+        return FullDiskError(folder)
+    return UnwrittenError(
+        f"cannot be written: {why.strerror or why}",
+        where=str(folder),
+        expected="a disk that takes what is written; whatever was measured is kept",
+        fix=f"scaleproof run --resume {folder}",
+    )
+
+
 @contextmanager
 def told(folder: Path) -> Iterator[None]:
     """An OSError for want of space becomes a FullDiskError."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in NO_ROOM:
             raise
         raise FullDiskError(folder) from None
 

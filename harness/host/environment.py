@@ -4,8 +4,9 @@ import os
 import re
 from collections.abc import Mapping
 
+from harness.host import secrets
+
 _RECORDED = re.compile(r"^(NCCL|GLOO|TORCH|PYTORCH|CUDA|OMP|MKL|SCALEPROOF)_")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.I)
 _BACKENDS = ("nccl", "gloo")
 #: How long to wait, whom to meet, what to tell: no speed follows from these.
 _NO_SPEED = re.compile(r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_VERSION$")
@@ -22,18 +23,17 @@ def changes_speed(name: str) -> bool:
 
 def recorded() -> dict[str, str]:
     """The variables that a record keeps: never the whole environment, never a secret."""
-    variables = sorted(os.environ.items())
-    return {k: v for k, v in variables if _RECORDED.match(k) and not _SECRET.search(k)}
+    return secrets.kept({k: v for k, v in sorted(os.environ.items()) if _RECORDED.match(k)})
 
 
 def of_backends(*backends: str) -> dict[str, str]:
-    """The variables of these backends that change speed; they are part of a case.
+    """The variables of these backends that change speed, no secrets; they are part of a case.
 
     Of NCCL and gloo if none is named.
     """
     prefixes = tuple(f"{backend.upper()}_" for backend in backends or _BACKENDS)
-    variables = sorted(os.environ.items())
-    return {k: v for k, v in variables if k.startswith(prefixes) and changes_speed(k)}
+    variables = secrets.kept(dict(sorted(os.environ.items())))
+    return {k: v for k, v in variables.items() if k.startswith(prefixes) and changes_speed(k)}
 
 
 def names_interface(name: str) -> bool:

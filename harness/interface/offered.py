@@ -32,6 +32,7 @@ OPTIONS = (
     Option(name="thresholds", help="thresholds file (default: thresholds.toml beside the suite)", kwargs={"metavar": "FILE"}),
     Option(name="references", help="expected values of this hardware: a file, or a folder of them", kwargs={"metavar": "PATH"}),
     Option(name="path", help="folder with your own strategies, models, compressors or engines", kwargs={"metavar": "DIR", "action": "append", "default": []}),
+    Option(name="data", help="file or folder that a script only reads: all launches share it, everything else is copied for each", kwargs={"metavar": "PATH", "action": "append", "default": []}),
     Option(name="heartbeat", help="file that says where the run is, rewritten every 5 s, for a watchdog or Prometheus", kwargs={"metavar": "FILE"}),
     Option(name="time-budget", cases=True, help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided plans during the first 260 s)", kwargs={"metavar": "TIME"}),
     Option(name="no-timeline", cases=True, help="skip the profiled launches, which show where the time went", kwargs={"action": "store_true", "default": False}),

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.base.documents import Json
 from harness.base.errors import SpecError
-from harness.host import machine
+from harness.host import machine, secrets
 from harness.interface.offered import OPTIONS, from_environment
 from harness.launch import cluster
 from harness.spec import Catalogue, Device, Settings, Site, Threshold
@@ -79,12 +79,13 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
         strict=values["strict"],
         timeline=not values["no-timeline"],
         fabric=not values["no-fabric"],
-        argv=tuple(argv),
+        argv=secrets.masked_words(argv),
         nonce=values["nonce"] or "",
         packed=not values["one-by-one"],
         shared_gpu=site.shared_gpu,
         outline=site.device is Device.CPU and not values["operators"],
         paths=tuple(str(Path(p).resolve()) for p in values["path"]),
+        data=tuple(values["data"]),
         setups=setups(values),
     )
 

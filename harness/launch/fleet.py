@@ -152,7 +152,7 @@ class Fleet:
         self.ready()
         asked = [{"case": to_doc(c), "files": dict(f)} for c, f in requests]
         first = [link for link in self._links if not link.left_out][:1]
-        (said,) = self._ask(first, {"describe": asked}, DESCRIBE_S * len(requests))
+        (said,) = self._ask(first, {"describe": asked}, DESCRIBE_S * max(1, len(requests)))
         return [from_doc(Described, d) for d in said["described"]]
 
     def examine(self) -> list[tuple[Node, Json]]:
@@ -169,11 +169,10 @@ class Fleet:
             link.send(asked)
         said: dict[int, Json] = {}
         deadline = time.monotonic() + within_s
-        while len(said) < len(links):
+        while silent := [link for link in links if link.node not in said]:
             said |= {link.node: message for link, message, _ in self._ear.receive(self._links)}
-            if time.monotonic() > deadline:
-                silent = next(link for link in links if link.node not in said)
-                silent.lose(f"its agent does not answer: {', '.join(asked)}")
+            if time.monotonic() > deadline and silent[0].node not in said:
+                silent[0].lose(f"its agent does not answer: {', '.join(asked)}")
             self._check_alive(links)
         return [said[link.node] for link in links]
 

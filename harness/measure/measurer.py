@@ -16,7 +16,7 @@ from harness.analysis import forecast
 from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.base.errors import ScaleproofError
-from harness.base.files import FullDiskError
+from harness.base.files import UnwrittenError
 from harness.base.numbers import rate
 from harness.measure import blocks, piloting, profiling, referring, together
 from harness.measure.climb import climb
@@ -95,7 +95,7 @@ class Measurer:
         for plan in (p for p in plans if p.hash not in self._broken):
             try:
                 stage(plan)
-            except FullDiskError:
+            except UnwrittenError:
                 raise
             except ScaleproofError as error:
                 self._broken[plan.hash], self._arms[plan.hash] = error, []

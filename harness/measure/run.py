@@ -107,6 +107,8 @@ class Run:
 
     def announce(self, plans: Sequence[Plan]) -> None:
         """Enter plans in the record before they are measured, so that none is lost."""
+        if self._chain is not None:
+            self._chain.refuse_failed()
         known = {p.hash for p in self.plans}
         self.plans += [p for p in plans if p.hash not in known]
 
@@ -153,40 +155,40 @@ class Run:
                 f"{x.launch}: {x.cause.message}; launched once more"
                 for x in launches if x.passing and x.cause is not None
             ]  # fmt: skip
-        self.launches += launches
         self._link(Kind.LAUNCH, *launches)
+        self.launches += launches
         return list(launches)
 
     def begin(self, block: Block) -> None:
         """A block, before its first launch."""
-        self.blocks.append(block)
         self._link(Kind.BLOCK, block)
+        self.blocks.append(block)
 
     def freeze(self, windows: Mapping[str, Mapping[str, Window]]) -> None:
         """Windows of plans, before their first launch counts."""
-        self.windows |= {plan: dict(of_plan) for plan, of_plan in windows.items()}
         if windows:
             self._link(Kind.WINDOWS, windows)
+        self.windows |= {plan: dict(of_plan) for plan, of_plan in windows.items()}
 
     def swept(self, rows: Sequence[Row]) -> None:
         """What one sweep measured."""
-        self.fabric += rows
         self._link(Kind.SWEEP, rows)
+        self.fabric += rows
 
     def paired(self, suspects: Suspects) -> None:
         """What pairs of nodes came to."""
-        self.suspects = suspects
         self._link(Kind.PAIRED, suspects)
+        self.suspects = suspects
 
     def endured(self, played: Played) -> None:
         """A training that faults interrupted."""
-        self.played.append(played)
         self._link(Kind.PLAYED, played)
+        self.played.append(played)
 
     def tried(self, trial: Trial) -> None:
         """What one trial of a recovery measured."""
-        self.recoveries.append(trial)
         self._link(Kind.TRIAL, trial)
+        self.recoveries.append(trial)
 
     def record(self, *, complete: bool) -> RunRecord:
         bare = self.bare(complete=complete)

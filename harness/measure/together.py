@@ -9,6 +9,7 @@ from harness.analysis.judging import neighbours
 from harness.analysis.samples import references
 from harness.base.documents import Json
 from harness.base.errors import SpecError
+from harness.host import copies
 from harness.launch.wire.messages import Script
 from harness.measure.bench import alone
 from harness.measure.order import Order
@@ -132,7 +133,11 @@ def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Sc
         if any(r.watched is not None and r.watched.way == "fresh" for r in x.ranks)
     }
     fresh = settings.fresh or (again and case.model not in seen)
-    return Script(**vars(window), folder=folder, fresh=fresh, clean=settings.clean)
+    if not settings.clean:
+        copies.refuse_large(Path(folder), session.run.folder, settings.data)
+    return Script(
+        **vars(window), folder=folder, fresh=fresh, clean=settings.clean, data=settings.data
+    )
 
 
 def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order]:

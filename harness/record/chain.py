@@ -11,11 +11,13 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
+from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.base.lock import Lock
@@ -72,6 +74,7 @@ class Chain:
         for torn in folder.glob(".record.json.*"):  # of a program that was killed as it wrote
             torn.unlink(missing_ok=True)
         self.links = list(read(folder))
+        self._failed: files.UnwrittenError | None = None
         self._cut_torn_line()
 
     @property
@@ -80,22 +83,43 @@ class Chain:
         return self.links[-1].hash if self.links else ""
 
     def add(self, kind: Kind, *told: object) -> None:
-        """More links, one for each thing told; all on disk when this returns."""
+        """More links, one for each thing told; all on disk when this returns.
+
+        UnwrittenError if they cannot be written. Then none of them is there, and this program adds
+        nothing more: what was measured in between would be missing. A resumed run goes on.
+        """
+        self.refuse_failed()
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         new: list[Link] = []
         for body in told:
             before = new[-1].hash if new else self.head
             number = len(self.links) + len(new)
             new.append(Link(number=number, kind=kind, at=at, before=before, body=to_doc(body)))
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(link.line + "\n" for link in new))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            self._append("".join(link.line + "\n" for link in new).encode())
+        except OSError as error:
+            self._failed = files.unwritten(self._path.parent, error)
+            with suppress(OSError):  # then readers leave out half a line, and take a whole one
+                self._cut_torn_line()
+            raise self._failed from None
         self.links += new
+
+    def refuse_failed(self) -> None:
+        """UnwrittenError if a link could not be written before."""
+        if self._failed is not None:
+            raise self._failed
 
     def release(self) -> None:
         """Let others go on."""
         self._lock.release()
+
+    def _append(self, lines: bytes) -> None:
+        # Without a buffer, which would be written once more as the file is closed.
+        with self._path.open("ab", buffering=0) as file:
+            left = memoryview(lines)
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
 
     def _cut_torn_line(self) -> None:
         """A program that was killed may have left half a line; a link is whole or not there."""

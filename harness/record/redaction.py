@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import RecordError
-from harness.record.chain import Link
+from harness.host import secrets
+from harness.record.chain import Kind, Link
 from harness.record.record import RunRecord
 from harness.record.store import written
 
@@ -31,6 +32,7 @@ def redact(
 
     RecordError where a name cannot be told from a word of the record itself.
     """
+    run = replace(run, environment=secrets.kept(run.environment))
     doc = to_doc(run)
     names = _names(run, doc, more)
 
@@ -51,8 +53,10 @@ def redact(
 
     new: list[Link] = []
     for link in links:
-        before = new[-1].hash if new else ""
-        new.append(replace(link, before=before, body=renamed(link.body)))
+        before, body = new[-1].hash if new else "", link.body
+        if link.kind is Kind.SEALED:
+            body = {**body, "environment": secrets.kept(body["environment"])}
+        new.append(replace(link, before=before, body=renamed(body)))
     head = new[-1].hash if new else ""
     clean = from_doc(RunRecord, {**_mapped(to_doc(clean), lambda t: anew.get(t, t)), "head": head})
     return clean, tuple(new)
@@ -87,7 +91,7 @@ def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
 
 
 def _replaced(text: str, names: Mapping[str, str]) -> str:
-    text = _MAIL.sub("address", _ADDRESS.sub("address", text))
+    text = _MAIL.sub("address", _ADDRESS.sub("address", secrets.masked(text)))
     text = _PATH.sub(r"PATH/\1", text)
     for name, other in names.items():
         text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", other, text)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.base.errors import SpecError
+from harness.host import secrets
 from harness.spec.case import SCRIPT, Mode
 from harness.spec.plan import Plan, Protocol
 from harness.spec.recipes import REAL, Recipe, ladder
@@ -15,7 +16,8 @@ from harness.spec.site import Site
 #: What a command may begin with and mean the same.
 PYTHON = ("python", "python3")
 LAUNCHED = "torchrun --nproc-per-node {ranks} train.py"
-EXAMPLE = "scaleproof run --script --cpus 2 -- train.py --lr 3e-4"
+RUN = "scaleproof run --script --cpus 2 --"
+EXAMPLE = f"{RUN} train.py --lr 3e-4"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,11 @@ class Command:
 
 
 def parse(words: Sequence[str]) -> Command:
-    """``train.py ARGS``, ``python train.py ARGS`` or ``-m package.train ARGS``."""
+    """``train.py ARGS``, ``python train.py ARGS`` or ``-m package.train ARGS``.
+
+    SpecError for anything else, and for a secret among the words: the record keeps them.
+    """
+    secrets.refuse(words, RUN)
     rest = list(words)
     if rest and Path(rest[0]).name in PYTHON:
         rest = rest[1:]
@@ -67,7 +73,7 @@ def _launched(words: Sequence[str]) -> Command:
         raise SpecError(
             "the launcher is not told how many ranks to start", where=shlex.join(words),
             expected="{ranks} for those of a node, {world} for all; {node} and {nodes}",
-            fix=f"scaleproof run --script --cpus 2 -- {LAUNCHED}",
+            fix=f"{RUN} {LAUNCHED}",
         )  # fmt: skip
     return Command(target=script, module=False, args=(), launcher=tuple(words))
 

@@ -18,7 +18,8 @@ class Settings:
     ``paths`` are the folders of a user's own files. ``lenient``: INCONCLUSIVE fails nothing.
     ``fresh``: every rank of a script is started as an interpreter of its own; ``folder`` is where
     the script was run. With ``clean`` it runs there itself, not in copies: these paths are removed
-    before every launch. ``setups`` are other environments: names and interpreters.
+    before every launch. Copies share the paths of ``data``, which a script only reads. ``setups``
+    are other environments: names and interpreters.
     """
 
     engine: str = "local"
@@ -40,4 +41,5 @@ class Settings:
     fresh: bool = False
     folder: str = ""
     clean: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     setups: tuple[tuple[str, str], ...] = ()

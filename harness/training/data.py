@@ -72,7 +72,8 @@ def hashed(ids: Tensor, width: int) -> Tensor:
 
     The finaliser of splitmix64 (Steele et al., OOPSLA 2014) on id * width + column.
     """
-    x = ids.to(torch.int64)[:, None] * width + torch.arange(width, dtype=torch.int64)[None]
+    columns = torch.arange(width, dtype=torch.int64, device=ids.device)
+    x = ids.to(torch.int64)[:, None] * width + columns
     x = x * -7046029254386353131 + 1
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor

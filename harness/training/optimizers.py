@@ -17,16 +17,22 @@ from harness.training.tuning import kernels
 
 
 class LayerWise(Optimizer):
-    """Each tensor's step is as long as its weights are: norm(weights) / norm(direction) of it."""
+    """The length of each tensor's step follows from the norm of its weights."""
 
     def direction(self, parameter: nn.Parameter, weights: Tensor, gradient: Tensor) -> Tensor:
         """Where to, before its length is set; of this rank's part."""
         raise NotImplementedError
 
-    def trusted(self, weights: Tensor, directions: Tensor, group: dict[str, Any]) -> Tensor:
-        """The length of each tensor's step, from the norms of weights and of directions."""
-        ratio = weights / directions
-        return torch.where((weights > 0) & (directions > 0), ratio, torch.ones_like(ratio))
+    def compared(self, gradients: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
+        """The tensors whose norms those of the weights are compared with."""
+        return directions
+
+    def trusted(self, weights: Tensor, others: Tensor, group: dict[str, Any]) -> Tensor:
+        """The factor of each tensor's direction, (tensors,), from the norms of its weights and of
+        what is ``compared`` with them; 1 where either is 0.
+        """
+        ratio = weights / others
+        return torch.where((weights > 0) & (others > 0), ratio, torch.ones_like(ratio))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -34,13 +40,15 @@ class LayerWise(Optimizer):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             weights = [norms.local(p.detach()) for p in parameters]
+            gradients = [norms.gradient(p) for p in parameters]
             ways = [
-                self.direction(p, w, norms.gradient(p))
-                for p, w in zip(parameters, weights, strict=True)
+                self.direction(p, w, g)
+                for p, w, g in zip(parameters, weights, gradients, strict=True)
             ]
-            lengths = norms.squares([*parameters, *parameters], [*weights, *ways]).sqrt()
-            of_weights, of_ways = lengths.chunk(2)
-            trust = self.trusted(of_weights, of_ways, group)
+            others = self.compared(gradients, ways)
+            lengths = norms.squares([*parameters, *parameters], [*weights, *others]).sqrt()
+            of_weights, of_others = lengths.chunk(2)
+            trust = self.trusted(of_weights, of_others, group)
             for parameter, weight, way, scale in zip(parameters, weights, ways, trust, strict=True):
                 self.go(parameter, weight, way * scale.to(way.dtype), group)
 
@@ -52,7 +60,10 @@ class LayerWise(Optimizer):
 
 
 class LARS(LayerWise):
-    """Layer-wise adaptive rates, with momentum (You, Gitman and Ginsburg, 2017)."""
+    """Layer-wise adaptive rates, with momentum (You, Gitman and Ginsburg, 2017, Algorithm 1).
+
+    The direction g + b w is scaled by trust |w| / (|g| + b |w|), b being the weight decay.
+    """
 
     def __init__(
         self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.9,
@@ -65,8 +76,12 @@ class LARS(LayerWise):
         decay: float = self.param_groups[0]["weight_decay"]
         return gradient.add(weights, alpha=decay)
 
-    def trusted(self, weights: Tensor, directions: Tensor, group: dict[str, Any]) -> Tensor:
-        return super().trusted(weights, directions, group) * float(group["trust"])
+    def compared(self, gradients: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
+        return gradients
+
+    def trusted(self, weights: Tensor, others: Tensor, group: dict[str, Any]) -> Tensor:
+        decayed = torch.where(others > 0, others + group["weight_decay"] * weights, others)
+        return super().trusted(weights, decayed, group) * float(group["trust"])
 
     def go(
         self, parameter: nn.Parameter, weight: Tensor, way: Tensor, group: dict[str, Any]

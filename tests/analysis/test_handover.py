@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 import json
 import shutil
 from dataclasses import replace
@@ -17,9 +18,12 @@ from harness.base.documents import from_doc, to_doc
 from harness.interface.cli.main import main
 from harness.record import RunRecord, Status
 from harness.record.fabric import Paired, Suspects
+from harness.record.record import SCHEMA
 from harness.record.store import save
+from harness.record.upgrade import upgrade
 from harness.spec import Threshold
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 TODAY = datetime.date(2026, 11, 23)
 RULE = dict(name="weak", case="ddp/decoder-nano/weak", metric="efficiency", unit="1",
             source="requirement", baseline="plain", world=[2])  # fmt: skip
@@ -130,6 +134,69 @@ def test_the_folder_holds_what_its_document_says(
     assert main(["unpack", str(tmp_path / "runs.tar.gz"), "--to", str(tmp_path / "out")]) == 0
     (folder,) = (tmp_path / "out").glob("runs/*/*")
     assert main(["handover", str(folder), "--to", str(tmp_path / "again")]) == 10
+
+
+@pytest.fixture
+def main_job(monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord, Path]:
+    """A record of ``pytest suites/`` with stand-ins and a control; its samples are not here."""
+    doc = json.loads(gzip.decompress((GOLDEN / "main-job.json.gz").read_bytes()))
+    agrees = type("V", (), {"differences": ()})
+    monkeypatch.setattr("harness.analysis.handover.verify", lambda *a: agrees)
+    return from_doc(RunRecord, upgrade(doc, SCHEMA), "record"), GOLDEN
+
+
+def test_stand_ins_and_controls_accept_no_system(main_job: tuple[RunRecord, Path]) -> None:
+    made = handover([main_job], TODAY)
+    cases = {v.case for r in made.requirements for _, v in r.evidence}
+    assert cases and not any("paced" in case or "broken" in case for case in cases)
+    assert {r.rule.name for r in made.stand_ins} >= {"planted_85", "paced_ddp"}
+    assert not {r.rule for r in made.stand_ins} & {r.rule for r in made.requirements}
+
+
+def test_a_contract_that_only_a_stand_in_meets_is_not_measured(
+    main_job: tuple[RunRecord, Path],
+) -> None:
+    run, _ = main_job
+    paced = next(t for t in run.thresholds if t.name == "paced_ddp")
+    seen = {v.status for v in run.verdicts if v.rule == "paced_ddp"}
+    assert seen == {Status.PASS}, "else this shows nothing"
+    made = handover([main_job], TODAY, [paced])
+    assert made.status is Status.INCONCLUSIVE
+    assert [r.status for r in made.requirements] == [None]
+    assert [r.status for r in made.stand_ins] == [Status.PASS]
+
+
+@pytest.mark.parametrize("setting", [{"engine": "emulated"}, {"shared_gpu": True}])
+def test_emulated_nodes_and_shared_gpus_accept_no_system(
+    sample_run: RunRecord, sample: Path, setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agrees = type("V", (), {"differences": ()})
+    monkeypatch.setattr("harness.analysis.handover.verify", lambda *a: agrees)
+    run = replace(sample_run, settings=replace(sample_run.settings, **setting))
+    assert handover([(run, sample)], TODAY, [rule()]).status is Status.INCONCLUSIVE
+
+
+def test_a_training_that_broke_is_no_mere_record(
+    sample_run: RunRecord, sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agrees = type("V", (), {"differences": ()})
+    monkeypatch.setattr("harness.analysis.handover.verify", lambda *a: agrees)
+    broken = [replace(v, status=Status.ERROR, rule=None) for v in sample_run.verdicts]
+    run = replace(sample_run, thresholds=(), verdicts=tuple(broken))
+    assert handover([(run, sample)], TODAY).status is Status.ERROR
+
+
+def test_the_document_says_what_is_not_counted(
+    main_job: tuple[RunRecord, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save(main_job[0], folder)
+    main(["handover", str(folder), "--to", str(tmp_path / "to")])
+    assert "not counted, of stand-ins or controls:" in capsys.readouterr().out
+    first_sheet = (tmp_path / "to" / "handover.html").read_text().partition("</section>")[0]
+    assert "nothing of this system" in first_sheet and "planted_85" in first_sheet
 
 
 def test_a_contract_without_rules_requires_nothing(

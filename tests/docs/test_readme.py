@@ -39,7 +39,6 @@ ELSEWHERE = (
 LONG = (
     "scaleproof recover", "scaleproof pairs", "scaleproof run", "scaleproof plan suites",
     "scaleproof fabric", "scaleproof gate",
-    "python benchmarks/cost/launch.py",
 )  # fmt: skip
 
 

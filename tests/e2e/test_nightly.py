@@ -21,7 +21,11 @@ from harness.analysis.history import asv
 from harness.analysis.history.ingest import ingest
 from harness.analysis.history.night import keep, nights
 from harness.analysis.history.trends import Status, trends
+from harness.base.errors import Exit
 from harness.interface.nightly import notice
+from harness.interface.nightly.config import Config
+from harness.interface.nightly.stages import Rounds
+from harness.interface.nightly.tonight import Tonight
 from harness.record.store import load
 
 ROOT = Path(__file__).parents[2]
@@ -207,6 +211,25 @@ def test_news_are_told_once(tmp_path: Path) -> None:
     (one,) = found(28)
     assert one.status is Status.REGRESSED and "torch 2 -> 3" in one.line
     assert found(28) == [] and found(29) == [], "an old change is no news"
+
+
+@pytest.mark.parametrize(
+    ("error", "steps", "suites", "ended"),
+    [
+        ("slot too short: 16 deadlines missed", {"case": 0.1}, 5, Exit.ERROR),
+        ("", {"case": 0.1}, 5, Exit.PASSED),
+        ("", {}, 5, Exit.NOTHING_JUDGED),
+        ("", {}, 0, Exit.NOTHING_JUDGED),
+        ("", {"case": 0.1}, 10, Exit.INCONCLUSIVE),
+    ],
+)
+def test_a_case_without_a_figure_is_an_error_every_night(
+    error: str, steps: dict[str, float], suites: int, ended: Exit, tmp_path: Path
+) -> None:
+    """It was one in the first of them only: from then on cron's mail was green."""
+    rounds = Rounds(Config(results=str(tmp_path)), print)
+    tonight = Tonight(nonce="night-x", begun_at="2026-01-31T02:00:00+00:00", suites=suites)
+    assert rounds._exit(tonight, [], night(3, steps, error=error)) is ended
 
 
 def test_a_command_that_fails_is_said_and_told_again(suites: Path) -> None:

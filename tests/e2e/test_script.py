@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.analysis.samples.script import by_step
 from harness.analysis.verify import verify
@@ -238,6 +239,46 @@ def test_a_script_runs_in_its_own_folder_where_that_is_asked_for(
     for path, said in (("train.py", "would be removed"), ("../data.txt", "not a path below")):
         assert main([*words, "--clean", path, *end]) == Exit.USAGE
         assert said in capsys.readouterr().err
+
+
+def test_checkpoints_of_the_user_s_stay_as_they_are(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that resumes from, and saves to, a large file and a folder that is linked."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    home.mkdir()
+    (home / "checkpoints").symlink_to(elsewhere)
+    (home / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "from pathlib import Path\n"
+        "dist.init_process_group('gloo')\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(600, 600))\n"
+        "model.load_state_dict(torch.load('last.pt'))\n"
+        "mine = torch.Generator().manual_seed(dist.get_rank())\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(10**6):\n"
+        "    model(torch.randn(4, 600, generator=mine)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "    if dist.get_rank() == 0:\n"
+        "        torch.save(model.state_dict(), 'last.pt')\n"
+        "        torch.save(model.state_dict(), 'checkpoints/last.pt')\n"
+        "        Path('latest.txt').write_text('changed')\n"
+    )
+    state = {f"module.{k}": v for k, v in torch.nn.Linear(600, 600).state_dict().items()}
+    torch.save(state, home / "last.pt")
+    torch.save(state, elsewhere / "last.pt")
+    (home / "latest.txt").write_text("mine")
+    files = [*home.glob("*.*"), elsewhere / "last.pt"]
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    assert max(len(content) for content, _ in before.values()) > 1 << 20
+    monkeypatch.chdir(home)
+    verdict = Measured(session)("train.py")
+    assert verdict.status is not Status.ERROR, verdict.detail
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files} == before
+    assert {p.name for p in home.iterdir()} == {"train.py", "last.pt", "latest.txt", "checkpoints"}
 
 
 def _says(path: Path, word: bytes) -> bool:

@@ -36,4 +36,8 @@ def test_case_and_fingerprint_agree_on_what_changes_speed(
 def test_a_secret_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEPROOF_TOKEN", "7")
     monkeypatch.setenv("PATH_TO_ELSEWHERE", "7")
-    assert not {"SCALEPROOF_TOKEN", "PATH_TO_ELSEWHERE"} & environment.recorded().keys()
+    monkeypatch.setenv("GLOO_AUTH", "7")
+    monkeypatch.setenv("GLOO_RENDEZVOUS", "http://me:hunter2@host/x")
+    secret = {"SCALEPROOF_TOKEN", "PATH_TO_ELSEWHERE", "GLOO_AUTH", "GLOO_RENDEZVOUS"}
+    assert not secret & environment.recorded().keys()
+    assert not secret & environment.of_backends().keys(), "a case is named by these"

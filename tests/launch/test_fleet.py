@@ -115,6 +115,24 @@ def test_a_fleet_that_is_closed_while_a_world_runs_ends_it(token: Path) -> None:
         thread.join(5)
 
 
+def test_an_answer_that_is_there_when_time_is_up_counts(
+    token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a silent agent is late; a wait of no time at all gets whatever is there."""
+    listener, job = Listener(token), Stub()
+    fleet = Fleet(lambda: (job, listener), Where(settings={"one_machine": True}))
+    threads = joining(listener, token, [node(0)])
+    fleet.ready()
+    (link,) = fleet._links
+    monkeypatch.setattr(fleet._ear, "receive", lambda links: iter([(link, {"described": []}, b"")]))
+    assert fleet._ask([link], {"describe": []}, -1.0) == [{"described": []}]
+    monkeypatch.setattr(fleet._ear, "receive", lambda links: iter([]))
+    with pytest.raises(LaunchError, match="does not answer: describe"):
+        fleet._ask([link], {"describe": []}, -1.0)
+    for thread in threads:
+        thread.join(5)
+
+
 def test_ctrl_c_in_a_queue_leaves_no_job(token: Path) -> None:
     job = Stub(State.PENDING)
     fleet = Fleet(lambda: (job, Listener(token)), Where(nodes=(1,)))

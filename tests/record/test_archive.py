@@ -9,6 +9,7 @@ import io
 import json
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,7 @@ def named(run: RunRecord, folder: Path, to: Path) -> Path:
                 "software",
                 "thresholds",
                 "admission",
+                "environment",
             )
             body = {**body, **{n: to_doc(getattr(edited, n)) for n in names}}
         elif link.kind is chain.Kind.PLAN:
@@ -184,6 +186,16 @@ def test_names_go_and_verify_still_holds(
     assert main(["verify", str(there)]) == 0
     assert [v.value for v in load(there).verdicts] == [v.value for v in sample_run.verdicts]
     assert manifest.runs[0].redacted_from and load(there).head == manifest.runs[0].head
+
+
+def test_secrets_of_an_older_record_go(sample_run: RunRecord, sample: Path, tmp_path: Path) -> None:
+    """Recorded before their names were known."""
+    links = chain.read(sample)
+    secret = {"NCCL_AUTH": "hunter2", "OMP_NUM_THREADS": "2", "TORCH_X": "http://a:hunter2@h/b"}
+    first = replace(links[0], body={**links[0].body, "environment": secret})
+    run, anew = redaction.redact(replace(sample_run, environment=secret), (first, *links[1:]))
+    assert dict(run.environment) == {"OMP_NUM_THREADS": "2"} == anew[0].body["environment"]
+    assert "hunter2" not in json.dumps([to_doc(run), [to_doc(x) for x in anew]])
 
 
 def test_what_was_changed_after_redaction_is_found(

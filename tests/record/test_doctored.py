@@ -189,6 +189,13 @@ def passing(doc: Doc, _: Path) -> None:
         v["status"] = "PASS"
 
 
+def older(doc: Doc, _: Path) -> None:
+    """Verdicts of a schema before today's were judged by other rules: any would do."""
+    doc["schema"] = 5
+    for v in doc["verdicts"]:
+        v.update(status="PASS", reason="met", value=0.99, low=0.985, high=0.995)
+
+
 def gate_passed(doc: Doc, _: Path) -> None:
     checks = purposed(doc, "gate")["ranks"][0]["checks"]
     checks[:] = checks[:3]
@@ -201,6 +208,7 @@ def gate_figure(doc: Doc, _: Path) -> None:
 
 #: Structural: found even if the chain is rebuilt.
 STRUCTURAL: dict[str, Edit] = {
+    "an older schema, with any verdict": older,
     "a gate's figure beyond its limit": gate_figure,
     "the worst pair dropped": last_turn_lost,
     "one baseline launch dropped": without(lambda d: timed(d, "plain")[:1]),
@@ -269,6 +277,8 @@ CHAINED: dict[str, Edit] = {
     "the memory of a rank": on_launch("timed", lambda x: x["ranks"][0].update(peak_bytes=1)),
     "bytes that a rank sent": on_launch("profile", lambda x: x["ranks"][0].update(resent_bytes=9)),
     "CPU time of a rank": on_launch("timed", lambda x: x["ranks"][0].update(setup_s=9.0)),
+    "the schema": setting("schema", to=5),
+    "the environment": lambda d, _: d["environment"].update(OMP_NUM_THREADS="3"),
     "the head": setting("head", to="0" * 64),
     "no head": setting("head", to=""),
 }
@@ -319,6 +329,41 @@ def test_an_edited_chain_is_found(copy: Path, edit: Callable[[list[str]], list[s
     path = copy / chain.FILE
     path.write_text("".join(f"{line}\n" for line in edit(path.read_text().splitlines())))
     assert told(copy)
+
+
+def behind_the_end(folder: Path, *bodies: tuple[str, Doc]) -> None:
+    """Links that follow rightly from the last one."""
+    path = folder / chain.FILE
+    for kind, body in bodies:
+        lines = path.read_text().splitlines()
+        link = {**json.loads(lines[-1]), "kind": kind, "body": body, "number": len(lines)}
+        link["before"] = hashlib.sha256(lines[-1].encode()).hexdigest()
+        text = json.dumps(link, sort_keys=True, separators=(",", ":"))
+        path.write_text("".join(f"{line}\n" for line in [*lines, text]))
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["head kept", "head moved"])
+def test_blocks_that_follow_the_end_are_found(copy: Path, moved: bool) -> None:
+    """What was added after a signature would be judged with the rest."""
+    doc = json.loads((copy / "record.json").read_text())
+    block = {**doc["blocks"][-1], "number": len(doc["blocks"])}
+    behind_the_end(copy, ("block", block), ("ended", {"notes": [], "out_of_time": []}))
+
+    def more(doc: Doc, folder: Path) -> None:
+        doc["blocks"].append(block)
+        if moved:
+            last = (folder / chain.FILE).read_text().splitlines()[-1]
+            doc["head"] = hashlib.sha256(last.encode()).hexdigest()
+
+    change(copy, more)
+    assert any("the chain goes on behind" in text for text in told(copy))
+
+
+def test_the_head_is_the_end_of_the_chain(copy: Path) -> None:
+    lines = (copy / chain.FILE).read_text().splitlines()
+    third = hashlib.sha256(lines[2].encode()).hexdigest()
+    change(copy, setting("head", to=third))
+    assert any("the chain goes on behind the link" in text for text in told(copy))
 
 
 def test_a_chain_that_is_gone_is_missed(copy: Path) -> None:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_doctored import change, faster, rechain
+from test_doctored import behind_the_end, change, faster, older, rechain
 
 from harness.base.errors import Exit
 from harness.interface.cli.main import main
@@ -69,6 +69,19 @@ def test_a_complete_forgery_is_told_by_the_signature(
     rechain(run)
     code, out = verified(capsys, run, "--key", keys / "site.pub")
     assert code == Exit.FAILED and "the signature is of another run" in out
+
+
+def test_an_older_schema_and_blocks_after_the_end_are_told_under_a_valid_signature(
+    run: Path, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Chain and signature are untouched, or only grow; the record says another thing."""
+    grown = Path(shutil.copytree(run, tmp_path / "grown"))
+    change(run, older)
+    code, out = verified(capsys, run, "--key", keys / "site.pub")
+    assert code == Exit.FAILED and "schema is not what was sealed" in out
+    behind_the_end(grown, ("ended", {"notes": [], "out_of_time": []}))
+    code, out = verified(capsys, grown, "--key", keys / "site.pub")
+    assert code == Exit.FAILED and "goes on behind its end" in out
 
 
 def test_a_signature_of_a_forger_under_the_sites_name_is_told(

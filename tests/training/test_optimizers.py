@@ -31,13 +31,16 @@ def trained(make: Any, gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_lars_is_you_gitman_and_ginsburg() -> None:
-    """Algorithm 1 of the paper, by hand, for two steps."""
-    lr, momentum, decay, trust = 0.5, 0.9, 1e-2, 0.1
+    """Algorithm 1 of the paper (arXiv 1708.03888), by hand, for two steps.
+
+    The weight decay is large, so that |g| + b |w| and |g + b w| differ by a third.
+    """
+    lr, momentum, decay, trust = 0.5, 0.9, 0.1, 0.1
     gradients = [torch.tensor([0.6, -0.8]).double(), torch.tensor([1.0, 2.0]).double()]
     weight, velocity = torch.tensor([3.0, 4.0]).double(), torch.zeros(2).double()
     for gradient in gradients:
-        way = gradient + decay * weight
-        velocity = momentum * velocity + lr * trust * weight.norm() / way.norm() * way
+        rate = trust * weight.norm() / (gradient.norm() + decay * weight.norm())
+        velocity = momentum * velocity + lr * rate * (gradient + decay * weight)
         weight = weight - velocity
     seen = trained(
         lambda p: optimizers.LARS(p, lr, momentum=momentum, weight_decay=decay, trust=trust),

@@ -197,9 +197,9 @@ def gate_failure(gate: LaunchRecord) -> str | None:
     for rank in gate.ranks:
         for check in rank.checks:
             if not check.ok:
-                figures = ""
-                if check.value is not None:
-                    figures = f" {check.value:.6g}, allowed {check.limit:.6g}"
+                figures = "" if check.value is None else f" {check.value:.6g}"
+                if check.limit is not None:
+                    figures += f", allowed {check.limit:.6g}"
                 detail = f" ({check.detail})" if check.detail else ""
                 return f"{check.name} on rank {rank.rank}:{figures}{detail}"
     if not gate.ranks or not all(r.checks for r in gate.ranks):

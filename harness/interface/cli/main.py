@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from harness.base import pipes
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, ScaleproofError, SpecError, nearest
 from harness.interface.cli.answer import Answer, Asked
@@ -59,10 +60,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; its exit status."""
+    """Run one verb; its exit status, which does not depend on whether somebody reads along."""
     if "_ARGCOMPLETE" in os.environ:
         _complete(os.environ["COMP_LINE"].split())
-    words = list(sys.argv[1:] if argv is None else argv)
+    with pipes.kept_open():
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(words: Sequence[str]) -> int:
     try:
         answer = run(words)
     except ScaleproofError as error:
@@ -74,9 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return int(Exit.INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return int(Exit.PASSED)
     except OSError as error:
         text.write([f"ERROR: {error}", "  try       scaleproof doctor"], sys.stderr)
         return int(Exit.USAGE)

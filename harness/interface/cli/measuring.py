@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.base.documents import Json, to_doc
 from harness.base.errors import SpecError
+from harness.host import copies
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.offered import OPTIONS
@@ -82,6 +83,8 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
     settings = replace(settings, lenient=lenient, fresh=fresh, folder=folder, clean=clean)
     if old is not None:
         settings, told = options.resumed(old, settings)
+    if asked.own and not settings.clean:
+        copies.refuse_large(Path(settings.folder), results(asked), settings.data)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]
     live: Progress = Live(sys.stderr)

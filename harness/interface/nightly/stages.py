@@ -190,9 +190,9 @@ class Rounds:
 
     def _tell(self, tonight: Tonight) -> Tonight:
         """Run the user's command, once for each night that has something to tell."""
-        _, trends = self._judged()
+        nights, trends = self._judged()
         new = self._new = notice.news(trends, self.results)
-        ended = self._exit(tonight, new)
+        ended = self._exit(tonight, new, self._kept(tonight, nights))
         if new:
             self.say(f"{len(new)} new:")
         for one in new:
@@ -204,16 +204,26 @@ class Rounds:
         notice.remember(self.results, new, trends)
         return state.at(self.results, tonight, Stage.PRUNE, exit=int(ended))
 
-    def _exit(self, tonight: Tonight, new: Sequence[News]) -> Exit:
+    def _kept(self, tonight: Tonight, nights: Sequence[Night]) -> Night | None:
+        """What the history has of tonight."""
+        folder = tonight.run(self.results)
+        name = "" if folder is None else load(folder).run
+        return next((night for night in nights if night.run == name), None)
+
+    def _exit(self, tonight: Tonight, new: Sequence[News], kept: Night | None) -> Exit:
         """The worst of what pytest says of the verdicts and what the history says.
 
-        Suites without rules judge nothing by themselves; their nights are judged all the same.
+        Suites without rules judge nothing by themselves; their nights are judged all the same. A
+        case without a figure is an error each night, not only in the one that tells of it.
         """
         told = {one.status for one in new}
-        if Status.ERRORED in told or tonight.suites == Exit.ERROR:
+        cases = [] if kept is None else list(kept.cases.values())
+        if tonight.suites == Exit.ERROR or any(case.error for case in cases):
             return Exit.ERROR
         if Status.REGRESSED in told or tonight.suites == Exit.FAILED:
             return Exit.FAILED
+        if not any(case.values for case in cases):
+            return Exit.NOTHING_JUDGED
         if tonight.suites == Exit.NOTHING_JUDGED:
             return Exit.PASSED
         known = {int(e) for e in Exit}

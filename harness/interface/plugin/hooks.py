@@ -7,6 +7,7 @@ the environment, and nothing is imported for them. A suite is a file with ``@sca
 
 import argparse
 import os
+import warnings
 from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
@@ -99,6 +100,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.stash.get(_NEAR, False):
         for tier in TIERS:
             config.addinivalue_line("markers", tier)
+        # pytest-benchmark warns as the session ends, where an error of its own has no test to fail:
+        # a session that timed nothing has nothing to save, and its verdicts say why.
+        warnings.filterwarnings("default", "Not saving anything")
     given = (
         getattr(config.option, f"{kind}_{o.name.replace('-', '_')}", None)
         not in (None, False, o.kwargs.get("default"))

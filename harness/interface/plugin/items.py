@@ -10,6 +10,7 @@ import pytest
 
 from harness.analysis.judging import pairs, verdicts
 from harness.base.errors import Exit, ScaleproofError, SpecError
+from harness.base.files import UnwrittenError
 from harness.base.marks import MARK, RECOVERS
 from harness.base.numbers import duration
 from harness.interface import options
@@ -285,6 +286,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         if ours.run.plans or ours.run.recoveries:
             whole = not (stopped or measurer.waiting)
             scaling.record = ours.save(complete=whole)
+    except UnwrittenError as error:
+        scaling.unwritten = error
+        session.exitstatus = error.exit
+        return
     finally:
         ours.close()
     if session.exitstatus not in (0, 1, 5):
@@ -301,6 +306,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if KEY not in config.stash:
         return
     scaling = config.stash[KEY]
+    if scaling.unwritten is not None:
+        terminalreporter.write_line(f"\nERROR: {scaling.unwritten}")
     if scaling.record is None or scaling.session is None:
         return
     from harness.interface.report.page import page as pages

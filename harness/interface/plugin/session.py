@@ -9,6 +9,7 @@ import pytest
 
 from harness.analysis.judging.verdicts import of_series
 from harness.base.errors import SpecError
+from harness.base.files import UnwrittenError
 from harness.interface import options
 from harness.interface.offered import OPTIONS, from_environment
 from harness.interface.report.heartbeat import Heartbeat
@@ -68,6 +69,7 @@ class Scaling:
     foreign_failures: int = 0
     interrupted: bool = False
     record: RunRecord | None = None
+    unwritten: UnwrittenError | None = None
 
     def thresholds(self, folder: Path) -> tuple[Threshold, ...]:
         """The rules that hold for suites of a folder."""

@@ -152,6 +152,7 @@ class HandedOver(TypedDict):
     status: str
     made_on: str
     requirements: Sequence[Requirement]
+    stand_ins: Sequence[Requirement]
     beyond: Sequence[tuple[str, str]]
     exclude: Sequence[tuple[str, str]]
     drift: Sequence[Drift]

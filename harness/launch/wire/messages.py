@@ -168,7 +168,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="s
     """Run a user's own training, unchanged, and watch ``steps`` of its steps; ``cut`` warm up.
 
     It starts in a copy of ``folder``, or with ``clean`` there itself, once these paths are removed;
-    ``fresh``: in an interpreter of its own. ``profiled`` and ``pairs`` are as in ``Timed``.
+    ``fresh``: in an interpreter of its own. ``profiled`` and ``pairs`` are as in ``Timed``. Paths
+    of ``data`` are only read, and shared with the folder.
     """
 
     folder: str
@@ -178,14 +179,15 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="s
     pairs: int = 0
     fresh: bool = False
     clean: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="break"):
     """Run a user's own training for ``steps`` updates of its weights, and break it if asked to.
 
     It runs in ``place``, which becomes a copy of ``folder`` where there is none yet; ``words`` is
-    its command. ``fault`` strikes ``rank`` before update ``fault_step``. ``fresh`` is as in
-    ``Script``.
+    its command. ``fault`` strikes ``rank`` before update ``fault_step``. ``fresh`` and ``data`` are
+    as in ``Script``.
     """
 
     folder: str
@@ -196,6 +198,7 @@ class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="br
     rank: int = 0
     fault_step: int = 0
     fresh: bool = False
+    data: tuple[str, ...] = ()
 
 
 class Place(StrEnum):

@@ -19,6 +19,7 @@ import msgspec
 
 from harness.base.documents import from_doc
 from harness.base.errors import LaunchError
+from harness.host import copies
 from harness.launch.wire.messages import Break, Deadlines
 from harness.measure.bench import SCRIPTS
 from harness.measure.recovery.recoverer import Recoverer, timeout_s
@@ -81,10 +82,12 @@ class ScriptRecoverer(Recoverer):
 
     def _task(self, case: CaseSpec) -> Break:
         """The training, in a folder that nothing was written to."""
+        settings = self._session.settings
+        folder = settings.folder or str(Path.cwd())
+        copies.refuse_large(Path(folder), self._run.folder, settings.data)
         return Break(
-            folder=self._session.settings.folder or str(Path.cwd()), words=case.script,
-            place=str(self._empty_place()), steps=self._after + AFTER,
-            fresh=self._session.settings.fresh,
+            folder=folder, words=case.script, place=str(self._empty_place()),
+            steps=self._after + AFTER, fresh=settings.fresh, data=settings.data,
         )  # fmt: skip
 
     def _whole_of(self, case: CaseSpec) -> Journals:

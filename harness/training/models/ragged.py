@@ -47,7 +47,7 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     inputs, targets = decoder.batch(ids, size)
     own = lengths(ids, size)
     longest = int(own.max())
-    beyond = torch.arange(longest)[None] >= own[:, None]
+    beyond = torch.arange(longest, device=own.device)[None] >= own[:, None]
     inputs, targets = inputs[:, :longest], targets[:, :longest]
     return inputs.masked_fill(beyond, 0), targets.masked_fill(beyond, PADDING)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from harness.host import secrets
 from harness.launch.wire.messages import Break, LaunchSpec
 from harness.spec.script import Command, parse
 from harness.training.rank.setup import Place
@@ -106,7 +107,7 @@ def run(command: Command, folder: Path) -> None:
     gc.enable()
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    sys.argv = [command.target, *command.args]
+    sys.argv = [command.target, *secrets.filled(command.args)]
     if command.module:
         sys.path.insert(0, str(folder))
         runpy.run_module(command.target, run_name="__main__", alter_sys=True)

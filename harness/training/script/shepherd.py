@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from harness.base import programs
 from harness.base.errors import LaunchError
+from harness.host import secrets
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec
 from harness.spec.script import Command
@@ -62,11 +63,11 @@ def _start(
     path = os.pathsep.join(p for p in (str(STARTUP), os.environ.get("PYTHONPATH", "")) if p)
     env = {**os.environ, "PATH": programs.path(), "PYTHONPATH": path}
     env |= {BADGES: str(out), HOME: str(programs.ROOT)}
-    words = list(command.launcher)
+    words = secrets.filled(command.launcher)
     if not words:
         env |= process.variables(spec, place, store.host, store.port)
         target = ("-m", command.target) if command.module else (command.target,)
-        words = [sys.executable, *target, *command.args]
+        words = [sys.executable, *target, *secrets.filled(command.args)]
     return subprocess.Popen(
         words, env=env, cwd=workplace.of(spec, place.node), stdin=subprocess.DEVNULL
     )

@@ -130,6 +130,42 @@ def test_other_software_and_models_are_refused(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("field", "one", "other"),
+    [
+        ("gpu", "H100", "H200"), ("gpu", "A100", "A800"), ("gpu", "B200", "B300"),
+        ("gpu", "MI300X", "MI355X"), ("precision", "fp8", "fp4"), ("precision", "fp8", "fp16"),
+        ("version", "v5.0", "v6.0"), ("image", "ngc26.04", "ngc25.04"), ("driver", "r570", "r580"),
+        ("cuda", "cu121", "cu130"), ("nccl", "v2.21", "v3.21"), ("round", "v5p", "v6e"),
+        ("strategy", "FSDP8 fp8", "FSDP16 fp4"), ("strategy", "ZeRO-2", "ZeRO-3"),
+        ("strategy", "zero1", "zero2"), ("strategy", "FSDP4", "DDP8"),
+        ("strategy", "TP8 ring", "TP8 tree"), ("strategy", "1F1B v2", "1F1B v3"),
+    ],
+)  # fmt: skip
+def test_what_differs_by_a_digit_is_another_configuration(
+    tmp_path: Path, field: str, one: str, other: str
+) -> None:
+    rows = [{**r, field: one} for r in LADDER["points"]]
+    rows.append({"N": 64, "mbs": 4, "step_s": 2.2, field: other})
+    made = predict(table(tmp_path, points=rows), learned())
+    assert [o.shape.ranks for o in made.predicted] == [32]
+    (refused,) = made.refused
+    assert refused.why.startswith(f"no calibrated point has {field} ")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("FSDP8 fp8", "FSDP16 fp8"), ("TP8 DP4", "tp8 dp16"), ("DDP", "ddp"), ("FSDP_8", "fsdp_64"),
+     ("PP4 DP8 1F1B", "PP4 DP16 1F1B"), ("HSDP 8", "HSDP 32")],
+)  # fmt: skip
+def test_sizes_in_a_strategy_s_words_are_no_configuration(
+    tmp_path: Path, one: str, other: str
+) -> None:
+    rows = [{**r, "strategy": one} for r in LADDER["points"]]
+    rows.append({"N": 64, "mbs": 4, "step_s": 2.2, "strategy": other})
+    assert predict(table(tmp_path, points=rows), learned()).refused == ()
+
+
 def test_a_limiter_that_nothing_measured_is_said_and_widens(tmp_path: Path) -> None:
     """One node alone is calibrated: nothing speaks of a network of 1 GB/s."""
     slow = {**LADDER["hardware"], "inter_GBps_per_gpu": 1}

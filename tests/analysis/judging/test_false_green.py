@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from editing import bound, even, judged, timed
 
+from harness.analysis.judging.obstacles import gate_failure
 from harness.analysis.samples import figures
 from harness.analysis.verify import verify
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ConfigError, Exit
 from harness.interface.report import coverage
-from harness.record import Reason, RunRecord, Status
+from harness.record import Check, Purpose, Reason, RunRecord, Status
 from harness.record.outcome import exit_status
 from harness.spec.rules import load_thresholds
 from harness.spec.site import rungs
@@ -42,6 +43,15 @@ def test_no_single_pair_decides_for_the_others(sample_run: RunRecord) -> None:
             r["window_s"] /= 2
 
     assert judged(sample_run, last_is_good)[SUBJECT].status is not Status.PASS
+
+
+def test_a_failed_check_without_a_limit_is_told(sample_run: RunRecord) -> None:
+    """It ended the whole program, so that nothing else of the run was judged either."""
+    check = Check(name="full_size.equal_norms", ok=False, value=1.5)
+    gate = next(x for x in sample_run.launches if x.purpose is Purpose.GATE)
+    ranks = [dataclasses.replace(r, checks=(*r.checks, check)) for r in gate.ranks]
+    wrong = dataclasses.replace(gate, ranks=tuple(ranks))
+    assert gate_failure(wrong) == "full_size.equal_norms on rank 0: 1.5"
 
 
 def test_nothing_launched_is_not_success() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.base.errors import Exit
+
 SUITE = """
     from harness import Protocol, Site, control, ladder, scaling
 
@@ -273,6 +275,18 @@ def test_launches_appear_in_pytest_benchmark(
         sorted(x["steps"]["median_s"] for x in launches)
     )
     assert {b["group"] for b in found} == {"ddp/mlp-nano/weak"}
+
+
+def test_nothing_to_save_for_pytest_benchmark_is_no_failure(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under this project's own filter, where every warning is an error."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    suite.makeini("[pytest]\nfilterwarnings = error")
+    result = run(suite, "-k", "nothing_like_that", "--benchmark-json=b.json")
+    assert result.ret == Exit.NOTHING_JUDGED
+    said = result.stdout.str() + result.stderr.str()
+    assert "Traceback" not in said and "INTERNALERROR" not in said, said
 
 
 @pytest.mark.full

@@ -49,6 +49,10 @@ PROVENANCE = (
     "verified", "system", "submitter", "heads", "vocab", "bubble_rate_profiled", "metric", "role",
     "suggested_split", "family", "calibrate_on", "schedule", "model", "mode", "scaling",
 )  # fmt: skip
+#: Words of a strategy that a size of the shape follows: a zero of ``ZeRO-3`` is none.
+_DIMENSIONS = (
+    "fsdp", "hsdp", "ddp", "dp", "tp", "pp", "cp", "sp", "ep", "etp", "vp", "vpp", "mp", "sdp",
+)  # fmt: skip
 _KNOWN = {name for names in NUMBERS.values() for name in names} | {*CONFIGURATION, *PROVENANCE}
 
 
@@ -198,10 +202,17 @@ def _kept(words: str, zero: float | None, model_parallel: bool) -> Kept:
 
 
 def _configuration(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Sizes inside of words (FSDP32, DP8) are of the shape, so they are left out."""
+    """As written; only from the strategy's words sizes (FSDP32, DP8) are left out: they are of
+    the shape.
+    """
     low = {str(k).lower(): v for k, v in row.items()}
-    found = ((name, low[name]) for name in CONFIGURATION if low.get(name) is not None)
-    return tuple((name, re.sub(r"(?<=[a-z])\d+\b", "", str(v).lower())) for name, v in found)
+    alike = [(name, str(low[name]).lower()) for name in CONFIGURATION if low.get(name) is not None]
+    return tuple((name, _unsized(v) if name == "strategy" else v) for name, v in alike)
+
+
+def _unsized(strategy: str) -> str:
+    """Without the sizes of dimensions, which follow their names."""
+    return re.sub(rf"\b({'|'.join(_DIMENSIONS)})[-_ =:]?\d+\b", r"\1", strategy)
 
 
 #: GB/s of one GPU in its node and to the network, where a table doesn't say: data sheets, and the

@@ -56,7 +56,8 @@ def render(found: Handover, runs: Sequence[tuple[RunRecord, Path]], archived: Ar
         means=MEANS[found.status],
         machines=list(dict.fromkeys(run.machine.title for run, _ in runs)),
         hosts=sum(len(run.nodes) or 1 for run, _ in runs[:1]),
-        contract=contract(found).html("requirements"),
+        contract=contract(found.requirements).html("requirements"),
+        stand_ins=contract(found.stand_ins).html("rules of stand-ins"),
         waived=[r for r in found.requirements if r.rule.waiver is not None],
         runs=[_run(run) for run, _ in runs],
         drift=found.drift,
@@ -83,7 +84,7 @@ def sentence(found: Handover) -> str:
     return ", ".join(told)
 
 
-def contract(found: Handover) -> Table[Requirement]:
+def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
     """A row for each requirement."""
     return Table(
         columns=[
@@ -98,7 +99,7 @@ def contract(found: Handover) -> Table[Requirement]:
             Column("cases", 40, lambda r: str(len(r.evidence)) if r.evidence else ""),
             Column("source of the bound", 20, lambda r: str(r.rule.source), left=True),
         ],
-        rows=found.requirements,
+        rows=requirements,
     )
 
 

@@ -3,6 +3,7 @@
 import argparse
 import datetime
 import hashlib
+from collections import Counter
 from pathlib import Path
 
 from harness.analysis.handover import Handover, handover
@@ -65,11 +66,10 @@ def act(asked: Asked) -> Answer:
         (ARCHIVE, body), (EXCLUDE, exclude.encode()), (PAGE, render(found, runs, held).encode()),
     ):  # fmt: skip
         files.put(to / name, content, "--to")
-    statuses = [v.counts for run, _ in runs for v in run.verdicts]
     return Answer(
         document={**to_doc(found), "archive": str(to / ARCHIVE), "sha256": held.sha256},
         lines=_lines(found, runs, to, held.sha256),
-        exit=exit_status([found.status] if found.status != "RECORDED" else statuses),
+        exit=exit_status([found.status]),
     )
 
 
@@ -81,11 +81,13 @@ def _lines(found: Handover, runs: list[tuple[RunRecord, Path]], to: Path, digest
     out += text.wrap(f" {MEANS[found.status]}", width, 1)
     judged = [r for r in found.requirements if r.status is not None]
     if judged:
-        table = contract(found)
-        shown = type(table)(columns=table.columns, rows=judged)
-        out += ["", *shown.lines(width)]
+        out += ["", *contract(judged).lines(width)]
     if unmeasured := [r.rule.name for r in found.requirements if r.status is None]:
         out += text.wrap(f" not measured: {', '.join(unmeasured)}", width, 15)
+    if found.stand_ins:
+        told = Counter(str(r.status) for r in found.stand_ins)
+        counts = ", ".join(f"{n} {status}" for status, n in told.items())
+        out += ["", *text.wrap(f" not counted, of stand-ins or controls: {counts}", width, 13)]
     if found.beyond:
         names = ", ".join(name for name, _ in found.beyond)
         out += text.wrap(f" for other hardware: {names}", width, 21)

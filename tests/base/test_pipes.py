@@ -1,0 +1,66 @@
+"""Output that nobody reads changes neither what is done nor how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def ended(words: list[str], unbuffered: bool, *, read: int = 0, errors: bool = False) -> int:
+    """The exit status of a command whose reader leaves after ``read`` bytes."""
+    reader, writer = os.pipe()
+    env = {**os.environ, "PYTHONUNBUFFERED": "1" if unbuffered else ""}
+    with subprocess.Popen(
+        [sys.executable, "-m", "harness", *words], cwd=ROOT, env=env,
+        stdout=subprocess.DEVNULL if errors else writer,
+        stderr=writer if errors else subprocess.PIPE, text=True,
+    ) as started:  # fmt: skip
+        os.close(writer)
+        if read:
+            os.read(reader, read)
+        os.close(reader)
+        said = "" if errors else started.communicate()[1]
+    assert "Traceback" not in said and "BrokenPipe" not in said, said
+    return started.returncode
+
+
+@pytest.fixture
+def doctored(sample: Path, tmp_path: Path) -> Path:
+    copy = Path(shutil.copytree(sample, tmp_path / "run"))
+    record = json.loads((copy / "record.json").read_text())
+    path = copy / "launches" / record["launches"][-1]["launch"]
+    samples = next(path.glob("*.npz"))
+    samples.write_bytes(samples.read_bytes()[:-1] + b"x")
+    return copy
+
+
+@pytest.mark.parametrize("unbuffered", [True, False])
+@pytest.mark.parametrize("read", [0, 1])
+def test_verify_says_the_same_to_nobody(doctored: Path, unbuffered: bool, read: int) -> None:
+    assert ended(["verify", str(doctored)], unbuffered, read=read) == 1
+
+
+@pytest.mark.parametrize("words", [["report", "results/samples/ddp-nano"], ["list", "models"]])
+def test_tables_that_nobody_reads(words: list[str]) -> None:
+    assert ended(words, True) == 0
+
+
+def test_an_error_that_nobody_reads() -> None:
+    assert ended(["report", "nothing/there"], True, errors=True) == 4
+
+
+@pytest.mark.full
+def test_a_run_whose_progress_nobody_reads_is_measured(tmp_path: Path) -> None:
+    words = ["run", "ddp/paced-small/weak", "--cpus", "2", "--no-fabric", "--no-timeline"]
+    words += ["--time-budget", "20", "--results", str(tmp_path)]
+    assert ended(words, True, read=1, errors=True) in (0, 5, 10)
+    (record,) = tmp_path.glob("runs/*/*/record.json")
+    assert json.loads(record.read_text())["complete"]

@@ -157,7 +157,7 @@ def _gpu(device: _Device) -> Gpu:
         used_bytes=None if memory is None else int(memory.used),
         power_limit_w=_watts(device("GetEnforcedPowerLimit")),
         default_limit_w=_watts(device("GetPowerManagementDefaultLimit")),
-        max_clock_mhz=device("GetApplicationsClock", device.nvml.NVML_CLOCK_SM),
+        max_clock_mhz=device("GetMaxClockInfo", device.nvml.NVML_CLOCK_SM),
         pids=tuple(sorted(int(p.pid) for p in processes)),
         bus_id=None if plugged is None else _text(plugged.busId),
     )

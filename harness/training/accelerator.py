@@ -64,6 +64,12 @@ def _runs(kind: str, arch: str, major: int, minor: int) -> bool:
     return newer and (kind == "compute" or built[0] == major)
 
 
+def numbered(index: int) -> torch.device:
+    """The device of this number, of the kind that this torch was built for."""
+    kind = torch.accelerator.current_accelerator()
+    return torch.device("cuda" if kind is None else kind.type, index)
+
+
 class Accelerator:
     """One device; ``present`` tells whether it is more than the host's CPU."""
 

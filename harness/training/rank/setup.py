@@ -25,7 +25,7 @@ from harness.launch.wire.messages import LaunchSpec
 from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
 from harness.spec import CaseSpec, Device, Dim, Mesh, StandIn
-from harness.training.accelerator import Accelerator
+from harness.training.accelerator import Accelerator, numbered
 from harness.training.context import Loaded, RankContext, make_batch, within
 from harness.training.data import Sampler
 from harness.training.describe import case_batching
@@ -270,7 +270,7 @@ def device_of(case: CaseSpec, place: Place) -> torch.device:
         return torch.device("cpu")
     index = case.first_device + place.device
     shared = StandIn.SHARED_GPU in case.stand_in
-    return torch.device("cuda", index % torch.accelerator.device_count() if shared else index)
+    return numbered(index % torch.accelerator.device_count() if shared else index)
 
 
 def cpus_of(case: CaseSpec, device: int, core: int, agents: int = 1) -> tuple[int, ...]:

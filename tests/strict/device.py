@@ -1,0 +1,483 @@
+"""A device that is not there, and refuses what a GPU refuses; the host computes.
+
+Tensors say that they live on ``strict:0`` (torch's PrivateUse1, in Python alone). Refused are tensors
+of two devices in one operator (but for what CUDA lets pass: single values, and indices of the host),
+numpy of a device's tensor, generators of the host, and fp32 in kernels that have none. Allocations
+are counted by storage, so that peaks are real. It has one queue, which is always empty: races between
+streams and errors that come late cannot be seen here, nor anything of speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "strict"
+torch.utils.rename_privateuse1_backend(NAME)
+HERE = torch.device(NAME, 0)
+aten = torch.ops.aten
+
+
+class Memory:
+    """Bytes of live storages of the device, now and at most."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._holders: dict[int, int] = {}
+
+    def hold(self, tensor: Strict, raw: torch.Tensor) -> None:
+        storage = raw.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        self._holders[key] = self._holders.get(key, 0) + 1
+        if self._holders[key] == 1:
+            self.now += size
+            self.peak = max(self.peak, self.now)
+        weakref.finalize(tensor, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._holders[key] -= 1
+        if not self._holders[key]:
+            del self._holders[key]
+            self.now -= size
+
+
+MEMORY = Memory()
+
+
+class Generator(torch._C.Generator):
+    """Random numbers of the device."""
+
+    device = HERE  # type: ignore[assignment]
+
+
+class _Kind(type):
+    def __instancecheck__(cls, made: object) -> bool:
+        return isinstance(made, torch._C.Generator)
+
+
+class AnyGenerator(metaclass=_Kind):
+    """``torch.Generator``: of the host, or of the device."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return Generator() if torch.device(device).type == NAME else torch._C.Generator(device)
+
+
+#: What is drawn on the device without a generator of one's own.
+USUAL = Generator()
+
+
+class Strict(torch.Tensor):
+    """A tensor of the device; ``raw`` is what the host computes with."""
+
+    raw: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, raw: torch.Tensor, requires_grad: bool = False) -> Strict:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, raw.size(), strides=raw.stride(), storage_offset=raw.storage_offset(),
+            dtype=raw.dtype, layout=raw.layout, device=HERE, requires_grad=requires_grad,
+        )  # fmt: skip
+        made.raw = raw
+        MEMORY.hold(made, raw)
+        return made
+
+    def __repr__(self, *_: object, **__: object) -> str:
+        return f"Strict({self.raw})"
+
+    __str__ = __repr__
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if force:
+            return self.raw.detach().numpy(force=True)
+        raise TypeError(
+            f"can't convert {HERE} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to"
+            " host memory first."
+        )
+
+    def __array__(self, *_: object) -> Any:
+        return self.numpy()
+
+    def tolist(self) -> Any:
+        return self.raw.tolist()
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self.raw.untyped_storage()
+
+    def is_pinned(self, *_: object) -> bool:
+        return False
+
+    @property  # type: ignore[misc]
+    def data(self) -> Strict:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        if not isinstance(other, Strict):
+            raise RuntimeError("incompatible tensor type")
+        self.raw = other.raw
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, known: dict[int, Any]) -> Any:
+        if id(self) not in known:
+            made = Strict(self.raw.clone(), self.requires_grad)
+            if isinstance(self, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, self.requires_grad)
+            known[id(self)] = made
+        return known[id(self)]
+
+    def __reduce_ex__(self, _: object) -> Any:
+        return _loaded, (self.raw.detach().clone(), self.requires_grad)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return computed(func, args, kwargs or {})
+
+
+def _loaded(raw: torch.Tensor, requires_grad: bool) -> Strict:
+    return Strict(raw, requires_grad)
+
+
+#: From one device to another.
+ACROSS = {
+    "aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_local_scalar_dense", "aten::copy",
+}  # fmt: skip
+#: Here CUDA takes indices of the host, but no host tensor takes indices of the device.
+INDEXED = {
+    "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
+    "aten::_unsafe_index", "aten::_unsafe_index_put",
+}  # fmt: skip
+
+
+def _refuse(name: str, other: torch.Tensor) -> None:
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, {HERE} and"
+        f" {other.device}! (in {name})"
+    )
+
+
+def _check(name: str, args: Any, tensors: list[torch.Tensor]) -> None:
+    """RuntimeError for what CUDA would not compute either."""
+    if name in ACROSS:
+        return
+    first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    if name in INDEXED:
+        values = [x for x in args[2:] if isinstance(x, torch.Tensor) and x.dim()]
+        for x in [first, *values] if first is not None else values:
+            if not isinstance(x, Strict):
+                _refuse(name, x)
+        return
+    for x in tensors:
+        if not isinstance(x, Strict) and (x.dim() or (x is first and name.endswith("_"))):
+            _refuse(name, x)
+
+
+def _raw(x: Any) -> Any:
+    return x.raw if isinstance(x, Strict) else x
+
+
+def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The same call for the host."""
+    given = dict(kwargs)
+    if given.get("pin_memory"):
+        given["pin_memory"] = False
+    if given.get("device") is not None and torch.device(given["device"]).type == NAME:
+        given["device"] = torch.device("cpu")
+    return given
+
+
+def _random(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """With the device's generator; RuntimeError for one of the host."""
+    if not any(a.name == "generator" for a in func._schema.arguments):
+        return kwargs
+    given = kwargs.get("generator")
+    if given is not None and not isinstance(given, Generator):
+        raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
+    return {**kwargs, "generator": given or USUAL}
+
+
+def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """One operator with tensors of the device among its arguments."""
+    name = func._schema.name
+    special = SPECIAL.get(name)
+    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+    if any(isinstance(x, Strict) for x in tensors):
+        _check(name, args, tensors)
+        kwargs = _random(func, kwargs)
+    wanted = kwargs.get("device")
+    leaves = wanted is not None and torch.device(wanted).type != NAME
+    if func is aten._to_copy.default and wanted is None:
+        leaves = not isinstance(args[0], Strict)
+    args_, kwargs_ = tree_map(_raw, args), _on_host(tree_map(_raw, kwargs))
+    out = (special or func)(*args_, **kwargs_)
+    known = {id(x.raw): x for x in tensors if isinstance(x, Strict)}
+    hosts = {id(x) for x in tensors if not isinstance(x, Strict)}
+
+    def wrapped(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or isinstance(x, Strict) or id(x) in hosts:
+            return x
+        if id(x) in known:
+            return known[id(x)]
+        return x if leaves else Strict(x)
+
+    return tree_map(wrapped, out)
+
+
+def _choice(*args: Any, **kwargs: Any) -> int:
+    """Which attention torch takes: 1 flash, 2 efficient, 0 by matrix products; as CUDA by dtype."""
+    half = args[0].dtype in (torch.float16, torch.bfloat16)
+    if torch.backends.cuda.flash_sdp_enabled() and half and (len(args) < 4 or args[3] is None):
+        return 1
+    if torch.backends.cuda.math_sdp_enabled():
+        return 0
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _flash(query: Any, key: Any, value: Any, p: float = 0.0, causal: bool = False,
+           debug: bool = False, *, scale: float | None = None) -> Any:  # fmt: skip
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, p, causal, scale=scale
+    )
+    length, keys = query.shape[2], key.shape[2]
+    seed = torch.zeros((), dtype=torch.int64)
+    empty = torch.empty(0)
+    return out, lse, empty, empty, length, keys, seed, seed, empty
+
+
+def _flash_back(grad: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, _a: Any, _b: Any,
+                _c: int, _d: int, p: float, causal: bool, _e: Any, _f: Any,
+                *, scale: float | None = None) -> Any:  # fmt: skip
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, query, key, value, out, lse, p, causal, scale=scale
+    )
+
+
+#: Operators of devices that the host lacks, or has under other names.
+SPECIAL: dict[str, Callable[..., Any]] = {
+    "aten::record_stream": lambda *_: None,
+    "aten::_fused_sdp_choice": _choice,
+    "aten::_scaled_dot_product_flash_attention": _flash,
+    "aten::_scaled_dot_product_flash_attention_backward": _flash_back,
+}
+
+#: What autocast computes in the lower precision, and in fp32, on CUDA (torch's autocast_mode.h).
+LOWER = (
+    "conv1d", "conv2d", "matmul", "linear", "mm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "bmm",
+    "chain_matmul", "prelu", "einsum", "scaled_dot_product_attention",
+)  # fmt: skip
+FP32 = (
+    "softmax.int", "log_softmax.int", "cross_entropy_loss", "nll_loss", "mse_loss", "layer_norm",
+    "rms_norm", "norm.Scalar", "exp", "log", "pow.Tensor_Scalar", "rsqrt", "sum", "sum.dim_IntList",
+    "cumsum", "prod", "renorm",
+)  # fmt: skip
+
+
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    narrow = isinstance(x, Strict) and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return x.to(dtype) if narrow and x.dtype is not dtype else x
+
+
+def _autocasts(library: torch.library.Library) -> None:
+    """Kernels of autocast: a backend brings its own."""
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    for names, lower in ((LOWER, True), (FP32, False)):
+        for full in names:
+            name, _, overload = full.partition(".")
+            op = getattr(getattr(aten, name), overload or "default")
+
+            def kernel(*args: Any, _op: Any = op, _lower: bool = lower, **kwargs: Any) -> Any:
+                dtype = torch.get_autocast_dtype(NAME) if _lower else torch.float32
+                with torch._C._ExcludeDispatchKeyGuard(key):
+                    cast = tree_map(lambda x: _cast(x, dtype), (args, kwargs))
+                    return _op(*cast[0], **cast[1])
+
+            with contextlib.suppress(RuntimeError):  # this torch has it under another name
+                library.impl(full, kernel, "AutocastPrivateUse1")
+
+
+_NO_FACTORIES = (
+    "sparse", "quantized", "cudnn", "mkldnn", "nested", "_make_dep_token", "from_file",
+    "_efficientzerotensor",
+)  # fmt: skip
+
+
+def _factories() -> Iterator[tuple[str, Any]]:
+    """Operators that make a tensor on a device from none."""
+    for full in torch._C._dispatch_get_all_op_names():
+        if not full.startswith("aten::") or any(word in full for word in _NO_FACTORIES):
+            continue
+        name, _, overload = full[6:].partition(".")
+        try:
+            op = getattr(getattr(aten, name), overload or "default")
+        except (AttributeError, RuntimeError):
+            continue
+        schema = op._schema
+        given = [(a.name, str(a.type)) for a in schema.arguments]
+        makes = len(schema.returns) == 1 and "Tensor" in str(schema.returns[0].type)
+        if makes and "device" in dict(given) and not any("Tensor" in kind for _, kind in given):
+            yield full[6:], op
+
+
+class Event:
+    """A mark in a queue that is always empty: refuses to be read before it was recorded."""
+
+    def __init__(self, device: Any = None, *_: Any, **__: Any) -> None:
+        self.at: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        self.at = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+    def elapsed_time(self, other: Event) -> float:
+        if self.at is None or other.at is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return 1e3 * (other.at - self.at)
+
+
+class Stream:
+    """The one queue."""
+
+    stream_id = 0
+    device = HERE
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def wait_stream(self, other: Any) -> None:
+        return None
+
+    wait_event = wait_stream
+
+    def record_event(self, event: Any = None) -> Any:
+        made = event or Event()
+        made.record()
+        return made
+
+    def synchronize(self) -> None:
+        return None
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _module() -> types.ModuleType:
+    """``torch.strict``: what torch and FSDP ask of a backend."""
+    made, queue = types.ModuleType(f"torch.{NAME}"), Stream()
+    given: dict[str, Any] = dict(
+        is_available=lambda: True, is_initialized=lambda: True, _is_in_bad_fork=lambda: False,
+        device_count=lambda: 1, current_device=lambda: 0, set_device=lambda d: None,
+        synchronize=lambda d=None: None, manual_seed=USUAL.manual_seed,
+        manual_seed_all=USUAL.manual_seed, get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+        get_device_name=lambda d=None: "NVIDIA Strict", current_stream=lambda d=None: queue,
+        default_stream=lambda d=None: queue, stream=lambda s: s or queue, Stream=Stream, Event=Event,
+        empty_cache=lambda: None, get_rng_state=lambda d=None: USUAL.get_state(),
+        set_rng_state=lambda s, d=None: USUAL.set_state(s), _is_compiled=lambda: True,
+        get_rng_state_all=lambda: [USUAL.get_state()], memory_stats=lambda d=None: {},
+        set_rng_state_all=lambda s: USUAL.set_state(s[0]), memory=types.SimpleNamespace(
+            _record_memory_history=lambda **_: None,
+            _dump_snapshot=lambda path: open(path, "wb").close(),
+        ),
+    )  # fmt: skip
+    for name, what in given.items():
+        setattr(made, name, what)
+    return made
+
+
+def _stats(_: Any = None) -> dict[str, int]:
+    return {
+        "allocated_bytes.all.peak": MEMORY.peak, "reserved_bytes.all.peak": MEMORY.peak,
+        "inactive_split_bytes.all.peak": 0, "num_alloc_retries": 0,
+    }  # fmt: skip
+
+
+def _forget(_: Any = None) -> None:
+    MEMORY.peak = MEMORY.now
+
+
+_KEPT: list[torch.library.Library] = []
+
+
+def install() -> None:
+    """Make ``strict`` this torch's accelerator, and let it look like NVIDIA's; once a process."""
+    if _KEPT:
+        return
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_module())
+    library = torch.library.Library("aten", "IMPL")
+    _KEPT.append(library)
+
+    def factory(op: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Strict:
+            given = _on_host({**_random(op, kwargs), "device": torch.device("cpu")})
+            return Strict(op(*args, **given))
+
+        return kernel
+
+    for name, op in _factories():
+        library.impl(name, factory(op), "PrivateUse1")
+
+    def copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
+        _raw(target).copy_(_raw(source))
+        return target
+
+    library.impl("_copy_from", copy_from, "PrivateUse1")
+    _autocasts(library)
+    torch.Generator = AnyGenerator  # type: ignore[assignment, misc]
+    torch.Event = Event  # type: ignore[assignment, misc]
+    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment, method-assign]
+    torch.serialization.add_safe_globals([_loaded])
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    _as_accelerator()
+    _as_nvidia()
+
+
+def _as_accelerator() -> None:
+    """What the Python hooks of torch leave out."""
+    here = torch.accelerator
+    here.device_count = num_devices  # type: ignore[assignment]
+    here.set_device_index = lambda d: None  # type: ignore[assignment]
+    here.synchronize = lambda d=None: None  # type: ignore[assignment]
+    here.memory_allocated = lambda d=None: MEMORY.now  # type: ignore[assignment]
+    here.max_memory_allocated = lambda d=None: MEMORY.peak  # type: ignore[assignment]
+    here.reset_peak_memory_stats = _forget  # type: ignore[assignment]
+    here.memory_stats = _stats  # type: ignore[assignment]
+
+
+def num_devices() -> int:
+    """As many as NVML's stand-in shows."""
+    if (told := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len([x for x in told.split(",") if x])
+    return int(os.environ.get("STRICT_GPUS", "2"))
+
+
+def _as_nvidia() -> None:
+    """What is asked of CUDA before anything is computed."""
+    torch.cuda.device_count = num_devices  # type: ignore[assignment]
+    torch.cuda.is_available = lambda: num_devices() > 0  # type: ignore[assignment]
+    torch.cuda.get_arch_list = lambda: ["sm_90"]  # type: ignore[assignment]
+    torch.cuda.get_device_properties = lambda i=0: types.SimpleNamespace(  # type: ignore[assignment]
+        uuid=f"5741c700-0000-0000-0000-{i:012}", name="NVIDIA Strict", major=9, minor=0,
+        total_memory=8 << 30,
+    )

@@ -1,0 +1,38 @@
+"""A machine with GPUs that are not there: NVML by a library of its own, torch by the strict device.
+
+``environment(folder)`` is what a program has to be started with to believe in them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def library(folder: Path, *flags: str) -> Path:
+    """The compiled stand-in for NVML's library, in a folder of its own."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler is not None, "a C compiler makes the stand-in for NVML"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / "libnvidia-ml.so.1"
+    if not made.is_file():
+        command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", *flags]
+        subprocess.run([*command, "-o", str(made), str(HERE / "nvml.c")], check=True)
+    return folder
+
+
+def environment(folder: Path, num_gpus: int = 2, **more: str) -> Mapping[str, str]:
+    """The variables of a process on such a machine; ``more`` are those of the library."""
+    path = os.pathsep.join(p for p in (str(HERE / "site"), os.environ.get("PYTHONPATH", "")) if p)
+    libraries = os.pathsep.join(
+        p for p in (str(library(folder)), os.environ.get("LD_LIBRARY_PATH", "")) if p
+    )
+    kept = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    return {
+        **kept, "PYTHONPATH": path, "LD_LIBRARY_PATH": libraries, "STRICT_GPUS": str(num_gpus), **more,
+    }  # fmt: skip

@@ -1,0 +1,64 @@
+"""On PYTHONPATH this makes every Python of a run believe in the strict device, as torch is imported.
+
+Nothing of the project is changed but one answer: what the installed torch was built for.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+TESTS = str(Path(__file__).resolve().parents[2])
+
+
+def _torch(_: ModuleType) -> None:
+    if TESTS not in sys.path:
+        sys.path.append(TESTS)
+    from strict import device, group
+
+    device.install()
+    group.install()
+
+
+def _accelerators(module: ModuleType) -> None:
+    module.torch_build = lambda: "cuda 13.0"  # type: ignore[attr-defined]
+
+
+AFTER: dict[str, Callable[[ModuleType], None]] = {
+    "torch": _torch,
+    "harness.host.accelerators": _accelerators,
+}
+
+
+class _Then(importlib.abc.Loader):
+    """A module's own loader, and what is done once it is there."""
+
+    def __init__(self, loader: importlib.abc.Loader, then: Callable[[ModuleType], None]) -> None:
+        self._loader, self._then = loader, then
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._then(module)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        if name not in AFTER:
+            return None
+        then = AFTER.pop(name)
+        found = importlib.util.find_spec(name)
+        if found is not None and found.loader is not None:
+            found.loader = _Then(found.loader, then)
+        return found
+
+
+sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,77 @@
+"""Worlds on the strict device: an agent of the project, started on a machine that has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.base.documents import from_doc
+from harness.launch import causes
+from harness.launch.children import InheritingJob
+from harness.launch.engine import Command, Where, importable
+from harness.launch.fleet import Fleet
+from harness.launch.wire.messages import LaunchSpec, RankEnd, Task
+from harness.record import Cause, Described, RankRecord
+from harness.spec import CaseSpec, Catalogue, Device, Site
+from strict.machine import environment
+
+
+@dataclasses.dataclass
+class Left:
+    """What a launch left."""
+
+    case: CaseSpec
+    out: Path
+    ends: tuple[RankEnd, ...]
+    cause: Cause | None
+    ranks: list[RankRecord]
+
+    @property
+    def wrong(self) -> list[str]:
+        """Why it is not clean: what ended it, or checks that failed."""
+        if self.cause is not None:
+            return [self.cause.message]
+        failed = [c for r in self.ranks for c in r.checks if not c.ok]
+        return [f"{c.name}: {c.value} > {c.limit} {c.detail}" for c in failed]
+
+
+class Worlds:
+    """Launches cases on one machine of ``num_gpus`` strict devices."""
+
+    def __init__(self, folder: Path, num_gpus: int = 2, known: Catalogue | None = None) -> None:
+        self.known, self.folder, self.num_gpus = known or Catalogue(), folder, num_gpus
+        env = {**environment(folder / "library", num_gpus), **importable()}
+        env["PYTHONPATH"] = f"{environment(folder / 'library')['PYTHONPATH']}:{env['PYTHONPATH']}"
+        command = Command(
+            nodes=(0,), argv=(sys.executable, "-m", "harness.training.agent.agent"), env=env
+        )
+        where = Where(nodes=(num_gpus,), device=Device.CUDA)
+        self.fleet = Fleet(lambda: (InheritingJob([command]), None), where)
+        self._count = itertools.count()
+
+    def case(self, name: str, ranks: int = 2, **fields: object) -> CaseSpec:
+        site = Site(device=Device.CUDA, backend="nccl", nodes=(ranks,))
+        return self.known.normalise(site.case(name, **fields))
+
+    def describe(self, case: CaseSpec) -> Described:
+        return self.fleet.describe([(case, self.known.files(case))])[0]
+
+    def launch(self, case: CaseSpec, task: Callable[[CaseSpec], Task], out: Path | None = None) -> Left:
+        out = out or self.folder / "launches" / f"{next(self._count)}"
+        spec = LaunchSpec(
+            launch=out.name, case=case, out=str(out), task=task(case), files=self.known.files(case)
+        )
+        ended = self.fleet.launch(spec, lambda step: None)
+        paths = sorted(out.glob("rank?.json"))
+        return Left(
+            case=case, out=out, ends=ended.ranks,
+            cause=causes.attribute(ended.ranks, ended.unreachable),
+            ranks=[from_doc(RankRecord, json.loads(path.read_text())) for path in paths],
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self.fleet.close()

@@ -23,8 +23,10 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "strict"
 torch.utils.rename_privateuse1_backend(NAME)
-HERE = torch.device(NAME, 0)
 aten = torch.ops.aten
+
+
+HERE = torch.device(NAME, 0)
 
 
 class Memory:
@@ -54,9 +56,13 @@ MEMORY = Memory()
 
 
 class Generator(torch._C.Generator):
-    """Random numbers of the device."""
+    """Random numbers of the device; operators get another Python object of the same one."""
 
+    known: set[int] = set()  # noqa: RUF012
     device = HERE  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.known.add(self._cdata)
 
 
 class _Kind(type):
@@ -115,6 +121,9 @@ class Strict(torch.Tensor):
 
     def untyped_storage(self) -> Any:
         return self.raw.untyped_storage()
+
+    def record_stream(self, _: object) -> None:
+        return None
 
     def is_pinned(self, *_: object) -> bool:
         return False
@@ -203,14 +212,30 @@ def _random(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     if not any(a.name == "generator" for a in func._schema.arguments):
         return kwargs
     given = kwargs.get("generator")
-    if given is not None and not isinstance(given, Generator):
+    if given is not None and given._cdata not in Generator.known:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
     return {**kwargs, "generator": given or USUAL}
+
+
+#: Whether an operator of torch.distributed is under way: what it hands to a group is unwrapped.
+UNWRAPPED = [False]
+
+
+@contextlib.contextmanager
+def _collective(func: Any) -> Iterator[None]:
+    before, UNWRAPPED[0] = UNWRAPPED[0], "c10d" in func.namespace or UNWRAPPED[0]
+    try:
+        yield
+    finally:
+        UNWRAPPED[0] = before
 
 
 def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """One operator with tensors of the device among its arguments."""
     name = func._schema.name
+    if name == "aten::set_" and isinstance(args[0], Strict) and isinstance(args[1], Strict):
+        args[0].data = args[1]
+        return args[0]
     special = SPECIAL.get(name)
     tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
     if any(isinstance(x, Strict) for x in tensors):
@@ -221,7 +246,8 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func is aten._to_copy.default and wanted is None:
         leaves = not isinstance(args[0], Strict)
     args_, kwargs_ = tree_map(_raw, args), _on_host(tree_map(_raw, kwargs))
-    out = (special or func)(*args_, **kwargs_)
+    with _collective(func):
+        out = (special or func)(*args_, **kwargs_)
     known = {id(x.raw): x for x in tensors if isinstance(x, Strict)}
     hosts = {id(x) for x in tensors if not isinstance(x, Strict)}
 
@@ -235,13 +261,19 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return tree_map(wrapped, out)
 
 
-def _choice(*args: Any, **kwargs: Any) -> int:
-    """Which attention torch takes: 1 flash, 2 efficient, 0 by matrix products; as CUDA by dtype."""
-    half = args[0].dtype in (torch.float16, torch.bfloat16)
-    if torch.backends.cuda.flash_sdp_enabled() and half and (len(args) < 4 or args[3] is None):
-        return 1
+def _attention(query: Any, key: Any, value: Any, mask: Any = None, p: float = 0.0,
+               causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
+    """Flash where it may be taken, which has no fp32, else by matrix products: as CUDA chooses."""
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if torch.backends.cuda.flash_sdp_enabled() and half and mask is None:
+        if enable_gqa:
+            groups = query.shape[1] // key.shape[1]
+            key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        return aten._scaled_dot_product_flash_attention(query, key, value, p, causal, scale=scale)[0]
     if torch.backends.cuda.math_sdp_enabled():
-        return 0
+        return aten._scaled_dot_product_attention_math(
+            query, key, value, mask, p, causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
@@ -267,7 +299,6 @@ def _flash_back(grad: Any, query: Any, key: Any, value: Any, out: Any, lse: Any,
 #: Operators of devices that the host lacks, or has under other names.
 SPECIAL: dict[str, Callable[..., Any]] = {
     "aten::record_stream": lambda *_: None,
-    "aten::_fused_sdp_choice": _choice,
     "aten::_scaled_dot_product_flash_attention": _flash,
     "aten::_scaled_dot_product_flash_attention_backward": _flash_back,
 }
@@ -358,6 +389,7 @@ class Stream:
     """The one queue."""
 
     stream_id = 0
+
     device = HERE
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -388,7 +420,7 @@ def _module() -> types.ModuleType:
     made, queue = types.ModuleType(f"torch.{NAME}"), Stream()
     given: dict[str, Any] = dict(
         is_available=lambda: True, is_initialized=lambda: True, _is_in_bad_fork=lambda: False,
-        device_count=lambda: 1, current_device=lambda: 0, set_device=lambda d: None,
+        device_count=num_devices, current_device=lambda: 0, set_device=_select,
         synchronize=lambda d=None: None, manual_seed=USUAL.manual_seed,
         manual_seed_all=USUAL.manual_seed, get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
         get_device_name=lambda d=None: "NVIDIA Strict", current_stream=lambda d=None: queue,
@@ -404,6 +436,13 @@ def _module() -> types.ModuleType:
     for name, what in given.items():
         setattr(made, name, what)
     return made
+
+
+def _select(device: Any) -> None:
+    """Every process has one device, and torch's autograd knows of no other."""
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index:
+        raise RuntimeError(f"{NAME}: invalid device ordinal")
 
 
 def _stats(_: Any = None) -> dict[str, int]:
@@ -443,7 +482,12 @@ def install() -> None:
         return target
 
     library.impl("_copy_from", copy_from, "PrivateUse1")
+    for key in ("AutogradPrivateUse1", "PrivateUse1"):
+        library.impl("scaled_dot_product_attention", _attention, key)
     _autocasts(library)
+    every = torch.library.Library("_", "IMPL")
+    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    _KEPT.append(every)
     torch.Generator = AnyGenerator  # type: ignore[assignment, misc]
     torch.Event = Event  # type: ignore[assignment, misc]
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment, method-assign]
@@ -457,7 +501,8 @@ def _as_accelerator() -> None:
     """What the Python hooks of torch leave out."""
     here = torch.accelerator
     here.device_count = num_devices  # type: ignore[assignment]
-    here.set_device_index = lambda d: None  # type: ignore[assignment]
+    here.set_device_index = _select  # type: ignore[assignment]
+    here.current_device_index = lambda: 0  # type: ignore[assignment]
     here.synchronize = lambda d=None: None  # type: ignore[assignment]
     here.memory_allocated = lambda d=None: MEMORY.now  # type: ignore[assignment]
     here.max_memory_allocated = lambda d=None: MEMORY.peak  # type: ignore[assignment]

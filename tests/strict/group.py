@@ -6,6 +6,7 @@ entries have the keys and the names of NCCL's flight recorder (torch/csrc/distri
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import math
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as bound
 from torch.distributed import distributed_c10d
 
-from strict.device import NAME, Strict
+from strict.device import NAME, UNWRAPPED, Strict
 
 _DTYPES = {
     torch.float64: "Double", torch.float32: "Float", torch.float16: "Half", torch.bfloat16: "BFloat16",
@@ -74,6 +75,7 @@ class Nccl(dist.ProcessGroup):
         super().__init__(rank, size)
         self.called, self._size = options.group_name, size
         self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
+        self._register_backend(torch.device(NAME), dist.ProcessGroup.BackendType.NCCL, self._gloo)
 
     def _set_sequence_number_for_group(self) -> None:
         return None
@@ -84,6 +86,8 @@ class Nccl(dist.ProcessGroup):
     def _raw(self, given: Any) -> Any:
         if isinstance(given, list | tuple):
             return [self._raw(x) for x in given]
+        if UNWRAPPED[0] and not isinstance(given, Strict):
+            return given
         if not isinstance(given, Strict):
             raise RuntimeError(f"No backend type associated with device type {given.device.type}")
         if not given.raw.is_contiguous():
@@ -95,34 +99,34 @@ class Nccl(dist.ProcessGroup):
         future.set_result(list(tensors))
         return bound._create_work_from_future(future)
 
-    def allreduce(self, tensors: Any, options: Any = None) -> Any:
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         _record("all_reduce", self, tensors, tensors)
-        options = options or bound.AllreduceOptions()
-        mean = options.reduceOp == dist.ReduceOp.AVG
+        asked = opts or bound.AllreduceOptions()
+        mean = asked.reduceOp == dist.ReduceOp.AVG
         if mean:  # gloo has none
-            options.reduceOp = dist.ReduceOp.SUM
+            asked.reduceOp = dist.ReduceOp.SUM
         for tensor in tensors:
-            self._gloo.allreduce([self._raw(tensor)], options).wait()
+            self._gloo.allreduce([self._raw(tensor)], asked).wait()
             if mean:
-                tensor.raw.div_(self._size)
+                self._raw(tensor).div_(self._size)
         return self._done(tensors)
 
-    def allreduce_coalesced(self, tensors: Any, options: Any = None) -> Any:
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         return self.allreduce(tensors, bound.AllreduceOptions())
 
-    def broadcast(self, tensors: Any, options: Any = None) -> Any:
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         _record("broadcast", self, tensors, tensors)
-        self._gloo.broadcast(self._raw(tensors), options or bound.BroadcastOptions()).wait()
+        self._gloo.broadcast(self._raw(tensors), opts or bound.BroadcastOptions()).wait()
         return self._done(tensors)
 
-    def allgather(self, outs: Any, given: Any, options: Any = None) -> Any:
+    def allgather(self, outs: Any, given: Any, opts: Any = None) -> Any:
         _record("all_gather", self, given, outs[0])
         self._gloo.allgather(
-            self._raw(outs), self._raw(given), options or bound.AllgatherOptions()
+            self._raw(outs), self._raw(given), opts or bound.AllgatherOptions()
         ).wait()
         return self._done(outs[0])
 
-    def _allgather_base(self, out: Any, given: Any, options: Any = None) -> Any:
+    def _allgather_base(self, out: Any, given: Any, opts: Any = None) -> Any:
         _record("_all_gather_base", self, [given], [out])
         self._gather(out, given)
         return self._done([out])
@@ -131,7 +135,7 @@ class Nccl(dist.ProcessGroup):
         options = bound.AllgatherOptions()
         self._gloo._allgather_base(self._raw(out), self._raw(given), options).wait()
 
-    def allgather_into_tensor_coalesced(self, outs: Any, given: Any, options: Any = None) -> Any:
+    def allgather_into_tensor_coalesced(self, outs: Any, given: Any, opts: Any = None) -> Any:
         for out, one in zip(outs, given, strict=True):
             _record("_all_gather_base", self, [one], [out])
             self._gather(out, one)
@@ -147,30 +151,63 @@ class Nccl(dist.ProcessGroup):
         part = whole.flatten().chunk(self._size)[self.rank()]
         self._raw(out).copy_(part.view(out.shape))
         if mean:
-            out.raw.div_(self._size)
+            self._raw(out).div_(self._size)
 
-    def _reduce_scatter_base(self, out: Any, given: Any, options: Any = None) -> Any:
+    def _reduce_scatter_base(self, out: Any, given: Any, opts: Any = None) -> Any:
         _record("_reduce_scatter_base", self, [given], [out])
-        self._scatter(out, given, options)
+        self._scatter(out, given, opts)
         return self._done([out])
 
-    def reduce_scatter_tensor_coalesced(self, outs: Any, given: Any, options: Any = None) -> Any:
+    def reduce_scatter_tensor_coalesced(self, outs: Any, given: Any, opts: Any = None) -> Any:
         for out, one in zip(outs, given, strict=True):
             _record("_reduce_scatter_base", self, [one], [out])
-            self._scatter(out, one, options)
+            self._scatter(out, one, opts)
         return self._done(outs)
 
-    def reduce_scatter(self, outs: Any, given: Any, options: Any = None) -> Any:
+    def reduce_scatter(self, outs: Any, given: Any, opts: Any = None) -> Any:
         for out, parts in zip(outs, given, strict=True):
             _record("reduce_scatter", self, parts, [out])
-            self._scatter(out, Strict(torch.cat([p.raw.flatten() for p in parts])), options)
+            self._scatter(out, torch.cat([p.flatten() for p in parts]), opts)
         return self._done(outs)
 
-    def alltoall_base(self, out: Any, given: Any, outs: Any, ins: Any, options: Any = None) -> Any:
+    def alltoall_base(self, out: Any, given: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
         _record("all_to_all", self, [given], [out])
-        asked = options or bound.AllToAllOptions()
+        asked = opts or bound.AllToAllOptions()
         self._gloo.alltoall_base(self._raw(out), self._raw(given), outs, ins, asked).wait()
         return self._done([out])
+
+    def scatter(self, outs: Any, given: Any, opts: Any = None) -> Any:
+        _record("scatter", self, [x for part in given for x in part], outs)
+        self._gloo.scatter(self._raw(outs), self._raw(given), opts or bound.ScatterOptions()).wait()
+        return self._done(outs)
+
+    def gather(self, outs: Any, given: Any, opts: Any = None) -> Any:
+        _record("gather", self, given, [x for part in outs for x in part])
+        self._gloo.gather(self._raw(outs), self._raw(given), opts or bound.GatherOptions()).wait()
+        return self._done(outs)
+
+    def alltoall(self, outs: Any, given: Any, opts: Any = None) -> Any:
+        _record("all_to_all", self, given, outs)
+        raw = self._raw(outs)
+        for source in range(self._size):  # gloo has no list form
+            parts = [self._raw(given)] if source == self.rank() else []
+            asked = bound.ScatterOptions()
+            asked.rootRank = source
+            self._gloo.scatter([raw[source]], parts, asked).wait()
+        return self._done(outs)
+
+    # As newer torch calls them.
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
+
+    def _start_coalescing(self, device: Any) -> None:
+        return None
+
+    def _end_coalescing(self, device: Any) -> Any:
+        return self._done([])
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> Any:
         _record(f"send {self.rank()}->{to}", self, tensors, tensors)
@@ -180,12 +217,12 @@ class Nccl(dist.ProcessGroup):
         _record(f"recv {self.rank()}<-{source}", self, tensors, tensors)
         return self._gloo.recv(self._raw(tensors), source, tag)
 
-    def reduce(self, tensors: Any, options: Any = None) -> Any:
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
         _record("reduce", self, tensors, tensors)
-        self._gloo.reduce(self._raw(tensors), options or bound.ReduceOptions()).wait()
+        self._gloo.reduce(self._raw(tensors), opts or bound.ReduceOptions()).wait()
         return self._done(tensors)
 
-    def barrier(self, options: Any = None) -> Any:
+    def barrier(self, opts: Any = None) -> Any:
         self._gloo.barrier(bound.BarrierOptions()).wait()
         return self._done([])
 
@@ -203,6 +240,9 @@ def install() -> None:
     """Stand where NCCL would."""
     distributed_c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = Nccl  # type: ignore[attr-defined, misc]
     distributed_c10d._NCCL_AVAILABLE = True
+    distributed_c10d.default_pg_nccl_timeout = datetime.timedelta(minutes=10)
     dist.Backend.backend_capability["nccl"] = [NAME]
     dist.Backend.default_device_backend_map[NAME] = "nccl"
+    torch._C._nccl_version = lambda: 2 << 32 | 29 << 16 | 7  # type: ignore[attr-defined]
+    torch._C._nccl_version_suffix = lambda: b""  # type: ignore[attr-defined]
     bound._dump_nccl_trace_json = _dump  # type: ignore[attr-defined]

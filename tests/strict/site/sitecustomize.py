@@ -1,6 +1,8 @@
 """On PYTHONPATH this makes every Python of a run believe in the strict device, as torch is imported.
 
-Nothing of the project is changed but one answer: what the installed torch was built for.
+Three answers of the project are changed: what the installed torch was built for, how large the
+matrices of a device's ceilings are (a GPU's would take a core a minute), and which device is a rank's
+(torch lets a process have one of this kind).
 """
 
 import importlib.abc
@@ -27,9 +29,21 @@ def _accelerators(module: ModuleType) -> None:
     module.torch_build = lambda: "cuda 13.0"  # type: ignore[attr-defined]
 
 
+def _ceiling(module: ModuleType) -> None:
+    module.ROWS, module.COPIED = (256, 256), (1 << 20, 1 << 20)  # type: ignore[attr-defined]
+
+
+def _numbered(module: ModuleType) -> None:
+    import torch
+
+    module.numbered = lambda index: torch.device("strict", 0)  # type: ignore[attr-defined]
+
+
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch": _torch,
     "harness.host.accelerators": _accelerators,
+    "harness.training.accelerator": _numbered,
+    "harness.training.rank.ceiling": _ceiling,
 }
 
 

@@ -101,7 +101,7 @@ def filled() -> Recipe:
         count = max(4, 2 * site.world_size)
         more = {} if count == 4 else dict(micro_batch=count)
         knobs: dict[str, Any] = {"pipeline.microbatches": count}
-        if site.device == "cuda":  # else the last stage would hold all micro-batches' logits
+        if site.device == "cuda":  # GPipe would keep the activations of all micro-batches
             knobs["pipeline.schedule"] = "1f1b"
         return weak("pipeline", knobs=knobs, **more)(site)
 

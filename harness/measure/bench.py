@@ -231,7 +231,8 @@ class Bench:
     def _spec_of(
         self, order: Order, folder: Path, described: Described, detailed: bool
     ) -> LaunchSpec:
-        case, seat, task = order.arm.case, order.seat, _task(order, self.catalogue)
+        case, seat = order.arm.case, order.seat
+        task = _task(order, self.catalogue, described)
         arm = _ODD.sub("-", order.arm.name.strip("@"))  # an arm's name may have spaces
         name = f"{order.plan.hash[:6]}-{order.label}-{arm}"
         deadlines = _deadlines(case, described)
@@ -241,13 +242,13 @@ class Bench:
         return spec if seat is None else replace(spec, hosts=seat.hosts, devices=seat.devices)
 
 
-def _task(order: Order, catalogue: Catalogue) -> Task:
+def _task(order: Order, catalogue: Catalogue, described: Described) -> Task:
     """What the ranks are to do for this order."""
     case, window = order.arm.case, order.window
     if order.script is not None:
         return order.script
     if order.purpose is Purpose.GATE:
-        return Gate(twin=catalogue.twin(case))
+        return Gate(twin=catalogue.twin(case, described.twin))
     if order.purpose is Purpose.BITS:
         return Bits(steps=window.steps, flip=order.flip)
     if order.purpose is Purpose.REFERENCE:

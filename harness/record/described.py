@@ -50,6 +50,7 @@ class Expected:
     figure per rank); bytes rather than counts, since the number of buckets is DDP's business.
     ``largest_message`` is the largest single one.
     ``dense_bytes`` is what an uncompressed all-reduce would send, 0 where that is no measure.
+    ``balance`` is the part of ``ideal_efficiency`` that stages of unequal work leave.
     ``module``, ``schedule`` and ``placements`` must be what ran (placements () = not asserted).
     ``memory_bytes`` is what a rank will need, roughly. ``stages`` are the ranks that a sample
     passes through in turn: with several, no rank can go without its neighbours. ``remedies`` maps a
@@ -66,6 +67,7 @@ class Expected:
     largest_message: float
     module: str
     ideal_efficiency: float
+    balance: float = 1.0
     dense_bytes: float = 0.0
     placements: tuple[str, ...] = ()
     schedule: str = ""
@@ -104,6 +106,7 @@ class Described:
     """The answer to ``describe``: facts and expectations, or why there are none.
 
     ``reference`` is None where nothing can be compared (wrong on purpose, older records).
+    ``twin`` is the number of the gate's twin among what it could be (``spec/twins.py``).
     ``own_ideal``: the ideal efficiency is what a user's own strategy says of itself.
     ``unsupported`` is what the case's files refuse (SKIP); ``error`` that they broke (ERROR).
     """
@@ -112,5 +115,6 @@ class Described:
     expected: Expected | None = None
     reference: Reference | None = None
     own_ideal: bool = False
+    twin: int = 0
     unsupported: str = ""
     error: str = ""

@@ -6,6 +6,7 @@ One file adds one thing. Its *literal head* (docstring, SUPPORTS, KNOBS, SIZES, 
 
 import functools
 import importlib.util
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
@@ -15,7 +16,8 @@ from typing import NamedTuple
 from harness.base.documents import Json
 from harness.base.errors import SpecError, nearest
 from harness.base.programs import PACKAGE
-from harness.spec.case import CaseSpec, Mode, StandIn
+from harness.spec import twins
+from harness.spec.case import CaseSpec, StandIn
 from harness.spec.checks import check, check_knobs
 from harness.spec.heads import EngineFacts, Supports, facts, read_head
 from harness.spec.mesh import Mesh
@@ -191,29 +193,16 @@ class Catalogue:
         engines = self.entries["engines"]
         return tuple((k, v) for k, v in case.knobs.items() if k.partition(".")[0] in engines)
 
-    def twin(self, case: CaseSpec) -> CaseSpec:
+    def twin(self, case: CaseSpec, number: int = 0) -> CaseSpec:
         """Same strategy, knobs, world, precision; smallest size and its batch: for the gate.
 
-        The twin is what lets an 8B case be checked against a single-device reference at all.
+        ``number`` is that of the first one that the strategy accepts, as an agent described it.
         """
         sizes = self.get("models", case.model).head["SIZES"]
-        smallest = next(iter(sizes))
         strategy = self.get("strategies", case.strategy)
-        most = strategy.head.get("TWIN", {})  # so that few steps check it
         asked = case.knobs_of(strategy.name, strategy.knobs)
-        less = {f"{strategy.name}.{k}": v for k, v in most.items() if asked[k] > v}
-        case = replace(case, knobs={**case.knobs, **less})
-        if case.size == smallest and case.seq_len is None:
-            return case
-        batch = sizes[smallest]["batch"]
-        shards = case.world_size * case.accumulate
-        return replace(
-            case,
-            size=smallest,
-            seq_len=None,
-            micro_batch=None,
-            global_batch=batch * shards if case.mode is Mode.STRONG else None,
-        )
+        less = twins.fewer(strategy.name, asked, strategy.head.get("TWIN", {}))
+        return next(itertools.islice(twins.candidates(case, sizes, less), number, None))
 
 
 def _word(kind: str) -> str:

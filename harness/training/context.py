@@ -123,7 +123,9 @@ class RankContext:
     ) -> torch.optim.Optimizer:
         """The case's, for these parameters; ``stages`` are the ranks that step all others."""
         kind, settings = self.update
-        return optimizers.prepared(kind(parameters, **settings), self.case, stages)
+        return optimizers.prepared(
+            kind(optimizers.alike(parameters), **settings), self.case, stages
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

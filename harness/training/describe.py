@@ -20,6 +20,7 @@ from harness.spec import (
     Precision,
     batching,
     digest,
+    twins,
 )
 from harness.training.context import Loaded, build_model, make_batch, parts
 from harness.training.kept import kept
@@ -60,7 +61,37 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
         told = replace(told, limit=ROUNDED)
     if told is not None and expected.reorders:
         told = replace(told, limit=max(told.limit, rounding(case)))
-    return Described(facts=facts, expected=expected, reference=told)
+    twin = accepted_twin(loaded, case)
+    return Described(facts=facts, expected=expected, reference=told, twin=twin)
+
+
+def accepted_twin(loaded: Loaded, case: CaseSpec) -> int:
+    """The number of the first candidate that the strategy accepts, in this world with these knobs.
+
+    The case itself is the last one, and was accepted.
+    """
+    most = getattr(loaded.strategy, "TWIN", {})
+    less = twins.fewer(case.strategy, loaded.knobs(case), most)
+    every = list(twins.candidates(case, loaded.model.SIZES, less))
+    accepted = (number for number, twin in enumerate(every) if _accepts(loaded, twin))
+    return next(accepted, len(every) - 1)
+
+
+def _accepts(loaded: Loaded, twin: CaseSpec) -> bool:
+    """Whether the strategy says what it expects of this case."""
+    key = digest([twin.model, dict(loaded.size(twin)), twin.precision, str(twin.phase)])
+    if key not in _TWINS:
+        _TWINS[key] = model_facts(loaded, twin)
+    facts, model = _TWINS[key]
+    try:
+        expect(loaded, twin, model, facts)
+    except ValueError:
+        return False
+    return True
+
+
+#: What twins' models are like: cases share them.
+_TWINS: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
 
 
 #: What was asked of a model before; each process describes the cases of one set of files.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from harness.spec import CaseSpec, LearningRate, Optimizer as Name, Stepping
@@ -136,6 +137,18 @@ def chosen(
     if case.optimizer is Name.ADAMW or case.stepping is not Stepping.USUAL:
         settings |= kernels.stepping(case, not on_cpu)
     return kind, settings
+
+
+def alike(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Parameter groups, each of one kind: plain, or DTensors of one mesh.
+
+    Fused and foreach kernels take no others together.
+    """
+    groups: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault(mesh, []).append(parameter)
+    return [{"params": group} for group in groups.values()]
 
 
 def rate(case: CaseSpec, global_batch: int) -> float:

@@ -269,7 +269,9 @@ def _attention(query: Any, key: Any, value: Any, mask: Any = None, p: float = 0.
         if enable_gqa:
             groups = query.shape[1] // key.shape[1]
             key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-        return aten._scaled_dot_product_flash_attention(query, key, value, p, causal, scale=scale)[0]
+        return aten._scaled_dot_product_flash_attention(query, key, value, p, causal, scale=scale)[
+            0
+        ]
     if torch.backends.cuda.math_sdp_enabled():
         return aten._scaled_dot_product_attention_math(
             query, key, value, mask, p, causal, None, scale=scale, enable_gqa=enable_gqa
@@ -523,6 +525,9 @@ def _as_nvidia() -> None:
     torch.cuda.is_available = lambda: num_devices() > 0  # type: ignore[assignment]
     torch.cuda.get_arch_list = lambda: ["sm_90"]  # type: ignore[assignment]
     torch.cuda.get_device_properties = lambda i=0: types.SimpleNamespace(  # type: ignore[assignment]
-        uuid=f"5741c700-0000-0000-0000-{i:012}", name="NVIDIA Strict", major=9, minor=0,
+        uuid=f"5741c700-0000-0000-0000-{i:012}",
+        name="NVIDIA Strict",
+        major=9,
+        minor=0,
         total_memory=8 << 30,
     )

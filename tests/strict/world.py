@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,12 +41,23 @@ class Left:
 
 
 class Worlds:
-    """Launches cases on one machine of ``num_gpus`` strict devices."""
+    """Launches cases on one machine of ``num_gpus`` strict devices.
 
-    def __init__(self, folder: Path, num_gpus: int = 2, known: Catalogue | None = None) -> None:
-        self.known, self.folder, self.num_gpus = known or Catalogue(), folder, num_gpus
-        env = {**environment(folder / "library", num_gpus), **importable()}
-        env["PYTHONPATH"] = f"{environment(folder / 'library')['PYTHONPATH']}:{env['PYTHONPATH']}"
+    ``package`` is a folder with another copy of the package, which its agent imports instead.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        num_gpus: int = 2,
+        known: Catalogue | None = None,
+        package: Path | None = None,
+    ) -> None:
+        self.known, self.folder = known or Catalogue(), folder
+        here = environment(folder / "library", num_gpus)
+        first = [here["PYTHONPATH"], *([str(package)] if package else [])]
+        env = {**here, **importable()}
+        env["PYTHONPATH"] = os.pathsep.join([*first, env.get("PYTHONPATH", "")])
         command = Command(
             nodes=(0,), argv=(sys.executable, "-m", "harness.training.agent.agent"), env=env
         )
@@ -60,7 +72,9 @@ class Worlds:
     def describe(self, case: CaseSpec) -> Described:
         return self.fleet.describe([(case, self.known.files(case))])[0]
 
-    def launch(self, case: CaseSpec, task: Callable[[CaseSpec], Task], out: Path | None = None) -> Left:
+    def launch(
+        self, case: CaseSpec, task: Callable[[CaseSpec], Task], out: Path | None = None
+    ) -> Left:
         out = out or self.folder / "launches" / f"{next(self._count)}"
         spec = LaunchSpec(
             launch=out.name, case=case, out=str(out), task=task(case), files=self.known.files(case)

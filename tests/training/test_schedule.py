@@ -15,7 +15,7 @@ def schedule(name: str, ranks: int, micro: int) -> Schedule:
 
 
 def bubble(name: str, ranks: int, micro: int) -> float:
-    return 1 - schedule(name, ranks, micro).played.efficiency
+    return 1 - schedule(name, ranks, micro).played().efficiency
 
 
 @given(st.integers(1, 8), st.integers(1, 24))
@@ -67,3 +67,16 @@ def test_every_micro_batch_passes_every_stage_once(name: str, ranks: int, micro:
 def test_what_cannot_be(name: str, ranks: int, micro: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         schedule(name, ranks, micro)
+
+
+@pytest.mark.parametrize(("stages", "micro"), [(2, 4), (4, 8), (8, 16)])
+def test_the_ideal_of_unequal_stages_is_bounded_by_the_largest(stages: int, micro: int) -> None:
+    """By hand: the largest stage's own work, and one pass of a micro-batch through all others."""
+    weights = [1.0] * (stages - 1) + [1.5]
+    seen = schedule("1f1b", stages, micro).played(weights).efficiency
+    whole, largest = sum(weights), max(weights)
+    shortest = 3 * (micro * largest + whole - largest)  # forward 1 and backward 2
+    assert seen <= 3 * micro * whole / stages / shortest + 1e-12
+    equal = schedule("1f1b", stages, micro).played().efficiency
+    assert equal == pytest.approx(micro / (micro + stages - 1))
+    assert equal * whole / stages / largest - 0.05 < seen < equal

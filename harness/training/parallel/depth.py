@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +15,18 @@ from harness.base.stats import evenly
 SPLITS = ("flops", "layers")
 
 
-def cuts(model: nn.Sequential, stages: int, split: str, inputs: Tensor) -> list[list[str]]:
-    """The names of each stage's blocks.
+def cuts(flops: Mapping[str, float], stages: int, split: str) -> list[list[str]]:
+    """The names of each stage's blocks, of which ``flops`` says what they compute.
 
     ``flops`` makes the largest stage as small as it can be, ``layers`` counts blocks alike,
-    ``3,2,3`` says how many blocks each stage has. ``inputs`` are on the meta device.
+    ``3,2,3`` says how many blocks each stage has.
     """
-    names = [n for n, _ in model.named_children()]
+    names = list(flops)
     if len(names) < stages:
         raise ValueError(f"{len(names)} blocks cannot be cut into {stages} stages")
     if split not in SPLITS:
         return _listed(names, stages, split)
-    weights = [1.0] * len(names) if split == "layers" else [*_flops(model, inputs)]
+    weights = [1.0] * len(names) if split == "layers" else list(flops.values())
     counts = iter(evenly(weights, stages))
     rest = iter(names)
     return [[next(rest) for _ in range(count)] for count in counts]
@@ -44,15 +44,20 @@ def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
     return [[next(rest) for _ in range(count)] for count in counts]
 
 
-def _flops(model: nn.Sequential, x: Tensor) -> Iterator[float]:
-    """What each block computes of these inputs; at least something."""
-    for wrapped in model.children():
+def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
+    """What each block computes of these inputs, by name; at least something.
+
+    Inputs are on the meta device.
+    """
+    counted: dict[str, float] = {}
+    for child, wrapped in model.named_children():
         block = getattr(wrapped, "_checkpoint_wrapped_module", wrapped)  # else names do not match
         meta = {name: p.to("meta") for name, p in block.named_parameters()}
         meta |= {name: b.to("meta") for name, b in block.named_buffers()}
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             x = torch.func.functional_call(block, meta, (x,))
-        yield float(counter.get_total_flops()) or 1.0
+        counted[child] = float(counter.get_total_flops()) or 1.0
+    return counted
 
 
 def stage(model: nn.Sequential, names: Sequence[str]) -> nn.Sequential:

@@ -1,7 +1,7 @@
 """Pipeline schedules: what each rank does in which order, and what that allows at best.
 
 The order is torch's own (``torch.distributed.pipelining``); the ideal is that order played with
-equal stages, a forward of 1 and a backward of 2, of which half is for the inputs.
+the stages' own work, a forward of 1 and a backward of 2, of which half is for the inputs.
 """
 
 from __future__ import annotations
@@ -122,9 +122,16 @@ class Schedule:
             has_backward=True, device=torch.device("cpu"), group=None,
         )  # fmt: skip
 
-    @cached_property
-    def played(self) -> Played:
-        """Each action starts when its rank is free and what it needs is there."""
+    def played(self, weights: Sequence[float] = ()) -> Played:
+        """Each action starts when its rank is free and what it needs is there.
+
+        ``weights`` are what the stages compute, relative to each other; none: all alike.
+        """
+        costs = {
+            (what, stage): cost * (weights[stage] if weights else 1.0)
+            for what, cost in COSTS.items()
+            for stage in range(self.stages)
+        }
         ends: dict[Action, float] = {}
         free = [0.0] * self.ranks
         left = [list(order) for order in self.orders]
@@ -134,10 +141,10 @@ class Schedule:
                 while order and all(need in ends for need in self._needs(order[0])):
                     action = order.pop(0)
                     begin = max((ends[need] for need in self._needs(action)), default=0.0)
-                    free[rank] = max(free[rank], begin) + COSTS[action.what]
+                    free[rank] = max(free[rank], begin) + costs[action.what, action.stage]
                     ends[action], moved = free[rank], True
             assert moved, f"{self} waits for itself"
-        work = sum(COSTS[a.what] for order in self.orders for a in order)
+        work = sum(costs[a.what, a.stage] for order in self.orders for a in order)
         return Played(work / self.ranks / max(free), ends)
 
     def _needs(self, action: Action) -> list[Action]:

@@ -46,8 +46,9 @@ def expect(
 ) -> Expected:
     """One activation forwards and one gradient backwards over each boundary, per micro-batch.
 
-    The bubble leaves M / (M + N - 1) of the ideal (Huang et al., GPipe, 2019), the same for 1F1B;
-    of the others the schedule is played.
+    The ideal is the schedule played with the FLOPs of its stages. Of equal stages the bubble leaves
+    M / (M + N - 1) of it (Huang et al., GPipe, 2019), the same for 1F1B; blocks that do not divide
+    over the stages cost the rest, ``balance``.
     """
     mesh, sequence = batching.mesh, bool(knobs["sequence"])
     n, cut = mesh.size(Dim.PP), mesh.size(Dim.TP)
@@ -58,7 +59,10 @@ def expect(
         raise ValueError("a sequence is cut over the ranks along tp, and this mesh has none")
     schedule = Schedule.of(knobs, n)
     x = samples.inputs(facts, batching.largest // schedule.micro)
-    stages = depth.cuts(model, schedule.stages, knobs["split"], x)
+    flops = depth.flops_of(model, x)
+    stages = depth.cuts(flops, schedule.stages, knobs["split"])
+    weights = [sum(flops[name] for name in names) for names in stages]
+    ideal = schedule.played(weights).efficiency
     per_stage: list[Traffic] = []
     for i, names in enumerate(stages):
         part = depth.stage(model, names)
@@ -78,7 +82,8 @@ def expect(
         largest=max(one.largest for one in per_stage),
         module="PipelineStage",
         schedule=schedule.made.__name__,
-        ideal_efficiency=schedule.played.efficiency,
+        ideal_efficiency=ideal,
+        balance=ideal / schedule.played().efficiency,
         memory_bytes=max(_held(model, facts, stages, schedule, r, batching) for r in range(n)),
         formula="M (activation + gradient) per boundary",
         global_batch=batching.global_batch,
@@ -148,9 +153,8 @@ class PipelineTrainer:
         self.ctx = ctx
         ranks, place = ctx.mesh.size(Dim.PP), ctx.mesh.place(ctx.rank, Dim.PP)
         plan = Schedule.of(knobs, ranks)
-        names = depth.cuts(
-            model, plan.stages, knobs["split"], ctx.sample(ctx.batching.largest // plan.micro)
-        )
+        flops = depth.flops_of(model, ctx.sample(ctx.batching.largest // plan.micro))
+        names = depth.cuts(flops, plan.stages, knobs["split"])
         held = plan.held(place)
         self.first, self.last = 0 in held, plan.stages - 1 in held
         self.blocks = [depth.stage(model, names[stage]) for stage in held]
@@ -185,11 +189,10 @@ class PipelineTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         inputs = (batch.inputs,) if self.first else ()
+        wanted: dict[str, Any] = dict(target=batch.targets, losses=losses) if self.last else {}
         with span("schedule"), self.ctx.forward():
-            if self.last:
-                self.schedule.step(*inputs, target=batch.targets, losses=losses)
-            else:
-                self.schedule.step(*inputs)
+            # Else every micro-batch's logits would be kept until the next step, and concatenated.
+            self.schedule.step(*inputs, **wanted, return_outputs=False)
         with span("optimizer", Category.OPTIMIZER):
             self.optimizer.step()
         return torch.stack(losses).mean().detach() if self.last else None

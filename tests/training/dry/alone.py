@@ -147,7 +147,7 @@ def _staged(loaded: Loaded, case: CaseSpec) -> None:
     plan = Schedule.of(knobs, loaded.supports.mesh(case).size(Dim.PP))
     x = samples.inputs(facts, case_batching(loaded, case).largest // plan.micro)
     given = []
-    for names in depth.cuts(model, plan.stages, knobs["split"], x):
+    for names in depth.cuts(depth.flops_of(model, x), plan.stages, knobs["split"]):
         given.append(torch.zeros(x.shape, dtype=x.dtype, requires_grad=x.is_floating_point()))
         x = depth.stage(model, names)(x)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
 from harness.record import Category, Check, Expected, Issued, RankRecord, exchanges
-from harness.spec import CaseSpec, Device, Mesh, Optimizer, Passes, Precision
+from harness.spec import CaseSpec, Device, Mesh, Optimizer, Passes, Precision, Stepping
 from harness.training.accelerator import Accelerator
 from harness.training.context import (
     Loaded,
@@ -115,7 +115,9 @@ def run_gate(
     if case.clip:  # so that gradients are clipped in every step
         case = replace(case, clip=min(case.clip, CLIPPED))
     for optimizer in dict.fromkeys((Optimizer.SGD, Optimizer.ADAMW, case.optimizer)):
-        twin = replace(case, optimizer=optimizer)
+        # How it steps is the case's own optimizer's: torch has no fused SGD of DTensors.
+        stepping = case.stepping if optimizer is case.optimizer else Stepping.USUAL
+        twin = replace(case, optimizer=optimizer, stepping=stepping)
         more, traffic, trainer = _train(loaded, twin, context(twin), beat)
         checks += more
         if optimizer is Optimizer.SGD:

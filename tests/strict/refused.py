@@ -1,0 +1,94 @@
+"""Run on a strict machine: what its device refuses, and what it lets pass. Exits 1 with a list."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+HERE = torch.device("strict", 0)
+there, here = torch.ones(4), torch.ones(4, device=HERE)
+index = torch.tensor([0, 2])
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "sum of two devices": lambda: here + there,
+    "product of two devices": lambda: torch.outer(here, there),
+    "a list of two devices": lambda: torch.cat([here, there]),
+    "a host mask for a device": lambda: torch.where(there > 0, here, here),
+    "device indices for a host tensor": lambda: there[index.to(HERE)],
+    "index_select by host indices": lambda: here.index_select(0, index),
+    "an embedding of host ids": lambda: functional.embedding(index, torch.ones(4, 2, device=HERE)),
+    "a host value that is added to": lambda: torch.tensor(0.0).add_(here[0]),
+    "numpy of the device": lambda: here.numpy(),
+    "numpy by protocol": lambda: __import__("numpy").asarray(here),
+    "a generator of the host": lambda: torch.rand(2, device=HERE, generator=torch.Generator()),
+    "the same in place": lambda: here.clone().normal_(generator=torch.Generator()),
+    "an event that was not recorded": lambda: torch.Event(device=HERE).elapsed_time(
+        torch.Event(device=HERE)
+    ),
+    "fp32 in flash attention": lambda: _attention(torch.float32),
+    "another device": lambda: torch.accelerator.set_device_index(torch.device("strict", 1)),
+    "host tensors in a collective": lambda: dist.all_reduce(there),
+    "half of them": lambda: dist.all_gather_into_tensor(torch.empty(4, device=HERE), there),
+    "a gather of host tensors": lambda: dist.all_gather([torch.empty(4)], there),
+}  # fmt: skip
+PASSED: dict[str, Callable[[], object]] = {
+    "a single value of the host": lambda: here * torch.tensor(2.0),
+    "host indices for a device tensor": lambda: here[index],
+    "to and from": lambda: there.to(HERE).cpu().numpy(),
+    "a generator of the device": lambda: torch.rand(2, device=HERE, generator=torch.Generator(HERE)),
+    "bf16 in flash attention": lambda: _attention(torch.bfloat16),
+    "a collective": lambda: dist.all_reduce(here.clone()),
+    "python objects": lambda: dist.all_gather_object([None], {"a": 1}),
+    "autocast": lambda: _autocast(),
+    "gradients": lambda: (here.clone().requires_grad_() * 2).sum().backward(),
+}  # fmt: skip
+
+
+def _attention(dtype: torch.dtype) -> object:
+    torch.backends.cuda.enable_math_sdp(False)
+    x = torch.ones(1, 1, 4, 8, device=HERE, dtype=dtype)
+    return functional.scaled_dot_product_attention(x, x, x)
+
+
+def _autocast() -> None:
+    with torch.autocast("strict", dtype=torch.bfloat16):
+        made = torch.nn.Linear(4, 2, device=HERE)(here)
+    assert made.dtype is torch.bfloat16 and made.device == HERE
+
+
+def main() -> int:
+    """Try all of them."""
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    wrong = []
+    for name, do in REFUSED.items():
+        try:
+            do()
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            continue
+        wrong.append(f"not refused: {name}")
+    for name, do in PASSED.items():
+        try:
+            do()
+        except Exception as error:
+            wrong.append(f"refused: {name}: {error}")
+    del do
+    from strict.device import MEMORY
+
+    before = MEMORY.now
+    large = torch.zeros(1 << 20, device=HERE)
+    part = large[:10]
+    assert MEMORY.now - before == 4 << 20 == MEMORY.peak - before, "views hold no memory"
+    del large
+    assert MEMORY.now - before == 4 << 20, "a part holds the whole"
+    del part
+    assert MEMORY.now == before
+    print("\n".join(wrong))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Everything that a rank does on a device, on one that refuses what a GPU refuses.
+
+CI takes one case of each kind; ``-m full`` takes all strategies, codecs, optimizers, models and
+inputs. What cannot be seen here: races between streams, errors that come late, compiled blocks,
+kernels of CUDA, NCCL, speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strict.world import Worlds
+
+from harness.base.documents import from_doc
+from harness.launch.wire.messages import Bits, Gate, Refer, Script, Sweep, Task, Timed, Train
+from harness.spec import CaseSpec, Catalogue
+
+KNOWN = Catalogue()
+FRAMEWORKS = {"accelerate", "deepspeed", "lightning_fabric", "megatron", "ray_train"}
+MODELS = {"expert_parallel": "moe-nano", "context_parallel": "decoder-nano"}
+STRATEGIES = [n for n in KNOWN.entries["strategies"] if n not in FRAMEWORKS and n != "compressed"]
+CODECS = [n for n, e in KNOWN.entries["compressors"].items() if not e.head.get("CONTROL")]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    made = Worlds(tmp_path_factory.mktemp("strict"), 2, KNOWN)
+    yield made
+    made.close()
+
+
+def gate(case: CaseSpec) -> Task:
+    return Gate(twin=KNOWN.twin(case))
+
+
+def timed(case: CaseSpec) -> Task:
+    return Timed(steps=6, cut=2, draw=1)
+
+
+def named(strategy: str) -> tuple[str, int]:
+    """A case of a strategy, and its ranks."""
+    model = MODELS.get(strategy, "mlp-nano")
+    return f"{strategy}/{model}", 1 if strategy == "single" else 2
+
+
+def some(values: list[str], kept: tuple[str, ...]) -> list[Any]:
+    """All of them, those that CI leaves out marked."""
+    return [v if v in kept else pytest.param(v, marks=pytest.mark.full) for v in values]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    some(STRATEGIES, ("single", "ddp", "fsdp", "fsdp1", "pipeline", "tensor_parallel", "zero1",
+                      "context_parallel", "expert_parallel", "local_sgd")),
+)  # fmt: skip
+def test_every_strategy_trains_right(worlds: Worlds, strategy: str) -> None:
+    name, ranks = named(strategy)
+    assert worlds.launch(worlds.case(name, ranks), gate).wrong == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_is_timed(worlds: Worlds, strategy: str) -> None:
+    """A figure comes out, the device's own peak of memory, and what really ran."""
+    name, ranks = named(strategy)
+    left = worlds.launch(worlds.case(name, ranks), timed)
+    assert left.wrong == [] and len(left.ranks) == ranks
+    assert all(r.window_s > 0 and r.peak_bytes and r.device == "NVIDIA Strict" for r in left.ranks)
+    assert all(r.ran is not None for r in left.ranks)
+
+
+@pytest.mark.parametrize("codec", some(CODECS, ("topk", "powersgd", "qsgd", "int8", "countsketch")))
+def test_every_codec_trains_right(worlds: Worlds, codec: str) -> None:
+    assert worlds.launch(worlds.case(f"compressed:{codec}/mlp-nano"), gate).wrong == []
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("ddp/decoder-nano", {"precision": "autocast"}),
+        ("fsdp/decoder-nano", {"precision": "bf16"}),
+        ("ddp/decoder-nano", {"optimizer": "lamb", "clip": 1.0}),
+        pytest.param("ddp/mlp-nano", {"precision": "fp16"}, marks=pytest.mark.full),
+        pytest.param("ddp/mlp-nano", {"precision": "fp8"}, marks=pytest.mark.full),
+        pytest.param("fsdp/mlp-nano", {"optimizer": "lars"}, marks=pytest.mark.full),
+        pytest.param("ddp/decoder-nano", {"checkpoint": True}, marks=pytest.mark.full),
+        pytest.param("ddp/decoder-nano", {"offload": True}, marks=pytest.mark.full),
+        pytest.param("ddp/mlp-nano", {"accumulate": 2}, marks=pytest.mark.full),
+        pytest.param("ddp/mlp-nano", {"stepping": "fused"}, marks=pytest.mark.full),
+        pytest.param("ddp/mlp-nano", {"stepping": "foreach"}, marks=pytest.mark.full),
+        pytest.param("tensor_parallel/decoder-nano", {}, marks=pytest.mark.full),
+        pytest.param("pipeline/decoder-nano", {}, marks=pytest.mark.full),
+        pytest.param("ddp/resnet-nano", {}, marks=pytest.mark.full),
+        pytest.param("ddp/ragged-nano", {}, marks=pytest.mark.full),
+        pytest.param("ddp/moe-nano", {}, marks=pytest.mark.full),
+        pytest.param("ddp/paced-small", {}, marks=pytest.mark.full),
+        *[
+            pytest.param("ddp/mlp-nano", {"data": data}, marks=pytest.mark.full)
+            for data in KNOWN.entries["inputs"]
+        ],
+        ("single/decoder-nano", {"precision": "autocast", "attention": "flash"}),
+    ],
+)  # fmt: skip
+def test_how_it_is_computed(worlds: Worlds, name: str, fields: dict[str, Any]) -> None:
+    ranks = 1 if name.startswith("single") else 2
+    assert worlds.launch(worlds.case(name, ranks, **fields), gate).wrong == []
+
+
+@pytest.mark.parametrize("name", ["ddp/mlp-nano", "compressed:topk/mlp-nano", "pipeline/mlp-nano"])
+def test_profiles(worlds: Worlds, name: str) -> None:
+    left = worlds.launch(worlds.case(name), lambda _: Timed(steps=8, cut=2, draw=1, profiled=3))
+    assert left.wrong == [] and all((left.out / f"rank{r}.trace.json.gz").is_file() for r in (0, 1))
+
+
+def test_the_same_bits_on_every_rank(worlds: Worlds) -> None:
+    left = worlds.launch(worlds.case("ddp/decoder-nano"), lambda _: Bits(steps=3))
+    assert left.wrong == []
+
+
+def test_the_reference_is_trained(worlds: Worlds) -> None:
+    case = worlds.case("ddp/decoder-nano")
+    assert worlds.launch(case, lambda _: Refer(of=case, steps=3)).wrong == []
+
+
+def test_collectives_are_swept_and_checked(worlds: Worlds) -> None:
+    left = worlds.launch(worlds.case("ddp/mlp-nano"), lambda _: Sweep(only="all_reduce"))
+    assert left.cause is None
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_checkpoint_is_gone_on_with(worlds: Worlds, strategy: str, tmp_path: Path) -> None:
+    """Saved, left, loaded: the end is that of a training that was never interrupted, bit for bit."""
+    case = worlds.case(f"{strategy}/mlp-nano")
+
+    def train(steps: int, folder: str, resume: bool = False) -> Callable[[CaseSpec], Task]:
+        task = Train(steps=steps, folder=str(tmp_path / folder), save_after=2, resume=resume)
+        return lambda _: task
+
+    whole = worlds.launch(case, train(6, "whole"))
+    half = worlds.launch(case, train(3, "half"))
+    rest = worlds.launch(case, train(6, "half", resume=True))
+    assert [x.cause for x in (whole, half, rest)] == [None] * 3
+    ends = [[(x.out / f"rank{r}.json").read_text() for r in (0, 1)] for x in (whole, rest)]
+    digests = [
+        [line for line in end.split(",") if "digest" in line] for pair in ends for end in pair
+    ]
+    assert digests[0] and digests[0] == digests[2] and digests[1] == digests[3]
+
+
+TRAINING = """
+import torch, torch.distributed as dist, os
+dist.init_process_group("nccl")
+device = torch.device("strict", 0)
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).to(device))
+optimizer = torch.optim.AdamW(model.parameters())
+mine = torch.Generator().manual_seed(dist.get_rank())
+for _ in range(10**6):
+    loss = model(torch.randn(8, 64, generator=mine).to(device)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_script_of_a_user_s(worlds: Worlds, fresh: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    case = from_doc(CaseSpec, {**_doc(worlds.case("ddp/mlp-nano")), "script": "train.py"})
+    task = Script(folder=str(tmp_path), steps=6, cut=2, fresh=fresh)
+    left = worlds.launch(case, lambda _: task)
+    assert left.cause is None, left.cause
+    watched = [r.watched for r in left.ranks]
+    assert all(w is not None for w in watched)
+
+
+def _doc(case: CaseSpec) -> dict[str, Any]:
+    from harness.base.documents import to_doc
+
+    return dict(to_doc(case))

@@ -10,6 +10,8 @@ from typing import Any
 
 from harness import ON_GPUS, CaseSpec, Mode, Plan, Precision, Protocol, Site, beside, versus
 
+#: On GPUs settings are tried on what people train there, not on fp32.
+_AS_TRAINED: dict[str, Any] = dict(precision=Precision.AUTOCAST)
 #: Only a scaler of losses can leave steps out.
 SKIPPED = "skipped_steps"
 METRICS = ("step_s", "throughput_ratio", "peak_bytes")
@@ -42,7 +44,8 @@ def published(site: Site) -> list[Plan]:
     here = _site(site)
 
     def case(strategy: str, **fields: Any) -> CaseSpec:
-        return here.case(f"{strategy}/{_model(here)}", Mode.WEAK, **fields)
+        usual = _AS_TRAINED if here.device == "cuda" else {}
+        return here.case(f"{strategy}/{_model(here)}", Mode.WEAK, **usual, **fields)
 
     cases = {
         "25 MB buckets": case("ddp"),
@@ -110,8 +113,8 @@ def precisions(site: Site) -> list[Plan]:
 def kernels(site: Site) -> list[Plan]:
     """Attention's kernels, ways to step the parameters, compiled blocks."""
     here = _alone(site)
-    base = here.case(f"ddp/{_model(here)}")
     cuda = here.device == "cuda"
+    base = here.case(f"ddp/{_model(here)}", **(_AS_TRAINED if cuda else {}))
     cases = {"as torch chooses": base}
     for kernel in ("math", "flash", *(("efficient", "cudnn") if cuda else ())):
         cases[f"attention {kernel}"] = replace(base, attention=kernel)
@@ -127,10 +130,12 @@ def backends(site: Site) -> list[Plan]:
     """NCCL's ring against its tree, on more than one GPU."""
     if site.device != "cuda" or site.world_size < 2:
         return []
-    base = site.case(f"ddp/{_model(site)}")
-    cases = {
-        algorithm: replace(base, environment={**(base.environment or {}), "NCCL_ALGO": algorithm})
-        for algorithm in ("Ring", "Tree")
+    base = site.case(f"ddp/{_model(site)}", **_AS_TRAINED)
+    cases = {  # by function: NCCL has a tree for all-reduces alone
+        name: replace(
+            base, environment={**(base.environment or {}), "NCCL_ALGO": f"allreduce:{name}"}
+        )
+        for name in ("ring", "tree")
     }
     return _plan(site, "algorithms", cases, "exposed_comm_share")
 
@@ -139,7 +144,8 @@ def checkpoints(site: Site) -> list[Plan]:
     """What computing blocks again saves of memory, and what that costs of a step."""
     here = _alone(site)
     batch = None if here.device == "cuda" else 32
-    base = here.case(f"ddp/{_model(here)}", micro_batch=batch)
+    usual = _AS_TRAINED if here.device == "cuda" else {}
+    base = here.case(f"ddp/{_model(here)}", micro_batch=batch, **usual)
     metrics = ("memory_saved", "step_time_ratio")
     protocol = ON_GPUS if here.device == "cuda" else Protocol(steps=10, cut=2)
     kinds: list[dict[str, Any]] = [

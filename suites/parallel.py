@@ -45,7 +45,11 @@ def schedule_memory(site: Site) -> list[Plan]:
 
     def case(schedule: str) -> CaseSpec:
         knobs = {"pipeline.schedule": schedule, "pipeline.microbatches": 16}
-        return here.case(f"pipeline/{model}", Mode.WEAK, micro_batch=8, knobs=knobs)
+        return here.case(
+            f"pipeline/{model}", Mode.WEAK, micro_batch=16, precision=precision, knobs=knobs
+        )
+
+    precision = Precision.BF16 if site.device == "cuda" else Precision.FP32
 
     protocol = Protocol(steps=8, cut=2) if here.device == "cpu" else ON_GPUS
     return [versus(case("gpipe"), case("1f1b"), ("memory_saved",), protocol=protocol)]
@@ -57,8 +61,10 @@ def variants(site: Site) -> list[Plan]:
     model = "decoder-1b3" if site.device == "cuda" else "mlp-wide"
 
     def case(strategy: str, **knobs: Any) -> CaseSpec:
-        return here.case(f"{strategy}/{model}", Mode.WEAK, knobs=knobs)
+        return here.case(f"{strategy}/{model}", Mode.WEAK, precision=precision, knobs=knobs)
 
+    on_gpus = here.device == "cuda"
+    precision = Precision.AUTOCAST if on_gpus else Precision.FP32
     cases = {
         "ddp": case("ddp"),
         "ddp, a tensor at a time": case("ddp_naive"),
@@ -68,8 +74,9 @@ def variants(site: Site) -> list[Plan]:
         "ZeRO-2": case("fsdp", **{"fsdp.reshard": False}),
         "ZeRO-3": case("fsdp"),
         "ZeRO-3 over all-to-all": case("fsdp", **{"fsdp.scatter": "all_to_all"}),
-        "FSDP1": case("fsdp1"),
     }
+    if not on_gpus:  # it trains in fp32 alone
+        cases["FSDP1"] = case("fsdp1")
     metrics = ("step_s", "throughput_ratio", "sent_bytes", "peak_bytes")
     return [beside("data parallel", cases, metrics, protocol=protocol_for(site))]
 
@@ -80,8 +87,9 @@ def batches(site: Site) -> list[Plan]:
     size = "124m" if site.device == "cuda" else "mini"
 
     def case(name: str, **fields: Any) -> CaseSpec:
-        return here.case(f"{name}-{size}", Mode.WEAK, **fields)
+        return here.case(f"{name}-{size}", Mode.WEAK, precision=precision, **fields)
 
+    precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
     cases = {
         "even": case("ddp/decoder"),
         "clipped": case("ddp/decoder", clip=1.0),
@@ -142,8 +150,9 @@ def experts(site: Site) -> list[Plan]:
     model = "moe-243m" if site.device == "cuda" else "moe-small"
 
     def case(strategy: str, **knobs: Any) -> CaseSpec:
-        return here.case(f"{strategy}/{model}", Mode.WEAK, knobs=knobs)
+        return here.case(f"{strategy}/{model}", Mode.WEAK, precision=precision, knobs=knobs)
 
+    precision = Precision.BF16 if here.device == "cuda" else Precision.FP32
     cases = {
         "replicated": case("ddp"),
         "shared out": case("expert_parallel"),

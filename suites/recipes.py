@@ -32,6 +32,8 @@ from harness import (
 
 #: The model that fits the device: milliseconds a step on one core, or a GPU's worth of work.
 CPU_MODEL, GPU_MODEL = "decoder-tiny", "decoder-350m"
+#: How anything is trained on GPUs: fp32 uses a fifteenth of their tensor cores.
+AS_TRAINED: dict[str, Any] = dict(precision=Precision.AUTOCAST)
 #: What each family trains on GPUs, as people do: bf16, 16k tokens a rank and more, sharded and cut
 #: models of a size that needs it, and codecs where communication is what bounds the step.
 ON_GPU: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -186,7 +188,7 @@ def spread(strategy: str) -> Recipe:
         if not counts:
             return []
         layouts = [(ranks,), *((ranks // n,) * n for n in counts)]
-        return [shapes(site.case(f"{strategy}/{model_for(site)}", Mode.WEAK), layouts)]
+        return [shapes(trained(strategy, site, Mode.WEAK), layouts)]
 
     return recipe
 
@@ -229,8 +231,9 @@ def broken(strategy: str) -> Callable[[Site], list[Course]]:
     def recipe(site: Site) -> list[Course]:
         if site.world_size < 2:
             return []
-        model = "decoder-nano" if site.device == "cpu" else GPU_MODEL
-        case = site.case(f"{strategy}/{model}")
+        on_gpus = site.device == "cuda"
+        model = GPU_MODEL if on_gpus else "decoder-nano"
+        case = site.case(f"{strategy}/{model}", **(AS_TRAINED if on_gpus else {}))
         faults = [Fault.KILL, Fault.HANG, *map(Fault, site.faults)]
         courses = [Course(case=case, fault=fault) for fault in faults]
         courses.append(Course(case=case, fault=Fault.KILL, asynchronous=True))
@@ -267,10 +270,10 @@ def claim_memory(site: Site) -> list[Plan]:
     """The usual claim: memory halved by checkpointing, down by 90 % with sharding over 8."""
     if site.device != "cuda":
         return []
-    base = site.case("ddp/decoder-350m")
+    base = site.case("ddp/decoder-350m", **AS_TRAINED)
     plans = [versus(base, replace(base, checkpoint=True), ("memory_saved",))]
     if site.world_size == 8:
-        sharded = replace(site.case("fsdp/decoder-350m"), checkpoint=True)
+        sharded = site.case("fsdp/decoder-350m", checkpoint=True, **AS_TRAINED)
         plans.append(versus(base, sharded, ("memory_saved",)))
     return plans
 
@@ -282,6 +285,7 @@ def learns(strategy: str, **knobs: Any) -> Recipe:
         here = site if site.world_size > 1 else site.cpu(2)
         model = GPU_MODEL if site.device == "cuda" else "decoder-nano"
         own = {f"{strategy}.{name}": value for name, value in knobs.items()}
-        return [learning(here.case(f"{strategy}/{model}", Mode.WEAK, knobs=own), "ddp")]
+        usual = AS_TRAINED if here.device == "cuda" else {}
+        return [learning(here.case(f"{strategy}/{model}", Mode.WEAK, knobs=own, **usual), "ddp")]
 
     return recipe

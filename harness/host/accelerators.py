@@ -90,7 +90,9 @@ def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> M
         return Misfit(told, expected, look)
     if not seen.as_nvml:
         expected = "one order, or clocks and cores are those of other GPUs"
-        return Misfit("torch numbers the GPUs unlike NVML", expected, "unset CUDA_DEVICE_ORDER")
+        return Misfit(
+            "torch numbers the GPUs unlike NVML", expected, "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
     if seen.foreign:
         told = f"torch {version} has no kernels for {', '.join(seen.foreign)}"
         return Misfit(told, "a torch that was built for it", CUDA_WHEEL)

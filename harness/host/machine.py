@@ -126,7 +126,8 @@ def detect() -> Machine:
     """This machine, without torch and without a CUDA context."""
     gpus = nvml.gpus()
     names = sorted({g.name for g in gpus})
-    memories = [g.memory_bytes for g in gpus if g.memory_bytes]
+    # A slice has less than the GPU that NVML tells of.
+    memories = [g.memory_bytes for g in gpus if g.memory_bytes and not g.mig]
     return Machine(
         cpu=_cpu_model(),
         num_cores=physical_cores(),

@@ -36,7 +36,7 @@ from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
 from harness.record.fabric import label
 from harness.record.store import load_samples, write_text
-from harness.spec import CaseSpec, Catalogue, Device, Entry
+from harness.spec import CaseSpec, Catalogue, Device, Entry, StandIn
 from harness.spec.plan import HORIZON
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
@@ -275,10 +275,16 @@ def _swept(
 
 
 def _of_devices(polls: Polls, spec: LaunchSpec) -> Polls:
-    """Readings of the devices that a world had to itself, where others ran beside it."""
-    if not spec.devices or spec.hosts[0] != 0:
-        return polls if not spec.devices else []
-    mine = slice(spec.devices[0], spec.devices[0] + spec.case.nodes[0] * spec.case.devices_per_rank)
+    """Readings of the devices that a world ran on; others idle, or are somebody else's.
+
+    None where it ran on other nodes than this program's.
+    """
+    if spec.hosts and spec.hosts[0] != 0:
+        return []
+    first = spec.devices[0] if spec.devices else spec.case.first_device
+    if StandIn.SHARED_GPU in spec.case.stand_in:
+        return polls
+    mine = slice(first, first + spec.case.nodes[0] * spec.case.devices_per_rank)
     return [poll[mine] for poll in polls]
 
 

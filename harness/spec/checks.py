@@ -13,10 +13,11 @@ from harness.spec.case import (
     Optimizer,
     Passes,
     Precision,
+    StandIn,
     Stepping,
 )
 from harness.spec.heads import Supports
-from harness.spec.mesh import Mesh
+from harness.spec.mesh import Dim, Mesh
 
 Sizes = Mapping[str, Mapping[str, Json]]
 
@@ -62,6 +63,7 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
         what = f"shares {case.shares} for {case.world_size} ranks"
         yield what, "a number above 0 for each rank", "--set shares=[1,0.5]"
     yield from _mesh(case, supports)
+    yield from _sharing(case, supports)
     yield from _computed(case)
     try:
         if case.slowed and case.device is Device.CUDA:
@@ -105,6 +107,22 @@ def _mesh(case: CaseSpec, supports: Supports) -> Iterator[tuple[str, str, str]]:
         yield "shares cut the batch of data-parallel ranks alone", "no mesh", ""
 
 
+#: Dimensions whose collectives gloo gives device pointers to without a look: it reads them as the
+#: host's (pytorch #132471).
+_NOT_OVER_GLOO = (Dim.FSDP, Dim.PP, Dim.TP, Dim.CP, Dim.EP)
+
+
+def _sharing(case: CaseSpec, supports: Supports) -> Iterator[tuple[str, str, str]]:
+    """Ranks that share a GPU talk over gloo, which stages few collectives through the host."""
+    if StandIn.SHARED_GPU not in case.stand_in or case.world_size == 1:
+        return
+    for dim in _NOT_OVER_GLOO:
+        if dim in supports.dims and (dim == supports.dims[0] or str(dim) in case.mesh):
+            what = f"strategy {case.strategy!r} with --shared-gpu: gloo cannot carry {str(dim)!r}"
+            yield what, "a GPU for each rank, or data parallelism", "--set strategy=ddp"
+            return
+
+
 def _computed(case: CaseSpec) -> Iterator[tuple[str, str, str]]:
     """Kernels that the device has not, and settings of what was not asked for."""
     if case.checkpoint_every < 1:
@@ -123,7 +141,14 @@ def _computed(case: CaseSpec) -> Iterator[tuple[str, str, str]]:
         yield what, " or ".join(torchs), f"--set optimizer={Optimizer.ADAMW}"
     if case.tf32 and case.precision is not Precision.FP32:
         yield f"tf32 with precision={case.precision}", "precision=fp32", "--set tf32=false"
+    half = (Precision.AUTOCAST, Precision.BF16, Precision.FP16)
     if case.device is not Device.CPU:
+        halves = (Attention.FLASH, Attention.CUDNN)
+        if case.attention in halves and case.precision not in half:
+            what = (
+                f"attention={case.attention} computes in 16 bits on GPUs, not in {case.precision}"
+            )
+            yield what, f"precision {' or '.join(half)}", f"--set precision={Precision.AUTOCAST}"
         return
     for name in ("offload", "tf32", "cudnn_benchmark", "priority_stream"):
         if getattr(case, name):

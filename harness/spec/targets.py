@@ -9,11 +9,20 @@ from harness.base import modules
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import SpecError, nearest
 from harness.base.marks import MARK
-from harness.spec.case import Ablation, CaseSpec, Mode
+from harness.spec.case import Ablation, CaseSpec, Device, Mode
 from harness.spec.catalogue import Catalogue
 from harness.spec.metrics import metric
 from harness.spec.plan import Plan, Role
-from harness.spec.recipes import PACED, REAL, Recipe, ladder, learning, pinned, strong_worlds
+from harness.spec.recipes import (
+    ON_GPUS,
+    PACED,
+    REAL,
+    Recipe,
+    ladder,
+    learning,
+    pinned,
+    strong_worlds,
+)
 from harness.spec.site import Site
 
 #: Fields of a case that ``--set`` may change; the others follow from its name and the site.
@@ -75,7 +84,7 @@ def case_plan(
         worlds,
         baselines=("sum_of_devices",) if case.shares else supports.baselines,
         metrics=supports.metrics,
-        protocol=PACED if stand_in else REAL,
+        protocol=PACED if stand_in else ON_GPUS if site.device is Device.CUDA else REAL,
         shape=site.shape,
         ablations=ablations,
     )

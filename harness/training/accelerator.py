@@ -90,9 +90,20 @@ class Accelerator:
         """The same bits in every launch, where the device's libraries can; before its first use."""
         if self.present:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.backends.cuda.enable_flash_sdp(False)
-            torch.backends.cuda.enable_mem_efficient_sdp(False)
+            self._attend(repeatable=True)
+
+    def usual(self) -> None:
+        """As trainings are timed: the fastest kernels again, after ``repeatable``."""
+        if self.present:
+            self._attend(repeatable=False)
+
+    def _attend(self, *, repeatable: bool) -> None:
+        """Of attention's kernels the backward passes of all but the products differ by their bits
+        from launch to launch; cuDNN's says nothing of it where torch only warns.
+        """
+        torch.use_deterministic_algorithms(repeatable, warn_only=True)
+        for kernel in ("flash", "mem_efficient", "cudnn"):
+            getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(not repeatable)
 
     @property
     def name(self) -> str:
@@ -126,11 +137,11 @@ class Accelerator:
         if not self.present:
             return None
         stats = torch.accelerator.memory_stats(self.device)
-        return Allocator(
-            allocated_bytes=stats["allocated_bytes.all.peak"],
-            reserved_bytes=stats["reserved_bytes.all.peak"],
-            inactive_split_bytes=stats["inactive_split_bytes.all.peak"],
-            num_retries=stats["num_alloc_retries"],
+        return Allocator(  # of a device that was never used there is nothing to tell
+            allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
+            reserved_bytes=stats.get("reserved_bytes.all.peak", 0),
+            inactive_split_bytes=stats.get("inactive_split_bytes.all.peak", 0),
+            num_retries=stats.get("num_alloc_retries", 0),
         )
 
     @property

@@ -51,7 +51,7 @@ class Fake:
             "nvmlDeviceGetClockInfo": "clock", "nvmlDeviceGetTemperature": "temp",
             "nvmlDeviceGetCurrentClocksEventReasons": "mask", "nvmlDeviceGetMigMode": "mig",
             "nvmlDeviceGetPowerManagementDefaultLimit": "default",
-            "nvmlDeviceGetApplicationsClock": "app",
+            "nvmlDeviceGetMaxClockInfo": "app",
             "nvmlDeviceGetTotalEnergyConsumption": "energy",
         }.get(name)  # fmt: skip
         if name == "nvmlDeviceGetCount":

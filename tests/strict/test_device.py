@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from strict.machine import environment
-from strict.world import Worlds
 
 from harness.launch.wire.messages import Timed
 from harness.spec import Catalogue
+from strict.machine import environment
+from strict.world import Worlds
 
 ROOT = Path(__file__).parents[2]
 

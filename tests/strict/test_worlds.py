@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strict.world import Worlds
 
 from harness.base.documents import from_doc
 from harness.launch.wire.messages import Bits, Gate, Refer, Script, Sweep, Task, Timed, Train
 from harness.spec import CaseSpec, Catalogue
+from strict.world import Worlds
 
 KNOWN = Catalogue()
 FRAMEWORKS = {"accelerate", "deepspeed", "lightning_fabric", "megatron", "ray_train"}

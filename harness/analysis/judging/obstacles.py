@@ -116,6 +116,8 @@ def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) ->
     checked = launch.purpose in references.COMPARED and not ablated
     if trained is None or not checked or launch.compared >= steps:
         return None
+    if trained.cause is not None and trained.cause.kind == "memory":
+        return None  # it did not fit: nothing is compared, and the report says of how many that is
     return (
         f"{launch.launch}: {launch.compared} of {steps} losses were compared with the harness's own"
     )

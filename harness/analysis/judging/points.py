@@ -85,5 +85,7 @@ def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
     achieved, case = flops(run, plan, arm), plan.arm(arm).case
     if achieved is None or run.machine.gpu is None or case.device is Device.CPU:
         return None
+    if run.machine.mig:
+        return None  # name and peak are those of the whole GPU
     peak = peak_flops(run.machine.gpu, case.dtype)
     return None if peak is None else achieved / peak

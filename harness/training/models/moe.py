@@ -84,7 +84,8 @@ class Block(nn.Module):
             sure = sure / sure.sum(-1, keepdim=True)
         room = math.ceil(self.capacity * count * self.top / num)
         wanted = functional.one_hot(chosen.T.flatten(), num)  # first choices first
-        place = (wanted.cumsum(0) * wanted).sum(-1) - 1
+        counted = wanted.T.contiguous().cumsum(1).T  # along rows: down columns CUDA takes 6 ms
+        place = (counted * wanted).sum(-1) - 1
         lies = torch.where(place < room, chosen.T.flatten() * room + place, num * room)
         source = torch.arange(count, device=x.device).repeat(self.top)
         rooms = x.new_zeros(num * room + 1, d := x.shape[1]).index_copy(0, lies, x[source])

@@ -61,7 +61,7 @@ class Watch(Observed):
         self.rss_bytes.append(self.memory.now() if done % LOOKED == 0 else 0)
         self.walls_ns.append(time_ns())
         for event in self.rank.accelerator.events(1):
-            event.record()
+            event.record(torch.accelerator.current_stream(self.rank.accelerator.device))
             self.events.append(event)
         self.marks_s.append(perf_counter())
         kept = done - self.first if self.first else 0

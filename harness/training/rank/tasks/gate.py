@@ -33,6 +33,7 @@ from harness.training.context import (
 from harness.training.data import Batch, Sampler
 from harness.training.describe import expect, model_facts
 from harness.training.observe import issued
+from harness.training.observe.intake import digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
@@ -43,6 +44,7 @@ from harness.training.rank.handed import STEPS_PER_EPOCH
 from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale, snapshot
 from harness.training.rank.setup import Rank
 from harness.training.rank.simulated import Simulated
+from harness.training.tuning import kernels
 
 #: Shards that every rank's reference takes in turn; of more each rank takes its own.
 IN_TURN = 2
@@ -73,6 +75,8 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     checks, sent, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))
     checks += took_effect.switches(case, rank.accelerator.device)
     checks += handed.checks(loaded, context(twin), rank)
+    rank.accelerator.usual()  # at full size only kernels fit that are not repeatable
+    kernels.choose(case)
     more, norm = full_size(loaded, case, context(case))
     alone = case.plain and not case.stand_in  # a device that waits has no ceiling
     return rank.record(
@@ -362,14 +366,11 @@ def _dtype(trainer: Trainer, case: CaseSpec) -> list[Check]:
 
 def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
     """Ranks of the same part of the model must hold the same bits."""
-    digest = hashlib.sha256()
-    for key, tensor in trainer.parameters():
-        digest.update(key.encode())
-        digest.update(
-            tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        )
-    digests = ctx.gather((ctx.part, digest.hexdigest()))
-    unlike = len(set(digests)) - len({part for part, _ in digests})
+    held = list(trainer.parameters())
+    names = hashlib.sha256("\n".join(key for key, _ in held).encode()).hexdigest()
+    bits = digest(tensor.detach() for _, tensor in held)
+    digests = ctx.gather((ctx.part, names, bits))
+    unlike = len(set(digests)) - len({part for part, *_ in digests})
     told = f"{unlike + 1} different of {len(digests)}"
     return Check(name=name, ok=not unlike, detail=told)
 

@@ -11,6 +11,7 @@ class ModelFacts:
     ``activation_bytes_per_sample`` is what forward keeps for backward, ``cast_bytes`` the copies of
     weights among it, which do not grow with the batch. ``block_bytes`` are each block's part of a
     sample, ``again_bytes`` what the largest block needs while it is computed once more.
+    ``loss_bytes_per_sample`` are the loss' temporaries, forwards and backwards.
     ``copies`` of the weights are held in training: themselves, gradients, two moments of AdamW.
     ``step_s`` is a step's time where the model itself sets it, as stand-ins do; ``loss_floor`` the
     entropy of its data in nats, where that is known.
@@ -26,6 +27,7 @@ class ModelFacts:
     cast_bytes: int = 0
     block_bytes: tuple[int, ...] = ()
     again_bytes: int = 0
+    loss_bytes_per_sample: int = 0
     copies: int = 4
     loss_floor: float | None = None
 

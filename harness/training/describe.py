@@ -236,5 +236,7 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         input_dtype=str(one.inputs.dtype).removeprefix("torch."),
         loss_floor=None if floor is None else float(floor(size)),
         step_s=None if step_s is None else step_s(size),
+        # In fp32, whatever the outputs are: of log_softmax and of nll_loss backwards.
+        loss_bytes_per_sample=0 if forward else 2 * 4 * x.numel(),
         copies=1 if forward else 4,
     ), model

@@ -154,7 +154,18 @@ def element_bytes(model: nn.Module) -> int:
     return next(model.parameters()).element_size()
 
 
-def training_bytes(elements: float, size: int, facts: ModelFacts, samples: int) -> int:
-    """Weights, gradients, two AdamW moments, and what forward keeps for backward."""
-    held = facts.activation_bytes_per_sample * samples + facts.cast_bytes
-    return int(elements * size * facts.copies + held)
+def training_bytes(
+    elements: float, size: int, facts: ModelFacts, samples: int, *, gradients: bool = False
+) -> int:
+    """The most that a rank needs, in bytes: where its loss goes backwards, or where it steps.
+
+    At the loss there are weights and two AdamW moments, all that forward has kept, and the loss'
+    own temporaries; ``gradients`` says whether theirs are there all the time, as DDP's buckets are.
+    At the step activations are gone, gradients are there.
+    """
+    states = elements * size
+    early = facts.copies - 1 if facts.copies > 1 and not gradients else facts.copies
+    kept = (facts.activation_bytes_per_sample + facts.loss_bytes_per_sample) * samples
+    at_loss = states * early + kept + facts.cast_bytes
+    at_step = states * facts.copies + facts.again_bytes * samples + facts.cast_bytes
+    return int(max(at_loss, at_step))

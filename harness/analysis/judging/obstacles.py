@@ -146,11 +146,17 @@ def too_large_for_one(described: Described, case: CaseSpec, machine: Machine) ->
     return not room(wanted.memory_bytes, ranks, case.device, machine)
 
 
+#: What a process has on a GPU before it trains: CUDA's context and kernels, NCCL's buffers.
+CONTEXT_BYTES = 1_500_000_000
+
+
 def room(memory_bytes: int, ranks: int, device: Device, machine: Machine) -> bool:
     """Whether so many ranks of a node find so much memory each."""
     if device is Device.CPU:
         return memory_bytes * ranks <= 0.9 * machine.memory_gib * 2**30
-    return machine.gpu_memory_gib is None or memory_bytes <= 0.95 * machine.gpu_memory_gib * 2**30
+    if machine.gpu_memory_gib is None:
+        return True
+    return memory_bytes + CONTEXT_BYTES <= 0.95 * machine.gpu_memory_gib * 2**30
 
 
 def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:

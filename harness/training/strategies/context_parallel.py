@@ -60,7 +60,8 @@ def expect(
     along += width.sent(model, own, case, wide, sequence=False, loss=False)
     total = along * batching.accumulate
     total += samples.bytes_by_mesh(case, mesh, blocks, size, 2 * batching.accumulate)
-    held = facts.activation_bytes_per_sample * batching.largest / n
+    kept = facts.activation_bytes_per_sample + facts.loss_bytes_per_sample
+    held = kept * batching.largest / n
     return traffic.expected(
         [total] * case.world_size,
         module=samples.module_of(mesh, model),

@@ -59,7 +59,9 @@ def expect(
         placements=("Replicate",),
         dense_bytes=traffic.all_reduce(payload, n).sent,
         ideal_efficiency=1.0,
-        memory_bytes=training_bytes(elements, size, facts, batching.largest),
+        memory_bytes=training_bytes(
+            elements, size, facts, batching.largest, gradients=case.phase is Passes.TRAIN
+        ),
         formula="2 (N-1)/N bytes(P)" if case.phase is Passes.TRAIN else "0",
         global_batch=batching.global_batch,
     )

@@ -133,7 +133,9 @@ def _held(
     elements = sum(p.numel() for m in owned for p in model.get_submodule(m).parameters())
     flying = schedule.most_in_flight(rank, lambda s: sum(kept.get(m, 0) for m in stages[s]))
     states = elements * element_bytes(model) * 4 / mesh.size(Dim.TP, Dim.FSDP)
-    return int(states + (flying + facts.again_bytes) * (batching.largest // schedule.micro))
+    last = schedule.stages - 1 in schedule.held(rank)
+    besides = max(facts.again_bytes, facts.loss_bytes_per_sample * last)
+    return int(states + (flying + besides) * (batching.largest // schedule.micro))
 
 
 def _spanned(part: str, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,7 +37,8 @@ def expect(
     total = along * batching.accumulate
     total += samples.bytes_by_mesh(case, mesh, blocks, size, 2 * batching.accumulate)
     elements = sum(shape.numel() for shapes in blocks for shape in shapes)
-    held = facts.activation_bytes_per_sample / (ranks if sequence else 1) * batching.largest
+    kept = facts.activation_bytes_per_sample / (ranks if sequence else 1)
+    held = (kept + facts.loss_bytes_per_sample) * batching.largest
     return traffic.expected(
         [total] * case.world_size,
         module=samples.module_of(mesh, model),

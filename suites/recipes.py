@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,17 +34,51 @@ from harness import (
 CPU_MODEL, GPU_MODEL = "decoder-tiny", "decoder-350m"
 #: How anything is trained on GPUs: fp32 uses a fifteenth of their tensor cores.
 AS_TRAINED: dict[str, Any] = dict(precision=Precision.AUTOCAST)
-#: What each family trains on GPUs, as people do: bf16, 16k tokens a rank and more, sharded and cut
-#: models of a size that needs it, and codecs where communication is what bounds the step.
-ON_GPU: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "ddp": (GPU_MODEL, dict(precision=Precision.AUTOCAST, seq_len=2048, micro_batch=8)),
-    "fsdp": (
-        "decoder-1b3",
-        dict(precision=Precision.AUTOCAST, seq_len=2048, micro_batch=4, checkpoint=True),
+#: What each family trains on GPUs, by the GiB that a card has at least: sharded and cut models of a
+#: size that needs it, and as large a batch as the baseline on one GPU has room for. Codecs train
+#: where communication is what bounds the step. The first of each shows mechanics, not speed.
+ON_GPU: Mapping[str, Sequence[tuple[int, str, dict[str, Any]]]] = {
+    "ddp": (
+        (0, "decoder-nano", {}),
+        (14, "decoder-124m", dict(seq_len=1024, micro_batch=8)),
+        (22, "decoder-124m", dict(seq_len=1024, micro_batch=16)),
+        (24, "decoder-350m", dict(seq_len=2048, micro_batch=4)),
+        (40, "decoder-350m", dict(seq_len=2048, micro_batch=8)),
+        (80, "decoder-350m", dict(seq_len=2048, micro_batch=16)),
+        (140, "decoder-350m", dict(seq_len=2048, micro_batch=32)),
     ),
-    "pipeline": ("decoder-1b3", dict(precision=Precision.BF16, seq_len=2048, checkpoint=True)),
-    "compressed": ("mlp-8192", dict(precision=Precision.AUTOCAST)),
+    "fsdp": (
+        (0, "decoder-nano", {}),
+        (15, "decoder-350m", dict(seq_len=2048, micro_batch=2)),
+        (24, "decoder-350m", dict(seq_len=2048, micro_batch=4)),
+        (40, "decoder-1b3", dict(seq_len=2048, micro_batch=2)),
+        (48, "decoder-1b3", dict(seq_len=2048, micro_batch=4)),
+        (80, "decoder-1b3", dict(seq_len=2048, micro_batch=8)),
+        (140, "decoder-1b3", dict(seq_len=2048, micro_batch=16)),
+    ),
+    "pipeline": (
+        (0, "decoder-nano", {}),
+        (15, "decoder-124m", dict(seq_len=1024, checkpoint=True)),
+        (32, "decoder-350m", dict(seq_len=2048, checkpoint=True)),
+        (40, "decoder-1b3", dict(seq_len=2048, checkpoint=True)),
+    ),
+    "compressed": ((0, "mlp-small", {}), (14, "mlp-8192", {})),
+    "strong": (
+        (0, "decoder-nano", dict(global_batch=16)),
+        (14, "decoder-124m", dict(seq_len=1024, global_batch=16, checkpoint=True)),
+        (24, "decoder-350m", dict(seq_len=2048, global_batch=8, checkpoint=True)),
+        (40, "decoder-350m", dict(seq_len=2048, global_batch=16, checkpoint=True)),
+        (80, "decoder-350m", dict(seq_len=2048, global_batch=32, checkpoint=True)),
+        (140, "decoder-350m", dict(seq_len=2048, global_batch=64, checkpoint=True)),
+    ),
 }
+#: What a family adds to that: torch's stages do not know autocast; FSDP gathers in bf16.
+OWN: Mapping[str, dict[str, Any]] = {
+    "pipeline": dict(precision=Precision.BF16),
+    "fsdp": dict(knobs={"fsdp.mixed": True}),
+}
+#: GiB of a card of which nobody says how much it has.
+USUAL_GIB = 80
 #: Nodes, and GPUs on each, that ladders on GPUs foresee: recorded, never judged.
 FORESEEN = {"ddp": (64, 8), "fsdp": (64, 8)}
 #: What ladders are judged by, where that is not efficiency alone.
@@ -60,8 +94,17 @@ def trained(strategy: str, site: Site, mode: Mode, **fields: Any) -> CaseSpec:
     """What a family trains on the site's device."""
     model, more = CPU_MODEL, dict[str, Any]()
     if site.device == "cuda":
-        model, more = ON_GPU[strategy.partition(":")[0]]
+        family = strategy.partition(":")[0]
+        model, sized = sized_for(family, site)
+        more = {**AS_TRAINED, **sized, **OWN.get(family, {})}
     return site.case(f"{strategy}/{model}", mode, **{**more, **fields})
+
+
+def sized_for(family: str, site: Site) -> tuple[str, dict[str, Any]]:
+    """The model that fills the site's GPUs, and its sequence and batch."""
+    room = site.gpu_memory_gib or USUAL_GIB
+    _, model, fields = max((row for row in ON_GPU[family] if row[0] <= room), key=lambda r: r[0])
+    return model, fields
 
 
 def protocol_for(site: Site) -> Protocol:
@@ -113,14 +156,14 @@ def filled() -> Recipe:
 def strong(strategy: str, *, global_batch: int) -> Recipe:
     """A strong ladder of the world sizes that divide its global batch.
 
-    On GPUs four times that batch, with activations computed again: the baseline has to fit.
+    On GPUs the batch follows the card, with activations computed again: the baseline has to fit.
     """
 
     def recipe(site: Site) -> list[Plan]:
-        on_gpus = site.device == "cuda"
-        more: dict[str, Any] = dict(checkpoint=True) if on_gpus else {}
-        batch = global_batch * (4 if on_gpus else 1)
-        case = trained(strategy, site, Mode.STRONG, global_batch=batch, micro_batch=None, **more)
+        case = site.case(f"{strategy}/{CPU_MODEL}", Mode.STRONG, global_batch=global_batch)
+        if site.device == "cuda":
+            model, sized = sized_for("strong", site)
+            case = site.case(f"{strategy}/{model}", Mode.STRONG, **AS_TRAINED, **sized)
         worlds = [n for n in strong_worlds(case, site.worlds) if n > 1] or [1]
         return [
             ladder(

@@ -18,7 +18,8 @@ class Site:
     """Device, backend and the largest world that may be launched.
 
     ``emulated``: several nodes that are all on this machine, a stand-in whoever starts them.
-    ``faults`` are those that the engine can plant, beside crash and hang.
+    ``faults`` are those that the engine can plant, beside crash and hang. ``gpu_memory_gib`` is
+    what a GPU has, where that is known: recipes choose sizes by it.
     """
 
     device: Device
@@ -28,6 +29,7 @@ class Site:
     shared_gpu: bool = False
     emulated: bool = False
     faults: tuple[str, ...] = ()
+    gpu_memory_gib: int | None = None
 
     @property
     def world_size(self) -> int:
@@ -150,6 +152,7 @@ def resolve(
         backend="gloo" if shared_gpu else "nccl",
         nodes=given or _split(wanted, num_nodes, "--gpus"),
         shared_gpu=shared_gpu,
+        gpu_memory_gib=None if facts.remote else machine.detect().gpu_memory_gib,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +11,17 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.judging import obstacles
 from harness.analysis.judging.pairs import judged_of
+from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
-from harness.spec import Catalogue, Device, Plan, Precision, Site, Source, Threshold
+from harness.host import hardware
+from harness.record import Described
+from harness.spec import CaseSpec, Catalogue, Device, Plan, Precision, Site, Source, Threshold
 from harness.spec.rules import load_thresholds
 from harness.spec.targets import normalise
+from harness.training.context import load
+from harness.training.describe import describe
 
 SUITES = Path(__file__).parents[2] / "suites"
 KNOWN = Catalogue()
@@ -104,17 +112,61 @@ def test_stragglers_are_of_cpu_ranks() -> None:
         KNOWN.normalise(case)
 
 
-def test_what_the_default_suites_need_fits_an_h100(recipes: Any) -> None:
-    """`plan --on` showed a pipeline of which no rung fitted, and a ladder without its baseline."""
-    from harness.analysis.judging import obstacles
-    from harness.host import hardware
-    from harness.training.context import load
-    from harness.training.describe import describe
+CARDS = (
+    "8xh100",
+    "8xh200",
+    "1xh100",
+    "8xa100",
+    "8xa100-40",
+    "8xl40s",
+    "8xl4",
+    "4xrtx4090",
+    "8xb200",
+)
 
-    machine = hardware.parse("8xh100").machine
-    site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
-    for recipe in (recipes.filled(), recipes.strong("ddp", global_batch=8)):
-        (plan,) = (normalise(p, KNOWN) for p in recipe(site))
-        arm = plan.arms[0]  # the baseline, which has least devices
-        answer = describe(load(KNOWN.files(arm.case)), arm.case)
-        assert obstacles.fits(answer, arm.case, machine), arm.case.id
+
+@pytest.mark.parametrize(
+    "on",
+    [on if on in CARDS[:2] else pytest.param(on, marks=pytest.mark.full) for on in CARDS],
+)
+def test_every_default_fits_its_card_and_every_twin_is_accepted(recipes: Any, on: str) -> None:
+    """`plan --on` showed a pipeline of which no rung fitted, and a gate that refused its twin."""
+    machine, nodes = hardware.parse(on).machine, hardware.parse(on).nodes
+    site = Site(
+        device=Device.CUDA, backend="nccl", nodes=nodes, gpu_memory_gib=machine.gpu_memory_gib
+    )
+    default = ("ddp", "strong", "fsdp", "pipeline", "topk")
+    for name, plans in families(recipes, site).items():
+        if name not in default:
+            continue
+        for arm in (arm for plan in plans for arm in plan.arms):
+            answer = described(arm.case)
+            assert answer.unsupported == answer.error == "", (arm.case.id, answer)
+            assert obstacles.fits(answer, arm.case, machine), (on, arm.case.id)
+            twin = KNOWN.twin(arm.case, answer.twin)
+            assert described(twin).unsupported == "", twin.id
+            assert twin.size != arm.case.size or "nano" in twin.size, "a gate of minutes"
+
+
+@pytest.mark.parametrize("world", [1, 2, 8])
+def test_twins_of_parallel_suites_are_accepted(recipes: Any, world: int) -> None:
+    """Nightly: heads that do not divide over 8 ranks, 16 micro-batches of a batch of 8."""
+    import parallel
+
+    site = Site(device=Device.CUDA, backend="nccl", nodes=(world,))
+    for recipe in (parallel.widths, parallel.schedule_memory, parallel.products):
+        for arm in (a for plan in recipe(site) for a in normalise(plan, KNOWN).arms):
+            answer = described(arm.case)
+            if not answer.unsupported:
+                assert described(KNOWN.twin(arm.case, answer.twin)).unsupported == "", arm.case.id
+
+
+@functools.cache
+def _described(document: str) -> Described:
+    case = from_doc(CaseSpec, json.loads(document))
+    return describe(load(KNOWN.files(case)), case)
+
+
+def described(case: CaseSpec) -> Described:
+    """As an agent answers, which gets the case as a document; each case once."""
+    return _described(json.dumps(to_doc(case), sort_keys=True))

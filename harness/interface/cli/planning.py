@@ -11,6 +11,7 @@ from harness.base.errors import SpecError
 from harness.host import hardware
 from harness.host.hardware import Hardware
 from harness.interface.cli import measuring
+from harness.spec import Device, Site
 
 #: The tier that ``pytest suites/`` measures where nothing else is said.
 USUAL_TIER = "not nightly and not acceptance"
@@ -38,6 +39,14 @@ def on(text: str | None) -> Hardware | None:
         run = load(path)
         return hardware.of_machine(path.name, run.machine, run.settings.nodes)
     return hardware.parse(text)
+
+
+def site_of(hardware: Hardware) -> Site:
+    """What recipes are asked with for machines that are not here."""
+    return Site(
+        device=Device.CUDA, backend="nccl", nodes=hardware.nodes,
+        gpu_memory_gib=hardware.machine.gpu_memory_gib,
+    )  # fmt: skip
 
 
 def tier(marks: str) -> Callable[[frozenset[str]], bool]:

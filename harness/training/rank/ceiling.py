@@ -1,9 +1,12 @@
 """The ceilings of a rank's device, as it is: one large matrix product, and one large copy.
 
-A few hundred milliseconds in a world of its own, so that speeds can be held against what the
-device really does, whatever its data sheet says.
+A second or two in a world of its own, so that speeds can be held against what the device really
+does, whatever its data sheet says. Back to back and on normal random numbers: matrices of ones need
+less power, and the first milliseconds run at clocks that no training holds (Horace He, "Strangely,
+Matrix Multiplications on GPUs Run Faster When Given Predictable Data", 2024).
 """
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -16,10 +19,10 @@ from harness.training.tuning import float8
 
 #: Rows of the square matrices, and bytes that are copied: on a CPU's core, on a device.
 ROWS, COPIED = (1024, 8192), (64 << 20, 1 << 30)
-#: The best of so many counts: a ceiling is what is reached when nothing is in the way.
-TRIES = 5
-#: No more tries after so many seconds: a CPU that has no instructions for a dtype takes long.
-ENOUGH_S = 2.0
+#: How long a kind of work goes on, in s: on a CPU's core, on a device, whose clocks settle by then.
+LASTS_S = (0.2, 1.0)
+#: Of so many parts of that time the median counts.
+PARTS = 5
 
 
 def ceiling(accelerator: Accelerator, case: CaseSpec) -> Ceiling:
@@ -28,33 +31,35 @@ def ceiling(accelerator: Accelerator, case: CaseSpec) -> Ceiling:
     """
     dtype = torch.float32 if case.tf32 else getattr(torch, case.dtype)
     rows, copied = ROWS[accelerator.present], COPIED[accelerator.present]
-    a = torch.ones(rows, rows, device=accelerator.device).to(dtype)
+    a = torch.randn(rows, rows, device=accelerator.device).to(dtype)
     narrow = dtype is float8.FORWARD
     out = torch.empty_like(a, dtype=torch.bfloat16 if narrow else dtype)
-    source = torch.ones(copied, dtype=torch.uint8, device=accelerator.device)
+    source = torch.randint(255, (copied,), dtype=torch.uint8, device=accelerator.device)
     target = torch.empty_like(source)
 
     def multiply() -> object:
         return float8.product(a, a.t(), out.dtype) if narrow else torch.mm(a, a, out=out)
 
-    product_s = _best_s(multiply, accelerator)
-    copy_s = _best_s(lambda: target.copy_(source), accelerator)
+    product_s = _steady_s(multiply, accelerator)
+    copy_s = _steady_s(lambda: target.copy_(source), accelerator)
     return Ceiling(
         dtype=case.dtype, matmul_flops=2 * rows**3 / product_s,
         copy_bps=2 * copied / copy_s,
     )  # fmt: skip
 
 
-def _best_s(work: Callable[[], object], accelerator: Accelerator) -> float:
-    """Seconds of the fastest of several; the first one only warms up."""
-    best, started = float("inf"), time.perf_counter()
-    for attempt in range(TRIES + 1):
-        if time.perf_counter() - started > ENOUGH_S and attempt > 1:
-            break
+def _steady_s(work: Callable[[], object], accelerator: Accelerator) -> float:
+    """Seconds of one of many, back to back, in the median of several parts; the first warms up."""
+
+    def taken_s(count: int) -> float:
         accelerator.synchronize()
         began = time.perf_counter()
-        work()
+        for _ in range(count):
+            work()
         accelerator.synchronize()
-        if attempt:
-            best = min(best, time.perf_counter() - began)
-    return best
+        return time.perf_counter() - began
+
+    taken_s(1)
+    once = taken_s(1)
+    count = max(1, round(LASTS_S[accelerator.present] / PARTS / once))
+    return statistics.median(taken_s(count) / count for _ in range(PARTS))

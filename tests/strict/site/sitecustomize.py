@@ -31,6 +31,7 @@ def _accelerators(module: ModuleType) -> None:
 
 def _ceiling(module: ModuleType) -> None:
     module.ROWS, module.COPIED = (256, 256), (1 << 20, 1 << 20)  # type: ignore[attr-defined]
+    module.LASTS_S = (0.02, 0.02)  # type: ignore[attr-defined]
 
 
 def _numbered(module: ModuleType) -> None:

@@ -19,7 +19,7 @@ from harness.interface.report import plans as plans_report, text
 from harness.interface.report.plans import Outlook
 from harness.measure import together
 from harness.record import Described
-from harness.spec import Arm, Device, Plan, Site, Threshold
+from harness.spec import Arm, Device, Plan, Threshold
 from harness.spec.targets import plans_of
 
 HELP = dict(plan="show the launches of a run with their time, memory and bytes per rank")
@@ -43,7 +43,7 @@ def act(asked: Asked) -> Answer:
     """A row for each arm; the agent is asked, nothing is launched."""
     on = planning.on(asked.options.on)
     known, here = measuring.site(asked)
-    site = here if on is None else Site(device=Device.CUDA, backend="nccl", nodes=on.nodes)
+    site = here if on is None else planning.site_of(on)
     ablations = list(dict.fromkeys(asked.options.ablate))
     plans = plans_of(
         asked.options.target, site, known, measuring.settings(asked), ablations,

@@ -20,7 +20,6 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
-from harness.spec import Device, Site
 from harness.spec.targets import plans_of
 
 HELP = dict(possible="tell which rules a fabric allows at all, before anything is measured on it")
@@ -51,7 +50,7 @@ def act(asked: Asked) -> Answer:
             "no fabric is named", expected="--on HARDWARE", fix="scaleproof possible --on 8xh100"
         )
     known, here = measuring.site(asked)
-    site = Site(device=Device.CUDA, backend="nccl", nodes=on.nodes)
+    site = planning.site_of(on)
     plans = plans_of(
         said.target, site, known, measuring.settings(asked),
         chosen=planning.tier(said.marks) if said.marks else lambda marks: True,

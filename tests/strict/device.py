@@ -524,6 +524,7 @@ def _as_nvidia() -> None:
     """What is asked of CUDA before anything is computed."""
     torch.cuda.device_count = num_devices  # type: ignore[assignment]
     torch.cuda.is_available = lambda: num_devices() > 0  # type: ignore[assignment]
+    torch._utils._get_available_device_type = lambda: NAME  # type: ignore[assignment]
     torch.cuda.get_arch_list = lambda: ["sm_90"]  # type: ignore[assignment]
     torch.cuda.get_device_properties = lambda i=0: types.SimpleNamespace(  # type: ignore[assignment]
         uuid=f"5741c700-0000-0000-0000-{i:012}",

@@ -15,10 +15,15 @@ from harness.launch import causes
 from harness.launch.children import InheritingJob
 from harness.launch.engine import Command, Where, importable
 from harness.launch.fleet import Fleet
-from harness.launch.wire.messages import LaunchSpec, RankEnd, Task
+from harness.launch.wire.messages import LaunchSpec, Play, RankEnd, Sweep, Task, Train
 from harness.record import Cause, Described, RankRecord
 from harness.spec import CaseSpec, Catalogue, Device, Site
 from strict.machine import environment
+
+
+def _leaves_records(task: Task) -> bool:
+    """Sweeps leave rows, trainings that are gone on with what they took."""
+    return not isinstance(task, Sweep | Train | Play)
 
 
 @dataclasses.dataclass
@@ -80,7 +85,7 @@ class Worlds:
             launch=out.name, case=case, out=str(out), task=task(case), files=self.known.files(case)
         )
         ended = self.fleet.launch(spec, lambda step: None)
-        paths = sorted(out.glob("rank?.json"))
+        paths = sorted(out.glob("rank?.json")) if _leaves_records(spec.task) else []
         return Left(
             case=case, out=out, ends=ended.ranks,
             cause=causes.attribute(ended.ranks, ended.unreachable),

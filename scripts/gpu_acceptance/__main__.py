@@ -1,14 +1,22 @@
 """Acceptance on the first machine with a GPU: does what was only reasoned about hold there?
 
-    python scripts/gpu_acceptance [--out DIR] [--only gates timeline] [--wheels DIR] [--dry]
+    python scripts/gpu_acceptance [--out DIR] [--budget 580] [--resume] [--only first gates] [--dry]
 
-Nine steps of at most ten minutes each, for one GPU. A step that fails does not stop the others.
-The folder DIR (default: gpu-acceptance) keeps every output and every figure; the table comes last.
-Exit status 1 if anything failed. ``--dry`` runs the same steps on two CPU ranks: that tests this
-script, and nothing of a GPU. On a bare machine ``--wheels`` names a folder of wheels (of ``pip
-download``, elsewhere); they go into DIR/packages. Clocks, MIG and MPS are left alone.
+One slot of ten minutes on one GPU, most evidence first: nine steps, each with a limit of its own. A
+step that fails does not stop the others; one that would not fit into the budget is named, not
+started, and ``--resume`` goes on with it. DIR (default: gpu-acceptance) gets two files, written
+after every check: ``checks.json``, and ``evidence.tar`` with what was measured. A table is last.
+Exit status 1 if anything failed, 10 if anything is left to do.
 
-What one GPU cannot tell: anything of NCCL between ranks, and whether anything scales.
+``--dry`` runs the same on a device that is not there and refuses what a GPU refuses (tests/strict):
+that tests this script and the order of every call, and nothing of a GPU's speed or kernels. Clocks,
+MIG and MPS are left alone. On a bare machine ``--wheels`` names a folder of wheels (of ``pip
+download``, elsewhere).
+
+What one GPU cannot tell: anything of NCCL between ranks, and whether anything scales. A second slot
+would take the fault matrix (``python -m tests.faults.matrix``), codecs in all precisions, compiled
+blocks (``scaleproof run ddp/decoder-350m --gpus 1 --set compiled=inductor``) and a script of
+``examples/training``; a third one, on two GPUs, ``pytest suites/ --gpus 2``.
 """
 
 from __future__ import annotations
@@ -18,85 +26,121 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-#: Seconds for which a step may run.
-LIMIT_S = 600
-STEPS = {
-    "facts": "device, versions, doctor; how long NVML takes to answer",
-    "fork": "twenty forked ranks start, compute and leave the device's memory idle",
-    "gates": "every strategy and precision trains right, alone and sharing the GPU",
-    "recorder": "the flight recorder's own words for every collective",
-    "truth": "step times against a bare loop with events; clocks over a minute",
-    "memory": "real peaks against the closed form; what cannot fit is skipped",
-    "timeline": "budgets close; a planted sleep and a planted kernel are found",
-    "faults": "who broke it, with ranks that share the GPU; nothing is left",
-    "suite": "pytest suites/ --gpus 1 is not green; verify, report and timeline offline",
+#: Step -> seconds that it may take, and what it is for.
+STEPS: Mapping[str, tuple[int, str]] = {
+    "facts": (40, "versions, nvidia-smi, NVML; five forked ranks start the driver and leave it"),
+    "first": (40, "one timed and one profiled launch: does a figure come out at all?"),
+    "nccl": (40, "every collective at world 1, sends to itself, read by the harness's own reader"),
+    "gates": (115, "strategies x precisions and five codecs train right; margins of all checks"),
+    "truth": (75, "step times against a bare loop, in turn; MFU; ceilings of random data and ones"),
+    "repeatable": (40, "the same bits twice; which attention runs where that is claimed"),
+    "memory": (75, "five real peaks beside the closed form"),
+    "profile": (55, "the budget closes; a planted sleep and a planted kernel are found"),
+    "suite": (75, "the first thing that a user types; verify and report of what it leaves"),
 }
+#: Seconds that a process takes to start and to be told of its end.
+BETWEEN_S = 3
 
 
 def main() -> int:
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("gpu_acceptance", description=__doc__, formatter_class=shape)
     parser.add_argument("--out", type=Path, default=Path("gpu-acceptance"))
+    parser.add_argument("--budget", type=float, default=580, metavar="S")
+    parser.add_argument("--resume", action="store_true", help="skip what DIR has the checks of")
     parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), metavar="STEP")
     parser.add_argument("--wheels", type=Path)
-    parser.add_argument("--dry", action="store_true", help="two CPU ranks instead of a GPU")
+    parser.add_argument("--dry", action="store_true", help="a strict device instead of a GPU")
     asked = parser.parse_args()
     out = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    if not asked.resume:
+        for name in ("checks.json", "evidence.tar"):
+            (out / name).unlink(missing_ok=True)
+    until = time.monotonic() + asked.budget
+    environment = _environment(asked, out)
+    rows, left = [], []
+    for name in asked.only:
+        limit_s, what = STEPS[name]
+        if _of(out, name).get("result"):
+            continue
+        if time.monotonic() + limit_s + BETWEEN_S > until:
+            left.append(name)
+            continue
+        print(f" {name}: {what}", flush=True)
+        rows.append((name, *_run(name, out, limit_s, environment, asked.dry)))
+    print(f"\n {'step':12}{'result':8}{'s':>5}  failed or not checked")
+    for name, result, seconds, told in rows:
+        print(f" {name:12}{result:8}{seconds:5.0f}  {told[0] if told else ''}")
+        for line in told[1:]:
+            print(f" {'':25}  {line}")
+    if left:
+        print(f"\n no time was left for {', '.join(left)}")
+        print(f" try       python scripts/gpu_acceptance --resume --out {asked.out}")
+    print(f"\n evidence  {out / 'checks.json'}, {out / 'evidence.tar'}")
+    if any(result != "PASS" for _, result, _, _ in rows):
+        return 1
+    return 10 if left else 0
+
+
+def _environment(asked: argparse.Namespace, out: Path) -> dict[str, str]:
+    """Of the steps: wheels that were brought along, or a device that is not there."""
+    here = dict(os.environ)
+    if asked.dry:
+        sys.path.insert(0, str(ROOT / "tests"))
+        from strict.machine import environment
+
+        folder = Path(tempfile.mkdtemp(prefix="scaleproof-nvml-"))
+        here = dict(environment(folder, 1, STRICT_MEMORY=str(2 << 30)))
+    paths = [str(ROOT), here.get("PYTHONPATH", "")]
     if asked.wheels:
         target = ["--target", str(out / "packages"), "--no-index", "--find-links"]
         command = [sys.executable, "-m", "pip", "install", "--quiet", *target, str(asked.wheels)]
         names = ["msgspec", "nvtx", "nvidia-ml-py", "jinja2", "scipy", "pandas", "pytest"]
-        subprocess.run([*command, *names, "pytest-benchmark", "asv"], check=True)
-    rows = [_run(name, out, asked.dry) for name in asked.only]
-    print(f"\n {'step':10}{'result':8}{'s':>5}  failed or not checked")
-    for name, result, seconds, told in rows:
-        print(f" {name:10}{result:8}{seconds:5.0f}  {told[0] if told else ''}")
-        for line in told[1:]:
-            print(f" {'':23}  {line}")
-    print(f"\n evidence: {out}")
-    return int(any(result != "PASS" for _, result, _, _ in rows))
+        subprocess.run([*command, *names, "pytest-benchmark", "asv", "argcomplete"], check=True)
+        paths.insert(1, str(out / "packages"))
+    return {**here, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
 
 
-def _run(name: str, out: Path, dry: bool) -> tuple[str, str, float, list[str]]:
-    """A step in a process of its own: its result, and what is to be told of it."""
-    print(f" {name}: {STEPS[name]}", flush=True)
-    folder = out / name
-    folder.mkdir(exist_ok=True)
-    (folder / "checks.json").unlink(missing_ok=True)
-    paths = (str(ROOT), str(out / "packages"), os.environ.get("PYTHONPATH", ""))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
-    command = [
-        sys.executable,
-        str(HERE / "steps.py"),
-        name,
-        str(folder),
-        *(["--dry"] if dry else []),
-    ]
-    began, late = time.monotonic(), False
-    with (folder / "output.log").open("w") as log:
-        try:
-            done = subprocess.run(command, stdout=log, stderr=log, env=environment, cwd=ROOT,
-                                  timeout=LIMIT_S, check=False)  # fmt: skip
-            code = done.returncode
-        except subprocess.TimeoutExpired:
-            code, late = 1, True
+def _of(out: Path, name: str) -> dict[str, Any]:
+    file = out / "checks.json"
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    return dict(known.get(name, {}))
+
+
+def _run(
+    name: str, out: Path, limit_s: int, environment: Mapping[str, str], dry: bool
+) -> tuple[str, float, list[str]]:
+    """A step in a process of its own: its result, its seconds, and what is to be told of it."""
+    command = [sys.executable, str(HERE / "steps.py"), name, str(out), *(["--dry"] if dry else [])]
+    began, late, code = time.monotonic(), False, 1
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), cwd=ROOT, timeout=limit_s, check=False,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        code = done.returncode
+        said = done.stderr.strip().splitlines()[-1:] if code else []
+    except subprocess.TimeoutExpired:
+        late, said = True, []
     seconds = time.monotonic() - began
-    file = folder / "checks.json"
-    checks = json.loads(file.read_text()) if file.is_file() else []
+    checks = _of(out, name).get("checks", [])
     told = [f"BAD  {c['what']}: {c['seen']}" for c in checks if c["ok"] is False]
     told += [f"not checked: {c['what']}" for c in checks if c["ok"] is None]
     if late:
-        told.insert(0, f"BAD  it took longer than {LIMIT_S} s")
+        told.insert(0, f"BAD  it took longer than {limit_s} s")
     elif code:
-        told.insert(0, f"BAD  it broke: {folder / 'output.log'}")
+        told.insert(0, f"BAD  it broke: {' '.join(said)}")
     bad = code or not checks or any(c["ok"] is False for c in checks)
-    return name, "FAIL" if bad else "PASS", seconds, told
+    return "FAIL" if bad else "PASS", seconds, told
 
 
 if __name__ == "__main__":

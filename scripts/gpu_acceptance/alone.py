@@ -1,4 +1,6 @@
-"""What one process can say of a device: forks of it, a bare loop on it, its recorder's words."""
+"""What one process can say of a device. Each question is put to a process of its own: a device that
+has been used once cannot be forked from, and its memory is held until its process ends.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,96 +20,165 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.base.documents import from_doc, to_doc
 from harness.launch.engine import RANK_ENV
-from harness.spec import CaseSpec, Catalogue, Device
-from harness.training.accelerator import Accelerator
-from harness.training.context import build_model, load, make_batch
+from harness.spec import CaseSpec, Catalogue
+from harness.training.accelerator import Accelerator, numbered
+from harness.training.context import CAST, build_model, load, make_batch
 from harness.training.describe import case_batching
 from harness.training.observe import issued
+from harness.training.tuning import kernels
 
 _FORKS = """
 import json, os, sys, time
 from harness.training.agent import agent
-from harness.training.accelerator import driver_started
+from harness.training.accelerator import driver_started, numbered
 agent.preload()
 threads = os.listdir("/proc/self/task")
 clean = len(threads) == 1 and not driver_started()
 children = []
-for _ in range(int(sys.argv[2])):
+for _ in range(int(sys.argv[1])):
     began = time.perf_counter()
     pid = os.fork()
     if pid == 0:
         import torch
-        a = torch.randn(1024, 1024, device=sys.argv[1])
+        a = torch.randn(1024, 1024, device=numbered(0))
         (a @ a).sum().item()
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     children.append({"code": code, "s": time.perf_counter() - began})
-print(json.dumps({"clean": clean, "threads": len(threads), "children": children}))
+print(json.dumps({"clean": clean, "threads": len(threads), "children": children,
+                  "driver_after": driver_started()}))
 """
 
 
-def forks(device: Device, count: int) -> dict[str, Any]:
+def forks(count: int) -> dict[str, Any]:
     """Children of a process that has imported what an agent imports: each starts the device."""
-    command = [sys.executable, "-c", _FORKS, str(device), str(count)]
+    command = [sys.executable, "-c", _FORKS, str(count)]
     as_agents = {**os.environ, **RANK_ENV}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=as_agents)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+def _apart(question: str, **given: Any) -> Any:
+    """The answer of one of the functions below, from a process of its own."""
+    command = [sys.executable, str(Path(__file__)), question, json.dumps(given)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{question}: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def bare_loop(known: Catalogue, case: CaseSpec, steps: int) -> float:
     """The median step of a plain loop, in s: its own optimizer, nothing noted, nothing checked."""
-    loaded = load(known.files(case))
-    device = torch.device("cpu" if case.device is Device.CPU else "cuda:0")
+    return float(_apart("loop", case=to_doc(case), files=dict(known.files(case)), steps=steps))
+
+
+def recorded(*, p2p: bool) -> dict[str, Any]:
+    """What was issued in a world of one, and what the harness's reader says of it."""
+    return dict(_apart("collectives", p2p=p2p))
+
+
+def product_of_ones(rows: int) -> float:
+    """FLOP/s of the product of two matrices of ones, the best of five: how it was done before."""
+    return float(_apart("ones", rows=rows))
+
+
+def attention(repeatable: bool) -> str:
+    """Which attention runs in bf16, where the same bits are claimed or not."""
+    return str(_apart("attended", repeatable=repeatable))
+
+
+def loop(case: dict[str, Any], files: dict[str, str], steps: int) -> float:
+    asked = from_doc(CaseSpec, case)
+    loaded, device = load(files), numbered(0)
     accelerator = Accelerator(device)
-    if accelerator.present:
-        accelerator.select()
+    accelerator.select()
     with device:
-        model = build_model(loaded, case, case.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=accelerator.present)
-    micro = case_batching(loaded, case).largest
-    batch = make_batch(loaded, case, torch.arange(micro), device)
-    events, marks = accelerator.events(steps + 1), [time.perf_counter()]
+        model = build_model(loaded, asked, asked.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    micro = case_batching(loaded, asked).largest
+    batch = make_batch(loaded, asked, torch.arange(micro), device)
+    marks = accelerator.events(steps + 1)
     accelerator.synchronize()
-    for i in range(steps):
-        if events:
-            events[i].record()
+    dtype = CAST.get(asked.precision)
+    for mark in marks[:-1]:
+        mark.record()
         optimizer.zero_grad(set_to_none=True)
-        loaded.model.loss(model(batch.inputs), batch.targets).backward()
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            loss = loaded.model.loss(model(batch.inputs), batch.targets)
+        loss.backward()
         optimizer.step()
-        marks.append(time.perf_counter())
-    if not events:
-        return median(b - a for a, b in itertools.pairwise(marks[steps // 3 :]))
-    events[steps].record()
+    marks[-1].record()
     accelerator.synchronize()
-    spans = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
+    spans = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
     return median(spans[steps // 3 :])
 
 
-def busy(device: Device, seconds: float) -> None:
-    """Products of large matrices, for so long."""
-    matrix = torch.randn(1024 if device is Device.CPU else 8192, device=str(device)).expand(
-        1024, -1
-    )
-    over = time.monotonic() + seconds
-    while time.monotonic() < over:
-        float((matrix @ matrix.T).sum())
-
-
-def recorded(backend: str, device: Device) -> list[dict[str, Any]]:
-    """The flight recorder's entries of every collective in a world of one."""
+def collectives(p2p: bool) -> dict[str, Any]:
     issued.enable(issued.COUNTED)
+    device = numbered(0)
+    Accelerator(device).select()
     with tempfile.TemporaryDirectory() as folder:
         store = dist.FileStore(str(Path(folder) / "store"), 1)
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
-        a = torch.ones(1024, device=str(device))
+        dist.init_process_group(
+            "nccl", store=store, rank=0, world_size=1, device_id=device,
+            timeout=timedelta(seconds=30),
+        )  # fmt: skip
+        a = torch.ones(1024, device=device)
+        dist.all_reduce(a)
+        begun = issued.mark("nccl")
         dist.all_reduce(a)
         dist.broadcast(a, 0)
         dist.all_gather_into_tensor(torch.empty_like(a), a)
-        if backend == "nccl":
-            dist.reduce_scatter_tensor(torch.empty_like(a), a)
-            dist.all_to_all_single(torch.empty_like(a), a)
-        dist.barrier()
-        found = issued.entries(backend)
+        dist.reduce_scatter_tensor(torch.empty_like(a), a)
+        names = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+        names = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+        wanted = dict.fromkeys(names, (1, a.nbytes))
+        if p2p:
+            ops = [dist.P2POp(dist.isend, a, 0), dist.P2POp(dist.irecv, torch.empty_like(a), 0)]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+        Accelerator(device).synchronize()
+        seen = issued.since(begun, "nccl")
+        backend = dist.get_backend()
+        entries = issued.entries("nccl")
         dist.destroy_process_group()
-    return found
+    return {
+        "backend": backend, "wanted": wanted, "entries": entries,
+        "issued": {name: (i.count, i.payload_bytes) for name, i in seen.items()},
+    }  # fmt: skip
+
+
+def ones(rows: int) -> float:
+    accelerator = Accelerator(device := numbered(0))
+    a = torch.ones(rows, rows, device=device, dtype=torch.bfloat16)
+    spans = []
+    for _ in range(6):
+        accelerator.synchronize()
+        began = time.perf_counter()
+        torch.mm(a, a)
+        accelerator.synchronize()
+        spans.append(time.perf_counter() - began)
+    return 2 * rows**3 / min(spans[1:])
+
+
+def attended(repeatable: bool) -> str:
+    accelerator = Accelerator(device := numbered(0))
+    if repeatable:
+        accelerator.repeatable()
+    shape = (2, 4, 256, 64)
+    q = torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_()
+
+    def step() -> None:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+
+    return kernels.attention_of(kernels.operators(accelerator, step))
+
+
+QUESTIONS: dict[str, Callable[..., Any]] = {
+    "loop": loop, "collectives": collectives, "ones": ones, "attended": attended,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    print(json.dumps(QUESTIONS[sys.argv[1]](**json.loads(sys.argv[2])), default=str))

@@ -1,4 +1,4 @@
-"""The acceptance for the first machine with a GPU: its steps run on two CPU ranks, as a rehearsal."""
+"""The acceptance for the first machine with a GPU, rehearsed on a device that is not there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import runpy
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,33 +14,54 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_acceptance"
 
 
+def rehearsed(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--dry", "--out", str(out), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(
     "steps",
     [
-        ["timeline", "recorder"],
-        pytest.param(["facts", "fork", "gates", "truth", "memory"], marks=pytest.mark.full),
-        pytest.param(["faults", "suite"], marks=pytest.mark.full),
+        ["first", "nccl"],
+        pytest.param(["facts", "gates", "truth"], marks=pytest.mark.full),
+        pytest.param(["repeatable", "memory", "profile", "suite"], marks=pytest.mark.full),
     ],
     ids=lambda steps: "-".join(steps),
 )
 def test_a_rehearsal_passes_and_says_what_it_could_not_check(
     tmp_path: Path, steps: list[str]
 ) -> None:
-    command = [sys.executable, str(SCRIPT), "--dry", "--out", str(tmp_path), "--only", *steps]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = rehearsed(tmp_path, "--only", *steps)
     assert done.returncode == 0, done.stdout
-    for step in steps:
-        checks = json.loads((tmp_path / step / "checks.json").read_text())
-        assert checks and not any(c["ok"] is False for c in checks)
-        untold = [c["what"] for c in checks if c["ok"] is None]
+    known = json.loads((tmp_path / "checks.json").read_text())
+    assert list(known) == steps and {s["result"] for s in known.values()} == {"PASS"}
+    for step in known.values():
+        assert step["checks"] and not any(c["ok"] is False for c in step["checks"])
+        untold = [c["what"] for c in step["checks"] if c["ok"] is None]
         assert all(f"not checked: {what}" in done.stdout for what in untold)
+    with tarfile.open(tmp_path / "evidence.tar") as tar:
+        assert {name.split("/")[0] for name in tar.getnames()} == set(steps)
 
 
-def test_a_step_that_breaks_fails_and_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_the_budget_is_named_and_gone_on_with(tmp_path: Path) -> None:
+    done = rehearsed(tmp_path, "--only", "facts", "nccl", "--budget", "45")
+    assert done.returncode == 10 and "no time was left for nccl" in done.stdout, done.stdout
+    assert "--resume --out" in done.stdout
+    again = rehearsed(tmp_path, "--only", "facts", "nccl", "--resume")
+    assert again.returncode == 0 and " facts:" not in again.stdout, again.stdout
+    assert list(json.loads((tmp_path / "checks.json").read_text())) == ["facts", "nccl"]
+
+
+def test_a_step_that_breaks_fails_and_is_told(tmp_path: Path) -> None:
     """As on a machine where something is missing: no checks are not a success."""
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
-    script["STEPS"]["nothing"] = "there is no such step"
-    name, result, _, told = script["_run"]("nothing", tmp_path, dry=True)
-    assert (name, result) == ("nothing", "FAIL") and "it broke" in told[0]
+    result, _, told = script["_run"](
+        "nothing", tmp_path, 30, {"PYTHONPATH": str(SCRIPT.parents[1])}, True
+    )
+    assert result == "FAIL" and "it broke" in told[0]
+
+
+def test_all_steps_fit_into_one_slot_of_ten_minutes() -> None:
+    script = runpy.run_path(str(SCRIPT / "__main__.py"))
+    limits = [limit_s + script["BETWEEN_S"] for limit_s, _ in script["STEPS"].values()]
+    assert sum(limits) <= 590 and len(limits) == 9

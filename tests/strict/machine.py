@@ -1,13 +1,16 @@
 """A machine with GPUs that are not there: NVML by a library of its own, torch by the strict device.
 
-``environment(folder)`` is what a program has to be started with to believe in them.
+``environment(folder)`` is what a program has to be started with to believe in them;
+``python -m tests.strict.machine FOLDER`` prints it for a shell.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,3 +39,9 @@ def environment(folder: Path, num_gpus: int = 2, **more: str) -> Mapping[str, st
     return {
         **kept, "PYTHONPATH": path, "LD_LIBRARY_PATH": libraries, "STRICT_GPUS": str(num_gpus), **more,
     }  # fmt: skip
+
+
+if __name__ == "__main__":
+    here = environment(Path(sys.argv[1]))
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "STRICT_GPUS"):
+        print(f"export {name}={shlex.quote(here[name])}")

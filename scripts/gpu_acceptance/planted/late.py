@@ -33,7 +33,7 @@ class Late:
 
     def __init__(self, trainer: Trainer, ctx: RankContext, knobs: Knobs) -> None:
         self._trainer, self._knobs = trainer, knobs
-        size = 512 if ctx.device.type == "cpu" else 2048
+        size = 2048 if ctx.device.type == "cuda" else 256
         self._matrix = torch.ones(size, size, device=ctx.device)
 
     def __getattr__(self, name: str) -> object:

@@ -11,8 +11,11 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+#: As a program asks where torch is, without importing it: beside that file lies ``version.py``.
+find_spec = importlib.util.find_spec
+WHEEL = Path(__file__).parent / "wheel" / "__init__.py"
 TESTS = str(Path(__file__).resolve().parents[2])
 
 
@@ -23,10 +26,6 @@ def _torch(_: ModuleType) -> None:
 
     device.install()
     group.install()
-
-
-def _accelerators(module: ModuleType) -> None:
-    module.torch_build = lambda: "cuda 13.0"  # type: ignore[attr-defined]
 
 
 def _ceiling(module: ModuleType) -> None:
@@ -42,7 +41,6 @@ def _numbered(module: ModuleType) -> None:
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch": _torch,
-    "harness.host.accelerators": _accelerators,
     "harness.training.accelerator": _numbered,
     "harness.training.rank.ceiling": _ceiling,
 }
@@ -70,10 +68,15 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name not in AFTER:
             return None
         then = AFTER.pop(name)
-        found = importlib.util.find_spec(name)
+        found = find_spec(name)
         if found is not None and found.loader is not None:
             found.loader = _Then(found.loader, then)
         return found
 
 
+def _told(name: str, package: str | None = None) -> object:
+    return SimpleNamespace(origin=str(WHEEL)) if name == "torch" else find_spec(name, package)
+
+
 sys.meta_path.insert(0, _Finder())
+importlib.util.find_spec = _told  # type: ignore[assignment]

@@ -1,100 +1,72 @@
-"""What may stand in no record: told by the names of things, and by how tokens look.
+"""What may stand in no record: told by the last word of a name, and by how tokens look.
 
-A secret of a script is named, not written: ``--api-key '$API_KEY'`` is what the record keeps, and
-each rank puts in what its environment says.
+A script's secret is named, not written: ``--api-key {env:API_KEY}`` is what the record keeps, and
+each rank puts in what its environment says. A password without a name (``-p hunter2``) cannot be
+told from any other word.
 """
 
+import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from harness.base.errors import SpecError
 
 #: What stands in a secret's place.
 HIDDEN = "***"
-#: Words of a name that say that its value is a secret.
-_ALWAYS = re.compile(
-    r"passw(or)?d|passphrase|secret|credential|(api|access|auth|private|account|client|ssh)[-_]?key"
-    r"|(auth|access|bearer|refresh|api)[-_]?token",
-    re.I,
-)
-#: Words of a variable that do so where they stand alone: NCCL_AUTH, but not NCCL_AUTHORITY.
-_PARTS = frozenset({
-    "token", "tokens", "secret", "secrets", "pass", "pwd", "passwd", "password", "cred", "creds",
-    "auth", "key", "keys", "apikey", "pin", "license", "licence", "cookie", "bearer", "jwt", "sas",
-    "pat", "private", "signature", "login",
+#: Last words of a name whose value is a secret, whatever it looks like.
+_SURE = frozenset({
+    "password", "passwd", "passphrase", "passcode", "pwd", "psk", "pin", "secret", "credential",
+    "cred", "apikey", "jwt", "pat", "sas", "sig", "signature", "bearer", "cookie", "authorization",
 })  # fmt: skip
-#: Of an option these may also be a training's own (``--pad-token``, ``--key dim``): there the value
-#: has to look like a secret, too.
-_PERHAPS = frozenset({"token", "key", "auth", "pin", "pass", "pwd", "cred", "creds", "license"})
-_URL = re.compile(r"(\b[a-z][\w+.-]*://)([^\s/@:]*):([^\s/@]+)@", re.I)
-#: Tokens of GitHub, Hugging Face, OpenAI and alike, Slack, AWS, Google, GitLab; a JSON Web Token.
-_TOKEN = re.compile(
-    r"\b(gh[opsur]_\w{20,}|github_pat_\w{20,}|hf_\w{16,}|sk-[\w-]{16,}|xox[abprs]-[\w-]{10,}"
-    r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|glpat-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})"
+#: Those that may be a training's own (``--image-key``, ``--pad-token``): there the value decides,
+#: or the word before.
+_PERHAPS = frozenset({"token", "key", "auth", "pass", "login", "license", "user"})
+_QUALIFIED = frozenset({
+    "api", "access", "private", "account", "client", "auth", "refresh", "bearer", "ssh",
+    "encryption", "secret",
+})  # fmt: skip
+#: Values that are none under any name.
+_PLAIN = re.compile(r"(true|false|yes|no|none|null|on|off|auto|[\d.]{0,3})", re.I)
+#: What a rank puts in.
+_NAMED = re.compile(r"\{env:(\w+)\}")
+#: Secrets by their looks; the group is what is hidden.
+_LOOKS = (
+    re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*)"),
+    re.compile(r"\b(?:bearer|basic)\s+(\S{8,})", re.I),
+    re.compile(r"://[^\s/:@]*:(?!\d+(?:/|$))([^\s@]\S*)@"),
 )
-_NAMED = re.compile(r"\$(?:\{(\w+)\}|(\w+))$")
+#: Tokens of well-known services, if a long run of letters and digits follows.
+_SERVICES = re.compile(
+    r"(?<![\w-])((?:gh[opsur]_|github_pat_|hf_|sk[-_]|xox[abeprs]-|xapp-|A[KS]IA|AIza|glpat-|pypi-"
+    r"|npm_|ya29\.|eyJ)[\w./+-]*)"
+)
+_USER = re.compile(r"://([^\s/@:]+)@")
+_HOOK = re.compile(r"://\S*hook\S*?/(\w{8,}\S*)")
+#: ``name=value`` and ``name: value`` inside a word: of URLs, JSON, connection strings, headers.
+_PAIR = re.compile(
+    r"""(?<![A-Za-z0-9_])(?=([A-Za-z][\w.@\[\]-]*)["']?\s*[=:]\s*["']?(?!//)([^\s,;&"'{}]+))"""
+)
+
+
+class Secret(NamedTuple):
+    """Where in which word it stands, and what it is called."""
+
+    word: int
+    start: int
+    end: int
+    name: str
 
 
 def is_secret(variable: str, value: str) -> bool:
-    """Whether a variable of the environment may not be kept."""
-    return _names_one(variable, _PARTS) or holds_secret(value)
-
-
-def holds_secret(text: str) -> bool:
-    """Whether a password in a URL, or what looks like a token of a well-known service, is in it."""
-    return bool(_URL.search(text) or _TOKEN.search(text))
-
-
-def masked(text: str) -> str:
-    """Without passwords in URLs and tokens."""
-    return _TOKEN.sub(HIDDEN, _URL.sub(rf"\1\2:{HIDDEN}@", text))
-
-
-def masked_words(words: Sequence[str]) -> tuple[str, ...]:
-    """A command with its secrets hidden."""
-    hidden = {index: start for index, _, start in _secrets_of(words)}
-    return tuple(
-        f"{word[: hidden[i]]}{HIDDEN}" if i in hidden else masked(word)
-        for i, word in enumerate(words)
-    )
-
-
-def refuse(words: Sequence[str], run: str) -> None:
-    """SpecError if a script's command holds a secret: it would be part of the case's name.
-
-    ``run`` is the command that runs it, up to the script's own words.
-    """
-    for index, name, start in _secrets_of(words):
-        variable = re.sub(r"\W+", "_", name).strip("_").upper() or "SECRET"
-        word = f"{words[index][:start]}${variable}"
-        better = [*words[:index], f"'{word}'", *words[index + 1 :]]
-        raise SpecError(
-            f"{name or 'a word of the command'} is a secret, and the record keeps the command",
-            expected=f"its name: every rank puts in what its variable {variable} says",
-            fix=f"read -rs {variable}; export {variable}; {run} {' '.join(better)}",
-        )
-
-
-def filled(words: Sequence[str]) -> list[str]:
-    """A command with what its secret options name: ``--api-key '$API_KEY'``.
-
-    SpecError where the environment lacks a variable.
-    """
-    out = list(words)
-    for name, index, start in _options(words):
-        named = _NAMED.fullmatch(words[index][start:])
-        if named is None or not _names_one(name, _PERHAPS):
-            continue
-        variable = named[1] or named[2]
-        if variable not in os.environ:
-            raise SpecError(
-                f"{name}: there is no variable {variable} where its ranks run",
-                expected=f"{variable} in the environment that starts them",
-                fix=f"export {variable}=...",
-            )
-        out[index] = words[index][:start] + os.environ[variable]
-    return out
+    """Whether a variable of the environment may not be kept: there a name alone is enough."""
+    last = next(reversed(_parts(variable)), "")
+    named = last in _SURE | _PERHAPS or last.endswith(("token", "password", "apikey"))
+    if named and value.lower() not in ("0", "1", "true", "false"):
+        return True
+    return bool(list(_secrets_of(_words_of(value))))
 
 
 def kept(environment: Mapping[str, str]) -> dict[str, str]:
@@ -102,46 +74,147 @@ def kept(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not is_secret(name, value)}
 
 
-def _names_one(name: str, parts: frozenset[str]) -> bool:
-    return bool(_ALWAYS.search(name)) or not parts.isdisjoint(re.split(r"[-_.]", name.lower()))
+def masked(text: str) -> str:
+    """Without what looks like a secret."""
+    return masked_words([text])[0]
 
 
-def _secrets_of(words: Sequence[str]) -> Iterator[tuple[int, str, int]]:
-    """(index of the word, what it is called, where the secret begins in it) of every secret."""
-    seen = set()
-    for name, index, start in _options(words):
-        value = words[index][start:]
-        if not value or _NAMED.fullmatch(value):
-            continue
-        surely = bool(_ALWAYS.search(name))
-        if surely or (_names_one(name, _PERHAPS) and _looks_random(value)):
-            seen.add(index)
-            yield index, name, start
-    for index, word in enumerate(words):
-        if index not in seen and holds_secret(word):
-            name, equals, _ = word.partition("=")
-            yield (index, name, len(name) + 1) if equals and name[:1] == "-" else (index, "", 0)
+def masked_words(words: Sequence[str]) -> tuple[str, ...]:
+    """A command with its secrets hidden."""
+    return tuple(_replaced(words, lambda secret: HIDDEN))
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """(name, index of the word with its value, where in it the value begins) of every option.
+def refuse(words: Sequence[str], run: str) -> None:
+    """SpecError if a script's command holds a secret: it would be part of the case's name.
 
-    Options are ``--name=value``, ``--name value``, ``name=value`` and ``+name=value``.
+    ``run`` is the command that runs it, up to the script's own words.
     """
+    every = list(_secrets_of(words))
+    if not every:
+        return
+    better = shlex.join(_replaced(words, lambda secret: f"{{env:{_variable(secret)}}}"))
+    variables = list(dict.fromkeys(map(_variable, every)))
+    raise SpecError(
+        f"{every[0].name or 'a word of the command'} is a secret, and the record keeps the command",
+        expected="its name: every rank puts in what its environment says",
+        fix=f"read -rs {' '.join(variables)}; export {' '.join(variables)}; {run} {better}",
+    )
+
+
+def filled(words: Sequence[str]) -> list[str]:
+    """A command with what it names, ``{env:API_KEY}``; SpecError where a variable is missing."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise SpecError(
+                f"{match[0]}: there is no such variable where the ranks run",
+                expected=f"{match[1]} in the environment that starts them",
+                fix=f"export {match[1]}=...",
+            )
+        return os.environ[match[1]]
+
+    return [_NAMED.sub(value, word) for word in words]
+
+
+def _variable(secret: Secret) -> str:
+    return re.sub(r"\W+", "_", secret.name).strip("_").upper() or "SECRET"
+
+
+def _replaced(words: Sequence[str], by: Callable[[Secret], str]) -> list[str]:
+    """The words with every secret replaced, the last one of a word first."""
+    out = list(words)
+    for secret in sorted(_secrets_of(words), reverse=True):
+        word = out[secret.word]
+        out[secret.word] = word[: secret.start] + by(secret) + word[secret.end :]
+    return out
+
+
+def _words_of(value: str) -> list[str]:
+    """A variable may hold a command."""
+    try:
+        return shlex.split(value) if re.search(r"(^|\s)--[A-Za-z]", value) else [value]
+    except ValueError:
+        return [value]
+
+
+def _secrets_of(words: Sequence[str]) -> Iterator[Secret]:
+    """Every secret of a command; of those that overlap the first."""
+    every = sorted(itertools.chain(_of_options(words), _of_looks(words)))
+    word, end = -1, 0
+    for secret in every:
+        if secret.word != word or secret.start >= end:
+            word, end = secret.word, secret.end
+            if not _NAMED.fullmatch(words[secret.word][secret.start : secret.end]):
+                yield secret
+
+
+def _of_options(words: Sequence[str]) -> Iterator[Secret]:
+    """Values of ``--name value``, and of ``--name value value`` where the name is sure."""
     for index, word in enumerate(words):
-        name, equals, _ = word.partition("=")
-        if equals and re.fullmatch(r"[-+~]*[\w.-]+", name):
-            yield name.lstrip("-+~"), index, len(name) + 1
-        elif re.fullmatch(r"--?[A-Za-z][\w.-]*", word) and index + 1 < len(words):
-            if not words[index + 1].startswith("--"):
-                yield word.lstrip("-"), index + 1, 0
+        name = word.lstrip("-")
+        if word == name or not re.fullmatch(r"[A-Za-z][\w.-]*", name):
+            continue
+        for offset, value in enumerate(words[index + 1 :]):
+            if value.startswith("-") and (offset or len(words) > index + 2):
+                break
+            if offset and not _is_named(name, "any value at all"):
+                break
+            if _is_named(name, value):
+                yield Secret(index + 1 + offset, 0, len(value), name)
+
+
+def _of_looks(words: Sequence[str]) -> Iterator[Secret]:
+    """What shows by itself, whatever the option: pairs inside a word, URLs, tokens, keys."""
+    for index, word in enumerate(words):
+        for match in itertools.chain(*(pattern.finditer(word) for pattern in _LOOKS)):
+            yield Secret(index, *match.span(1), "")
+        for match in _SERVICES.finditer(word):
+            if any(_is_token(run) for run in re.split(r"[-_./+]", match[1])):
+                yield Secret(index, *match.span(1), "")
+        for pattern in (_USER, _HOOK):
+            for match in pattern.finditer(word):
+                if _looks_random(match[1]) or _is_hex(match[1]):
+                    yield Secret(index, *match.span(1), "")
+        for match in _PAIR.finditer(word):
+            if _is_named(match[1], match[2]):
+                yield Secret(index, *match.span(2), match[1])
+
+
+def _is_named(name: str, value: str) -> bool:
+    """Whether a name says that its value is a secret: its last word, and the one before."""
+    parts = _parts(name)
+    if not parts or _PLAIN.fullmatch(value) or _NAMED.fullmatch(value):
+        return False
+    last = parts[-1]
+    if last in _SURE or (last in ("key", "token") and {*parts[-2:-1]} & _QUALIFIED):
+        return True
+    if last not in _PERHAPS:
+        return False
+    pair = last in ("auth", "login", "user") and re.fullmatch(r"[^\s:/]+:[^\s:/]{4,}", value)
+    return bool(pair) or _looks_random(value) or _is_hex(value)
+
+
+def _parts(name: str) -> list[str]:
+    """The words of a name, each in its singular: ``hfToken`` and ``--api-keys`` alike."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    parts = [part for part in re.split(r"[^a-z0-9]+", apart.lower()) if part]
+    return [p[:-1] if p.endswith("s") and p[:-1] in _SURE | _PERHAPS else p for p in parts]
 
 
 def _looks_random(value: str) -> bool:
-    """Long, and of letters and digits mixed: no number, no word, no path, no file."""
-    return (
-        re.fullmatch(r"[\w+=~-]{8,}", value) is not None
-        and any(c.isdigit() for c in value)
-        and any(c.isalpha() for c in value)
-        and not re.fullmatch(r"[\deE+-]+", value)
-    )
+    """Whether a run of letters and digits changes between lower, upper and digit often."""
+    for run in re.findall(r"[A-Za-z0-9]{8,}", value):
+        kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in run]
+        changes = sum(a != b for a, b in itertools.pairwise(kinds))
+        if changes >= 3 and changes >= len(run) / 8 and not re.fullmatch(r"0x[0-9a-f]+", run):
+            return True
+    return False
+
+
+def _is_token(run: str) -> bool:
+    """Whether a run behind a service's prefix is no word of a name."""
+    return len(run) >= 16 and any(c.isdigit() or c.isupper() for c in run)
+
+
+def _is_hex(value: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}", value) is not None

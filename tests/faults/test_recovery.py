@@ -215,3 +215,10 @@ def test_what_no_checkpoint_holds_is_skipped_by_name_before_any_launch(
     assert tried and all(name.startswith("ddp/") for name in tried)
     told = capsys.readouterr().out
     assert "SKIP pipeline/mlp-nano" in told and "SKIP zero1/mlp-nano" in told
+
+
+def test_a_hang_is_noticed_by_how_long_saving_took_not_by_how_long_it_may() -> None:
+    """On a perfect machine 350m's hang took 29.6 s of a claim of 30 s, by an allowance alone."""
+    allowed, measured = deadlines(350_000_000), deadlines(350_000_000, 2.0)
+    assert allowed.collective_s > 25 and measured.collective_s == pytest.approx(13.0)
+    assert deadlines(350_000_000, 900.0) == allowed, "never longer than without"

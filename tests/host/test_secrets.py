@@ -18,8 +18,8 @@ WORD = "h4Xx81kkQz93"
     [
         ("SCALEPROOF_PASSWD", "x"), ("TORCH_HUB_CREDENTIALS", "x"), ("NCCL_AUTH", "x"),
         ("CUDA_PIN", "1234"), ("MKL_LICENSE", "x"), ("SCALEPROOF_TOKEN", "7"),
-        ("TORCH_API_KEY", "x"), ("GLOO_PWD", "x"), ("NCCL_PASS", "x"), ("torch_bearer", "x"),
-        ("GLOO_RENDEZVOUS", "https://me:hunter2@host/x"), ("TORCH_HOME", "hf_" + 20 * "a"),
+        ("TORCH_API_KEY", "x"), ("GLOO_PWD", "x"), ("NCCL_PASS", "x"), ("torch_bearer", "xy"),
+        ("GLOO_RENDEZVOUS", "https://me:hunter2@host/x"), ("TORCH_HOME", "hf_" + 10 * "aB3"),
     ],
 )  # fmt: skip
 def test_secret_variables(name: str, value: str) -> None:
@@ -39,22 +39,43 @@ def test_other_variables(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "secret"),
     [
-        [f"--api-key={WORD}"], ["--api_key", "x"], ["--password", "x"], ["--hf-token", WORD],
-        [f"--wandb.key={WORD}"], [f"wandb.api_key={WORD}"], [f"+logger.api_key={WORD}"],
-        ["--data", "s3://me:pw@host/b"], ["sk-" + 24 * "a1"], ["--x", "ghp_" + 30 * "b"],
-        [f"--auth-token={WORD}"], ["--client-secret", "x"], ["--db=postgres://u:p@h/d"],
+        ([f"--api-key={WORD}"], WORD), (["--api_key", "xyzw"], "xyzw"), (["--password", "hunter"], "hunter"),
+        (["--hf-token", WORD], WORD), ([f"--wandb.key={WORD}"], WORD), ([f"wandb.api_key={WORD}"], WORD),
+        ([f"+logger.api_key={WORD}"], WORD), (["--data", "s3://me:pw1@host/b"], "pw1"),
+        (["sk-" + 12 * "a1"], 12 * "a1"), (["--x", "ghp_" + 18 * "b7"], 18 * "b7"),
+        ([f"--auth-token={WORD}"], WORD), (["--client-secret", "xyzw"], "xyzw"),
+        (["--db=postgres://u:pwd7@h/d"], "pwd7"), (["--passwords", "abcd", "efgh"], "efgh"),
+        (["--config", '{"lr":0.1,"api_key":"q1w2e3r4t5"}'], "q1w2e3r4t5"),
+        (["--header", f"Authorization: Bearer {WORD}"], WORD), ([f"--hfToken={WORD}"], WORD),
+        (["--set=wandb.api_key=aaa111bbb222"], "aaa111bbb222"), (["--jwt", "abcdef"], "abcdef"),
+        (["--data", "https://a.blob.core.windows.net/c?sv=1&sig=aB3%2Fq9Zx7"], "aB3%2Fq9Zx7"),
+        (["--ssh", "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz"], "b3BlbnNz"),
+        (["--wandb-key=0123456789abcdef0123456789abcdef01234567"], "0123456789abcdef"),
     ],
 )  # fmt: skip
-def test_a_command_with_a_secret_is_refused_and_masked(words: list[str]) -> None:
+def test_a_command_with_a_secret_is_refused_and_masked(words: list[str], secret: str) -> None:
     with pytest.raises(SpecError, match="is a secret") as refused:
         parse(["train.py", *words])
-    secret = words[-1].rpartition("=")[2] if "=" in words[-1] else words[-1]
-    said = shlex.split(refused.value.fix)
-    assert "$" in said[-1] and not any(word in (secret, words[-1]) for word in said)
-    assert len(secret) == 1 or secret not in str(refused.value)
-    assert not {secret, words[-1]} & {*secrets.masked_words(["train.py", *words])}
+    assert secret not in str(refused.value) and "{env:" in refused.value.fix
+    assert secret not in " ".join(secrets.masked_words(["train.py", *words]))
+
+
+def test_what_an_error_advises_is_accepted_and_gives_the_command_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every secret of the command, wherever in a word it stands."""
+    words = ["train.py", "--api-key", WORD, "--repo=https://u:p1@h/x", "--password", "hunter2"]
+    with pytest.raises(SpecError) as refused:
+        parse(words)
+    _, _, command = refused.value.fix.partition(" -- ")
+    advised = shlex.split(command)
+    assert not {WORD, "hunter2"} & set(advised)
+    parse(advised)
+    for name, value in (("API_KEY", WORD), ("SECRET", "p1"), ("PASSWORD", "hunter2")):
+        monkeypatch.setenv(name, value)
+    assert secrets.filled(advised) == words
 
 
 @pytest.mark.parametrize(
@@ -63,8 +84,12 @@ def test_a_command_with_a_secret_is_refused_and_masked(words: list[str]) -> None
         ["--max-tokens", "100000"], ["--num-key-value-heads", "8"], ["--tokenizer=gpt2"],
         ["--pad-token", "<pad>"], ["--key", "dim"], ["--eos_token", "</s>"], ["--keys", "a", "b"],
         ["--pass", "forward"], ["--checkpoint", "/data/token1/last.pt"], ["--lr", "3e-4"],
-        ["--url", "http://host:8080/path"], ["--tokens=1e9"], ["--signature", "v2"],
-        ["--api-key", "$API_KEY"], ["--api-key=${API_KEY}"], ["--private"], ["--seed", "12345678"],
+        ["--url", "http://host:8080/path"], ["--tokens=1e9"], ["--use_auth_token=True"],
+        ["--api-key", "{env:API_KEY}"], ["--api-key={env:API_KEY}"], ["--private"],
+        ["--seed", "12345678"], ["--image-key", "image_256x256"], ["--special-token", "extra_id_0"],
+        ["--model", "sk-learn-resnet50-baseline-v1"], ["--tok", "hf_tokenizer_llama3_8b_v2"],
+        ["--api-key-file", "/run/secrets/key"], ["--private-key-path", "/home/me/.ssh/id"],
+        ["--commit", "0123456789abcdef0123456789abcdef01234567"], ["--token-dataset", "fineweb10B"],
     ],
 )  # fmt: skip
 def test_a_training_s_own_words_are_none(words: list[str]) -> None:
@@ -72,14 +97,8 @@ def test_a_training_s_own_words_are_none(words: list[str]) -> None:
     assert secrets.masked_words(words) == tuple(words)
 
 
-def test_a_secret_that_is_named_is_put_in_where_the_rank_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("API_KEY", WORD)
-    words = ["--api-key", "$API_KEY", "--auth-token=${API_KEY}", "--name", "$API_KEY"]
-    assert secrets.filled(words) == [
-        "--api-key", WORD, f"--auth-token={WORD}", "--name", "$API_KEY",
-    ]  # fmt: skip
-    monkeypatch.delenv("API_KEY")
-    with pytest.raises(SpecError, match="no variable API_KEY"):
-        secrets.filled(words)
+def test_what_is_named_and_not_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("API_KEY", raising=False)
+    with pytest.raises(SpecError, match="no such variable") as missing:
+        secrets.filled(["--api-key", "{env:API_KEY}"])
+    assert missing.value.fix == "export API_KEY=..."

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.base.errors import SpecError
-from harness.spec import Catalogue, Device, Site
+from harness.spec import Attention, Catalogue, Device, Precision, Site
 
+KNOWN = Catalogue()
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 
@@ -38,3 +40,28 @@ def test_a_setting_is_part_of_a_case_and_its_default_is_not() -> None:
     asked = SITE.case("ddp/decoder-nano", attention="flash", checkpoint=True, checkpoint_every=2)
     assert asked.extras == "+checkpoint=True+checkpoint_every=2+attention=flash"
     assert "attention" not in plain.series and plain.hash != asked.hash
+
+
+@pytest.mark.parametrize("attention", ["flash", "cudnn"])
+def test_16_bit_kernels_of_gpus_are_refused_in_fp32(attention: str) -> None:
+    """They raise "No available kernel" there, which would be an ERROR of a healthy training."""
+    site = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
+    case = site.case("single/decoder-nano", attention=Attention(attention))
+    with pytest.raises(SpecError, match="in 16 bits on GPUs") as refused:
+        KNOWN.normalise(case)
+    assert "--set precision=autocast" in str(refused.value)
+    KNOWN.normalise(replace(case, precision=Precision.AUTOCAST))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fsdp", "pipeline", "tensor_parallel", "context_parallel", "expert_parallel"],
+)
+def test_what_gloo_would_corrupt_on_a_shared_gpu_is_refused(name: str) -> None:
+    """It takes device pointers of these collectives for the host's."""
+    site = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
+    model = "moe-nano" if name == "expert_parallel" else "decoder-nano"
+    with pytest.raises(SpecError, match="with --shared-gpu: gloo cannot carry"):
+        KNOWN.normalise(site.case(f"{name}/{model}"))
+    KNOWN.normalise(site.case("ddp/decoder-nano"))
+    KNOWN.normalise(replace(site.case(f"{name}/{model}"), world_size=1, nodes=(1,)))

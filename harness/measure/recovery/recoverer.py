@@ -31,9 +31,13 @@ STEP_S, COLLECTIVE_S, WRITTEN_A_SECOND = 10.0, 8.0, 0.3e9
 RESTARTS = 3
 
 
-def deadlines(num_params: int) -> Deadlines:
-    """How long ranks may be silent."""
+def deadlines(num_params: int, stall_s: float | None = None) -> Deadlines:
+    """How long ranks may be silent. ``stall_s`` is how long saving took, where that was measured:
+    a hang is then noticed as soon as no save explains it.
+    """
     write_s = 16 * num_params / WRITTEN_A_SECOND
+    if stall_s is not None:
+        write_s = min(write_s, 2 * stall_s + 1)
     return Deadlines(step_s=STEP_S + write_s, collective_s=COLLECTIVE_S + write_s)
 
 
@@ -84,7 +88,8 @@ class Recoverer:
             steps=STEPS, folder=str(place), save_after=SAVE_AFTER, asynchronous=course.asynchronous,
             fault=course.fault, rank=rank, fault_step=BREAK_BEFORE,
         )  # fmt: skip
-        ended, out = self._bench.train(case, self._run.folder, task, self._limits(case))
+        limits = self._limits(case, whole.stall_s)
+        ended, out = self._bench.train(case, self._run.folder, task, limits)
         blamed, struck_at = self._broken(ended, out, case, task)
         resumed = msgspec.structs.replace(task, resume=True, save_after=0, fault=Fault.NONE)
         began_at = time.time()
@@ -107,7 +112,7 @@ class Recoverer:
             world_before=case.world_size, world=into.world_size, start_s=start_s,
             detect_s=ended.noticed_at - struck_at, stop_s=began_at - ended.noticed_at,
             group_s=group_s, load_s=load_s, step_s=other_s, equal=equal, import_s=import_s,
-            timeout_s=timeout_s(course.fault, self._limits(case)), asynchronous=course.asynchronous,
+            timeout_s=timeout_s(course.fault, limits), asynchronous=course.asynchronous,
             stall_s=whole.stall_s, save_s=whole.save_s, bytes=whole.bytes,
         )  # fmt: skip
 
@@ -121,9 +126,9 @@ class Recoverer:
             self._whole[key] = self._read(ended, out, case)[0]
         return self._whole[key]
 
-    def _limits(self, case: CaseSpec) -> Deadlines:
+    def _limits(self, case: CaseSpec, stall_s: float | None = None) -> Deadlines:
         facts = self._run.described[case.hash].facts
-        return deadlines(0 if facts is None else facts.num_params)
+        return deadlines(0 if facts is None else facts.num_params, stall_s)
 
     def _empty_place(self) -> Path:
         place = (self._run.folder / "checkpoint").resolve()

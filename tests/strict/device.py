@@ -178,19 +178,34 @@ def _refuse(name: str, other: torch.Tensor) -> None:
     )
 
 
-def _check(name: str, args: Any, tensors: list[torch.Tensor]) -> None:
+#: Operators without torch's tag that take a single value of the host, as CUDA's do.
+SINGLE = {
+    "aten::masked_fill", "aten::masked_fill_", "aten::index_fill", "aten::index_fill_",
+    "aten::fill_", "aten::fill", "aten::_foreach_mul_", "aten::_foreach_mul", "aten::_foreach_add_",
+    "aten::_fused_adamw_", "aten::_fused_adam_", "aten::_fused_sgd_", "aten::clamp", "aten::clamp_",
+    "aten::lerp", "aten::lerp_", "aten::where", "aten::scatter", "aten::scatter_",
+    "aten::_amp_foreach_non_finite_check_and_unscale_",
+}  # fmt: skip
+
+
+def _check(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
     """RuntimeError for what CUDA would not compute either."""
+    name = func._schema.name
     if name in ACROSS:
         return
-    first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    first = args[0] if args else None
     if name in INDEXED:
         values = [x for x in args[2:] if isinstance(x, torch.Tensor) and x.dim()]
-        for x in [first, *values] if first is not None else values:
+        for x in [first, *values] if isinstance(first, torch.Tensor) else values:
             if not isinstance(x, Strict):
                 _refuse(name, x)
         return
-    for x in tensors:
-        if not isinstance(x, Strict) and (x.dim() or (x is first and name.endswith("_"))):
+    # What is written to: in place, a list of them, or out=.
+    written = tree_flatten((first if name.endswith("_") else None, kwargs.get("out")))[0]
+    mask = args[1] if name.startswith("aten::masked_fill") and len(args) > 1 else None
+    pointwise = torch.Tag.pointwise in func.tags or name in SINGLE
+    for x in (x for x in tensors if not isinstance(x, Strict)):
+        if x.dim() or x is mask or any(x is w for w in written) or not pointwise:
             _refuse(name, x)
 
 
@@ -240,7 +255,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     special = SPECIAL.get(name)
     tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
     if any(isinstance(x, Strict) for x in tensors):
-        _check(name, args, tensors)
+        _check(func, args, kwargs, tensors)
         kwargs = _random(func, kwargs)
     wanted = kwargs.get("device")
     leaves = wanted is not None and torch.device(wanted).type != NAME
@@ -367,8 +382,11 @@ def _factories() -> Iterator[tuple[str, Any]]:
 class Event:
     """A mark in a queue that is always empty: refuses to be read before it was recorded."""
 
-    def __init__(self, device: Any = None, *_: Any, **__: Any) -> None:
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, **_: Any) -> None:
+        if device is not None and torch.device(device).type != NAME:
+            raise RuntimeError(f"Backend {torch.device(device).type} doesn't support events")
         self.at: float | None = None
+        self.timed = enable_timing
 
     def record(self, stream: Any = None) -> None:
         self.at = time.perf_counter()
@@ -383,6 +401,8 @@ class Event:
         return None
 
     def elapsed_time(self, other: Event) -> float:
+        if not (self.timed and other.timed):
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
         if self.at is None or other.at is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         return 1e3 * (other.at - self.at)

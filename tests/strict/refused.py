@@ -26,9 +26,16 @@ REFUSED: dict[str, Callable[[], object]] = {
     "numpy by protocol": lambda: __import__("numpy").asarray(here),
     "a generator of the host": lambda: torch.rand(2, device=HERE, generator=torch.Generator()),
     "the same in place": lambda: here.clone().normal_(generator=torch.Generator()),
-    "an event that was not recorded": lambda: torch.Event(device=HERE).elapsed_time(
-        torch.Event(device=HERE)
+    "an event that was not recorded": lambda: _event(True).elapsed_time(_event(True)),
+    "an event without timing": lambda: _recorded(False).elapsed_time(_recorded(False)),
+    "an event of the host": lambda: torch.Event(device="cpu"),
+    "a stack of two devices": lambda: torch.stack([torch.tensor(0.0), here[0]]),
+    "index_select by a single host index": lambda: here.index_select(0, torch.tensor(1)),
+    "an embedding of one host id": lambda: functional.embedding(
+        torch.tensor(1), torch.ones(4, 2, device=HERE)
     ),
+    "a single host mask": lambda: here.masked_fill(torch.tensor(True), 0.0),
+    "a sum into the host": lambda: torch.add(here[0], here[1], out=torch.tensor(0.0)),
     "fp32 in flash attention": lambda: _attention(torch.float32),
     "another device": lambda: torch.accelerator.set_device_index(torch.device("strict", 1)),
     "host tensors in a collective": lambda: dist.all_reduce(there),
@@ -44,6 +51,8 @@ PASSED: dict[str, Callable[[], object]] = {
     "a collective": lambda: dist.all_reduce(here.clone()),
     "python objects": lambda: dist.all_gather_object([None], {"a": 1}),
     "autocast": lambda: _autocast(),
+    "a single value that fills": lambda: here.masked_fill(here > 0, torch.tensor(1.0)),
+    "events that were recorded": lambda: _recorded(True).elapsed_time(_recorded(True)),
     "gradients": lambda: (here.clone().requires_grad_() * 2).sum().backward(),
 }  # fmt: skip
 
@@ -52,6 +61,16 @@ def _attention(dtype: torch.dtype) -> object:
     torch.backends.cuda.enable_math_sdp(False)
     x = torch.ones(1, 1, 4, 8, device=HERE, dtype=dtype)
     return functional.scaled_dot_product_attention(x, x, x)
+
+
+def _event(timing: bool) -> torch.Event:
+    return torch.Event(device=HERE, enable_timing=timing)
+
+
+def _recorded(timing: bool) -> torch.Event:
+    made = _event(timing)
+    made.record()
+    return made
 
 
 def _autocast() -> None:

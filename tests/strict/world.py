@@ -60,9 +60,11 @@ class Worlds:
     ) -> None:
         self.known, self.folder = known or Catalogue(), folder
         here = environment(folder / "library", num_gpus)
-        first = [here["PYTHONPATH"], *([str(package)] if package else [])]
         env = {**here, **importable()}
-        env["PYTHONPATH"] = os.pathsep.join([*first, env.get("PYTHONPATH", "")])
+        copy = [str(package)] if package else []
+        env["PYTHONPATH"] = os.pathsep.join([here["PYTHONPATH"], *copy, env.get("PYTHONPATH", "")])
+        # Without it the folder that the tests stand in comes before every other.
+        env["PYTHONSAFEPATH"] = "1"
         command = Command(
             nodes=(0,), argv=(sys.executable, "-m", "harness.training.agent.agent"), env=env
         )

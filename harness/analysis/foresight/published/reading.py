@@ -50,9 +50,7 @@ PROVENANCE = (
     "suggested_split", "family", "calibrate_on", "schedule", "model", "mode", "scaling",
 )  # fmt: skip
 #: Words of a strategy that a size of the shape follows: a zero of ``ZeRO-3`` is none.
-_DIMENSIONS = (
-    "fsdp", "hsdp", "ddp", "dp", "tp", "pp", "cp", "sp", "ep", "etp", "vp", "vpp", "mp", "sdp",
-)  # fmt: skip
+_DIMENSIONS = r"[fh]?sdp|d?dp|e?tp|v?pp|[cesvm]p"
 _KNOWN = {name for names in NUMBERS.values() for name in names} | {*CONFIGURATION, *PROVENANCE}
 
 
@@ -212,7 +210,7 @@ def _configuration(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def _unsized(strategy: str) -> str:
     """Without the sizes of dimensions, which follow their names."""
-    return re.sub(rf"\b({'|'.join(_DIMENSIONS)})[-_ =:]?\d+\b", r"\1", strategy)
+    return re.sub(rf"\b({_DIMENSIONS})[-_ =:]?\d+\b", r"\1", strategy)
 
 
 #: GB/s of one GPU in its node and to the network, where a table doesn't say: data sheets, and the

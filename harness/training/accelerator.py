@@ -90,20 +90,22 @@ class Accelerator:
         """The same bits in every launch, where the device's libraries can; before its first use."""
         if self.present:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            self._attend(repeatable=True)
+            self._choose_kernels(deterministic=True)
 
     def usual(self) -> None:
         """As trainings are timed: the fastest kernels again, after ``repeatable``."""
         if self.present:
-            self._attend(repeatable=False)
+            self._choose_kernels(deterministic=False)
 
-    def _attend(self, *, repeatable: bool) -> None:
-        """Of attention's kernels the backward passes of all but the products differ by their bits
-        from launch to launch; cuDNN's says nothing of it where torch only warns.
+    def _choose_kernels(self, *, deterministic: bool) -> None:
+        """Ask for deterministic kernels, or for the fastest.
+
+        The gradients of fused attention kernels may differ in their bits from launch to launch;
+        of cuDNN's torch does not even warn.
         """
-        torch.use_deterministic_algorithms(repeatable, warn_only=True)
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
         for kernel in ("flash", "mem_efficient", "cudnn"):
-            getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(not repeatable)
+            getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(not deterministic)
 
     @property
     def name(self) -> str:

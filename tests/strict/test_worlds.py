@@ -57,15 +57,17 @@ def some(values: list[str], kept: tuple[str, ...]) -> list[Any]:
 
 @pytest.mark.parametrize(
     "strategy",
-    some(STRATEGIES, ("single", "ddp", "fsdp", "fsdp1", "pipeline", "tensor_parallel", "zero1",
-                      "context_parallel", "expert_parallel", "local_sgd")),
+    some(STRATEGIES, ("ddp", "fsdp", "pipeline", "tensor_parallel", "context_parallel",
+                      "expert_parallel", "local_sgd")),
 )  # fmt: skip
 def test_every_strategy_trains_right(worlds: Worlds, strategy: str) -> None:
     name, ranks = named(strategy)
     assert worlds.launch(worlds.case(name, ranks), gate).wrong == []
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", some(STRATEGIES, ("single", "ddp", "fsdp", "zero1", "parameter_server"))
+)
 def test_every_strategy_is_timed(worlds: Worlds, strategy: str) -> None:
     """A figure comes out, the device's own peak of memory, and what really ran."""
     name, ranks = named(strategy)
@@ -75,7 +77,7 @@ def test_every_strategy_is_timed(worlds: Worlds, strategy: str) -> None:
     assert all(r.ran is not None for r in left.ranks)
 
 
-@pytest.mark.parametrize("codec", some(CODECS, ("topk", "powersgd", "qsgd", "int8", "countsketch")))
+@pytest.mark.parametrize("codec", some(CODECS, ("topk", "powersgd", "countsketch")))
 def test_every_codec_trains_right(worlds: Worlds, codec: str) -> None:
     assert worlds.launch(worlds.case(f"compressed:{codec}/mlp-nano"), gate).wrong == []
 

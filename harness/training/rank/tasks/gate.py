@@ -119,10 +119,11 @@ def run_gate(
     if case.clip:  # so that gradients are clipped in every step
         case = replace(case, clip=min(case.clip, CLIPPED))
     for optimizer in dict.fromkeys((Optimizer.SGD, Optimizer.ADAMW, case.optimizer)):
-        # How it steps is the case's own optimizer's: torch has no fused SGD of DTensors.
-        stepping = case.stepping if optimizer is case.optimizer else Stepping.USUAL
+        # Only its own optimizer steps as the case asks: torch has no fused SGD of DTensors.
+        as_timed = optimizer is case.optimizer
+        stepping = case.stepping if as_timed else Stepping.USUAL
         twin = replace(case, optimizer=optimizer, stepping=stepping)
-        more, traffic, trainer = _train(loaded, twin, context(twin), beat)
+        more, traffic, trainer = _train(loaded, twin, context(twin), beat, watch=as_timed)
         checks += more
         if optimizer is Optimizer.SGD:
             checks += counted.checks(loaded, twin, context(twin), traffic)
@@ -166,8 +167,9 @@ def forward_only(
 
 
 def _train(
-    loaded: Loaded, case: CaseSpec, ctx: RankContext, beat: Callable[[], None]
+    loaded: Loaded, case: CaseSpec, ctx: RankContext, beat: Callable[[], None], *, watch: bool
 ) -> tuple[list[Check], Seen, Trainer]:
+    """``watch``: one more step shows whether the case's settings took effect."""
     supports = loaded.supports
     name, checks = case.optimizer, []
     watched: list[nn.Module] = []
@@ -222,7 +224,7 @@ def _train(
         checks += handed.sampling(drawn, ctx, sampler.epoch)
         checks += _dtype(trainer, case)
     seen = counter.seen  # of training, not of the step that is watched now
-    if name is Optimizer.SGD and took_effect.asked(case):
+    if watch and took_effect.asked(case):
         checks += took_effect.checks(watched[0], trainer, own_batch(loaded, ctx, ids), ctx)
     return checks, seen, trainer
 

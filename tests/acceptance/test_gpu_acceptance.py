@@ -22,7 +22,7 @@ def rehearsed(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "steps",
     [
-        ["first", "nccl"],
+        pytest.param(["first", "nccl"], marks=pytest.mark.full),
         pytest.param(["facts", "gates", "truth"], marks=pytest.mark.full),
         pytest.param(["repeatable", "memory", "profile", "suite"], marks=pytest.mark.full),
     ],
@@ -43,6 +43,7 @@ def test_a_rehearsal_passes_and_says_what_it_could_not_check(
         assert {name.split("/")[0] for name in tar.getnames()} == set(steps)
 
 
+@pytest.mark.full
 def test_what_does_not_fit_the_budget_is_named_and_gone_on_with(tmp_path: Path) -> None:
     done = rehearsed(tmp_path, "--only", "facts", "nccl", "--budget", "45")
     assert done.returncode == 10 and "no time was left for nccl" in done.stdout, done.stdout

@@ -55,11 +55,10 @@ def tracked(name: str, fields: dict[str, Any]) -> tuple[int, int]:
     [
         ("single/decoder-nano", {}),
         ("single/mlp-8192", {"precision": "autocast"}),
-        ("single/decoder-124m", {"precision": "autocast"}),
         *[
             pytest.param(f"single/decoder-{size}", fields, marks=pytest.mark.full)
             for size, fields in (
-                ("tiny", {}), ("mini", {}), ("base", {}), ("124m", {}), ("175m", {}),
+                ("124m", {"precision": "autocast"}), ("tiny", {}), ("mini", {}), ("base", {}), ("124m", {}), ("175m", {}),
                 ("175m", {"precision": "autocast", "micro_batch": 64}), ("350m", {}),
                 ("350m", {"precision": "autocast", "micro_batch": 8, "seq_len": 2048}),
                 ("1b3", {"precision": "autocast", "checkpoint": True}),

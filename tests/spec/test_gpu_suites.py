@@ -125,10 +125,8 @@ CARDS = (
 )
 
 
-@pytest.mark.parametrize(
-    "on",
-    [on if on in CARDS[:2] else pytest.param(on, marks=pytest.mark.full) for on in CARDS],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("on", CARDS)
 def test_every_default_fits_its_card_and_every_twin_is_accepted(recipes: Any, on: str) -> None:
     """`plan --on` showed a pipeline of which no rung fitted, and a gate that refused its twin."""
     machine, nodes = hardware.parse(on).machine, hardware.parse(on).nodes

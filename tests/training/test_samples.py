@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.spec import Batching, Dim, Mesh
 from harness.training.data import Sampler
@@ -58,3 +59,12 @@ def test_ragged_samples_count_alike_wherever_they_are() -> None:
     assert loss(ids) == pytest.approx(parts, rel=1e-6)
     alone = [loss(ids[i : i + 1]) for i in range(len(ids))]
     assert loss(ids) == pytest.approx(sum(alone) / len(alone), rel=1e-6)
+
+
+def test_a_count_without_data_leaves_nothing_behind() -> None:
+    """A process may count a training on fake tensors and then train: of a size used nowhere else."""
+    size = {**decoder.SIZES["nano"], "seq": 24}
+    inputs, _ = decoder.batch(torch.arange(2), size)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        decoder.build(size)(inputs)
+    assert decoder.build(size)(inputs).isfinite().all()

@@ -52,7 +52,9 @@ def _rotary(seq: int, dim: int, device: torch.device, dtype: torch.dtype) -> tup
 
 def _rotate(x: Tensor, positions: Tensor | None, length: int) -> Tensor:
     """Rotary position embedding of (B, heads, S, dim), halves paired as in Llama."""
-    cos, sin = _rotary(length or x.shape[2], x.shape[3], x.device, x.dtype)
+    # A fake tensor's table has no values: kept for later, it would break the next real training.
+    table = _rotary if type(x) is Tensor else _rotary.__wrapped__
+    cos, sin = table(length or x.shape[2], x.shape[3], x.device, x.dtype)
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     a, b = x.chunk(2, -1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analysis import rungs
-from harness.host import machine
+from harness.host.devices import peaks
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, Purpose
 from harness.spec import Arm, CaseSpec, Device, Plan, Role, Window
@@ -99,7 +99,7 @@ class Costs:
         flops = answer.facts.flops_per_sample * answer.expected.global_batch / case.world_size
         rate = CORE_FLOPS * case.devices_per_rank
         if case.device is Device.CUDA:
-            rate = PEAK_SHARE * (machine.peak_flops(self._machine.gpu or "", case.dtype) or 2e14)
+            rate = PEAK_SHARE * peaks(self._machine.gpu).get(case.dtype, 2e14)
         link = LINK_SHARE * self._link_bytes
         talking_s = max(answer.expected.sent_bytes, default=0.0) / link if link else 0.0
         return max(LEAST_STEP_S, flops / rate, talking_s)

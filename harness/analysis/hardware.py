@@ -17,7 +17,8 @@ from harness.analysis.judging.points import points
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.analysis.rungs import rungs
 from harness.base.errors import SpecError
-from harness.host.machine import Machine, peaks
+from harness.host.devices import peaks
+from harness.host.machine import Machine
 from harness.record import Ceiling, Purpose, RunRecord, ScalingPoint, Swept, Term
 from harness.record.fabric import swept
 from harness.spec import CaseSpec, Device, Plan
@@ -185,12 +186,11 @@ def _side(name: str, run: RunRecord, price: float | None) -> Side:
     matmul = {dtype: max(c.matmul_flops for c in found if c.dtype == dtype) for dtype in
               sorted({c.dtype for c in found})}  # fmt: skip
     on_gpus = run.settings.device is Device.CUDA
-    known = peaks(run.machine.gpu) if on_gpus else {}
     reduced = [s for s in swept(run.fabric) if s.operation == "all_reduce" and s.bus_bps()]
     return Side(
         name=name, run=run.run, machine=run.machine, num_devices=sum(run.settings.nodes),
         torch=run.software.get("torch", "n/a"), price=price, matmul_flops=matmul,
-        peak_flops={dtype: tflops * 1e12 for dtype, tflops in known.items()},
+        peak_flops=peaks(run.machine.gpu) if on_gpus else {},
         copy_bps=max((c.copy_bps for c in found), default=None),
         bus_bps=_largest_bus(reduced),
     )  # fmt: skip

@@ -3,45 +3,19 @@
     8xh100        a node of 8        64x8xh200     64 nodes of 8
     my.toml       [[hardware]] with gpu, gpus, nodes, memory_gib, link_gb_s, network_gb_s
 
-Memory is what NVML shows; links are data sheets' rates in one direction. Peaks are those of
-``machine.peaks``.
+What a known device is like stands in devices.toml.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.base.errors import SpecError, meant
 from harness.base.toml import check_table, keys_of, read_tables
+from harness.host import devices
+from harness.host.devices import Sheet
 from harness.host.machine import Machine
 
-
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """A device: its name, GiB of memory, and GB/s that it sends to its neighbours in a node."""
-
-    gpu: str
-    memory_gib: int
-    link_gb_s: float
-
-
-SHEETS = {
-    "h100": Sheet(gpu="NVIDIA H100 80GB HBM3", memory_gib=80, link_gb_s=450),
-    "h100-pcie": Sheet(gpu="NVIDIA H100 PCIe", memory_gib=80, link_gb_s=64),
-    "h100-nvl": Sheet(gpu="NVIDIA H100 NVL", memory_gib=94, link_gb_s=300),
-    "h200": Sheet(gpu="NVIDIA H200", memory_gib=140, link_gb_s=450),
-    "h200-nvl": Sheet(gpu="NVIDIA H200 NVL", memory_gib=140, link_gb_s=450),
-    "h20": Sheet(gpu="NVIDIA H20", memory_gib=96, link_gb_s=450),
-    "b200": Sheet(gpu="NVIDIA B200", memory_gib=179, link_gb_s=900),
-    "a100": Sheet(gpu="NVIDIA A100-SXM4-80GB", memory_gib=80, link_gb_s=300),
-    "a100-40": Sheet(gpu="NVIDIA A100-SXM4-40GB", memory_gib=40, link_gb_s=300),
-    "a100-pcie": Sheet(gpu="NVIDIA A100 80GB PCIe", memory_gib=80, link_gb_s=32),
-    "l40s": Sheet(gpu="NVIDIA L40S", memory_gib=45, link_gb_s=32),
-    "l4": Sheet(gpu="NVIDIA L4", memory_gib=22, link_gb_s=32),
-    "rtx4090": Sheet(gpu="NVIDIA GeForce RTX 4090", memory_gib=24, link_gb_s=32),
-}
-#: GB/s between nodes for each GPU where nobody says: an adapter of 400 Gbit/s.
-NETWORK_GB_S = 50.0
 #: GiB of host memory for each GPU where nobody says.
 HOST_GIB = 128
 
@@ -67,32 +41,36 @@ def parse(text: str) -> Hardware:
     if Path(text).is_file():
         return _stated(Path(text))
     found = re.fullmatch(r"(?:(\d+)x)?(\d+)x([a-z0-9-]+)", text.lower())
-    if found is None or found[3] not in SHEETS:
+    if found is None or found[3] not in devices.sheets():
         wrong = found[3] if found else text
-        hint = f"; {close}" if (close := meant(wrong, SHEETS)) else ""
+        hint = f"; {close}" if (close := meant(wrong, devices.sheets())) else ""
         raise SpecError(
             f"--on {text}: no such hardware{hint}",
-            expected=f"8xh100, 64x8xh200 (of {', '.join(SHEETS)}), or a file", fix="--on 8xh100",
+            expected=f"8xh100, 64x8xh200 (of {_known()}), or a file", fix="--on 8xh100",
         )  # fmt: skip
-    sheet = SHEETS[found[3]]
-    return _of(text, sheet, int(found[2]), int(found[1] or 1), NETWORK_GB_S)
+    sheet = devices.sheets()[found[3]]
+    return _of(text, sheet, int(found[2]), int(found[1] or 1))
+
+
+def _known() -> str:
+    return ", ".join(devices.sheets())
 
 
 def of_machine(name: str, machine: Machine, nodes: tuple[int, ...]) -> Hardware:
     """Hardware that was measured on once; SpecError if no sheet tells its links."""
-    known = [s for s in SHEETS.values() if s.gpu == machine.gpu]
-    if not known:
+    sheet = devices.named(machine.gpu)
+    if sheet is None:
         raise SpecError(
             f"--on {name}: nothing is known of the links of {machine.gpu or 'a CPU'}",
-            expected=f"a run on {', '.join(SHEETS)}", fix="--on my.toml   # with link_gb_s",
+            expected=f"a run on {_known()}", fix="--on my.toml   # with link_gb_s",
         )  # fmt: skip
     return Hardware(
-        name=name, machine=machine, nodes=nodes, link_bytes=1e9 * known[0].link_gb_s,
-        network_bytes=1e9 * NETWORK_GB_S,
+        name=name, machine=machine, nodes=nodes, link_bytes=1e9 * sheet.link_gb_s,
+        network_bytes=1e9 * sheet.network_gb_s,
     )  # fmt: skip
 
 
-def _of(name: str, sheet: Sheet, gpus: int, nodes: int, network_gb_s: float) -> Hardware:
+def _of(name: str, sheet: Sheet, gpus: int, nodes: int) -> Hardware:
     if min(gpus, nodes) < 1:
         raise SpecError(f"--on {name}", expected="at least 1 node of 1 GPU", fix="--on 8xh100")
     machine = Machine(
@@ -101,7 +79,7 @@ def _of(name: str, sheet: Sheet, gpus: int, nodes: int, network_gb_s: float) -> 
     )  # fmt: skip
     return Hardware(
         name=name, machine=machine, nodes=(gpus,) * nodes, link_bytes=1e9 * sheet.link_gb_s,
-        network_bytes=1e9 * network_gb_s,
+        network_bytes=1e9 * sheet.network_gb_s,
     )  # fmt: skip
 
 
@@ -114,7 +92,7 @@ class Stated:
     nodes: int = 1
     memory_gib: int = 0
     link_gb_s: float = 0.0
-    network_gb_s: float = NETWORK_GB_S
+    network_gb_s: float = 0.0
 
 
 _KEYS = keys_of(Stated)
@@ -133,14 +111,13 @@ def _stated(path: Path) -> Hardware:
     problems.raise_any()
     (table,) = tables
     asked = Stated(**table.values)
-    known = SHEETS.get(asked.gpu.lower())
-    sheet = Sheet(
-        gpu=known.gpu if known else asked.gpu,
-        memory_gib=asked.memory_gib or (known.memory_gib if known else 0),
-        link_gb_s=asked.link_gb_s or (known.link_gb_s if known else 0.0),
-    )
+    known = devices.sheets().get(asked.gpu.lower()) or devices.named(asked.gpu)
+    sheet = known or Sheet(gpu=asked.gpu, memory_gib=0, link_gb_s=0.0)
+    stated = ("memory_gib", "link_gb_s", "network_gb_s")
+    given = {name: getattr(asked, name) for name in stated if getattr(asked, name)}
+    sheet = replace(sheet, **given)
     if not (sheet.memory_gib and sheet.link_gb_s):
-        hint = f"memory_gib = 80 and link_gb_s = 450, or a known gpu: {', '.join(SHEETS)}"
+        hint = f"memory_gib = 80 and link_gb_s = 450, or a known gpu: {_known()}"
         problems.add(table.lines["gpu"], f"nothing is known of {asked.gpu!r}", hint)
         problems.raise_any()
-    return _of(path.stem, sheet, asked.gpus, asked.nodes, asked.network_gb_s)
+    return _of(path.stem, sheet, asked.gpus, asked.nodes)

@@ -1,4 +1,4 @@
-"""The machine: its hardware class from stable facts only, its software, and the peaks we know."""
+"""The machine: its hardware class from stable facts only, and its software."""
 
 import hashlib
 import json
@@ -6,45 +6,13 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
 from harness.host import cgroup, nvml
-
-#: Dense peak TFLOP/s without sparsity: a pattern of the whole device name, bfloat16, float32 (data
-#: sheets; None = not published). An unknown device gets no MFU: a guess would be worse than n/a.
-_PEAKS: Sequence[tuple[str, float, float | None]] = (
-    (r"NVIDIA H100 80GB HBM3", 989.4, 66.9),
-    (r"NVIDIA H100 PCIe", 756.0, 51.2),
-    (r"NVIDIA H100 NVL", 835.0, 60.0),
-    (r"NVIDIA H200", 989.4, 66.9),
-    (r"NVIDIA H200 NVL", 836.0, 60.0),
-    (r"NVIDIA GH200 (480|144G).*", 989.4, 66.9),
-    (r"NVIDIA H20", 148.0, 44.0),
-    (r"NVIDIA B200", 2250.0, 75.0),
-    (r"NVIDIA B300.*", 2250.0, None),
-    (r"NVIDIA GB200", 2500.0, 80.0),
-    (r"NVIDIA GB300", 2500.0, None),
-    (r"NVIDIA A100-SXM4-(40|80)GB", 311.8, 19.5),
-    (r"NVIDIA A100(-PCIE-40GB| 80GB PCIe|-PCIE-80GB)", 311.8, 19.5),
-    (r"NVIDIA A30", 165.0, 10.3),
-    (r"NVIDIA A40", 149.7, 37.4),
-    (r"NVIDIA L40S", 362.0, 91.6),
-    (r"NVIDIA L4", 121.0, 30.3),
-    (r"NVIDIA GeForce RTX 4090", 165.2, 82.6),
-)
-
-
-def peaks(gpu: str | None) -> Mapping[str, float]:
-    """Compute dtype -> TFLOP/s of a device by that name; empty for one that is not known."""
-    for pattern, bfloat16, float32 in _PEAKS:
-        if gpu is not None and re.fullmatch(pattern, gpu):
-            narrow = {"bfloat16": bfloat16, "float16": bfloat16}
-            return narrow | ({} if float32 is None else {"float32": float32})
-    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +148,3 @@ def suite(folder: Path) -> dict[str, str]:
     except (OSError, subprocess.TimeoutExpired):
         return {}
     return {"suite": told.stdout.strip()} if told.returncode == 0 else {}
-
-
-def peak_flops(device: str, dtype: str) -> float | None:
-    """Peak FLOP/s of one device at a dtype; None when we do not know it."""
-    tflops = peaks(device).get(dtype)
-    return None if tflops is None else tflops * 1e12

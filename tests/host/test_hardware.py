@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import ConfigError, SpecError
-from harness.host import hardware, machine
+from harness.host import devices, hardware, machine
 
 
 def test_short_names() -> None:
@@ -21,10 +21,31 @@ def test_short_names() -> None:
     assert one.machine.hardware_class.startswith("8x-nvidia-h100-80gb-hbm3-")
 
 
-@pytest.mark.parametrize("sheet", hardware.SHEETS.values(), ids=list(hardware.SHEETS))
-def test_every_sheet_has_a_peak(sheet: hardware.Sheet) -> None:
+@pytest.mark.parametrize("sheet", devices.sheets().values(), ids=list(devices.sheets()))
+def test_every_sheet_has_a_peak(sheet: devices.Sheet) -> None:
     """Else its steps would be estimated by a rate of another device."""
-    assert machine.peaks(sheet.gpu)
+    assert devices.named(sheet.gpu) is sheet
+    assert devices.peaks(sheet.gpu)["float16"] > devices.peaks(sheet.gpu).get("float32", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "short"),
+    {
+        "H100 SXM5 80GB": "h100", "8xH100": "h100", "8x NVIDIA H100 80GB HBM3": "h100", "Hopper": "h100",
+        "H100 NVLink": "h100", "H100 PCIe": "h100-pcie", "H100 NVL": "h100-nvl", "H800": "h800",
+        "H200": "h200", "H200-141GB": "h200", "NVIDIA H20": "h20", "GH200": "gh200",
+        "A100-80GB": "a100", "A100 PCIe 80GB": "a100-pcie", "A100 40GB": "a100-40",
+        "A800-SXM4-80GB": "a800", "DGX B200": "b200", "GB200 NVL72": "gb200", "B300": "b300",
+        "Tesla V100-SXM2-32GB": "v100", "P100": "p100", "L40S": "l40s", "L4": "l4",
+    }.items(),
+)  # fmt: skip
+def test_a_device_is_known_by_the_words_of_tables(words: str, short: str) -> None:
+    assert devices.described(words) is devices.sheets()[short]
+
+
+@pytest.mark.parametrize("words", ["", "MI300X", "TPU v4", "a 100 machines", "L4000"])
+def test_what_nobody_knows_is_no_device(words: str) -> None:
+    assert devices.described(words) is None
 
 
 @pytest.mark.parametrize(

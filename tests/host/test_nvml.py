@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from harness.host import machine, nvml
+from harness.host import devices, machine, nvml
 
 
 class FakeError(Exception):
@@ -103,10 +103,10 @@ def test_devices(fake: Fake) -> None:
     found = machine.detect()
     assert (found.num_gpus, found.gpu, found.gpu_memory_gib) == (2, "NVIDIA H200", 140)
     assert found.hardware_class.startswith("2x-nvidia-h200-")
-    assert machine.peak_flops("NVIDIA H200", "bfloat16") == pytest.approx(989.4e12)
-    assert machine.peak_flops("NVIDIA H100", "bfloat16") is None, "an unknown device gets no peak"
-    assert machine.peak_flops("NVIDIA H200 NVL", "bfloat16") == pytest.approx(836e12)
-    assert machine.peak_flops("NVIDIA H200 MIG 1g.18gb", "bfloat16") is None, "a slice of one"
+    assert devices.peaks("NVIDIA H200").get("bfloat16") == pytest.approx(989.4e12)
+    assert devices.peaks("NVIDIA H100").get("bfloat16") is None, "an unknown device gets no peak"
+    assert devices.peaks("NVIDIA H200 NVL").get("bfloat16") == pytest.approx(836e12)
+    assert devices.peaks("NVIDIA H200 MIG 1g.18gb").get("bfloat16") is None, "a slice of one"
 
 
 def test_window_keeps_extremes_and_names_throttling(fake: Fake) -> None:

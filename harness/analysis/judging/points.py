@@ -5,7 +5,7 @@ from statistics import geometric_mean
 from harness.analysis.judging.judge import estimate
 from harness.analysis.judging.pairs import pairs, timed, values_of
 from harness.base import stats
-from harness.host.machine import peak_flops
+from harness.host.devices import peaks
 from harness.record import LaunchRecord, RunRecord, ScalingPoint
 from harness.spec import CaseSpec, Contrast, Device, Form, Mode, Plan, Statistic
 from harness.spec.metrics import metric
@@ -87,5 +87,5 @@ def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
         return None
     if run.machine.mig:
         return None  # name and peak are those of the whole GPU
-    peak = peak_flops(run.machine.gpu, case.dtype)
+    peak = peaks(run.machine.gpu).get(case.dtype)
     return None if peak is None else achieved / peak

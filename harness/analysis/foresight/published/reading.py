@@ -10,6 +10,7 @@ from harness.analysis.foresight.physics.collectives import Fabric
 from harness.analysis.foresight.physics.schedules import Schedule, schedule_of
 from harness.analysis.foresight.published.measures import is_measure
 from harness.analysis.foresight.shapes import Kept, Model, Shape
+from harness.host import devices
 
 #: What a number is called in papers, configurations and logs; the first that stands there counts.
 NUMBERS: dict[str, tuple[str, ...]] = {
@@ -213,15 +214,8 @@ def _unsized(strategy: str) -> str:
     return re.sub(rf"\b({_DIMENSIONS})[-_ =:]?\d+\b", r"\1", strategy)
 
 
-#: GB/s of one GPU in its node and to the network, where a table doesn't say: data sheets, and the
-#: network cards that were usual with that generation.
-GENERATIONS = (
-    (r"b[12]00|gb200|blackwell", 900.0, 50.0, 2250.0),
-    (r"h[12]00|h800|hopper|gh200", 450.0, 50.0, 989.0),
-    (r"a[18]00|ampere", 300.0, 25.0, 312.0),
-    (r"v100|volta", 150.0, 12.5, 125.0),
-    (r"p100|pascal", 80.0, 3.0, 21.0),
-)
+#: GB/s of a GPU that nobody knows, where a table doesn't say.
+FALLBACK_GB_S = {"intra": 60.0, "inter": 12.5}
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?([\d.,]+)\s*([GMT])(bit|b|B)(?:ps|/s|it/s)")
 _UNITS = {"M": 1e6, "G": 1e9, "T": 1e12}
 
@@ -230,22 +224,23 @@ def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequen
     """Links, peak FLOP/s of a GPU, and what was assumed of them."""
     notes = []
     gpu = str(hardware.get("gpu", "")).lower()
-    known = next((g for g in GENERATIONS if re.search(g[0], gpu)), None)
+    known = devices.described(gpu)
     per_node = hardware.get("gpus_per_node", 8)
     if not isinstance(per_node, int) or per_node < 1:
         raise ValueError(f"hardware.gpus_per_node is {per_node!r}, expected a whole number")
     if "gpus_per_node" not in hardware:
         notes.append("8 GPUs a node are assumed")
     rates = {}
-    for place, column, fallback in (("intra", 1, 60.0), ("inter", 2, 12.5)):
+    usual = {"intra": known.link_gb_s, "inter": known.network_gb_s} if known else FALLBACK_GB_S
+    for place, usual_gb_s in usual.items():
         rate = _stated_rate(hardware, place, per_node)
         if rate is None:
-            rate = 1e9 * float(known[column] if known else fallback)
+            rate = 1e9 * usual_gb_s
             notes.append(f"no {place}-node rate is stated: {rate / 1e9:g} GB/s a GPU is assumed")
         rates[place] = rate
     peak = next((float(v) for k, v in hardware.items() if str(k).startswith("peak_tflops")), None)
     if peak is None and known:
-        peak = float(known[3])
+        peak = known.tflops.get("bfloat16", known.tflops.get("float16"))
     fabric = Fabric(
         per_node=per_node, intra_bytes_per_s=rates["intra"], inter_bytes_per_s=rates["inter"]
     )

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from harness.analysis.ladder import ArmRow
 from harness.base.documents import fields_of
 from harness.base.numbers import rate, si
-from harness.host.machine import Machine, peaks
+from harness.host.devices import peaks
+from harness.host.machine import Machine
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
 from harness.record import LaunchRecord, RunRecord
@@ -51,7 +52,7 @@ def nodes(run: RunRecord) -> Table[Machine]:
 
 
 def _machine(m: Machine) -> list[tuple[str, str]]:
-    peak = ", ".join(f"{tflops:g} TFLOP/s {dtype}" for dtype, tflops in peaks(m.gpu).items())
+    peak = ", ".join(f"{flops / 1e12:g} TFLOP/s {dtype}" for dtype, flops in peaks(m.gpu).items())
     gpu = f"{m.num_gpus}x {m.gpu}, {m.gpu_memory_gib} GiB, driver {m.driver}" if m.gpu else "none"
     return [
         ("cpu", f"{m.num_cores} cores of {m.cpu}, {m.memory_gib} GiB"),

@@ -13,7 +13,7 @@ from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.base.numbers import si
-from harness.host import machine
+from harness.host.devices import peaks
 from harness.host.hardware import Hardware
 from harness.interface.cli import measuring, planning
 from harness.interface.cli.answer import Answer, Asked
@@ -82,11 +82,11 @@ def _site(on: Hardware, said: str) -> possible.Site:
     fabric = Fabric(
         per_node=max(on.nodes), intra_bytes_per_s=on.link_bytes, inter_bytes_per_s=on.network_bytes
     )
-    peaks = {dtype: 1e12 * tflops for dtype, tflops in machine.peaks(on.machine.gpu).items()}
+    known = peaks(on.machine.gpu)
     if not Path(said).is_dir():
-        return possible.Site(machine=on.machine, fabric=fabric, peaks=peaks, beliefs={})
+        return possible.Site(machine=on.machine, fabric=fabric, peaks=known, beliefs={})
     swept, _, beliefs, _ = links(load(Path(said)))
-    return possible.Site(machine=on.machine, fabric=swept, peaks=peaks, beliefs=beliefs)
+    return possible.Site(machine=on.machine, fabric=swept, peaks=known, beliefs=beliefs)
 
 
 def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:

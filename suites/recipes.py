@@ -34,44 +34,54 @@ from harness import (
 CPU_MODEL, GPU_MODEL = "decoder-tiny", "decoder-350m"
 #: How anything is trained on GPUs: fp32 uses a fifteenth of their tensor cores.
 AS_TRAINED: dict[str, Any] = dict(precision=Precision.AUTOCAST)
+#: Blocks are compiled where cards can hold a model of a size that is trained.
+COMPILED: dict[str, Any] = dict(compiled="inductor")
+#: One block's matrix products are kept, all else is computed again.
+SELECTIVE: dict[str, Any] = dict(checkpoint=True, selective=True)
 #: What each family trains on GPUs, by the GiB that a card has at least: sharded and cut models of a
-#: size that needs it, and as large a batch as the baseline on one GPU has room for. Codecs train
-#: where communication is what bounds the step. The first of each shows mechanics, not speed.
+#: size that needs it, and as large a batch as the baseline on one GPU has room for. Activations are
+#: computed again only where they do not fit. Codecs train where communication is what bounds the
+#: step. The first of each, and codecs, show mechanics: no such step can fill a GPU.
 ON_GPU: Mapping[str, Sequence[tuple[int, str, dict[str, Any]]]] = {
     "ddp": (
         (0, "decoder-nano", {}),
-        (14, "decoder-124m", dict(seq_len=1024, micro_batch=8)),
-        (22, "decoder-124m", dict(seq_len=1024, micro_batch=16)),
-        (24, "decoder-350m", dict(seq_len=2048, micro_batch=4)),
-        (40, "decoder-350m", dict(seq_len=2048, micro_batch=8)),
-        (80, "decoder-350m", dict(seq_len=2048, micro_batch=16)),
-        (140, "decoder-350m", dict(seq_len=2048, micro_batch=32)),
+        (14, "decoder-124m", dict(seq_len=1024, micro_batch=8, **COMPILED)),
+        (22, "decoder-124m", dict(seq_len=1024, micro_batch=16, **COMPILED)),
+        (24, "decoder-350m", dict(seq_len=2048, micro_batch=4, **COMPILED)),
+        (40, "decoder-350m", dict(seq_len=2048, micro_batch=8, **COMPILED)),
+        (80, "decoder-350m", dict(seq_len=2048, micro_batch=16, **COMPILED)),
+        (140, "decoder-350m", dict(seq_len=2048, micro_batch=32, **COMPILED)),
     ),
     "fsdp": (
         (0, "decoder-nano", {}),
-        (15, "decoder-350m", dict(seq_len=2048, micro_batch=2)),
-        (24, "decoder-350m", dict(seq_len=2048, micro_batch=4)),
-        (40, "decoder-1b3", dict(seq_len=2048, micro_batch=2)),
-        (48, "decoder-1b3", dict(seq_len=2048, micro_batch=4)),
-        (80, "decoder-1b3", dict(seq_len=2048, micro_batch=8)),
-        (140, "decoder-1b3", dict(seq_len=2048, micro_batch=16)),
+        (15, "decoder-350m", dict(seq_len=2048, micro_batch=2, **COMPILED)),
+        (24, "decoder-350m", dict(seq_len=2048, micro_batch=4, **COMPILED)),
+        (40, "decoder-1b3", dict(seq_len=2048, micro_batch=2, **COMPILED)),
+        (48, "decoder-1b3", dict(seq_len=2048, micro_batch=4, **COMPILED)),
+        (80, "decoder-1b3", dict(seq_len=2048, micro_batch=8, **COMPILED)),
+        (140, "decoder-1b3", dict(seq_len=2048, micro_batch=16, **COMPILED)),
     ),
     "pipeline": (
         (0, "decoder-nano", {}),
-        (15, "decoder-124m", dict(seq_len=1024, checkpoint=True)),
-        (32, "decoder-350m", dict(seq_len=2048, checkpoint=True)),
-        (40, "decoder-1b3", dict(seq_len=2048, checkpoint=True)),
+        (15, "decoder-124m", dict(seq_len=1024, checkpoint=True, **COMPILED)),
+        (32, "decoder-350m", dict(seq_len=2048, checkpoint=True, **COMPILED)),
+        (40, "decoder-1b3", dict(seq_len=2048, checkpoint=True, **COMPILED)),
+        (80, "decoder-1b3", dict(seq_len=2048, **SELECTIVE, **COMPILED)),
+        (140, "decoder-1b3", dict(seq_len=2048, **COMPILED)),
     ),
     "compressed": ((0, "mlp-small", {}), (14, "mlp-8192", {})),
     "strong": (
         (0, "decoder-nano", dict(global_batch=16)),
-        (14, "decoder-124m", dict(seq_len=1024, global_batch=16, checkpoint=True)),
-        (24, "decoder-350m", dict(seq_len=2048, global_batch=8, checkpoint=True)),
-        (40, "decoder-350m", dict(seq_len=2048, global_batch=16, checkpoint=True)),
-        (80, "decoder-350m", dict(seq_len=2048, global_batch=32, checkpoint=True)),
-        (140, "decoder-350m", dict(seq_len=2048, global_batch=64, checkpoint=True)),
+        (14, "decoder-124m", dict(seq_len=1024, global_batch=8, **COMPILED)),
+        (22, "decoder-124m", dict(seq_len=1024, global_batch=16, **COMPILED)),
+        (24, "decoder-350m", dict(seq_len=2048, global_batch=8, checkpoint=True, **COMPILED)),
+        (40, "decoder-350m", dict(seq_len=2048, global_batch=8, **COMPILED)),
+        (80, "decoder-350m", dict(seq_len=2048, global_batch=32, checkpoint=True, **COMPILED)),
+        (140, "decoder-350m", dict(seq_len=2048, global_batch=32, **COMPILED)),
     ),
 }
+#: A model that one card cannot train: sharded over half a node, and over a whole one.
+LARGE_GIB, LARGE = 80, dict(seq_len=4096, micro_batch=2, **SELECTIVE, **COMPILED)
 #: What a family adds to that: torch's stages do not know autocast; FSDP gathers in bf16.
 OWN: Mapping[str, dict[str, Any]] = {
     "pipeline": dict(precision=Precision.BF16),
@@ -104,7 +114,7 @@ def sized_for(family: str, site: Site) -> tuple[str, dict[str, Any]]:
     """The model that fills the site's GPUs, and its sequence and batch."""
     room = site.gpu_memory_gib or USUAL_GIB
     _, model, fields = max((row for row in ON_GPU[family] if row[0] <= room), key=lambda r: r[0])
-    return model, fields
+    return model, {name: fields[name] for name in fields if site.compiles or name not in COMPILED}
 
 
 def protocol_for(site: Site) -> Protocol:
@@ -137,6 +147,43 @@ def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
 def _foresees(site: Site) -> bool:
     """One device shows no exchange, and CPU ranks share their cores."""
     return site.device == "cuda" and site.world_size > 1
+
+
+def eager(strategy: str) -> Recipe:
+    """What compiled blocks bring to a whole GPU world, so that both readings of it are known."""
+
+    def recipe(site: Site) -> list[Plan]:
+        if site.device != "cuda":
+            return []
+        case = trained(strategy, site, Mode.WEAK)
+        if case.compiled == "no":
+            return []
+        without = replace(case, compiled="no")
+        return [versus(without, case, ("throughput_ratio",), protocol=protocol_for(site))]
+
+    return recipe
+
+
+def large(model: str) -> Recipe:
+    """A weak ladder of a model that no card holds alone, from half a node to a whole one."""
+
+    def recipe(site: Site) -> list[Plan]:
+        room, ranks = site.gpu_memory_gib or USUAL_GIB, min(site.nodes)
+        if site.device != "cuda" or room < LARGE_GIB or ranks < 8:
+            return []
+        fields = {**AS_TRAINED, **LARGE, **OWN["fsdp"]}
+        if not site.compiles:
+            fields = {name: fields[name] for name in fields if name not in COMPILED}
+        return [
+            ladder(
+                site.case(f"fsdp/{model}", Mode.WEAK, **fields).at(ranks),
+                (ranks // 2, ranks),
+                baselines=("smallest_fit",),
+                protocol=protocol_for(site),
+            )
+        ]
+
+    return recipe
 
 
 def filled() -> Recipe:

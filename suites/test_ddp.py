@@ -1,7 +1,7 @@
 """DDP: weak and strong ladders in real compute, paced ones up to 4 and 8 ranks."""
 
 import pytest
-from recipes import paced, strong, weak
+from recipes import eager, paced, strong, weak
 
 from harness import scaling
 
@@ -10,6 +10,12 @@ from harness import scaling
 @scaling(weak("ddp"))
 def test_weak(verdict):
     """Throughput per rank holds as ranks are added."""
+
+
+@pytest.mark.smoke
+@scaling(eager("ddp"))
+def test_eager(verdict):
+    """Compiled blocks beside eager ones: a slower step hides more of its communication."""
 
 
 @pytest.mark.smoke

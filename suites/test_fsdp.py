@@ -1,7 +1,7 @@
 """FSDP2: a weak ladder in real compute, and paced ones on 2 and up to 4 ranks."""
 
 import pytest
-from recipes import paced, weak
+from recipes import large, paced, weak
 
 from harness import scaling
 
@@ -10,6 +10,12 @@ from harness import scaling
 @scaling(weak("fsdp"))
 def test_weak(verdict):
     """Throughput per rank holds as ranks are added."""
+
+
+@pytest.mark.smoke
+@scaling(large("decoder-llama-8b"))
+def test_large(verdict):
+    """A model that no card holds alone."""
 
 
 @pytest.mark.smoke

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from harness.analysis import rungs
+from harness.analysis import roofline, rungs
 from harness.host.devices import peaks
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, Purpose
-from harness.spec import Arm, CaseSpec, Device, Plan, Role, Window
+from harness.spec import Arm, CaseSpec, Compiled, Device, Plan, Role, Window
 
-#: FLOP/s of a CPU core in training, the share of a GPU's peak that training reaches, and that of a
-#: link's rate: what is usual, where nothing was measured.
-CORE_FLOPS, PEAK_SHARE, LINK_SHARE = 3e10, 0.4, 0.7
+#: FLOP/s of a CPU core in training, the shares of a GPU's peak and of its roofline that training
+#: reaches, and that of a link's rate: what is usual, where nothing was measured.
+CORE_FLOPS, PEAK_SHARE, ROOFLINE_SHARE, LINK_SHARE = 3e10, 0.4, 0.55, 0.7
 #: Seconds to start and end a world: a GPU's rank makes a context, opens NCCL and loads its kernels.
 START_S = {Device.CPU: 0.15, Device.CUDA: 8.0}
+#: Seconds to find what Inductor has compiled before in its cache, for each world.
+COMPILED_S = 10.0
 #: Seconds to train a gate's twin on one rank, and to write down and read a profile.
 GATE_S, PROFILE_S = 0.3, {Device.CPU: 1.0, Device.CUDA: 4.0}
 #: A step is not shorter than its own Python.
@@ -76,6 +78,8 @@ class Costs:
         if known and purpose is not Purpose.TIMED:
             return fmean(known)
         start = START_S[case.device] if self._start_s is None else self._start_s
+        if self._start_s is None and case.compiled is Compiled.INDUCTOR:
+            start += COMPILED_S
         if purpose is Purpose.GATE:
             return start + GATE_S * case.world_size
         step, facts = self.step_s(case), self._described[case.hash].facts
@@ -99,7 +103,9 @@ class Costs:
         flops = answer.facts.flops_per_sample * answer.expected.global_batch / case.world_size
         rate = CORE_FLOPS * case.devices_per_rank
         if case.device is Device.CUDA:
-            rate = PEAK_SHARE * peaks(self._machine.gpu).get(case.dtype, 2e14)
+            peak = peaks(self._machine.gpu).get(case.dtype, 2e14)
+            used = roofline.mfu_of(answer, case, self._machine.gpu)
+            rate = peak * (PEAK_SHARE if used is None else ROOFLINE_SHARE * used)
         link = LINK_SHARE * self._link_bytes
         talking_s = max(answer.expected.sent_bytes, default=0.0) / link if link else 0.0
         return max(LEAST_STEP_S, flops / rate, talking_s)

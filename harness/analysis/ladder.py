@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean, median
 
 from harness.analysis.judging.pairs import timed, values_of
-from harness.analysis.judging.points import flops, mfu, points, throughput
+from harness.analysis.judging.points import flops, mfu, points, roofline_mfu, throughput
 from harness.record import Described, LaunchRecord, RunRecord, ScalingPoint, Steps, Verdict
 from harness.record.outcome import SEVERITY
 from harness.spec import Arm, CaseSpec, Plan, metrics
@@ -31,6 +31,7 @@ class ArmRow:
     peak_bytes: float | None
     flops: float | None
     mfu: float | None
+    roofline_mfu: float | None
     energy_j: float | None
     growth: float | None
 
@@ -96,6 +97,7 @@ def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
         peak_bytes=max(peaks, default=None),
         flops=flops(run, plan, arm.name),
         mfu=mfu(run, plan, arm.name),
+        roofline_mfu=roofline_mfu(run, plan, arm.name),
         energy_j=fmean(energy) if energy else None,
         growth=median(growth) if growth else None,
     )

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -133,6 +134,12 @@ def software() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def c_compiler() -> str | None:
+    """The program that Triton calls for a kernel's launcher, as Triton looks for it."""
+    names = filter(None, (os.environ.get("CC"), "clang", "gcc"))
+    return next((path for path in map(shutil.which, names) if path), None)
 
 
 def suite(folder: Path) -> dict[str, str]:

@@ -36,7 +36,7 @@ from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
 from harness.record.fabric import label
 from harness.record.store import load_samples, write_text
-from harness.spec import CaseSpec, Catalogue, Device, Entry, StandIn
+from harness.spec import CaseSpec, Catalogue, Compiled, Device, Entry, StandIn
 from harness.spec.plan import HORIZON
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
@@ -46,6 +46,8 @@ SLOW_FLOPS = 5e9
 #: What a launch's name, which is a folder's too, may not have.
 _ODD = re.compile(r"[^A-Za-z0-9_.+-]+")
 _USUAL = Deadlines()
+#: How long a rank may be silent while its blocks are compiled, with those of all others beside it.
+COMPILING_S = 600.0
 #: What a script imports, loads and compiles may take long, and so may an evaluation between steps.
 SCRIPTS = Deadlines(start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0)
 #: Readings of the devices, all of them at each time.
@@ -381,10 +383,11 @@ def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
         return _USUAL
     flops = described.facts.flops_per_sample * described.expected.global_batch
     step_s = flops / case.world_size / (SLOW_FLOPS if case.device is Device.CPU else 1e13)
+    first_s = _USUAL.first_step_s if case.compiled is Compiled.NO else COMPILING_S
     return replace(
         _USUAL,
         step_s=max(_USUAL.step_s, 10 * step_s),
-        first_step_s=max(_USUAL.first_step_s, 20 * step_s),
+        first_step_s=max(first_s, 20 * step_s),
         collective_s=max(_USUAL.collective_s, 10 * step_s),
     )
 

@@ -4,7 +4,15 @@ Its nouns are imported from here, its functions from their files.
 """
 
 from harness.record.budget import Blame, Budget, Operator, RankBudget, Term
-from harness.record.described import Described, Expected, ModelFacts, Reference, exchanges
+from harness.record.described import (
+    Described,
+    Expected,
+    ModelFacts,
+    Product,
+    Reference,
+    Work,
+    exchanges,
+)
 from harness.record.fabric import Row, Swept
 from harness.record.launch import (
     Cause,

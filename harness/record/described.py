@@ -89,6 +89,33 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Product:
+    """Products that are alike: how many a step has, FLOPs and bytes of each, and their dtype.
+
+    ``kind``: ``product`` of matrices, or ``attention``.
+    """
+
+    kind: str
+    flops: float
+    moved_bytes: int
+    dtype: str
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a step of so many ``samples`` computes, if one device has the whole model.
+
+    ``moved_bytes`` is what all but the products reads and writes, ``update_bytes`` the optimizer.
+    """
+
+    samples: int
+    products: tuple[Product, ...]
+    moved_bytes: int
+    update_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reference:
     """The training that a case's losses are compared with: its plain model, on ``shards`` ranks.
 
@@ -109,6 +136,7 @@ class Described:
 
     ``reference`` is None where nothing can be compared (wrong on purpose, older records).
     ``twin`` is the number of the gate's twin among what it could be (``spec/twins.py``).
+    ``work`` is what a step computes where devices are compared with their data sheets.
     ``own_ideal``: the ideal efficiency is what a user's own strategy says of itself.
     ``unsupported`` is what the case's files refuse (SKIP); ``error`` that they broke (ERROR).
     """
@@ -116,6 +144,7 @@ class Described:
     facts: ModelFacts | None = None
     expected: Expected | None = None
     reference: Reference | None = None
+    work: Work | None = None
     own_ideal: bool = False
     twin: int = 0
     unsupported: str = ""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import get_type_hints
 
 from harness.base.documents import Json, to_doc
 from harness.spec.mesh import Mesh
@@ -200,6 +201,13 @@ class CaseSpec:
     knobs: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, str] | None = None
 
+    def __post_init__(self) -> None:
+        """A word becomes the member that it names; ``checks`` says which words there are."""
+        for name, kind in _WORDS.items():
+            word = getattr(self, name)
+            if not isinstance(word, kind) and word in set(kind):
+                object.__setattr__(self, name, kind(word))
+
     @cached_property
     def series(self) -> Mapping[str, str]:
         """Ordered, string-valued identity: required fields, then those that differ from default."""
@@ -308,6 +316,14 @@ class CaseSpec:
             mesh=str(Mesh.parse(self.mesh).at(world_size)) if self.mesh else "",
             stragglers=",".join(p for p, r in slow if not r.isdigit() or int(r) < world_size),
         )
+
+
+#: Fields of a case that are one of a set of words.
+_WORDS: Mapping[str, type[StrEnum]] = {
+    name: hint
+    for name, hint in get_type_hints(CaseSpec).items()
+    if isinstance(hint, type) and issubclass(hint, StrEnum)
+}
 
 
 def digest(doc: Json) -> str:

@@ -19,7 +19,8 @@ class Site:
 
     ``emulated``: several nodes that are all on this machine, a stand-in whoever starts them.
     ``faults`` are those that the engine can plant, beside crash and hang. ``gpu_memory_gib`` is
-    what a GPU has, where that is known: recipes choose sizes by it.
+    what a GPU has, where that is known: recipes choose sizes by it. ``compiles``: there is a C
+    compiler, which Inductor's kernels are started through.
     """
 
     device: Device
@@ -30,6 +31,7 @@ class Site:
     emulated: bool = False
     faults: tuple[str, ...] = ()
     gpu_memory_gib: int | None = None
+    compiles: bool = True
 
     @property
     def world_size(self) -> int:
@@ -153,6 +155,7 @@ def resolve(
         nodes=given or _split(wanted, num_nodes, "--gpus"),
         shared_gpu=shared_gpu,
         gpu_memory_gib=None if facts.remote else machine.detect().gpu_memory_gib,
+        compiles=facts.remote or machine.c_compiler() is not None,
     )
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.base.documents import Json
-from harness.record import Described, Expected, ModelFacts, Reference
+from harness.record import Described, Expected, ModelFacts, Reference, Work
 from harness.spec import (
     Batching,
     CaseSpec,
@@ -26,6 +26,7 @@ from harness.training.context import Loaded, build_model, make_batch, parts
 from harness.training.kept import kept
 from harness.training.trainer import element_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
+from harness.training.work import work
 
 #: Relative difference of losses that were computed in 8 bits of mantissa.
 ROUNDED = 2e-2
@@ -61,8 +62,8 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
         told = replace(told, limit=ROUNDED)
     if told is not None and expected.reorders:
         told = replace(told, limit=max(told.limit, rounding(case)))
-    twin = accepted_twin(loaded, case)
-    return Described(facts=facts, expected=expected, reference=told, twin=twin)
+    twin, on_gpu = accepted_twin(loaded, case), _work(loaded, case, facts)
+    return Described(facts=facts, expected=expected, reference=told, twin=twin, work=on_gpu)
 
 
 def accepted_twin(loaded: Loaded, case: CaseSpec) -> int:
@@ -90,6 +91,23 @@ def _accepts(loaded: Loaded, twin: CaseSpec) -> bool:
     return True
 
 
+def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
+    """What a step computes; None on cores, of stand-ins, and of models that need data to run."""
+    if case.device is not Device.CUDA or facts.step_s is not None or case.phase is Passes.FORWARD:
+        return None
+    samples = case_batching(loaded, case).largest
+    key = _key(loaded, case) + f"+{case.optimizer}+{samples}x{case.accumulate}"
+    if key not in _WORK:
+        _WORK[key] = None
+        with contextlib.suppress(Exception):
+            _WORK[key] = work(loaded, case, samples)
+    return _WORK[key]
+
+
+#: What was counted before, None where it can't be.
+_WORK: dict[str, Work | None] = {}
+
+
 #: What twins' models are like: cases share them.
 _TWINS: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
 
@@ -100,9 +118,7 @@ _KNOWN: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
 
 def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:
     """Facts whose FLOPs were counted, too, and with the memory that a step keeps."""
-    key = digest([case.model, dict(loaded.size(case)), case.precision, case.checkpoint])
-    key += "".join(f"+{name}={case.series[name]}" for name in HOW if name in case.series)
-    key += f"+{case.phase}"
+    key = _key(loaded, case)
     if key not in _KNOWN:
         facts, model = model_facts(loaded, case)
         check_flops(loaded, case, facts, model)
@@ -121,6 +137,13 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
             )
         _KNOWN[key] = facts, model
     return _KNOWN[key]
+
+
+def _key(loaded: Loaded, case: CaseSpec) -> str:
+    """The model, its size, and how it is computed."""
+    key = digest([case.model, dict(loaded.size(case)), case.precision, case.checkpoint])
+    key += "".join(f"+{name}={case.series[name]}" for name in HOW if name in case.series)
+    return f"{key}+{case.phase}"
 
 
 def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Module) -> None:

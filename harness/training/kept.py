@@ -19,7 +19,7 @@ from harness.training.tuning.recompute import PRODUCTS
 from harness.training.tuning.tuned import untuned
 
 #: One for all counts: what a model caches in one is used in the next.
-_FAKE = FakeTensorMode()
+FAKE = FakeTensorMode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
     batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     one, usual = (batch.inputs, batch.targets), torch.get_default_dtype()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_FAKE)
+        stack.enter_context(FAKE)
         if case.precision is Precision.BF16:
             stack.callback(torch.set_default_dtype, usual)
             torch.set_default_dtype(torch.bfloat16)

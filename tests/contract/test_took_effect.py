@@ -73,6 +73,11 @@ def test_without_the_bug_it_passes(launch: Any, plant: str) -> None:
         pytest.param("zero1/decoder-nano", dict(stepping=Stepping.FUSED), marks=FULL),
         ("fsdp/decoder-nano", dict(checkpoint=True, selective=True, checkpoint_every=2)),
         ("pipeline/decoder-nano", dict(checkpoint=True, checkpoint_every=2)),
+        ("pipeline/decoder-nano", dict(compiled=Compiled.AOT_EAGER)),
+        pytest.param(
+            "pipeline/decoder-nano",
+            dict(compiled=Compiled.AOT_EAGER, knobs={"pipeline.schedule": "interleaved"}), marks=FULL,
+        ),
         pytest.param("tensor_parallel/decoder-nano", dict(attention=Attention.FLASH), marks=FULL),
         pytest.param(
             "ddp/decoder-nano", dict(compiled=Compiled.INDUCTOR), marks=FULL

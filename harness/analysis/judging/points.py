@@ -4,6 +4,7 @@ from statistics import geometric_mean
 
 from harness.analysis.judging.judge import estimate
 from harness.analysis.judging.pairs import pairs, timed, values_of
+from harness.analysis.roofline import mfu_of
 from harness.base import stats
 from harness.host.devices import peaks
 from harness.record import LaunchRecord, RunRecord, ScalingPoint
@@ -78,6 +79,15 @@ def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
     if described is None or described.facts is None or seen is None:
         return None
     return seen * described.facts.flops_per_sample / case.world_size or None
+
+
+def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
+    """What ``mfu`` would be by the roofline of the device; None where no sheet says."""
+    case = plan.arm(arm).case
+    described = run.described.get(case.hash)
+    if described is None or run.machine.mig or case.device is Device.CPU:
+        return None
+    return mfu_of(described, case, run.machine.gpu)
 
 
 def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:

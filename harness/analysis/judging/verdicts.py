@@ -9,7 +9,7 @@ from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt
 from harness.analysis.judging.obstacles import obstacle, unmeasured
 from harness.analysis.judging.pairs import judged_of, pairs, timed
-from harness.analysis.judging.points import mfu
+from harness.analysis.judging.points import mfu, roofline_mfu
 from harness.analysis.judging.question import Conclusion, Question
 from harness.analysis.judging.series import series
 from harness.analysis.judging.standard import ALPHA
@@ -63,6 +63,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
     if not first.values:
         return replace(bare, obstacle=_no_pairs(run, plan, contrast))
     used = mfu(run, plan, contrast.subject)
+    possible = max(1.0, roofline_mfu(run, plan, contrast.subject) or 0.0)
     return replace(
         bare,
         first=first.values,
@@ -76,7 +77,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         perfect=_perfect(run, plan, contrast),
         gain=_gain(run, plan, contrast),
         impossible=f"{used:.2f} of the device's peak FLOP/s is impossible"
-        if used is not None and used > 1
+        if used is not None and used > possible
         else "",
     )
 

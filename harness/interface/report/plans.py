@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.analysis import forecast
+from harness.analysis import forecast, roofline
 from harness.analysis.judging import obstacles
 from harness.base.numbers import duration, si
 from harness.host.hardware import Hardware
@@ -75,6 +75,11 @@ class Place:
             return needed
         return f"{needed} {expected.memory_bytes / 2**30 / card_gib:4.0%}"
 
+    def mfu(self, line: Line) -> str:
+        """MFU by the roofline of the device's data sheet."""
+        used = roofline.mfu_of(line.described, line.arm.case, self.machine.gpu)
+        return "" if used is None else f"{used:.2f}"
+
     def sends(self, line: Line) -> str:
         """Bytes that the busiest rank sends in a step, and how long its link needs for them."""
         expected, case = line.described.expected, line.arm.case
@@ -107,6 +112,7 @@ def lines(
         text.Column("params", 3, place.params),
         text.Column("batch", 1, place.batch),
         text.Column("step", 4, place.step),
+        text.Column("MFU<", 5, place.mfu),
         text.Column("memory", 7, place.memory),
         text.Column("sends/step", 6, place.sends),
         text.Column("judged by", 8, place.judged, left=True),
@@ -149,5 +155,7 @@ def _totals(outlooks: Sequence[Outlook], place: Place) -> str:
         f" beside small worlds. Memory is a rank's and"
         f" of its card, bytes are the busiest rank's and as long as its link needs for them:"
         f" {on.link_bytes / 1e9:.0f} GB/s within a node, {on.network_bytes / 1e9:.0f} GB/s between"
-        f" nodes. Steps are estimates: {forecast.PEAK_SHARE:.0%} of the peak, or the link"
+        f" nodes. MFU< is the most by the roofline of the device's data sheet; cases below"
+        f" {roofline.MECHANICS:.2f} show mechanics, not speed. Steps are estimates:"
+        f" {forecast.ROOFLINE_SHARE:.0%} of the roofline, or the link"
     )

@@ -168,6 +168,7 @@ RUNGS: Sequence[Column[LadderRow]] = (
     _number("kB/step", 0, lambda r: r.row.growth, _as("+.1f", 1e-3)),
     _number("TFLOP/s", 2, lambda r: r.row.flops, _as(".3g", 1e-12)),
     _number("MFU", 1, lambda r: r.row.mfu, _as(".2f"), "n/a"),
+    _number("MFU<", 1, lambda r: r.row.mfu and r.row.roofline_mfu, _as(".2f"), "n/a"),
     _number(ENERGY, 5, lambda r: r.row.energy_j, _as(".3g"), "n/a"),
     Column("bound", 80, _bound),
     Column("verdict", 98, _status, left=True),

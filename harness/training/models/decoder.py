@@ -43,8 +43,13 @@ CONTEXT = "block*.attention"
 
 
 @functools.cache
-def _rotary(seq: int, dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cos and sin of shape (seq, dim / 2). No module buffer: DDP would broadcast it every step."""
+def _rotary(
+    seq: int, dim: int, device: torch.device, dtype: torch.dtype, mode: object
+) -> tuple[Tensor, Tensor]:
+    """Cos and sin of shape (seq, dim / 2), without values under a ``mode`` of fake tensors.
+
+    No module buffer: DDP would broadcast it every step.
+    """
     frequency = 10000.0 ** -(torch.arange(0, dim, 2, device=device).float() / dim)
     angle = torch.arange(seq, device=device).float()[:, None] * frequency[None]
     return angle.cos().to(dtype), angle.sin().to(dtype)
@@ -52,9 +57,8 @@ def _rotary(seq: int, dim: int, device: torch.device, dtype: torch.dtype) -> tup
 
 def _rotate(x: Tensor, positions: Tensor | None, length: int) -> Tensor:
     """Rotary position embedding of (B, heads, S, dim), halves paired as in Llama."""
-    # A fake tensor's table has no values: kept for later, it would break the next real training.
-    table = _rotary if type(x) is Tensor else _rotary.__wrapped__
-    cos, sin = table(length or x.shape[2], x.shape[3], x.device, x.dtype)
+    mode = None if type(x) is Tensor else getattr(x, "fake_mode", None)
+    cos, sin = _rotary(length or x.shape[2], x.shape[3], x.device, x.dtype, mode)
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     a, b = x.chunk(2, -1)

@@ -83,6 +83,11 @@ class Schedule:
         return SCHEDULES[self.name].made
 
     @property
+    def splits(self) -> bool:
+        """Whether a backward falls into two halves, of inputs and of weights."""
+        return any(action.what in "IW" for order in self.orders for action in order)
+
+    @property
     def stages(self) -> int:
         return self.ranks * self.per_rank
 

@@ -9,7 +9,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from harness.record import Category, Expected, ModelFacts, WhatRan
-from harness.spec import Batching, CaseSpec, Dim
+from harness.spec import Batching, CaseSpec, Compiled, Dim
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
@@ -20,7 +20,6 @@ from harness.training.trainer import element_bytes, observe_dtype
 
 SUPPORTS = dict(
     recovers=False,
-    compiles=False,
     worlds="any",
     oracle="micro_batched",
     parts="microbatches",
@@ -58,6 +57,10 @@ def expect(
     elif sequence:
         raise ValueError("a sequence is cut over the ranks along tp, and this mesh has none")
     schedule = Schedule.of(knobs, n)
+    if schedule.splits and case.compiled is not Compiled.NO:
+        raise ValueError(
+            f"the backward of a compiled block cannot be split, as {schedule.name} does"
+        )
     x = samples.inputs(facts, batching.largest // schedule.micro)
     flops = depth.flops_of(model, x)
     stages = depth.cuts(flops, schedule.stages, knobs["split"])

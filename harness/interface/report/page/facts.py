@@ -69,6 +69,7 @@ def work(row: ArmRow) -> str:
         ("{} tokens/s", None if row.tokens_per_s is None else rate(row.tokens_per_s)),
         ("{}FLOP/s a rank", None if row.flops is None else si(row.flops)),
         ("MFU {:.2f}", row.mfu),
+        ("{:.2f} by roofline", row.roofline_mfu if row.mfu is not None else None),
         ("{:.3g} J a sample", row.energy_j),
     )
     return ", ".join(form.format(value) for form, value in known if value is not None) or "n/a"

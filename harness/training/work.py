@@ -1,0 +1,180 @@
+"""What a step computes, operator by operator, counted on tensors without data.
+
+    forward and backward on fake tensors -> operators -> products, attention, and bytes moved else
+
+An operator of an eager model reads and writes memory. Between two products, compiled blocks read
+and write only what comes from outside or is used outside.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from harness.record import Product, Work
+from harness.spec import CaseSpec, Compiled, Optimizer, Precision
+from harness.training.context import CAST, Loaded, build_model, make_batch, parts
+from harness.training.kept import FAKE
+from harness.training.tuning.tuned import untuned
+
+#: FLOPs of attention's backward over those of its forward, which a kernel computes again: five
+#: products against two (Dao, FlashAttention-2, 2023, section 4.1).
+BACKWARD = 2.5
+
+
+@dataclass(frozen=True)
+class _Operator:
+    """One call: its FLOPs and their dtype, and bytes by the storage that they lie in."""
+
+    kind: str
+    flops: float
+    dtype: str
+    reads: Mapping[int, int]
+    writes: Mapping[int, int]
+    fused: bool
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(self.reads.values()) + sum(self.writes.values())
+
+
+class _Watch(TorchDispatchMode):
+    """Notes every operator that computes something. Tensors are held, so that no id comes twice."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: list[_Operator] = []
+        self.fused = False
+        self._held: list[Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given, made = _tensors((args, kwargs)), _tensors(out)
+        self._held += made
+        reads, writes = _bytes(given), _bytes(made)
+        if not writes or (not func._schema.is_mutable and writes.keys() <= reads.keys()):
+            return out  # a view
+        flops = _flops(func, args, kwargs or {}, out)
+        kind = "" if not flops else "attention" if "attention" in func.name() else "product"
+        dtype = str(made[0].dtype).removeprefix("torch.")
+        self.operators.append(_Operator(kind, flops, dtype, reads, writes, self.fused))
+        return out
+
+
+def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
+    """A step of ``accumulate`` times so many samples on one rank, as if it had the whole model.
+
+    As ``kept``, to be called in a process that trains nothing.
+    """
+    watch, usual = _Watch(), torch.get_default_dtype()
+    batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
+    one = (batch.inputs, batch.targets)
+    compiled = case.compiled == Compiled.INDUCTOR
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(FAKE)
+        if case.precision == Precision.BF16:
+            stack.callback(torch.set_default_dtype, usual)
+            torch.set_default_dtype(torch.bfloat16)
+        plain = replace(untuned(case), precision=Precision.FP32)
+        model = build_model(loaded, plain, case.seed)
+        inputs, targets = (torch.zeros(samples, *like.shape[1:], dtype=like.dtype) for like in one)
+        if (dtype := CAST.get(case.precision)) is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=dtype))
+        with watch:
+            x, watch.fused = inputs, compiled
+            for block in parts(model):
+                x = block(x)
+            watch.fused = False
+            if compiled:
+                x.register_hook(lambda _: setattr(watch, "fused", True))
+            loaded.model.loss(x, targets).backward()
+        weights = sum(p.nbytes for p in model.parameters())
+    return _summed(watch.operators, case, samples, weights)
+
+
+def _summed(operators: Sequence[_Operator], case: CaseSpec, samples: int, weights: int) -> Work:
+    counted: Counter[Product] = Counter()
+    for operator in operators:
+        if operator.kind:
+            narrow = operator.kind == "product" and operator.dtype == "float32"
+            product = Product(
+                kind=operator.kind, flops=operator.flops, moved_bytes=operator.moved_bytes,
+                dtype=case.dtype if narrow and case.tf32 else operator.dtype,
+            )  # fmt: skip
+            counted[product] += case.accumulate
+    return Work(
+        samples=samples * case.accumulate,
+        products=tuple(replace(product, count=n) for product, n in counted.items()),
+        moved_bytes=case.accumulate * _moved(operators),
+        update_bytes=weights * (3 if case.optimizer == Optimizer.SGD else 7),
+    )
+
+
+def _moved(operators: Sequence[_Operator]) -> int:
+    """Bytes of all that is neither a product nor attention."""
+    groups = list(_groups(operators))
+    last_read: dict[int, int] = {}
+    for place, group in enumerate(groups):
+        for operator in group:
+            last_read |= dict.fromkeys(operator.reads, place)
+    moved = 0
+    for place, group in enumerate(groups):
+        if group[0].kind:
+            continue
+        if not group[0].fused:
+            moved += sum(operator.moved_bytes for operator in group)
+            continue
+        inside: set[int] = set()
+        outside: dict[int, int] = {}
+        written: dict[int, int] = {}
+        for operator in group:
+            outside |= {k: n for k, n in operator.reads.items() if k not in inside}
+            inside |= operator.writes.keys()
+            written |= operator.writes
+        used = {k: n for k, n in written.items() if last_read.get(k, len(groups)) > place}
+        moved += sum(outside.values()) + sum(used.values())
+    return moved
+
+
+def _groups(operators: Iterable[_Operator]) -> Iterator[list[_Operator]]:
+    """What one kernel may do: operators between two products, all of compiled blocks or none."""
+    group: list[_Operator] = []
+    for operator in operators:
+        if group and (operator.kind or group[0].kind or operator.fused != group[0].fused):
+            yield group
+            group = []
+        group.append(operator)
+    if group:
+        yield group
+
+
+def _tensors(values: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes by storage; of an expanded tensor only what is there."""
+    return {
+        t.untyped_storage()._cdata: min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors
+    }
+
+
+def _flops(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
+    """Of matrix products, convolutions and attention; 0 for what is bound by memory anyway."""
+    if "flash_attention" in func.name():
+        backward = func.name().endswith("backward")
+        query, key = args[1:3] if backward else args[:2]
+        causal = kwargs.get("is_causal", any(args[7:8] if backward else args[4:5]))
+        scores = query[..., 0].numel() * key.shape[-2] / (2 if causal else 1)
+        return float(4 * scores * query.shape[-1] * (BACKWARD if backward else 1))
+    count = flop_registry.get(func._overloadpacket)
+    return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))

@@ -1,0 +1,68 @@
+"""What a step computes, held against torch's own counter and against arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from harness.record import Work
+from harness.spec import CaseSpec, Catalogue, Compiled, Device, Precision, Site
+from harness.training.context import load
+from harness.training.work import work
+
+KNOWN = Catalogue()
+
+
+def counted(name: str, samples: int, **fields: Any) -> tuple[CaseSpec, Work]:
+    site = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
+    case = KNOWN.normalise(site.case(f"single/{name}", micro_batch=samples, **fields))
+    return case, work(load(KNOWN.files(case)), case, samples)
+
+
+def products(step: Work) -> float:
+    return sum(p.flops * p.count for p in step.products if p.kind == "product")
+
+
+@pytest.mark.parametrize("name", ["decoder-nano", "mlp-nano", "resnet-nano", "moe-nano"])
+def test_products_are_those_that_torch_counts(name: str) -> None:
+    case, step = counted(name, 3)
+    loaded = load(KNOWN.files(case))
+    model = loaded.model.build(loaded.size(case))
+    inputs, targets = loaded.model.batch(torch.arange(3), loaded.size(case))
+    with FlopCounterMode(display=False) as counter:
+        loaded.model.loss(model(inputs), targets).backward()
+    assert products(step) == counter.get_total_flops()
+
+
+def test_attention_is_causal_and_its_backward_computes_the_scores_again() -> None:
+    case, step = counted("decoder-nano", 2)
+    size = load(KNOWN.files(case)).size(case)
+    scores = 2 * size["heads"] * size["seq"] ** 2 / 2
+    forward = 4 * scores * size["d"] / size["heads"] * size["layers"]
+    attention = [p for p in step.products if p.kind == "attention"]
+    assert sum(p.flops * p.count for p in attention) == pytest.approx(3.5 * forward)
+
+
+def test_how_it_is_computed_changes_what_is_moved() -> None:
+    _, eager = counted("decoder-mini", 2)
+    _, compiled = counted("decoder-mini", 2, compiled=Compiled.INDUCTOR)
+    _, narrow = counted("decoder-mini", 2, precision=Precision.BF16)
+    _, again = counted("decoder-mini", 2, checkpoint=True)
+    assert products(eager) == products(compiled) == products(narrow)
+    assert compiled.moved_bytes < 0.6 * eager.moved_bytes
+    assert narrow.moved_bytes < 0.7 * eager.moved_bytes
+    assert narrow.update_bytes == eager.update_bytes / 2
+    assert products(again) > 1.15 * products(eager), "forward is computed again"
+    assert {p.dtype for p in eager.products} == {"float32"}
+    _, tensor_cores = counted("decoder-mini", 2, tf32=True)
+    assert {p.dtype for p in tensor_cores.products if p.kind == "product"} == {"tf32"}
+
+
+def test_a_batch_that_is_accumulated_is_computed_as_often() -> None:
+    _, once = counted("mlp-nano", 4)
+    _, twice = counted("mlp-nano", 4, accumulate=2)
+    assert products(twice) == 2 * products(once)
+    assert (twice.samples, twice.update_bytes) == (8, once.update_bytes)

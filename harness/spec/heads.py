@@ -6,6 +6,7 @@ Literal heads are parsed here rather than by importing: listing must not load to
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ class EngineFacts:
 def read_head(path: Path) -> tuple[str, dict[str, Json]]:
     """First docstring line and literal upper-case assignments of a Python file."""
     try:
-        tree = ast.parse(path.read_text())
+        return _head_of(path.read_text())
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) else ""
         told = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -133,6 +134,12 @@ def read_head(path: Path) -> tuple[str, dict[str, Json]]:
             f"is not valid Python: {told}{line}", where=str(path),
             fix=f"python -m py_compile {path}",
         ) from None  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def _head_of(source: str) -> tuple[str, dict[str, Json]]:
+    """Each source is parsed once: many catalogues hold the same files."""
+    tree = ast.parse(source)
     head = {name: value for name, value in _literals(tree) if value is not _NOT_LITERAL}
     doc = (ast.get_docstring(tree) or "").strip().splitlines()
     return (doc[0] if doc else ""), head

@@ -177,7 +177,7 @@ FAMILIES: dict[str, tuple[str, dict[str, tuple[str, str, dict[str, Any]]]]] = {
 
 #: One or two of each family in CI; the others are -m full.
 SOONEST = {
-    "qkv_apart", "norm_of_own_part", "own_block_only", "divided_twice", "stale", "norm_of_own_stage",
+    "qkv_apart", "own_block_only", "divided_twice", "norm_of_own_stage",
     "parameters_for_deltas", "one_shard_stays", "replicas_apart", "tail_dropped", "ranks_alike",
     "not_waited",
 }  # fmt: skip

@@ -67,8 +67,10 @@ CELLS = [
 ]  # fmt: skip
 
 
+#: One whose backward is whole, one that splits it.
+SOON_SCHEDULES = ("1f1b", "zbv")
 #: One of each family on four ranks in CI; the others stand on the same parts.
-FOUR = ("ddp", "fsdp", "pipeline", "tensor_parallel", "local_sgd", "parameter_server")
+FOUR = ("ddp", "fsdp", "parameter_server")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_strategy_trains_as_one_device_would(
 
 
 PRODUCTS = [
-    pytest.param(s, mesh, marks=[pytest.mark.full] * (i > 0))
+    pytest.param(s, mesh, marks=[pytest.mark.full] * (i > 0 or s not in ("fsdp", "pipeline")))
     for s in STRATEGIES
     for i, mesh in enumerate(KNOWN["strategies"][s].supports.products)
 ]
@@ -185,7 +187,12 @@ def test_accumulation(launch: Any, strategy: str) -> None:
     [
         ("fsdp/mlp-nano", 2, {"clip": 1.0}),
         ("pipeline/mlp-nano", 2, {"optimizer": "lamb", "learning_rate": "sqrt", "warm_up": 2}),
-        ("tensor_parallel/decoder-nano", 2, {"optimizer": "lars", "clip": 1.0}),
+        pytest.param(
+            "tensor_parallel/decoder-nano",
+            2,
+            {"optimizer": "lars", "clip": 1.0},
+            marks=pytest.mark.full,
+        ),
         *(
             pytest.param(name, world, fields, marks=pytest.mark.full)
             for name, world, meshed in (
@@ -232,7 +239,9 @@ def test_samples_of_a_short_batch_count_alike(
     right(launch(name, world, last_batch=share))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "fsdp", pytest.param("pipeline", marks=pytest.mark.full)]
+)
 def test_activation_checkpointing(launch: Any, strategy: str) -> None:
     right(launch(f"{strategy}/mlp-nano", 2, checkpoint=True))
 
@@ -241,23 +250,26 @@ def test_activation_checkpointing(launch: Any, strategy: str) -> None:
     ("strategy", "knobs"),
     [
         ("ddp", {"ddp.bucket_cap_mb": 0.1, "ddp.first_bucket_mb": 0.02}),
-        ("ddp", {"ddp.static_graph": True}),
-        ("ddp", {"ddp.unused": True}),
+        pytest.param("ddp", {"ddp.static_graph": True}, marks=pytest.mark.full),
+        pytest.param("ddp", {"ddp.unused": True}, marks=pytest.mark.full),
         ("ddp", {"ddp.overlap_optimizer": True}),
         ("fsdp", {"fsdp.reshard": False}),
         ("fsdp", {"fsdp.scatter": "all_to_all"}),
-        ("fsdp", {"fsdp.prefetch": 2}),
-        ("fsdp1", {"fsdp1.sharding": "grad_op"}),
-        ("pipeline", {"pipeline.microbatches": 1}),
+        pytest.param("fsdp", {"fsdp.prefetch": 2}, marks=pytest.mark.full),
+        pytest.param("fsdp1", {"fsdp1.sharding": "grad_op"}, marks=pytest.mark.full),
+        pytest.param("pipeline", {"pipeline.microbatches": 1}, marks=pytest.mark.full),
         ("pipeline", {"pipeline.split": "3,6"}),
-        ("pipeline", {"pipeline.split": "layers"}),
+        pytest.param("pipeline", {"pipeline.split": "layers"}, marks=pytest.mark.full),
     ],
 )
 def test_knobs(launch: Any, strategy: str, knobs: dict[str, Any]) -> None:
     right(launch(f"{strategy}/mlp-small", 2, knobs=knobs))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule",
+    [pytest.param(s, marks=[pytest.mark.full] * (s not in SOON_SCHEDULES)) for s in SCHEDULES],
+)
 def test_schedules(launch: Any, schedule: str) -> None:
     """To the bit, whatever the order."""
     world = launch("pipeline/mlp-nano", 2, knobs={"pipeline.schedule": schedule})
@@ -268,13 +280,13 @@ def test_schedules(launch: Any, schedule: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "knobs"),
     [
-        ("tensor_parallel", {"sequence": True}),
+        pytest.param("tensor_parallel", {"sequence": True}, marks=pytest.mark.full),
         ("tensor_parallel", {"sequence": True, "loss": True}),
         ("context_parallel", {"attention": "all_gather", "balanced": False}),
-        ("context_parallel", {"attention": "ulysses"}),
+        pytest.param("context_parallel", {"attention": "ulysses"}, marks=pytest.mark.full),
         ("expert_parallel", {"top": 1}),
         ("diloco", {"quantised": True}),
-        ("local_sgd", {"until": 6}),
+        pytest.param("local_sgd", {"until": 6}, marks=pytest.mark.full),
         ("local_sgd", {"growth": 1.5}),
         ("parameter_server", {"staleness": 1}),
         pytest.param("parameter_server", {"bounded": False}, marks=pytest.mark.full),

@@ -54,9 +54,8 @@ def test_what_did_nothing_is_found(launch: Any, plant: str) -> None:
     assert "asked for" in told or not check.startswith("took_effect")
 
 
-@pytest.mark.parametrize(
-    "plant", [p if p == "compile fell back" else pytest.param(p, marks=FULL) for p in PLANTED]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("plant", PLANTED)
 def test_without_the_bug_it_passes(launch: Any, plant: str) -> None:
     fields = {k: v for k, v in PLANTED[plant][0].items() if k != "bug"}
     world = launch("mutant_tuned/decoder-nano", 2, **fields)

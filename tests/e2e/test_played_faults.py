@@ -7,6 +7,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from harness.analysis import goodput
 from harness.analysis.verify import verify
 from harness.interface.cli.main import main
@@ -39,6 +41,7 @@ def test_faults_cost_what_their_marks_say(tmp_path: Path) -> None:
     assert not verify(record, session.run.folder).differences
 
 
+@pytest.mark.full
 def test_the_verb_foretells_and_measures(tmp_path: Path, capsys: object) -> None:
     words = ["goodput", "ddp/mlp-nano", "--cpus", "2", "--mtbf", "2s", "--steps", "300"]
     assert main([*words, "--results", str(tmp_path), "--json"]) == 0

@@ -333,7 +333,11 @@ SEVERAL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("words", SEVERAL, ids=["forked", "torchrun"])
+@pytest.mark.parametrize(
+    "words",
+    [SEVERAL[0], pytest.param(SEVERAL[1], marks=pytest.mark.full)],
+    ids=["forked", "torchrun"],
+)
 def test_a_script_runs_on_several_nodes(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ COVERED = {
     "agent/world.py __init__": TIMED,
     "context.py update": GATE,
     "context.py on_device": HOW,
+    "describe.py _work": TIMED,
     "describe.py loss_limit": TIMED,
     "models/paced.py forward": HOW,
     "observe/intake.py note": TIMED,

@@ -61,14 +61,32 @@ def no_cuda(build: str, version: str) -> Misfit | None:
     kind, _, number = build.partition(" ")
     if kind == "cuda":
         return None
-    if kind == "hip":
+    if kind in ("hip", "xpu"):
+        platform = f"ROCm {number}" if kind == "hip" else f"Intel GPUs ({number})"
         expected = "a CUDA build of torch: peaks, NVML and NCCL are NVIDIA's"
-        return Misfit(f"torch {version} is built for ROCm {number}", expected, "--cpus 2")
+        return Misfit(f"torch {version} is built for {platform}", expected, "--cpus 2")
     return Misfit(
         f"torch {version} is built without CUDA",
         "a CUDA build of torch",
         f"{CUDA_WHEEL}, or --cpus",
     )
+
+
+#: What the driver's kernel module puts there, in containers too.
+_DRIVER = Path("/dev/nvidiactl")
+
+
+def hidden(build: str, version: str, driver: Path = _DRIVER) -> Misfit | None:
+    """Why NVML shows no GPU on a machine that has some, as far as that can be told."""
+    if build.startswith(("hip", "xpu")):
+        return no_cuda(build, version)
+    if driver.exists():
+        return Misfit(
+            f"a driver is there ({driver}), but its library libnvidia-ml.so.1 does not answer",
+            "NVML, which tells names, memory and clocks",
+            "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",
+        )
+    return None
 
 
 def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> Misfit | None:

@@ -5,6 +5,9 @@ from harness.host import admission, doctor, facts
 
 
 def examination() -> dict[str, Json]:
-    """Its facts, and the findings of every check."""
-    found = (*doctor.examine(), *admission.examine(on_gpus=True))
-    return {"facts": facts.facts(), "findings": to_doc(found)}
+    """Its facts, the findings of every check, and those that decide whether verdicts can stand."""
+    decisive = admission.examine(on_gpus=True)
+    findings = (*doctor.examine(), *decisive)
+    return {
+        "facts": facts.facts(), "findings": to_doc(findings), "admission": to_doc(decisive),
+    }  # fmt: skip

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from harness.base.documents import from_doc
 from harness.base.packs import pack
 from harness.host import admission
-from harness.host.admission import Level
+from harness.host.admission import Finding, Level
 from harness.launch import cluster
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
@@ -92,18 +93,31 @@ class Session:
     def warm(self) -> None:
         """See whether the host is fit, then start the agent: it imports torch while we go on.
 
-        What was wrong in an earlier sitting of a resumed run stays wrong.
+        Where ranks run on other machines, these are examined, once their agents are there.
         """
-        if not self._examined:
-            self._examined = True
-            earlier = [f for f in self.run.admission if f.level is Level.BAD]
-            now = admission.examine(on_gpus=self.settings.device is Device.CUDA)
-            self.run.admission = (*earlier, *now)
-            for finding in now:
-                if finding.level is not Level.OK:
-                    self.progress.note(f"{finding.check}: {finding.text} ({finding.advice})")
+        remote = self.engine.engine.remote
+        if not (self._examined or remote):
+            self._admit(admission.examine(on_gpus=self.settings.device is Device.CUDA))
         self.bench.worlds.start()
         self.meet()
+        if not self._examined and remote:
+            self._admit(
+                tuple(
+                    dataclasses.replace(finding, text=f"{node.machine.host}: {finding.text}")
+                    for node, answer in self.bench.worlds.examine()
+                    for finding in from_doc(tuple[Finding, ...], answer["admission"])
+                    if self.settings.device is Device.CUDA or finding.check != "gpus"
+                )
+            )
+
+    def _admit(self, findings: tuple[Finding, ...]) -> None:
+        """Enter what a host is like; what was wrong in an earlier sitting of the run stays so."""
+        self._examined = True
+        earlier = [f for f in self.run.admission if f.level is Level.BAD]
+        self.run.admission = (*earlier, *findings)
+        for finding in findings:
+            if finding.level is not Level.OK:
+                self.progress.note(f"{finding.check}: {finding.text} ({finding.advice})")
 
     def meet(self) -> None:
         """Take the machine from the first node, where the engine reaches others than this one."""

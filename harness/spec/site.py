@@ -133,8 +133,13 @@ def resolve(
             f"--engine {engine} reaches other machines: state the number of ranks",
             expected="--gpus N or --cpus N", fix=f"--engine {engine} --nodes 2 --gpus 16",
         )  # fmt: skip
-    here = len(nvml.gpus())
-    unfit = accelerators.no_cuda(accelerators.torch_build(), machine.software().get("torch", ""))
+    here, build = len(nvml.gpus()), accelerators.torch_build()
+    version = machine.software().get("torch", "")
+    unfit = accelerators.no_cuda(build, version)
+    if cpus is None and not here and not facts.remote:
+        if (hidden := accelerators.hidden(build, version)) is not None:
+            asked = f"--gpus {gpus}" if gpus else "GPUs here cannot be measured"
+            raise SpecError(f"{asked}: {hidden.what}", expected=hidden.expected, fix=hidden.fix)
     if cpus is None and gpus is None and here and unfit is None:
         gpus = str(here)
     if gpus is not None and here and unfit is not None and not facts.remote:

@@ -112,6 +112,11 @@ class Accelerator:
         """As its vendor calls it; ``cpu``."""
         return str(self._module.get_device_name(self.device)) if self.present else "cpu"
 
+    @property
+    def uuid(self) -> str:
+        """What tells it from all others, as NVML says it; empty on a CPU."""
+        return f"GPU-{torch.cuda.get_device_properties(self.device).uuid}" if self.present else ""
+
     def synchronize(self) -> None:
         """Wait for all that was queued on it."""
         if self.present:

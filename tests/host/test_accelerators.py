@@ -43,6 +43,41 @@ def test_a_misfit_is_one_sentence(seen: object, here: dict[str, object], says: s
         assert found is not None and says in found.what and found.fix and found.expected
 
 
+@pytest.mark.parametrize(
+    ("build", "driver", "says"),
+    [
+        ("hip 6.4", False, "torch 2.13.0 is built for ROCm 6.4"),
+        ("xpu 20250200", False, "torch 2.13.0 is built for Intel GPUs (20250200)"),
+        ("cuda 13.0", True, "libnvidia-ml.so.1 does not answer"),
+        ("cpu", True, "libnvidia-ml.so.1 does not answer"),
+        ("cuda 13.0", False, None),
+        ("cpu", False, None),
+    ],
+)
+@pytest.mark.parametrize("gpus", ["8", "auto", None])
+def test_gpus_that_nvml_does_not_show_are_never_passed_over(
+    build: str,
+    driver: bool,
+    says: str | None,
+    gpus: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ROCm, XPU, and a container without NVML: else they would be CPU ranks without a word."""
+    if driver:
+        (tmp_path / "nvidiactl").touch()
+    told = accelerators.hidden(build, "2.13.0", tmp_path / "nvidiactl")
+    assert (told is None) if says is None else (told is not None and says in told.what)
+    monkeypatch.setattr(accelerators, "hidden", lambda *_: told)
+    if told is None and gpus is None:
+        assert resolve(known_engines=ENGINES).device is Device.CPU
+        return
+    with pytest.raises(SpecError) as error:
+        resolve(gpus=gpus, known_engines=ENGINES)
+    assert says is None or says in error.value.what
+    assert resolve(cpus=2, known_engines=ENGINES).device is Device.CPU
+
+
 def test_one_rank_may_have_a_slice() -> None:
     assert misfit(EIGHT, dataclasses.replace(HERE, mig=True), "2.13.0", 1) is None
 

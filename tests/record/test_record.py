@@ -373,6 +373,10 @@ def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
     assert "ran on NVIDIA" in wrong([dataclasses.replace(r, device="NVIDIA H200") for r in ranks])
     assert "two ranks in one process" in wrong([dataclasses.replace(r, pid=1) for r in ranks])
     assert "two ranks on one device" in wrong([dataclasses.replace(r, local_rank=0) for r in ranks])
+    assert "2 ranks on one device, GPU-7" in wrong(
+        [dataclasses.replace(r, device_uuid="GPU-7") for r in ranks]
+    )
+    assert wrong([dataclasses.replace(r, device_uuid=f"GPU-{r.rank}") for r in ranks]) == ""
     assert "ranks per node {0: 1, 1: 1}" in wrong(
         [dataclasses.replace(r, node=r.rank) for r in ranks]
     )

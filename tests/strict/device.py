@@ -540,6 +540,13 @@ def num_devices() -> int:
     return int(os.environ.get("STRICT_GPUS", "2"))
 
 
+def _number(device: int | torch.device) -> int:
+    """A visible device's number on its machine."""
+    index = device if isinstance(device, int) else device.index
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return int(visible[index]) if visible[0].isdigit() else index
+
+
 def _as_nvidia() -> None:
     """What is asked of CUDA before anything is computed."""
     torch.cuda.device_count = num_devices  # type: ignore[assignment]
@@ -547,7 +554,7 @@ def _as_nvidia() -> None:
     torch._utils._get_available_device_type = lambda: NAME  # type: ignore[assignment]
     torch.cuda.get_arch_list = lambda: ["sm_90"]  # type: ignore[assignment]
     torch.cuda.get_device_properties = lambda i=0: types.SimpleNamespace(  # type: ignore[assignment]
-        uuid=f"5741c700-0000-0000-0000-{i:012}",
+        uuid=f"5741c700-0000-0000-0000-{_number(i):012}",
         name="NVIDIA Strict",
         major=9,
         minor=0,

@@ -4,6 +4,7 @@ A case that failed its gate, a launch that failed or ran something else than was
 ERROR; what cannot run here is a SKIP; what was not measured is never green.
 """
 
+import re
 from collections.abc import Mapping
 
 from harness.analysis.judging.pairs import rests_on
@@ -15,6 +16,8 @@ from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5}
+#: What torch says where a GPU is older than sm_89.
+_NO_FP8 = re.compile(r"scaled_mm.* only supported on")
 #: Of those that round to fewer bits.
 ROUNDED_LIMIT = 2e-2
 
@@ -52,8 +55,8 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
             return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, why)
         if gate is None:
             return unmeasured(run, plan, f"{arm.case.id} was never checked")
-        if (large := _too_large(arm.case, gate)) is not None:
-            return large
+        if (impossible := not_here(arm.case, gate)) is not None:
+            return impossible
         if (failure := gate_failure(gate)) is not None:
             reason = Reason.LAUNCH_FAILED if gate.cause else Reason.INCORRECT
             if failure.startswith("bytes."):
@@ -64,7 +67,7 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
         return Conclusion(Status.ERROR, Reason.INCORRECT, mismatch)
     for arm in arms:
         compared = references.launch_of(run.references, run.described, arm.case.hash)
-        out_of_memory = compared is not None and _too_large(arm.case, compared) is not None
+        out_of_memory = compared is not None and not_here(arm.case, compared) is not None
         if compared is not None and compared.status is LaunchStatus.FAILED and not out_of_memory:
             told = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
             return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, told)
@@ -87,8 +90,8 @@ def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion |
     if launch.discarded:
         return None
     if launch.status is LaunchStatus.FAILED:
-        large = _too_large(case, launch) if case is not None else None
-        return large or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
+        impossible = not_here(case, launch) if case is not None else None
+        return impossible or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
     if launch.stood_still:
         why = f"noisy host: {launch.launch}: {launch.wrong[0]}"
         return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
@@ -99,11 +102,21 @@ def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion |
     return None
 
 
-def _too_large(case: CaseSpec, launch: LaunchRecord) -> Conclusion | None:
-    """Out of memory is no wrong training: the case does not fit, whatever its closed form says."""
-    if launch.cause is None or launch.cause.kind != "memory":
+def not_here(case: CaseSpec, launch: LaunchRecord) -> Conclusion | None:
+    """What this device cannot do is no wrong training.
+
+    Out of memory: the case does not fit, whatever its closed form says. Products in 8 bits: the GPU
+    is too old for them.
+    """
+    if launch.cause is None:
         return None
-    return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, f"{case.id} does not fit: {blame(launch)}")
+    if launch.cause.kind == "memory":
+        why = f"{case.id} does not fit: {blame(launch)}"
+        return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, why)
+    if case.precision is Precision.FP8 and _NO_FP8.search(launch.cause.message):
+        why = f"{case.id}: this GPU has no products in 8 bits: {blame(launch)}"
+        return Conclusion(Status.SKIP, Reason.UNSUPPORTED, why)
+    return None
 
 
 def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) -> str | None:

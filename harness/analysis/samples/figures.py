@@ -28,7 +28,7 @@ from harness.record import (
 )
 from harness.record.launch import STOOD_STILL, loads
 from harness.record.store import Samples
-from harness.spec import CaseSpec, Compiled, Plan, Window
+from harness.spec import CaseSpec, Compiled, Plan, StandIn, Window
 
 #: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0. Beside it the
 #: protocol of small messages, in bytes a step and other rank.
@@ -349,6 +349,17 @@ def _computed(case: CaseSpec, r: RankRecord, cut: int) -> Iterator[str]:
         yield f"rank {r.rank}: {skipped} steps of the window were left out: gradients overflowed"
 
 
+def _shared_devices(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
+    """Ranks whose place, or whose GPU by its UUID, is that of another rank."""
+    if len({(r.node, r.local_rank) for r in ranks}) != len(ranks):
+        yield "world: two ranks on one device"
+    if StandIn.SHARED_GPU in case.stand_in:
+        return
+    for uuid, count in Counter(r.device_uuid for r in ranks if r.device_uuid).items():
+        if count > 1:
+            yield f"world: {count} ranks on one device, {uuid}"
+
+
 def wrong(
     case: CaseSpec,
     expected: Expected,
@@ -370,8 +381,7 @@ def wrong(
     per_node = Counter(r.node for r in ranks)
     if tuple(per_node[n] for n in sorted(per_node)) != case.nodes:
         out.append(f"world: ranks per node {dict(per_node)}, asked for {case.nodes}")
-    if len({(r.node, r.local_rank) for r in ranks}) != len(ranks):
-        out.append("world: two ranks on one device")
+    out += _shared_devices(case, ranks)
     out += [text for r in ranks for text in (*_other(case, expected, r), *_computed(case, r, cut))]
     kept = len(samples[0].sample_ids) - cut
     seen = consumed(samples, cut) if seen is None else seen

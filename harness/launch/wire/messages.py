@@ -12,7 +12,7 @@ One message a frame (``harness.channel``):
                  <- {"file": name}, bytes     what ranks left, if no disk is shared
     -> {"kill": LAUNCH}                       that launch ends; "ended" follows
     -> {"reach": [Address...]}                <- {"reached": [bool...]}
-    -> {"examine": true}                      <- {"examined": {"facts", "findings"}}
+    -> {"examine": true}                      <- {"examined": {"facts", "findings", "admission"}}
 
 An agent serves several launches at once; what it says of one has its name ("of").
 

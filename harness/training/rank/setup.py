@@ -161,6 +161,7 @@ class Rank:
             host=platform.node(),
             pid=os.getpid(),
             device=self.accelerator.name,
+            device_uuid=self.accelerator.uuid,
             backend=dist.get_backend() if dist.is_initialized() else "",
             window_s=0.0 if measured is None else measured.window_s,
             cpu_s=0.0 if grown is None else grown.cpu_s,

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from editing import bound, even, judged, timed
 
-from harness.analysis.judging.obstacles import gate_failure
+from harness.analysis.judging.obstacles import gate_failure, not_here
 from harness.analysis.samples import figures
 from harness.analysis.verify import verify
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ConfigError, Exit
 from harness.interface.report import coverage
-from harness.record import Check, Purpose, Reason, RunRecord, Status
+from harness.record import Cause, Check, LaunchStatus, Purpose, Reason, RunRecord, Status
 from harness.record.outcome import exit_status
+from harness.spec import Device, Site
 from harness.spec.rules import load_thresholds
 from harness.spec.site import rungs
 
@@ -210,3 +212,21 @@ def test_out_of_memory_does_not_fit_and_is_no_wrong_training(
     found = judged(sample_run, full)[SUBJECT]
     assert (found.status, found.reason) == (Status.SKIP, Reason.DOES_NOT_FIT)
     assert "CUDA out of memory" in found.detail
+
+
+@pytest.mark.parametrize(("precision", "status"), [("fp8", Status.SKIP), ("fp32", Status.ERROR)])
+def test_a_gpu_without_products_in_8_bits_is_a_skip(precision: str, status: Status) -> None:
+    """As torch says it on an A100 or a 3090; of a case that asked for no such product, an ERROR."""
+    said = (
+        "RuntimeError: torch._scaled_mm is only supported on CUDA devices with compute capability"
+    )
+    case = Site(device=Device.CUDA, backend="nccl", nodes=(1,)).case(
+        "single/mlp-nano", precision=precision
+    )
+    cause = Cause(
+        rank=0, kind="exception", message=f"{said} >= 9.0 or 8.9, or ROCm MI300+", phase="gate",
+        step=0, sure=True,
+    )  # fmt: skip
+    launch = SimpleNamespace(cause=cause, launch="g0", status=LaunchStatus.FAILED)
+    found = not_here(case, launch)  # type: ignore[arg-type]
+    assert (found.status if found else Status.ERROR) is status

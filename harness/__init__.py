@@ -8,9 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, as below
-    from harness.interface import frames
-    from harness.record import Category, Expected, ModelFacts, WhatRan
-    from harness.spec import (
+    from harness.cases import (
         Batching,
         CaseSpec,
         Course,
@@ -21,8 +19,8 @@ if TYPE_CHECKING:  # for type checkers, as below
         Protocol,
         Site,
     )
-    from harness.spec.courses import resharded
-    from harness.spec.recipes import (
+    from harness.cases.courses import resharded
+    from harness.cases.recipes import (
         ON_GPUS,
         PACED,
         REAL,
@@ -39,8 +37,10 @@ if TYPE_CHECKING:  # for type checkers, as below
         strong_worlds,
         versus,
     )
-    from harness.spec.script import script
-    from harness.spec.site import rungs
+    from harness.cases.script import script
+    from harness.cases.site import rungs
+    from harness.interface import frames
+    from harness.record import Category, Expected, ModelFacts, WhatRan
     from harness.training.context import Knobs, RankContext, Trainer
     from harness.training.data import Batch, images, labels, uniform
     from harness.training.feeds import Feed, Source
@@ -53,14 +53,14 @@ if TYPE_CHECKING:  # for type checkers, as below
 _NAMES = {
     "interface": "frames",
     "record": "Category Expected ModelFacts WhatRan",
-    "spec": "Batching CaseSpec Course Fault Mode Plan Precision Protocol Site",
-    "spec.courses": "resharded",
-    "spec.recipes": (
+    "cases": "Batching CaseSpec Course Fault Mode Plan Precision Protocol Site",
+    "cases.courses": "resharded",
+    "cases.recipes": (
         "ON_GPUS PACED REAL Recipe beside control ladder learning like plain recovering scaling"
         " shapes strong_worlds versus"
     ),
-    "spec.script": "script",
-    "spec.site": "rungs",
+    "cases.script": "script",
+    "cases.site": "rungs",
     "training.context": "Knobs RankContext Trainer",
     "training.data": "Batch images labels uniform",
     "training.feeds": "Feed Source",

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from harness.base.documents import from_doc
+from harness.cases import CaseSpec, Catalogue, Device, Mode, Site
 from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
@@ -22,7 +23,6 @@ from harness.launch.fleet import Fleet
 from harness.launch.wire.messages import Deadlines, Gate, LaunchSpec, RankEnd, Timed
 from harness.record import Cause, Check, Described, Purpose, RankRecord
 from harness.record.store import load
-from harness.spec import CaseSpec, Catalogue, Device, Mode, Site
 
 ROOT = Path(__file__).parents[1]
 settings.register_profile("no timing assertion", deadline=None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.base.programs import PACKAGE
-from harness.spec.catalogue import Catalogue
+from harness.cases.catalogue import Catalogue
 
 NAMES = {
     entry.name: entry.path

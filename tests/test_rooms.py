@@ -12,7 +12,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HARNESS = ROOT / "harness"
 
-ROOMS = ["base", "host", "spec", "record", "launch", "analysis", "training", "measure", "interface"]
+ROOMS = [
+    "base",
+    "host",
+    "cases",
+    "record",
+    "launch",
+    "analysis",
+    "training",
+    "measure",
+    "interface",
+]
 #: Rooms side by side: neither imports the other.
 APART = [{"launch", "analysis"}, {"training", "measure"}]
 MODULES = sorted(HARNESS.rglob("*.py"))

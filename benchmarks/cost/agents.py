@@ -18,11 +18,11 @@ import numpy as np
 from scipy.stats import f as f_distribution
 
 from harness.base.documents import from_doc
+from harness.cases import Catalogue, Device, Site
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.record import RankRecord
-from harness.spec import Catalogue, Device, Site
 
 
 def main() -> None:

@@ -22,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.base.documents import Json, from_doc, to_doc
+from harness.cases import Device, Site
 from harness.host import machine
 from harness.host.accelerators import Accelerators
 from harness.launch.engine import Job, State, Where
 from harness.launch.fleet import Fleet
 from harness.launch.wire.channel import Channel, Listener, dial, make_token, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, RankEnd, Share, Sweep
-from harness.spec import Device, Site
 
 
 class Stubs(Job):

@@ -13,15 +13,15 @@ import tempfile
 import time
 from pathlib import Path
 
+from harness.cases import Catalogue, Device, Settings, Site
+from harness.cases.recipes import REAL, ladder
+from harness.cases.site import rungs
+from harness.cases.targets import normalise
 from harness.launch.engines.torchrun import Torchrun
 from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
-from harness.spec import Catalogue, Device, Settings, Site
-from harness.spec.recipes import REAL, ladder
-from harness.spec.site import rungs
-from harness.spec.targets import normalise
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from statistics import median
 
+from harness.cases import Catalogue, Device, Site
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.wire.messages import LaunchSpec, Timed
-from harness.spec import Catalogue, Device, Site
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 )
 
 from harness.base import modules
-from harness.spec import Catalogue
+from harness.cases import Catalogue
 from harness.training.rank.invariants import Bucket
 
 #: What a method is given, by everybody alike. A threshold of 4 is met by some 5 % of what is owed.

@@ -25,10 +25,10 @@ import torch
 from torch import nn
 
 from harness.base.stats import t_interval
+from harness.cases import CaseSpec, Device, Mode
+from harness.cases.script import parse
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec, Script
-from harness.spec import CaseSpec, Device, Mode
-from harness.spec.script import parse
 from harness.training.rank.setup import Place
 from harness.training.script.evidence import begin, rank_of
 from harness.training.script.hooks import Hooks

@@ -102,7 +102,7 @@ def test_collecting_five_hundred_cases(benchmark: Any, tmp_path: Path) -> None:
     """The whole process of ``pytest --collect-only``: interpreter, plugin, 125 ladders of 4."""
     (tmp_path / "test_many.py").write_text(
         "from harness import scaling\n"
-        "from harness.spec.recipes import ladder\n"
+        "from harness.cases.recipes import ladder\n"
         "def many(site):\n"
         "    return [ladder(site.case('ddp/mlp-nano', micro_batch=i + 1), (1, 2, 4, 8))"
         " for i in range(125)]\n"

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping
 
-from harness.spec import CaseSpec, Device, Settings
+from harness.cases import CaseSpec, Device, Settings
 
 #: Parts of a case that the command states by other words, or that follow from where it runs.
 _STATED = {

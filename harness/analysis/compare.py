@@ -15,10 +15,10 @@ from harness.analysis.judging.points import budgets, points
 from harness.base import stats
 from harness.base.documents import Json, fields_of
 from harness.base.errors import SpecError
+from harness.cases import CaseSpec
+from harness.cases.metrics import COMPARABLE, METRICS
 from harness.record import RunRecord, Term
 from harness.record.budget import EXPOSED
-from harness.spec import CaseSpec
-from harness.spec.metrics import COMPARABLE, METRICS
 
 #: Two runs are not interleaved, so what drifts from one to the other is not in the interval: a
 #: difference is only called one when its whole interval lies beyond this.

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analysis import roofline, rungs
+from harness.cases import Arm, CaseSpec, Compiled, Device, Plan, Role, Window
 from harness.host.devices import peaks
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, Purpose
-from harness.spec import Arm, CaseSpec, Compiled, Device, Plan, Role, Window
 
 #: FLOP/s of a CPU core in training, the shares of a GPU's peak and of its roofline that training
 #: reaches, and that of a link's rate: what is usual, where nothing was measured.

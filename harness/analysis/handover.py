@@ -18,9 +18,9 @@ from harness.analysis.nodes import Drift, Examined
 from harness.analysis.reached import reached
 from harness.analysis.verify import rejudge, verify
 from harness.base.documents import fields_of
+from harness.cases import Reach, StandIn, Threshold
 from harness.record import Reason, RunRecord, Status, Verdict, signature
 from harness.record.outcome import SEVERITY
-from harness.spec import Reach, StandIn, Threshold
 
 #: Facts of a machine that nodes of one system have in common.
 _SHARED = ("cpu", "num_cores", "memory_gib", "gpu", "num_gpus", "gpu_memory_gib", "driver",

@@ -17,11 +17,11 @@ from harness.analysis.judging.points import points
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.analysis.rungs import rungs
 from harness.base.errors import SpecError
+from harness.cases import CaseSpec, Device, Plan
 from harness.host.devices import peaks
 from harness.host.machine import Machine
 from harness.record import Ceiling, Purpose, RunRecord, ScalingPoint, Swept, Term
 from harness.record.fabric import swept
-from harness.spec import CaseSpec, Device, Plan
 
 HOUR_S = 3600.0
 #: Prices are told for so many samples or tokens.

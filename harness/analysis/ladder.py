@@ -6,9 +6,9 @@ from statistics import fmean, geometric_mean, median
 
 from harness.analysis.judging.pairs import timed, values_of
 from harness.analysis.judging.points import flops, mfu, points, roofline_mfu, throughput
+from harness.cases import Arm, CaseSpec, Plan, metrics
 from harness.record import Described, LaunchRecord, RunRecord, ScalingPoint, Steps, Verdict
 from harness.record.outcome import SEVERITY
-from harness.spec import Arm, CaseSpec, Plan, metrics
 
 
 @dataclass(frozen=True, kw_only=True)

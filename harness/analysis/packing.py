@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.spec import CaseSpec
+from harness.cases import CaseSpec
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from harness.analysis.judging import pairs
 from harness.analysis.judging.series import series
+from harness.cases import Reach, Threshold
+from harness.cases.rules import reach
 from harness.record import RunRecord
-from harness.spec import Reach, Threshold
-from harness.spec.rules import reach
 
 
 def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:

@@ -7,9 +7,9 @@ Kernels reach 0.45 to 0.7 of it in published trainings of large models (docs/gpu
 
 from dataclasses import dataclass
 
+from harness.cases import CaseSpec
 from harness.host.devices import Sheet, named
 from harness.record import Described, Work
-from harness.spec import CaseSpec
 
 #: Below this MFU a case cannot fill a GPU: what it shows is how things work.
 MECHANICS = 0.10

@@ -8,8 +8,8 @@ from statistics import median
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.judging.points import budgets, shown_against, tabled
 from harness.analysis.timeline.losses import Losses, losses
+from harness.cases import Arm, Contrast, Mode, Plan, Role
 from harness.record import Budget, Expected, LaunchRecord, RunRecord
-from harness.spec import Arm, Contrast, Mode, Plan, Role
 
 
 @dataclass(frozen=True, kw_only=True)

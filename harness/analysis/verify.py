@@ -20,6 +20,7 @@ from harness.analysis.timeline.profiled import budget_of, talks, trace_path
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
 from harness.base.packs import is_there, opened
+from harness.cases import Threshold
 from harness.record import (
     JUDGED_SINCE,
     SETTLED_SINCE,
@@ -31,7 +32,6 @@ from harness.record import (
     chain,
 )
 from harness.record.store import load_samples
-from harness.spec import Threshold
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9

@@ -10,13 +10,13 @@ from typing import Any
 
 from harness.base.documents import Json
 from harness.base.errors import SpecError
+from harness.cases import Catalogue, Device, Settings, Site, Threshold
+from harness.cases.recipes import PINNED
+from harness.cases.rules import load_thresholds
+from harness.cases.site import resolve
 from harness.host import machine, secrets
 from harness.interface.offered import OPTIONS, from_environment
 from harness.launch import cluster
-from harness.spec import Catalogue, Device, Settings, Site, Threshold
-from harness.spec.recipes import PINNED
-from harness.spec.rules import load_thresholds
-from harness.spec.site import resolve
 
 
 def add_to(parser: argparse.ArgumentParser, *, cases: bool) -> None:

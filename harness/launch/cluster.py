@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.base.documents import Json
 from harness.base.errors import meant
 from harness.base.toml import Problems, read
-from harness.spec import Entry
+from harness.cases import Entry
 
 #: What would end a line of a batch script, or of a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

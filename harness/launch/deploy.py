@@ -9,10 +9,10 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.base.errors import LaunchError
+from harness.cases import Entry
 from harness.launch.engine import Command, Deployment, Engine, Job, Where, make
 from harness.launch.fleet import Fleet
 from harness.launch.wire.channel import Channel, Listener, make_token, read_token
-from harness.spec import Entry
 
 
 def open_worlds(entry: Entry, where: Where) -> Fleet:

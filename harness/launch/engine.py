@@ -17,9 +17,9 @@ from typing import Protocol
 from harness.base import modules, programs
 from harness.base.documents import Json
 from harness.base.errors import LaunchError
+from harness.cases import Device, Entry
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd
-from harness.spec import Device, Entry
 
 #: Called a few times a second while a launch runs, with the step that the slowest rank is at.
 Tick = Callable[[int], None]

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError
+from harness.cases import CaseSpec
 from harness.launch.cluster import WAITS
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.hearing import TICK_S, Ear, unreachable
@@ -22,7 +23,6 @@ from harness.launch.running import Running
 from harness.launch.wire.channel import Listener
 from harness.launch.wire.messages import LaunchSpec, Node, Share
 from harness.record import Described
-from harness.spec import CaseSpec
 
 #: Starts the agents: their job, and who waits for those that dial in.
 Begin: TypeAlias = Callable[[], tuple[Job, Listener | None]]

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from harness.base.errors import LaunchError, SpecError
+from harness.cases import Entry
 from harness.host import environment
 from harness.launch import deploy
 from harness.launch.engine import Where
 from harness.launch.fleet import Fleet
-from harness.spec import Entry
 
 
 class Fleets:

@@ -5,12 +5,12 @@ import ipaddress
 from collections.abc import Sequence
 
 from harness.base.errors import LaunchError
+from harness.cases import Device
 from harness.host import accelerators
 from harness.host.machine import Machine
 from harness.launch.engine import Where
 from harness.launch.link import Link
 from harness.launch.wire.channel import Listener
-from harness.spec import Device
 
 
 def joined(listener: Listener | None, links: list[Link], within_s: float) -> list[Link]:

@@ -15,6 +15,8 @@ from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
+from harness.cases import CaseSpec, Catalogue, Compiled, Device, Entry, StandIn
+from harness.cases.plan import HORIZON
 from harness.host import nvml
 from harness.launch import causes
 from harness.launch.engine import Ended, Tick, Where
@@ -36,8 +38,6 @@ from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
 from harness.record.fabric import label
 from harness.record.store import load_samples, write_text
-from harness.spec import CaseSpec, Catalogue, Compiled, Device, Entry, StandIn
-from harness.spec.plan import HORIZON
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
 POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis.judging.verdicts import undecided
+from harness.cases import Arm, Plan
 from harness.measure.run import Run
 from harness.record import Block, Reason, Verdict
-from harness.spec import Arm, Plan
 
 
 def drawn(plan: Plan, attempt: int, number: int, slots: Sequence[Sequence[Arm]]) -> Block:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from harness.analysis.judging import obstacles
+from harness.cases import Arm, Plan, Role
 from harness.measure import together
 from harness.measure.session import Session
 from harness.record import LaunchRecord
-from harness.spec import Arm, Plan, Role
 
 
 def climb(

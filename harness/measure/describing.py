@@ -5,10 +5,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.cases import CaseSpec, Catalogue, Settings
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.record import Described
-from harness.spec import CaseSpec, Catalogue, Settings
 
 
 def described(cases: Sequence[CaseSpec], known: Catalogue) -> list[Described]:

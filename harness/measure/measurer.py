@@ -18,6 +18,7 @@ from harness.analysis.judging.verdicts import unconfirmed
 from harness.base.errors import ScaleproofError
 from harness.base.files import UnwrittenError
 from harness.base.numbers import rate
+from harness.cases import Arm, Plan, Role, Window, metrics
 from harness.measure import blocks, piloting, profiling, referring, together
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
@@ -26,7 +27,6 @@ from harness.measure.order import Order
 from harness.measure.progress import Moment
 from harness.measure.session import Session
 from harness.record import Block, LaunchRecord, Purpose, Verdict
-from harness.spec import Arm, Plan, Role, Window, metrics
 
 
 class Measurer:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from harness.analysis.packing import Seat
 from harness.analysis.samples.references import Curve
+from harness.cases import Arm, Plan, Window
 from harness.launch.wire.messages import Flip, Script
 from harness.record import Purpose
-from harness.spec import Arm, Plan, Window
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from harness.analysis import packing
 from harness.analysis.judging import neighbours
 from harness.analysis.samples import pilots
+from harness.cases import Arm, Plan
 from harness.measure.run import Run
 from harness.record import Purpose
-from harness.spec import Arm, Plan
 
 
 def missing(

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from harness.analysis import rungs
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
+from harness.cases import Arm, Plan, metrics
 from harness.measure import together
 from harness.measure.session import Session
 from harness.record import LaunchStatus, Purpose, RunRecord
-from harness.spec import Arm, Plan, metrics
 
 
 def missing(session: Session, plan: Plan, attempt: int = 0) -> Iterator[tuple[int, list[Arm]]]:

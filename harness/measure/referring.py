@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.judging.obstacles import room, too_large_for_one
 from harness.analysis.samples import references
+from harness.cases import Arm, Device, Plan, Role
 from harness.measure import together
 from harness.measure.run import Run
 from harness.measure.session import Session
-from harness.spec import Arm, Device, Plan, Role
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from harness.base.errors import RecordError
+from harness.cases import Site
 from harness.host.machine import Machine
 from harness.record import SCHEMA, RunRecord
 from harness.record.store import load
-from harness.spec import Site
 
 
 def unfinished(folder: Path, machine: Machine) -> RunRecord:

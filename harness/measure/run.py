@@ -12,6 +12,16 @@ from pathlib import Path
 from harness.analysis.judging import pairs, verdicts
 from harness.base import files
 from harness.base.documents import Json
+from harness.cases import (
+    Arm,
+    Catalogue,
+    Contrast,
+    Plan,
+    Settings,
+    Statistic,
+    Threshold,
+    Window,
+)
 from harness.host import doctor, environment, facts, machine
 from harness.host.admission import Finding
 from harness.measure.bench import mean_wall_s
@@ -22,16 +32,6 @@ from harness.record.fabric import Suspects
 from harness.record.launch import FLAKES, STALLS, num_again
 from harness.record.recovery import Played
 from harness.record.store import save
-from harness.spec import (
-    Arm,
-    Catalogue,
-    Contrast,
-    Plan,
-    Settings,
-    Statistic,
-    Threshold,
-    Window,
-)
 
 #: Kinds of what could have been run.
 _OFFERED = ("strategies", "models", "compressors")

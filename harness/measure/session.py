@@ -11,6 +11,7 @@ from types import FrameType, TracebackType
 
 from harness.base.documents import from_doc
 from harness.base.packs import pack
+from harness.cases import CaseSpec, Catalogue, Device, Settings, Threshold
 from harness.host import admission
 from harness.host.admission import Finding, Level
 from harness.launch import cluster
@@ -20,7 +21,6 @@ from harness.measure.order import Order
 from harness.measure.progress import Moment, Progress, waiting
 from harness.measure.run import Run
 from harness.record import LaunchRecord, RunRecord
-from harness.spec import CaseSpec, Catalogue, Device, Settings, Threshold
 
 
 def end_on_signals() -> None:

@@ -9,6 +9,8 @@ from harness.analysis.judging import neighbours
 from harness.analysis.samples import references
 from harness.base.documents import Json
 from harness.base.errors import SpecError
+from harness.cases import Arm, CaseSpec, Device, Plan, StandIn, Window
+from harness.cases.script import LAUNCHED
 from harness.host import copies
 from harness.launch.wire.messages import Script
 from harness.measure.bench import alone
@@ -16,8 +18,6 @@ from harness.measure.order import Order
 from harness.measure.run import Run
 from harness.measure.session import Session
 from harness.record import Purpose
-from harness.spec import Arm, CaseSpec, Device, Plan, StandIn, Window
-from harness.spec.script import LAUNCHED
 
 
 def groups(

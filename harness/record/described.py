@@ -135,7 +135,7 @@ class Described:
     """The answer to ``describe``: facts and expectations, or why there are none.
 
     ``reference`` is None where nothing can be compared (wrong on purpose, older records).
-    ``twin`` is the number of the gate's twin among what it could be (``spec/twins.py``).
+    ``twin`` is the number of the gate's twin among what it could be (``cases/twins.py``).
     ``work`` is what a step computes where devices are compared with their data sheets.
     ``own_ideal``: the ideal efficiency is what a user's own strategy says of itself.
     ``unsupported`` is what the case's files refuse (SKIP); ``error`` that they broke (ERROR).

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.base.documents import Json
-from harness.spec import Device
+from harness.cases import Device
 
 #: Bus bytes over payload bytes, for n ranks.
 OPERATIONS: Mapping[str, str] = {

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from harness.base.documents import Json, from_doc
 from harness.base.errors import RecordError
+from harness.cases import Plan, Settings, Threshold, Window
 from harness.host.admission import Finding
 from harness.host.machine import Machine
 from harness.record import chain
@@ -20,7 +21,6 @@ from harness.record.fabric import Row, Suspects
 from harness.record.launch import LaunchRecord
 from harness.record.record import SCHEMA, Block, RunRecord
 from harness.record.recovery import Played, Trial
-from harness.spec import Plan, Settings, Threshold, Window
 
 Entry = TypeVar("Entry")
 

@@ -6,10 +6,10 @@ from enum import StrEnum
 from statistics import fmean, pstdev
 from typing import Any
 
+from harness.cases import Metric
 from harness.host.nvml import GpuWindow
 from harness.record.budget import Budget
 from harness.record.rank import RankRecord
-from harness.spec import Metric
 
 #: How what is wrong with a launch begins where a scheduled stand-in missed its deadlines.
 STOOD_STILL = "slot too short"

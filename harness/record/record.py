@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from harness.cases import CaseSpec, Device, Plan, Settings, StandIn, Threshold, Window
 from harness.host.admission import Finding
 from harness.host.machine import Machine
 from harness.record.described import Described
@@ -19,7 +20,6 @@ from harness.record.fabric import Row, Suspects
 from harness.record.launch import LaunchRecord, Purpose
 from harness.record.outcome import Verdict
 from harness.record.recovery import Played, Trial
-from harness.spec import CaseSpec, Device, Plan, Settings, StandIn, Threshold, Window
 
 SCHEMA = 7
 #: The first layouts whose verdicts were judged, and whose windows were settled, by today's rules.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.spec.courses import title
+from harness.cases.courses import title
 
 #: What a recovery consists of, in order.
 PARTS = ("detect", "stop", "import", "start", "group", "load", "step")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from harness.base.documents import Json, from_doc, lean
-from harness.spec import Plan, Settings, digest
+from harness.cases import Plan, Settings, digest
 
 #: The first layout that is read as it is.
 UNCHANGED_SINCE = 6

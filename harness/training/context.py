@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from harness.base import modules
 from harness.base.documents import Json
+from harness.cases import Batching, CaseSpec, Dim, Mesh, Precision, Supports
+from harness.cases.heads import facts
 from harness.record import WhatRan
-from harness.spec import Batching, CaseSpec, Dim, Mesh, Precision, Supports
-from harness.spec.heads import facts
 from harness.training import optimizers
 from harness.training.data import Batch
 from harness.training.tuning.recompute import OnHost

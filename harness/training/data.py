@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.spec import Batching
+from harness.cases import Batching
 
 
 @dataclass(frozen=True)

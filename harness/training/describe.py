@@ -8,8 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.base.documents import Json
-from harness.record import Described, Expected, ModelFacts, Reference, Work
-from harness.spec import (
+from harness.cases import (
     Batching,
     CaseSpec,
     Compiled,
@@ -22,6 +21,7 @@ from harness.spec import (
     digest,
     twins,
 )
+from harness.record import Described, Expected, ModelFacts, Reference, Work
 from harness.training.context import Loaded, build_model, make_batch, parts
 from harness.training.kept import kept
 from harness.training.trainer import element_bytes, training_bytes

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.spec import CaseSpec, Precision
+from harness.cases import CaseSpec, Precision
 from harness.training.context import CAST, Loaded, build_model, make_batch, parts
 from harness.training.tuning.recompute import PRODUCTS
 from harness.training.tuning.tuned import untuned

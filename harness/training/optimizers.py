@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from harness.spec import CaseSpec, LearningRate, Optimizer as Name, Stepping
+from harness.cases import CaseSpec, LearningRate, Optimizer as Name, Stepping
 from harness.training.parallel import norms
 from harness.training.tuning import kernels
 

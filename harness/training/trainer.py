@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.cases import Passes
 from harness.record import Category, ModelFacts, WhatRan
-from harness.spec import Passes
 from harness.training.context import RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from harness.cases import CaseSpec, Compiled, Optimizer, Precision
 from harness.record import Product, Work
-from harness.spec import CaseSpec, Compiled, Optimizer, Precision
 from harness.training.context import CAST, Loaded, build_model, make_batch, parts
 from harness.training.kept import FAKE
 from harness.training.tuning.tuned import untuned

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from harness.base.documents import from_doc, to_doc
+from harness.cases import CaseSpec, Catalogue
 from harness.launch.engine import RANK_ENV
-from harness.spec import CaseSpec, Catalogue
 from harness.training.accelerator import Accelerator, numbered
 from harness.training.context import CAST, build_model, load, make_batch
 from harness.training.describe import case_batching

@@ -22,6 +22,7 @@ import torch
 
 from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc, to_doc
+from harness.cases import CaseSpec, Catalogue, Device, Precision, Site
 from harness.host import nvml
 from harness.host.machine import peak_flops
 from harness.launch import causes
@@ -30,7 +31,6 @@ from harness.launch.engine import Where
 from harness.launch.fleet import Fleet
 from harness.launch.wire.messages import Bits, Gate, LaunchSpec, Task, Timed
 from harness.record import Described, RankRecord, Term
-from harness.spec import CaseSpec, Catalogue, Device, Precision, Site
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.base.documents import Json
+from harness.cases import Arm, CaseSpec, Catalogue, Device, Plan, Protocol, Role, Site
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import Budget, Purpose, RankBudget, Term
 from harness.record.budget import OUTLINE
-from harness.spec import Arm, CaseSpec, Catalogue, Device, Plan, Protocol, Role, Site
 
 PLANTS = Path(__file__).parents[1] / "plants"
 DDP = ("late", "link", "data", "stall", "slow")

@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 
 from harness.analysis.samples import bits
+from harness.cases import Catalogue, Device, Settings, Site
 from harness.launch.wire.messages import Flip, Place
 from harness.measure.hardware.checking import check_bits
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record.store import load_samples
-from harness.spec import Catalogue, Device, Settings, Site
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(3,))
 #: The lowest and the highest bit of a mantissa; of what is only moved, any bit is as good.

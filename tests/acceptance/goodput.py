@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 
 from harness.analysis import goodput
+from harness.cases import Catalogue, Device, Settings, Site
 from harness.measure.progress import Progress
 from harness.measure.recovery.player import Player
 from harness.measure.session import Session
-from harness.spec import Catalogue, Device, Settings, Site
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 RATES_S, INTERVALS = (2.0, 3.0, 5.0), (30, 90)

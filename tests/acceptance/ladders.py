@@ -17,13 +17,13 @@ from pathlib import Path
 from harness.analysis.foresight.held_out import Evaluation, evaluate
 from harness.analysis.foresight.own import runs
 from harness.analysis.foresight.published.table import Table
+from harness.cases import Catalogue, Device, Plan, Protocol, Settings, Site
+from harness.cases.recipes import ladder
+from harness.cases.targets import case_of, normalise
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record.store import load
-from harness.spec import Catalogue, Device, Plan, Protocol, Settings, Site
-from harness.spec.recipes import ladder
-from harness.spec.targets import case_of, normalise
 
 #: What is trained, with knobs that stay the same at every size.
 TRAININGS = {

@@ -20,13 +20,13 @@ from pathlib import Path
 from statistics import fmean
 
 from harness.base.documents import Json
+from harness.cases import Catalogue, Device, Plan, Protocol, Settings, Site, Source, Threshold
+from harness.cases.recipes import ladder
+from harness.cases.targets import normalise
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Status
-from harness.spec import Catalogue, Device, Plan, Protocol, Settings, Site, Source, Threshold
-from harness.spec.recipes import ladder
-from harness.spec.targets import normalise
 
 MARGIN = 0.02
 #: Deviation of a launch: that of a pair is then 0.5 %, as in three quarters of the world's cells.

@@ -24,13 +24,13 @@ from statistics import median
 from harness.analysis.judging import pairs as paired
 from harness.analysis.judging.judge import estimate, judge
 from harness.base.documents import from_doc, to_doc
+from harness.cases import Catalogue, Device, Form, Plan, Protocol, Settings, Site, Source, Threshold
+from harness.cases.recipes import ladder
+from harness.cases.targets import normalise
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Status
-from harness.spec import Catalogue, Device, Form, Plan, Protocol, Settings, Site, Source, Threshold
-from harness.spec.recipes import ladder
-from harness.spec.targets import normalise
 
 CELLS = [(e, n) for e in (0.95, 0.85, 0.70, 0.50) for n in (2, 4)]
 STRATEGIES = ("ddp", "pipeline")

@@ -26,13 +26,13 @@ from statistics import fmean
 
 import made_up
 
+from harness.cases import Catalogue, Device, Protocol, Settings, Site
+from harness.cases.script import script_plan
 from harness.measure import together
 from harness.measure.measurer import moment
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose
-from harness.spec import Catalogue, Device, Protocol, Settings, Site
-from harness.spec.script import script_plan
 
 LIST = Path(__file__).with_suffix(".toml")
 RANKS = (1, 2, 4)

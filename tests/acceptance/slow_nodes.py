@@ -22,11 +22,11 @@ import numpy as np
 from harness.analysis.slow_nodes import rounds
 from harness.analysis.slow_nodes.rounds import Seen
 from harness.analysis.slow_nodes.told import words
+from harness.cases import Catalogue, Device, Settings, Site
+from harness.cases.targets import case_of
 from harness.measure.hardware.pairing import Pairer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
-from harness.spec import Catalogue, Device, Settings, Site
-from harness.spec.targets import case_of
 
 #: The time of so many launches, over what is usual.
 Noise = Callable[[np.random.Generator, int], np.ndarray]

@@ -39,13 +39,13 @@ def test_no_bound_two_points_off_is_decided_wrongly(ladders: list[planted.Ladder
 def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     """A/A on real launches: of 20 comparisons at most 4 decide anything (nominal: 2 of 20)."""
     from harness.analysis.judging import pairs as paired
+    from harness.cases import Catalogue, Device, Protocol, Settings, Site
+    from harness.cases.recipes import like
+    from harness.cases.targets import normalise
     from harness.measure.measurer import Measurer
     from harness.measure.progress import Progress
     from harness.measure.session import Session
     from harness.record import Status
-    from harness.spec import Catalogue, Device, Protocol, Settings, Site
-    from harness.spec.recipes import like
-    from harness.spec.targets import normalise
 
     known = Catalogue()
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))

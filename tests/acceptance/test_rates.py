@@ -11,8 +11,8 @@ import rates
 from harness.analysis.judging import standard
 from harness.analysis.judging.judge import judge
 from harness.base.stats import t_interval
+from harness.cases import Form, Source, Threshold
 from harness.record import Status
-from harness.spec import Form, Source, Threshold
 
 RULE = Threshold(
     name="bound", case="*", metric="efficiency", unit="1", source=Source.REQUIREMENT,

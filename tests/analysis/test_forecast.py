@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis import forecast
+from harness.cases import Arm, Plan
 from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.spec import Arm, Plan
 
 
 def one_by_one(plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:

@@ -15,13 +15,13 @@ import pytest
 from harness.analysis.handover import handover
 from harness.analysis.nodes import Examined, drift
 from harness.base.documents import from_doc, to_doc
+from harness.cases import Threshold
 from harness.interface.cli.main import main
 from harness.record import RunRecord, Status
 from harness.record.fabric import Paired, Suspects
 from harness.record.record import SCHEMA
 from harness.record.store import save
 from harness.record.upgrade import upgrade
-from harness.spec import Threshold
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TODAY = datetime.date(2026, 11, 23)

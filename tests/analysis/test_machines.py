@@ -16,11 +16,11 @@ from harness.analysis.compare import Reading
 from harness.analysis.hardware import HardwareComparison, compare_hardware
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
+from harness.cases.plan import Plan
 from harness.interface.cli.main import main
 from harness.interface.report.sides import hardware
 from harness.record import Ceiling, RunRecord
 from harness.record.store import load
-from harness.spec.plan import Plan
 
 Edit = Callable[[Any], None]
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, strategies as st
 
 from harness.analysis import packing
-from harness.spec import CaseSpec, Device, Site
+from harness.cases import CaseSpec, Device, Site
 
 ROOMS = st.lists(st.sampled_from([1, 2, 4, 6, 8]), min_size=1, max_size=8)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.roofline import roofline
+from harness.cases import Catalogue, Compiled, Device, Precision, Site
 from harness.host.devices import sheets
 from harness.record import Product, Work
-from harness.spec import Catalogue, Compiled, Device, Precision, Site
 from harness.training.context import load
 from harness.training.work import work
 

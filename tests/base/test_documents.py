@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from harness.base.documents import fields_of, from_doc, json_schema, to_doc
+from harness.cases import Mode, Protocol
 from harness.record import Reason, Status, Verdict
-from harness.spec import Mode, Protocol
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
 verdicts = st.builds(

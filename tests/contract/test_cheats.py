@@ -9,11 +9,11 @@ import pytest
 
 from harness.analysis.judging.obstacles import gate_failure
 from harness.analysis.samples import references
+from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site, Window
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, Purpose
-from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site, Window
 
 CHEATS = Path(__file__).parents[1] / "cheats"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from harness.cases import Catalogue, Device, Site
 from harness.record import Purpose
-from harness.spec import Catalogue, Device, Site
 from harness.training.context import load
 from harness.training.describe import describe
 

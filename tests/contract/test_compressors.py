@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from harness.spec import Catalogue
+from harness.cases import Catalogue
 from harness.training import sparse, transports
 from harness.training.compressors import countsketch, int8, natural, onebit, qsgd, randomk, topk
 from harness.training.rank.invariants import Bucket

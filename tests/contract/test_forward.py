@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from harness.base.errors import SpecError
+from harness.cases import Catalogue, Device, Passes, Site
 from harness.record import Purpose
-from harness.spec import Catalogue, Device, Passes, Site
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.cases import Catalogue, Device, Precision, Site
 from harness.launch.fleet import Fleet
 from harness.record import Purpose
-from harness.spec import Catalogue, Device, Precision, Site
 from harness.training.agent.answers import _installed
 
 KNOWN = Catalogue().entries["strategies"]

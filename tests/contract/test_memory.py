@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.spec import CaseSpec, Catalogue, Device, Precision, Site
+from harness.cases import CaseSpec, Catalogue, Device, Precision, Site
 from harness.training.context import CAST, Loaded, build_model, load, make_batch
 from harness.training.describe import describe
 from harness.training.kept import kept

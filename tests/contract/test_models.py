@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.spec import Catalogue, Device, Precision, Site
+from harness.cases import Catalogue, Device, Precision, Site
 from harness.training.context import build_model, load, make_batch
 from harness.training.data import hashed
 from harness.training.describe import model_facts

@@ -9,8 +9,8 @@ import pytest
 
 from harness.analysis.judging.notices import overloaded
 from harness.analysis.samples.figures import _collapsed
+from harness.cases import Precision
 from harness.record import Purpose
-from harness.spec import Precision
 
 CAUGHT_BY = {
     "no_all_reduce": "step1_gradient",

@@ -28,7 +28,7 @@ from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import Purpose
-from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site
+from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 
 mutants, folder = map(Path, sys.argv[1:])
 known = Catalogue([mutants])

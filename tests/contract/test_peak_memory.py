@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from harness.spec import Catalogue, Device, Site
+from harness.cases import Catalogue, Device, Site
 from harness.training.context import CAST, build_model, load, make_batch
 from harness.training.describe import describe
 

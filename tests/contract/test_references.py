@@ -14,11 +14,11 @@ import pytest
 
 from harness.analysis.samples.references import mean_losses
 from harness.base.documents import from_doc
+from harness.cases import CaseSpec, Catalogue, Device, Precision, Site
 from harness.launch.fleet import Fleet
 from harness.launch.wire.messages import LaunchSpec, Refer
 from harness.record import RankRecord
 from harness.record.store import load_samples
-from harness.spec import CaseSpec, Catalogue, Device, Precision, Site
 
 STEPS = 5
 

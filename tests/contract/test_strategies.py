@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from harness.base import stats
+from harness.cases import Catalogue, Mesh, Precision
 from harness.record import Purpose
-from harness.spec import Catalogue, Mesh, Precision
 from harness.training.parallel.schedule import SCHEDULES
 
 KNOWN = Catalogue().entries

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from harness.analysis.samples import figures
+from harness.cases import Attention, CaseSpec, Compiled, Precision, Stepping
 from harness.record import Purpose
 from harness.record.store import Samples
-from harness.spec import Attention, CaseSpec, Compiled, Precision, Stepping
 from harness.training.tuning import float8, kernels
 from harness.training.tuning.recompute import OnHost
 from harness.training.tuning.scaling import Scaled

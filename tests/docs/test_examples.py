@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.spec import Catalogue
+from harness.cases import Catalogue
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "my_files"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.spec import Catalogue
+from harness.cases import Catalogue
 from tests.contract.test_mutants import CAUGHT_BY, FAMILIES
 
 ROOT = Path(__file__).parents[2]

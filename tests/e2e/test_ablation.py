@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import SpecError
+from harness.cases import Ablation, Catalogue, Device, Plan, Protocol, Settings, Site
+from harness.cases.recipes import ladder
+from harness.cases.targets import normalise
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Purpose, Reason, Status
-from harness.spec import Ablation, Catalogue, Device, Plan, Protocol, Settings, Site
-from harness.spec.recipes import ladder
-from harness.spec.targets import normalise
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 FAST = Protocol(steps=6, cut=2, min_blocks=2, max_blocks=2)

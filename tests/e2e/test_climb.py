@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.verify import verify
+from harness.cases import Catalogue, Device, Protocol, Settings, Site
+from harness.cases.recipes import ladder
+from harness.cases.targets import normalise
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Purpose, Reason, Status
-from harness.spec import Catalogue, Device, Protocol, Settings, Site
-from harness.spec.recipes import ladder
-from harness.spec.targets import normalise
 
 
 @pytest.fixture

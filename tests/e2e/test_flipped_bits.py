@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from harness.analysis.verify import verify
+from harness.cases import CaseSpec, Catalogue, Device, Settings, Site
 from harness.launch.wire.messages import Flip, Place
 from harness.measure.hardware.checking import check_bits
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import store
-from harness.spec import CaseSpec, Catalogue, Device, Settings, Site
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(3,))
 

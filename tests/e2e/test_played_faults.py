@@ -11,13 +11,13 @@ import pytest
 
 from harness.analysis import goodput
 from harness.analysis.verify import verify
+from harness.cases import Catalogue, Device, Settings, Site
 from harness.interface.cli.main import main
 from harness.measure.progress import Progress
 from harness.measure.recovery.player import Player
 from harness.measure.session import Session
 from harness.record import store
 from harness.record.recovery import Mark
-from harness.spec import Catalogue, Device, Settings, Site
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 

@@ -15,6 +15,8 @@ import torch
 from harness.analysis.samples.script import by_step
 from harness.analysis.verify import verify
 from harness.base.errors import Exit, SpecError
+from harness.cases import Catalogue, Device, Mode, Protocol, Settings, Site
+from harness.cases.script import parse, script_plan
 from harness.interface.cli.main import main
 from harness.interface.report.script import lines as script_table
 from harness.launch.engines import emulated
@@ -24,8 +26,6 @@ from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose, Status, Verdict
 from harness.record.store import load_samples
-from harness.spec import Catalogue, Device, Mode, Protocol, Settings, Site
-from harness.spec.script import parse, script_plan
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))

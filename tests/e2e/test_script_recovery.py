@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import Exit, LaunchError
+from harness.cases import Catalogue, Course, Device, Fault, Settings, Site
+from harness.cases.script import script_plan
 from harness.interface.cli.main import main
 from harness.interface.report.faults import recovery
 from harness.measure.progress import Progress
@@ -16,8 +18,6 @@ from harness.measure.recovery.scripted import ScriptRecoverer, continued, went_o
 from harness.measure.session import Session
 from harness.record import Continued, Trial, Update
 from harness.record.store import load
-from harness.spec import Catalogue, Course, Device, Fault, Settings, Site
-from harness.spec.script import script_plan
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))

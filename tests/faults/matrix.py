@@ -33,6 +33,7 @@ from scipy.stats import beta
 
 from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc
+from harness.cases import Catalogue, Device, Site
 from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
@@ -41,7 +42,6 @@ from harness.launch.fleet import Fleet
 from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
 from harness.record import RankRecord
-from harness.spec import Catalogue, Device, Site
 
 from .kinds import DEADLINES, KINDS, STRATEGIES, On
 from .nodes import forked

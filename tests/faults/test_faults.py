@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from waiting import until
 
+from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 from harness.launch.engine import Where
 from harness.launch.engines.emulated import Emulated
 from harness.launch.wire.beats import Beats, Phase
@@ -22,7 +23,6 @@ from harness.launch.wire.messages import Deadlines
 from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import Purpose
-from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 
 from .kinds import KINDS, On
 from .matrix import FOLDER, Cell, Found, striking

@@ -11,6 +11,7 @@ import pytest
 
 from harness.analysis.judging.series import _recoveries
 from harness.base.errors import Exit, LaunchError
+from harness.cases import CaseSpec, Catalogue, Course, Device, Fault, Settings, Site
 from harness.interface.cli.main import main
 from harness.launch.engine import Where
 from harness.launch.engines import emulated
@@ -21,7 +22,6 @@ from harness.measure.recovery.recoverer import Recoverer, deadlines
 from harness.measure.run import Run
 from harness.record import RankRestart, Trial
 from harness.record.store import load
-from harness.spec import CaseSpec, Catalogue, Course, Device, Fault, Settings, Site
 
 FOLDER = Path(__file__).parent / "strategies"
 MUTANTS = Path(__file__).parents[1] / "mutants"

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from harness.base.errors import SpecError
+from harness.cases import Catalogue, Device
+from harness.cases.site import resolve
 from harness.host import accelerators, doctor, machine, nvml
 from harness.host.accelerators import Accelerators, misfit
 from harness.host.admission import Level
-from harness.spec import Catalogue, Device
-from harness.spec.site import resolve
 
 HERE = dataclasses.replace(machine.detect(), gpu="NVIDIA H100 80GB HBM3", num_gpus=8)
 EIGHT = Accelerators(build="cuda 13.0", names=("NVIDIA H100 80GB HBM3",) * 8)

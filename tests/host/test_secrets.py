@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from harness.base.errors import SpecError
+from harness.cases.script import parse
 from harness.host import secrets
-from harness.spec.script import parse
 
 WORD = "h4Xx81kkQz93"
 

@@ -19,14 +19,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from harness.base.errors import Exit, ScaleproofError
+from harness.cases import Catalogue, Device, Site
+from harness.cases.heads import read_head
+from harness.cases.rules import load_thresholds
+from harness.cases.targets import plans_of
 from harness.interface.cli.main import main, verbs
 from harness.interface.cli.verbs.read.timeline import _of_traces
 from harness.interface.offered import OPTIONS
 from harness.launch import cluster
-from harness.spec import Catalogue, Device, Site
-from harness.spec.heads import read_head
-from harness.spec.rules import load_thresholds
-from harness.spec.targets import plans_of
 from tests.analysis.timeline.writing import event, step
 
 ROOT = Path(__file__).parents[2]

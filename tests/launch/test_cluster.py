@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from harness.base.errors import ConfigError, LaunchError, SpecError
+from harness.cases import Catalogue, Device
+from harness.cases.site import parse_nodes, resolve
 from harness.launch import cluster
 from harness.launch.emulation import shaping
 from harness.launch.engine import Deployment, State
 from harness.launch.engines import emulated, hosts, slurm
 from harness.launch.wire.messages import Share
-from harness.spec import Catalogue, Device
-from harness.spec.site import parse_nodes, resolve
 
 ENGINES = Catalogue().entries["engines"]
 
@@ -211,7 +211,7 @@ def test_a_controller_that_does_not_answer_ends_no_job(
 
 
 def test_links_have_rates_of_their_own_and_between_nodes() -> None:
-    from harness.spec import Site
+    from harness.cases import Site
 
     site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1, 1), emulated=True)
 

@@ -14,6 +14,7 @@ from hypothesis import given, strategies as st
 
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
+from harness.cases import Device, Site
 from harness.host import machine
 from harness.host.accelerators import Accelerators
 from harness.launch.engine import State, Where
@@ -22,7 +23,6 @@ from harness.launch.link import Link
 from harness.launch.roll_call import fit
 from harness.launch.wire.channel import Channel, Listener, dial, make_token, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Sweep
-from harness.spec import Device, Site
 
 
 class Stub:

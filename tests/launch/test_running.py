@@ -6,12 +6,12 @@ import socket
 from pathlib import Path
 
 from harness.base.documents import to_doc
+from harness.cases import Device, Site
 from harness.launch import causes
 from harness.launch.link import Link
 from harness.launch.running import Running
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd, Share, Timed
-from harness.spec import Device, Site
 
 
 def end(rank: int) -> RankEnd:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.base.errors import Exit
+from harness.cases import CaseSpec, Course
 from harness.host import admission
 from harness.interface.cli.main import main
 from harness.measure.bench import Bench
@@ -16,7 +17,6 @@ from harness.measure.confirming import confirm
 from harness.measure.recovery.recoverer import Recoverer
 from harness.record import Reason, Row, Status, Trial, Verdict
 from harness.record.store import load
-from harness.spec import CaseSpec, Course
 
 RULE = """
 [[rule]]

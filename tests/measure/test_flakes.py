@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.judging import verdicts
+from harness.cases import Catalogue
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Cause, LaunchRecord, LaunchStatus, Purpose, RunRecord
-from harness.spec import Catalogue
 
 
 def broken(launch: LaunchRecord, kind: str, name: str) -> LaunchRecord:

@@ -18,9 +18,9 @@ import pytest
 from harness.analysis.reading import load
 from harness.base.errors import RecordError
 from harness.base.lock import Lock
+from harness.cases import Catalogue, Settings
 from harness.measure.run import Run
 from harness.record import RunRecord, chain
-from harness.spec import Catalogue, Settings
 
 #: What changes a disk, as CPython tells it to an audit hook before it is done.
 CHANGES = ("os.mkdir", "os.rename", "os.truncate", "os.remove")

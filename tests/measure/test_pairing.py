@@ -11,11 +11,11 @@ import pytest
 
 from harness.analysis.slow_nodes import told
 from harness.base.errors import Exit, LaunchError
+from harness.cases import Device, Site
 from harness.interface.cli.main import main
 from harness.interface.cli.verbs.measure import fabric as verb
 from harness.measure.hardware.pairing import Pairer
 from harness.record.fabric import Row
-from harness.spec import Device, Site
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,) * 4)
 

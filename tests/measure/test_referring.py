@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.judging import obstacles
+from harness.cases import CaseSpec, Catalogue, Device, Protocol, Settings, Site
+from harness.cases.recipes import ladder
+from harness.cases.targets import normalise
 from harness.measure import referring
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Described, Purpose, Status
-from harness.spec import CaseSpec, Catalogue, Device, Protocol, Settings, Site
-from harness.spec.recipes import ladder
-from harness.spec.targets import normalise
 
 
 def test_what_fits_nowhere_is_compared_in_its_first_steps(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.cases import Catalogue, Settings
 from harness.measure.progress import Progress
 from harness.measure.session import Session
-from harness.spec import Catalogue, Settings
 
 
 def test_what_breaks_while_it_warms_up_is_closed(

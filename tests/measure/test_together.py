@@ -13,15 +13,15 @@ import pytest
 
 from harness.analysis import audit
 from harness.analysis.judging import neighbours
+from harness.cases import Catalogue, Device, Protocol, Settings, Site
+from harness.cases.recipes import ladder
+from harness.cases.targets import normalise
 from harness.launch.engine import make
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose, RunRecord, chain
 from harness.record.launch import STALLS, STOOD_STILL
-from harness.spec import Catalogue, Device, Protocol, Settings, Site
-from harness.spec.recipes import ladder
-from harness.spec.targets import normalise
 
 NODES = (1, 1, 1)
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.strategies import ddp

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext
 from harness.training.strategies import fsdp
 from harness.training.strategies.frameworks import accelerate, deepspeed, lightning_fabric

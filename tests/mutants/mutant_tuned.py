@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
-from harness.spec import Precision
+from harness.cases import Precision
 from harness.training.context import Knobs, RankContext
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from harness.base.documents import Json
-from harness.spec import CaseSpec
+from harness.cases import CaseSpec
 from harness.training.models import paced
 from harness.training.models.paced import batch, build, flops, loss, step_s  # noqa: F401
 

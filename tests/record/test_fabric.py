@@ -13,6 +13,8 @@ import torch
 from harness.analysis.judging.notices import PAYLOAD_SHARE, findings, shaped
 from harness.analysis.judging.series import series
 from harness.analysis.judging.verdicts import verdicts
+from harness.cases import Catalogue, Settings, Source, Threshold, Waiver
+from harness.cases.rules import reach
 from harness.host.admission import Finding, Level
 from harness.interface.report.fabric import lines
 from harness.measure.measurer import Measurer
@@ -20,8 +22,6 @@ from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Reason, Row, RunRecord, Status
 from harness.record.fabric import factor, shapes, swept
-from harness.spec import Catalogue, Settings, Source, Threshold, Waiver
-from harness.spec.rules import reach
 from harness.training.rank.tasks.sweep import MAKERS
 from harness.training.rank.transport import of_log
 

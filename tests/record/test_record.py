@@ -26,6 +26,7 @@ from harness.analysis.verify import verify
 from harness.base import packs
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
+from harness.cases import Contrast, Device, Mode, Plan
 from harness.host.nvml import GpuWindow
 from harness.interface import frames
 from harness.measure.blocks import missing
@@ -34,7 +35,6 @@ from harness.record import SCHEMA, SETTLED_SINCE, Purpose, Reason, RunRecord, St
 from harness.record.schema import RECORD, record_schema
 from harness.record.store import Samples, load, save
 from harness.record.upgrade import upgrade
-from harness.spec import Contrast, Device, Mode, Plan
 
 
 @pytest.fixture

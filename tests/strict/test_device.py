@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.cases import Catalogue
 from harness.launch.wire.messages import Timed
-from harness.spec import Catalogue
 from strict.machine import environment
 from strict.world import Worlds
 

@@ -17,9 +17,9 @@ import pytest
 from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ScaleproofError
+from harness.cases import CaseSpec, Catalogue
 from harness.launch.wire.messages import Bits, Gate, Refer, Script, Sweep, Task, Timed, Train
 from harness.record import RankRestart
-from harness.spec import CaseSpec, Catalogue
 from strict.world import Worlds
 
 KNOWN = Catalogue()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from harness.cases import Catalogue, Device, Site
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.record import Described
-from harness.spec import Catalogue, Device, Site
 
 GOOD = """
     from torch import nn

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from harness.base.errors import SpecError
+from harness.cases import Catalogue, Device, Site
 from harness.record import Purpose
-from harness.spec import Catalogue, Device, Site
 from harness.training.context import RankContext, load
 from harness.training.describe import case_batching, describe
 from harness.training.feeds import STEPS_PER_EPOCH, Source, helpers_of, took, whole_epochs

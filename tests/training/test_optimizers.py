@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from harness.spec import CaseSpec, Device, LearningRate, Mode, Optimizer
+from harness.cases import CaseSpec, Device, LearningRate, Mode, Optimizer
 from harness.training import optimizers
 from harness.training.parallel import norms
 

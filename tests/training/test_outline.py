@@ -14,10 +14,10 @@ from harness.analysis.timeline.host_lanes import outline_lanes
 from harness.analysis.timeline.match import match
 from harness.analysis.timeline.profiled import budget_of, trace_path
 from harness.analysis.timeline.reader import read
+from harness.cases import Window
 from harness.record import Budget, Purpose, Term
 from harness.record.budget import OUTLINE
 from harness.record.store import Samples
-from harness.spec import Window
 
 
 def outline(launch: Any, case: str) -> tuple[Budget, Any]:

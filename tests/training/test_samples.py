@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from harness.spec import Batching, Dim, Mesh
+from harness.cases import Batching, Dim, Mesh
 from harness.training.data import Sampler
 from harness.training.models import decoder, ragged
 

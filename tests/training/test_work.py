@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from harness.cases import CaseSpec, Catalogue, Compiled, Device, Precision, Site
 from harness.record import Work
-from harness.spec import CaseSpec, Catalogue, Compiled, Device, Precision, Site
 from harness.training.context import load
 from harness.training.work import work
 

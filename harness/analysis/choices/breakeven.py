@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.base import stats
+from harness.cases import Arm, CaseSpec, Plan, StandIn
 from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.spec import Arm, CaseSpec, Plan, StandIn
 
 #: The name of a plan's first case, which sends all as it is.
 DENSE = "dense"

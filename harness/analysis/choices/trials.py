@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from harness.analysis.rungs import Rung
 from harness.analysis.timeline.advice import LARGE
 from harness.analysis.timeline.remedies import Remedy, remedies
+from harness.cases import Arm, Catalogue, Contrast, Plan
+from harness.cases.plan import Role
 from harness.record import RunRecord, Term
-from harness.spec import Arm, Catalogue, Contrast, Plan
-from harness.spec.plan import Role
 
 #: Blocks of a trial: two pairs of launches each.
 BLOCKS = 4

@@ -26,9 +26,9 @@ from harness.analysis.foresight.priors import Belief
 from harness.analysis.foresight.shapes import Kept, Shape
 from harness.analysis.foresight.terms import Term, Unknown
 from harness.analysis.judging import obstacles
+from harness.cases import CaseSpec, Catalogue, Contrast, Plan, Threshold
 from harness.host.machine import Machine
 from harness.record import Described, ModelFacts
-from harness.spec import CaseSpec, Catalogue, Contrast, Plan, Threshold
 
 Array = NDArray[np.float64]
 #: Figures that a fabric can tell of.

@@ -17,9 +17,9 @@ from harness.analysis.judging.points import budgets, points
 from harness.base import files, stats
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
+from harness.cases import Arm, Plan, Role
+from harness.cases.recipes import PINNED
 from harness.record import LaunchRecord, RunRecord, ScalingPoint
-from harness.spec import Arm, Plan, Role
-from harness.spec.recipes import PINNED
 
 #: Two-sided error of the intervals that stand beside a value.
 ALPHA = 0.05

@@ -11,8 +11,8 @@ from dataclasses import replace
 from harness.analysis.judging import fingerprint
 from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
 from harness.analysis.judging.question import Conclusion, Question
+from harness.cases import Threshold, metrics
 from harness.record import Reason, RunRecord, Status, Verdict
-from harness.spec import Threshold, metrics
 
 
 def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verdict:

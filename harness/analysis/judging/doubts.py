@@ -7,10 +7,10 @@ from statistics import fmean, median
 from harness.analysis.judging.pairs import rests_on, timed
 from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import steadiness
+from harness.cases import Contrast, Plan, metrics
 from harness.host import admission
 from harness.host.admission import Level
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status
-from harness.spec import Contrast, Plan, metrics
 
 #: Profiled steps longer than this by factor are another program's: no attribution.
 PERTURBED = 1.05

@@ -29,9 +29,9 @@ from harness.analysis.judging.fingerprint import as_items, fingerprint
 from harness.base.documents import from_doc
 from harness.base.errors import ConfigError
 from harness.base.toml import Key, check_table, keys_of, read_tables
+from harness.cases import BASELINES, Form, Source, Threshold, metrics
 from harness.record import RunRecord
 from harness.record.store import write_text
-from harness.spec import BASELINES, Form, Source, Threshold, metrics
 
 STATUSES = ("measured", "derived", "claimed", "provisional")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from harness.analysis.judging import sequential, standard
 from harness.analysis.judging.standard import ALPHA
+from harness.cases import Form, Source, Statistic, Threshold
 from harness.record import Reason, Status
-from harness.spec import Form, Source, Statistic, Threshold
 
 
 class End(StrEnum):

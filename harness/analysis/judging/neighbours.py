@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from harness.analysis.judging.pairs import like_launches_sd, timed
+from harness.cases import Contrast, Plan
 from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.spec import Contrast, Plan
 
 #: One-sided 70 % of a normal: beside the judge's own interval, a wrong PASS stays under 1 %
 #: (``tests/acceptance/rates.py``). And differences that no chance explains: 1 in 200.

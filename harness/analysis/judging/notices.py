@@ -5,11 +5,11 @@ from statistics import median
 
 from harness.analysis.judging import neighbours
 from harness.analysis.judging.pairs import timed
+from harness.cases import Device
 from harness.host import environment
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import swept
 from harness.record.launch import loads
-from harness.spec import Device
 
 #: Memory growth below this a step, or seen over fewer steps, is an allocator that settles.
 LEAK_BYTES, LEAK_STEPS = 65_536, 20

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from harness.analysis.judging.pairs import rests_on
 from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import references, same_training
+from harness.cases import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRecord, Status
-from harness.spec import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5}

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.cases import Contrast, Form, Plan, Role, Statistic, Threshold, metrics
+from harness.cases.metrics import METRICS
 from harness.record import LaunchRecord, Purpose, RunRecord
-from harness.spec import Contrast, Form, Plan, Role, Statistic, Threshold, metrics
-from harness.spec.metrics import METRICS
 
 
 @dataclass(frozen=True, kw_only=True)

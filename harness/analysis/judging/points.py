@@ -6,10 +6,10 @@ from harness.analysis.judging.judge import estimate
 from harness.analysis.judging.pairs import pairs, timed, values_of
 from harness.analysis.roofline import mfu_of
 from harness.base import stats
+from harness.cases import CaseSpec, Contrast, Device, Form, Mode, Plan, Statistic
+from harness.cases.metrics import metric
 from harness.host.devices import peaks
 from harness.record import LaunchRecord, RunRecord, ScalingPoint
-from harness.spec import CaseSpec, Contrast, Device, Form, Mode, Plan, Statistic
-from harness.spec.metrics import metric
 
 
 def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:

@@ -8,10 +8,10 @@ from typing import TypeVar
 from harness.analysis import goodput
 from harness.analysis.judging.doubts import unfit_host
 from harness.analysis.judging.question import Conclusion, Question
+from harness.cases import Threshold
 from harness.record import Reason, RunRecord, Status, Trial
 from harness.record.fabric import swept
 from harness.record.recovery import FINE, Played
-from harness.spec import Threshold
 
 T = TypeVar("T")
 Values = Mapping[str, tuple[float, ...]]

@@ -15,9 +15,9 @@ from statistics import fmean
 from harness.analysis.judging import neighbours
 from harness.analysis.judging.pairs import like_launches_sd, rests_on, timed
 from harness.analysis.samples import steadiness
+from harness.cases import Contrast, Plan, metrics
 from harness.host import admission
 from harness.record import LaunchRecord, Reason, RunRecord
-from harness.spec import Contrast, Plan, metrics
 
 #: Smaller differences between arms are those of clock ticks: 10 ms in a third of a second.
 LEAST = 0.02

@@ -14,8 +14,8 @@ from harness.analysis.judging.question import Conclusion, Question
 from harness.analysis.judging.series import series
 from harness.analysis.judging.standard import ALPHA
 from harness.analysis.judging.tilts import tilts
+from harness.cases import CaseSpec, Contrast, Device, Form, Plan, Statistic, Threshold, metrics
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
-from harness.spec import CaseSpec, Contrast, Device, Form, Plan, Statistic, Threshold, metrics
 
 #: Bytes that AdamW moves for a parameter, and those that slow memory moves in a second.
 ADAMW_BYTES = 28

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.cases.batching import copier
 from harness.record import RankRecord
 from harness.record.store import Samples
-from harness.spec.batching import copier
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from harness.analysis.samples import script
 from harness.analysis.samples.references import Curve, astray, mean_losses
 from harness.analysis.samples.steadiness import steadiness
 from harness.base import stats
+from harness.cases import CaseSpec, Compiled, Plan, StandIn, Window
 from harness.record import (
     Described,
     Expected,
@@ -28,7 +29,6 @@ from harness.record import (
 )
 from harness.record.launch import STOOD_STILL, loads
 from harness.record.store import Samples
-from harness.spec import CaseSpec, Compiled, Plan, StandIn, Window
 
 #: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0. Beside it the
 #: protocol of small messages, in bytes a step and other rank.

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import median
 
 from harness.analysis.samples import figures, steadiness
+from harness.cases import Arm, Plan, Window
 from harness.record import Described, LaunchRecord, Purpose, RunRecord
 from harness.record.store import load_samples
-from harness.spec import Arm, Plan, Window
 
 #: A pilot that stood still for more of its time is made again.
 STOOD = 0.02

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from harness.cases import CaseSpec, Mode
 from harness.record import LaunchRecord, Watched
-from harness.spec import CaseSpec, Mode
 
 #: Relative differences that rounding explains: of gradient norms, by what forward passes return.
 NORMS, COARSE_NORMS = 1e-4, 2e-2

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from harness.cases import CaseSpec, Mode
 from harness.record import RankRecord, Watched
 from harness.record.store import Samples
-from harness.spec import CaseSpec, Mode
 
 #: All-reduced bytes over the parameters' outside this are no single exchange of gradients.
 ONCE = (0.45, 1.25)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from harness.analysis.again import command
 from harness.analysis.timeline.losses import WORDS, Losses
 from harness.base.stats import evenly
+from harness.cases import CaseSpec, Data, Mode, Settings
 from harness.record import Budget, Expected, Term
-from harness.spec import CaseSpec, Data, Mode, Settings
 
 #: Terms below this share of the step are not worth a sentence.
 LARGE = 0.03

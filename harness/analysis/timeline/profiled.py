@@ -13,8 +13,8 @@ from harness.analysis.timeline.reader import Trace, read
 from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.views.tallies import operators
 from harness.base.errors import ScaleproofError
+from harness.cases import PROFILED, CaseSpec
 from harness.record import Budget, Expected, RankRecord
-from harness.spec import PROFILED, CaseSpec
 
 #: Traces that are worth the processes which read them at once.
 MANY = 4

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.base.documents import Json
+from harness.cases import CaseSpec, Catalogue, Mode
 from harness.record import Expected, Term
 from harness.record.budget import EXPOSED
-from harness.spec import CaseSpec, Catalogue, Mode
 
 #: How much smaller and larger buckets are tried.
 BUCKETS = (0.25, 4.0)

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.base.errors import SpecError
+from harness.cases import CaseSpec, Plan
+from harness.cases.plan import Protocol, Role
+from harness.cases.targets import plans_of
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Asked
 from harness.interface.report.live import Live
 from harness.measure.session import Session
 from harness.measure.setups.interleaving import Interleaver
-from harness.spec import CaseSpec, Plan
-from harness.spec.plan import Protocol, Role
-from harness.spec.targets import plans_of
 
 
 def interleavers(

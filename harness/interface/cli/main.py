@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 from harness.base import pipes
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, ScaleproofError, SpecError, nearest
+from harness.cases.heads import read_head
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
-from harness.spec.heads import read_head
 
 SAYS = "Prove or disprove that distributed training scales on this hardware, and say why."
 VERBS = Path(__file__).parent / "verbs"

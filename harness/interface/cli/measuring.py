@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.base.documents import Json, to_doc
 from harness.base.errors import SpecError
+from harness.cases import Ablation, Catalogue, Settings, Site
 from harness.host import copies
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
@@ -21,7 +22,6 @@ from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import RunRecord
 from harness.record.outcome import exit_status
-from harness.spec import Ablation, Catalogue, Settings, Site
 
 
 def add_to(sub: argparse.ArgumentParser, *, cases: bool) -> None:

@@ -8,10 +8,10 @@ from _pytest.mark.expression import Expression
 
 from harness.analysis.reading import load
 from harness.base.errors import SpecError
+from harness.cases import Device, Site
 from harness.host import hardware
 from harness.host.hardware import Hardware
 from harness.interface.cli import measuring
-from harness.spec import Device, Site
 
 #: The tier that ``pytest suites/`` measures where nothing else is said.
 USUAL_TIER = "not nightly and not acceptance"

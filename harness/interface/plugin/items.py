@@ -13,6 +13,7 @@ from harness.base.errors import Exit, ScaleproofError, SpecError
 from harness.base.files import UnwrittenError
 from harness.base.marks import MARK, RECOVERS
 from harness.base.numbers import duration
+from harness.cases import Catalogue, Contrast, Course, Site, Threshold, targets
 from harness.interface import options
 from harness.interface.offered import OPTIONS
 from harness.interface.plugin import benchmark
@@ -22,7 +23,6 @@ from harness.measure.measurer import left_s
 from harness.measure.session import Session
 from harness.record import Status, Verdict
 from harness.record.outcome import exit_status
-from harness.spec import Catalogue, Contrast, Course, Site, Threshold, targets
 
 _CATEGORY = {
     Status.PASS: ("passed", ".", "PASSED"),

@@ -10,6 +10,7 @@ import pytest
 from harness.analysis.judging.verdicts import of_series
 from harness.base.errors import SpecError
 from harness.base.files import UnwrittenError
+from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold
 from harness.interface import options
 from harness.interface.offered import OPTIONS, from_environment
 from harness.interface.report.heartbeat import Heartbeat
@@ -20,7 +21,6 @@ from harness.measure.progress import Progress
 from harness.measure.recovery.recoverer import Recoverer
 from harness.measure.session import Session
 from harness.record import RunRecord, Status, Verdict
-from harness.spec import Catalogue, Contrast, Course, Plan, Site, Threshold
 
 #: From harmless to worst.
 _WORSE = (

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable
 
 from harness.analysis.judging import notices
 from harness.analysis.reached import reached
+from harness.cases import CaseSpec, Reach
 from harness.interface.report.text import wrap
 from harness.record import Purpose, RunRecord, Status
-from harness.spec import CaseSpec, Reach
 
 
 def coverage(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:

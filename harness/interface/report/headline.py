@@ -5,9 +5,9 @@ import math
 from harness.analysis.again import command
 from harness.analysis.judging.points import points
 from harness.base.numbers import si
+from harness.cases import CaseSpec, Form, Threshold, metrics
 from harness.record import Reason, RunRecord, ScalingPoint, Status, Verdict
 from harness.record.outcome import SEVERITY
-from harness.spec import CaseSpec, Form, Threshold, metrics
 
 #: More pairs than this are no plan.
 MOST_PAIRS = 100

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from harness.analysis import forecast, roofline
 from harness.analysis.judging import obstacles
 from harness.base.numbers import duration, si
+from harness.cases import Arm, Device, Plan, Threshold
 from harness.host.hardware import Hardware
 from harness.host.machine import Machine
 from harness.interface.report import text
 from harness.record import Described
-from harness.spec import Arm, Device, Plan, Threshold
 
 #: Characters of the column that says why an arm is left out.
 TOLD_WIDE = 30

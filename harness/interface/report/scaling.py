@@ -7,12 +7,12 @@ from typing import TypeAlias
 from harness.analysis.judging.points import shown_against
 from harness.analysis.ladder import LadderRow, ladder_rows
 from harness.base.numbers import rate
+from harness.cases import Plan, StandIn
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, table, wrap
 from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
-from harness.spec import Plan, StandIn
 
 #: A line of the scaling table: a name, and a rung unless the name has more lines than rungs.
 Named: TypeAlias = tuple[str, LadderRow | None]

@@ -8,10 +8,10 @@ from statistics import fmean, median
 from harness.analysis.judging.pairs import timed
 from harness.analysis.samples import same_training, script
 from harness.base.numbers import si
+from harness.cases import Arm, Mode, Plan
 from harness.interface.report import text
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import LaunchRecord, RunRecord, Watched
-from harness.spec import Arm, Mode, Plan
 
 
 @dataclass(frozen=True)

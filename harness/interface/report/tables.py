@@ -8,6 +8,7 @@ from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.points import shown_against, tabled
 from harness.analysis.ladder import in_table
 from harness.base.numbers import duration, si
+from harness.cases import Form, metrics
 from harness.interface.report import fabric, foreseen, script, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.faults import goodput, recovery
@@ -17,7 +18,6 @@ from harness.interface.report.sides import beside, codecs
 from harness.interface.report.text import rule, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
-from harness.spec import Form, metrics
 
 #: Phases of a rank that any training has.
 _TRAINING = ("model", "data")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
 from harness.base.documents import Json
-from harness.spec import CaseSpec
+from harness.cases import CaseSpec
 
 Row = TypeVar("Row")
 

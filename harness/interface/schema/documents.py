@@ -20,6 +20,7 @@ from harness.analysis.timeline.views.idleness import Idleness
 from harness.analysis.timeline.views.kernels import Kernel
 from harness.analysis.timeline.views.tallies import Range
 from harness.analysis.verify import Verification
+from harness.cases import Threshold
 from harness.host.admission import Finding
 from harness.interface.cli.verbs.measure.compress import Confirmed
 from harness.interface.cli.verbs.measure.detached import Detached
@@ -32,7 +33,6 @@ from harness.record import Budget, RunRecord, Verdict
 from harness.record.archive import Packed
 from harness.record.fabric import Suspects
 from harness.record.signature import Signature
-from harness.spec import Threshold
 
 Software = Mapping[str, Mapping[str, str]]
 

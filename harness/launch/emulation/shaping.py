@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.base.errors import LaunchError
-from harness.spec import CaseSpec
+from harness.cases import CaseSpec
 
 #: Rates up to which TCP's own buffers must be small, in Mbit/s.
 SLOW_MBIT = 200.0

@@ -22,10 +22,10 @@ from jinja2 import Environment, FileSystemLoader
 from harness.base import programs
 from harness.base.documents import Json
 from harness.base.errors import LaunchError, SpecError
+from harness.cases import Device
 from harness.launch.dialers import WAIT_S
 from harness.launch.engine import RANK_ENV, Capabilities, Command, Deployment, Job, State
 from harness.launch.wire.channel import read_token
-from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True)
 SETTINGS = dict(

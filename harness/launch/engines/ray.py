@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.base.documents import Json
 from harness.base.errors import LaunchError
+from harness.cases import Device
 from harness.launch.children import die_with_parent
 from harness.launch.dialers import agent
 from harness.launch.engine import (
@@ -29,7 +30,6 @@ from harness.launch.engine import (
     last_line,
 )
 from harness.launch.wire.channel import read_token
-from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True)
 SETTINGS = dict(

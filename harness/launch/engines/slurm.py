@@ -20,6 +20,7 @@ from pathlib import Path
 
 from harness.base.documents import Json
 from harness.base.errors import LaunchError, SpecError
+from harness.cases import Device
 from harness.launch.dialers import Processes, agent
 from harness.launch.engine import (
     Capabilities,
@@ -31,7 +32,6 @@ from harness.launch.engine import (
     last_line,
 )
 from harness.launch.wire.channel import Channel
-from harness.spec import Device
 
 ENGINE = dict(multi_node=True, joins=True, remote=True, queues=True)
 SETTINGS = dict(

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.base.documents import Json, to_doc
+from harness.cases import CaseSpec, Device, StandIn
 from harness.launch.children import InheritingJob, agent_command, die_with_parent
 from harness.launch.engine import (
     Capabilities,
@@ -35,7 +36,6 @@ from harness.launch.wire import processes
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.evidence import examine, lives, rank_end
 from harness.launch.wire.messages import LaunchSpec, RankEnd
-from harness.spec import CaseSpec, Device, StandIn
 
 ENGINE = dict(multi_node=True, one_machine=True, packs=False, slows_ranks=False)
 #: Torchrun's own, in s. It restarts nobody: a world that lost a rank is measured by nobody.

@@ -26,10 +26,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from harness.cases import CaseSpec, Fault
 from harness.host.accelerators import Accelerators
 from harness.host.machine import Machine
 from harness.launch.wire.beats import Phase
-from harness.spec import CaseSpec, Fault
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,12 @@
 """The check of bits: one launch in which several ranks compute the same micro-batches."""
 
+from harness.cases import CaseSpec, Window
+from harness.cases.recipes import gated
 from harness.launch.wire.messages import Flip
 from harness.measure.measurer import Measurer, moment
 from harness.measure.order import Order
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose
-from harness.spec import CaseSpec, Window
-from harness.spec.recipes import gated
 
 #: Steps in which a rank that errs once in a hundred times is found.
 STEPS = 200

@@ -13,6 +13,8 @@ from harness.analysis.packing import Seat
 from harness.analysis.slow_nodes import rounds, told
 from harness.base.documents import Json
 from harness.base.errors import LaunchError, SpecError
+from harness.cases import CaseSpec, Plan, Site
+from harness.cases.recipes import paired
 from harness.measure import together
 from harness.measure.measurer import Measurer, moment
 from harness.measure.order import Order
@@ -20,8 +22,6 @@ from harness.measure.progress import Moment
 from harness.measure.session import Session
 from harness.record import Purpose
 from harness.record.fabric import Paired, Suspects
-from harness.spec import CaseSpec, Plan, Site
-from harness.spec.recipes import paired
 
 #: (Number of the round, pairs of nodes) -> what each of them took; None of one that failed.
 Times = Callable[[int, Sequence[tuple[int, int]]], list[Paired]]

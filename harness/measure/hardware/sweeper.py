@@ -7,12 +7,12 @@ from itertools import count
 from harness.analysis.judging.verdicts import of_series
 from harness.base.documents import Json
 from harness.base.errors import ScaleproofError
+from harness.cases import Plan, Site, StandIn
 from harness.measure.confirming import confirm
 from harness.measure.progress import Moment
 from harness.measure.session import Session
 from harness.record import Purpose, Verdict
 from harness.record.fabric import label, shapes
-from harness.spec import Plan, Site, StandIn
 
 
 class Sweeper:

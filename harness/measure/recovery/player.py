@@ -8,12 +8,12 @@ from pathlib import Path
 from harness.analysis import goodput
 from harness.analysis.goodput import Faults
 from harness.base.errors import LaunchError
+from harness.cases import CaseSpec
 from harness.launch import causes
 from harness.launch.wire.messages import Deadlines, Play
 from harness.measure.recovery.recoverer import deadlines
 from harness.measure.session import Session
 from harness.record.recovery import Mark, Played, Sitting
-from harness.spec import CaseSpec
 
 #: Steps of the short trainings that costs are measured with, and how many checkpoints they have.
 SHORT, SAVES = 96, 8

@@ -13,6 +13,7 @@ import msgspec
 from harness.analysis.judging.verdicts import of_series
 from harness.base.documents import from_doc
 from harness.base.errors import LaunchError
+from harness.cases import CaseSpec, Course, Fault
 from harness.launch import causes
 from harness.launch.engine import Ended
 from harness.launch.running import LOST_S
@@ -20,7 +21,6 @@ from harness.launch.wire.messages import Break, Deadlines, Train
 from harness.measure.confirming import confirm
 from harness.measure.session import Session
 from harness.record import RankRestart, Trial, Verdict
-from harness.spec import CaseSpec, Course, Fault
 
 #: Steps of a training, the one after which it saves, and the one before which it breaks.
 STEPS, SAVE_AFTER, BREAK_BEFORE = 12, 4, 7

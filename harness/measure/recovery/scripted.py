@@ -19,13 +19,13 @@ import msgspec
 
 from harness.base.documents import from_doc
 from harness.base.errors import LaunchError
+from harness.cases import CaseSpec, Course, Fault
 from harness.host import copies
 from harness.launch.wire.messages import Break, Deadlines
 from harness.measure.bench import SCRIPTS
 from harness.measure.recovery.recoverer import Recoverer, timeout_s
 from harness.measure.session import Session
 from harness.record import Continued, Trial, Update
-from harness.spec import CaseSpec, Course, Fault
 
 #: Updates that are compared after the break.
 AFTER = 8

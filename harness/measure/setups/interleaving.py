@@ -8,11 +8,11 @@ from harness.analysis.compare import Reading
 from harness.analysis.judging import obstacles, sequential
 from harness.analysis.judging.pairs import pairs
 from harness.base.errors import LaunchError
+from harness.cases import CaseSpec
+from harness.cases.plan import Protocol
+from harness.cases.recipes import versus
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
-from harness.spec import CaseSpec
-from harness.spec.plan import Protocol
-from harness.spec.recipes import versus
 
 #: A difference within this is none; one interval at all looks, both ends together.
 SAME, ALPHA = 0.01, 0.05

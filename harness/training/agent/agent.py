@@ -38,12 +38,12 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _prel
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
+from harness.cases import Catalogue
 from harness.host import environment, facts, leftovers, machine
 from harness.host.examination import examination
 from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Share
-from harness.spec import Catalogue
 from harness.training.accelerator import driver_started
 from harness.training.agent.address import choose_interface
 from harness.training.agent.answers import describe_all, usable

@@ -13,10 +13,10 @@ from functools import partial
 from importlib import metadata
 
 from harness.base.documents import Json, from_doc, to_doc
+from harness.cases import CaseSpec
 from harness.host import nvml
 from harness.host.accelerators import Accelerators, torch_build
 from harness.record import Described
-from harness.spec import CaseSpec
 from harness.training.accelerator import survey
 from harness.training.context import load
 from harness.training.contract import placed, problems

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from harness.cases import Device, StandIn
 from harness.host import cores
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.channel import server
 from harness.launch.wire.evidence import examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
-from harness.spec import Device, StandIn
 from harness.training.agent.straggler import Straggler
 from harness.training.rank.rank import leave, run_rank
 from harness.training.rank.setup import Place, cpus_of

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.base.documents import Json
-from harness.spec import CaseSpec, Mesh, Mode, batching
+from harness.cases import CaseSpec, Mesh, Mode, batching
 from harness.training.data import uniform
 
 SIZES = {

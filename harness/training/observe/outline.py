@@ -28,10 +28,10 @@ from torch._C._profiler import (
 from torch.autograd.profiler import record_function
 
 from harness.base.documents import to_doc
+from harness.cases import Window
 from harness.record import Category
 from harness.record.spans import label, peer_label
 from harness.record.store import write_text
-from harness.spec import Window
 from harness.training.observe import loops, spans
 
 _CPU = {ProfilerActivity.CPU}

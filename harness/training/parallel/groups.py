@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from harness.spec import Dim, Mesh
+from harness.cases import Dim, Mesh
 from harness.training.context import RankContext
 
 #: Along these all parameters of a rank are replicated, unless they are experts'.

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Category, Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training.context import RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span

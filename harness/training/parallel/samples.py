@@ -10,8 +10,8 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from harness.cases import CaseSpec, Dim, Mesh
 from harness.record import ModelFacts
-from harness.spec import CaseSpec, Dim, Mesh
 from harness.training.context import RankContext
 from harness.training.parallel import groups, traffic
 from harness.training.parallel.traffic import Traffic

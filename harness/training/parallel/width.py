@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from harness.spec import CaseSpec, Dim
+from harness.cases import CaseSpec, Dim
 from harness.training.context import RankContext
 from harness.training.parallel import groups, traffic
 from harness.training.parallel.traffic import Traffic

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
+from harness.cases import CaseSpec
 from harness.record import Ceiling
-from harness.spec import CaseSpec
 from harness.training.accelerator import Accelerator
 from harness.training.tuning import float8
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from harness.cases import CaseSpec
 from harness.record import Check, Expected, Issued, exchanges
-from harness.spec import CaseSpec
 from harness.training.context import Loaded, RankContext
 from harness.training.describe import expect, model_facts
 from harness.training.observe import issued, sockets

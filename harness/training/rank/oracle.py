@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.spec import Dim
+from harness.cases import Dim
 from harness.training.context import Loaded, RankContext
 from harness.training.data import Batch
 

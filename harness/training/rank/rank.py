@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from harness.base.documents import to_doc
+from harness.cases.script import parse
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import (
     Bits,
@@ -30,7 +31,6 @@ from harness.launch.wire.messages import (
     Train,
 )
 from harness.record.store import write_text
-from harness.spec.script import parse
 from harness.training.contract import placed
 from harness.training.observe import flight, threads
 from harness.training.rank.setup import Place, set_up

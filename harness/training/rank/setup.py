@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.cases import CaseSpec, Device, Dim, Mesh, StandIn
 from harness.host import cores
 from harness.host.environment import names_interface
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import LaunchSpec
 from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
-from harness.spec import CaseSpec, Device, Dim, Mesh, StandIn
 from harness.training.accelerator import Accelerator, numbered
 from harness.training.context import Loaded, RankContext, make_batch, within
 from harness.training.data import Sampler

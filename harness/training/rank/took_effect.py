@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from harness.cases import Attention, CaseSpec, Compiled, Precision, Stepping
 from harness.record import Check
-from harness.spec import Attention, CaseSpec, Compiled, Precision, Stepping
 from harness.training.accelerator import Accelerator
 from harness.training.context import RankContext, Trainer
 from harness.training.data import Batch

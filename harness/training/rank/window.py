@@ -12,10 +12,10 @@ from time import perf_counter, sleep, time_ns  # before any file of a user's is 
 import numpy as np
 import torch
 
+from harness.cases import Window
 from harness.launch.wire.beats import Phase
 from harness.record import Category
 from harness.record.store import Samples
-from harness.spec import Window
 from harness.training.accelerator import Accelerator
 from harness.training.context import RankContext, Trainer
 from harness.training.feeds import Feed, helpers_of

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.base.documents import from_doc, to_doc
+from harness.cases.script import Command
 from harness.launch.wire.messages import LaunchSpec
 from harness.record.store import write_text
-from harness.spec.script import Command
 
 
 @dataclass(frozen=True, kw_only=True)

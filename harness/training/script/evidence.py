@@ -15,12 +15,12 @@ from torch import nn
 from harness.analysis.samples.period import period
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
+from harness.cases import Fault
+from harness.cases.script import Command
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record import Issued, Watched, WhatRan
 from harness.record.store import Samples, write_text
-from harness.spec import Fault
-from harness.spec.script import Command
 from harness.training.accelerator import Accelerator
 from harness.training.observe import beside, issued
 from harness.training.observe.intake import digest, padded

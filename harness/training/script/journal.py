@@ -15,10 +15,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from harness.base.documents import to_doc
+from harness.cases import Fault
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Break
 from harness.record import Update
-from harness.spec import Fault
 from harness.training.observe.intake import digest
 from harness.training.rank.setup import Rank
 from harness.training.rank.tasks.train import strike

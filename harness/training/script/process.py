@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from harness.cases.script import Command, parse
 from harness.host import secrets
 from harness.launch.wire.messages import Break, LaunchSpec
-from harness.spec.script import Command, parse
 from harness.training.rank.setup import Place
 
 #: What a command may ask for: ranks on this node and in all, this node and how many there are, and

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from harness.cases import Window
 from harness.launch.wire.messages import Script
-from harness.spec import Window
 from harness.training.observe.clock import Clock
 from harness.training.observe.outline import Outline
 from harness.training.observe.profiler import Profiler

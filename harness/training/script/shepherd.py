@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 from harness.base import programs
 from harness.base.errors import LaunchError
+from harness.cases.script import Command
 from harness.host import secrets
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec
-from harness.spec.script import Command
 from harness.training.rank.setup import Place
 from harness.training.script import badges, process, workplace
 from harness.training.script.startup.sitecustomize import BADGES, HOME

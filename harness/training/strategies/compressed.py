@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts, WhatRan
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Compressor, Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.hooks import Late, restore, state_of

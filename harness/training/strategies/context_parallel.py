@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from harness.cases import Batching, CaseSpec, Dim
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec, Dim
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import attention, groups, samples, traffic, width
 from harness.training.parallel.traffic import Traffic

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.cases import Batching, CaseSpec, Passes
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec, Passes
 from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic

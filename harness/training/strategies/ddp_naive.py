@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch import nn
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer, element_bytes

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext
 from harness.training.hooks import all_gather
 from harness.training.parallel import outer, traffic

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Size, Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.cases import Batching, CaseSpec, Dim
 from harness.record import Category, Expected, ModelFacts
-from harness.spec import Batching, CaseSpec, Dim
 from harness.training.context import Knobs, RankContext
 from harness.training.observe.spans import span
 from harness.training.parallel import experts, groups, samples, traffic

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import nn
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer, due

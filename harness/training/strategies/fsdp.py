@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
+from harness.cases import Batching, CaseSpec, Device, Dim, Passes, Precision
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec, Device, Dim, Passes, Precision
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import samples, traffic
 from harness.training.parallel.scatter import OverAllToAll, codec_of, coded_bytes

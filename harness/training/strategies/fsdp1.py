@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic

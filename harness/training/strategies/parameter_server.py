@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed import autograd, rpc
 from torch.distributed.rpc import api, backend_registry
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts, WhatRan
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
+from harness.cases import Batching, CaseSpec, Compiled, Dim
 from harness.record import Category, Expected, ModelFacts, WhatRan
-from harness.spec import Batching, CaseSpec, Compiled, Dim
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from torch import nn
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import samples
 from harness.training.strategies import ddp

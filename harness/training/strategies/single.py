@@ -2,8 +2,8 @@
 
 from torch import nn
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext, Trainer
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 

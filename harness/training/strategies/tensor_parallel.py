@@ -6,8 +6,8 @@ from dataclasses import replace
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import loss_parallel
 
+from harness.cases import Batching, CaseSpec, Dim
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec, Dim
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.parallel import samples, traffic, width

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic

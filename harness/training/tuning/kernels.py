@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.profiler import profile
 
-from harness.spec import Attention, CaseSpec, Compiled, Stepping
+from harness.cases import Attention, CaseSpec, Compiled, Stepping
 from harness.training.accelerator import Accelerator
 
 #: Attention's kernels by the operators that they are known by.

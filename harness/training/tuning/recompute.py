@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from harness.spec import CaseSpec
+from harness.cases import CaseSpec
 
 #: What is kept where checkpoints are selective: what takes long to compute.
 PRODUCTS = frozenset(

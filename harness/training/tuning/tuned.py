@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from harness.spec import CaseSpec, Compiled, Precision
+from harness.cases import CaseSpec, Compiled, Precision
 from harness.training.tuning import float8, kernels, recompute
 from harness.training.tuning.recompute import Again
 

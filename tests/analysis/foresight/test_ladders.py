@@ -21,6 +21,8 @@ from harness.analysis.foresight.published.table import Refused, Table
 from harness.analysis.foresight.shapes import Model, Sent, Shape
 from harness.analysis.foresight.terms import UNKNOWNS, Term, facts, seconds
 from harness.base.errors import LaunchError, SpecError
+from harness.cases import CaseSpec, Catalogue, Mode
+from harness.cases.recipes import ladder
 from harness.interface.cli.main import main
 from harness.interface.cli.verbs.read import predict as verb
 from harness.interface.report.foresight.outlooks import facts as facts_of, recorded
@@ -28,8 +30,6 @@ from harness.interface.report.page.page import render
 from harness.record import Described, Expected, Issued, RunRecord, Watched
 from harness.record.fabric import Row
 from harness.record.store import load
-from harness.spec import CaseSpec, Catalogue, Mode
-from harness.spec.recipes import ladder
 
 KNOWN = Catalogue()
 

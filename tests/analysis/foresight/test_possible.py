@@ -10,12 +10,12 @@ import pytest
 
 from harness.analysis.foresight.physics.collectives import Fabric
 from harness.analysis.foresight.possible import Chance, LeftOut, Possibility, Site, possibilities
+from harness.cases import Catalogue, Device, Mode, Plan, Site as Where, Source, Threshold
+from harness.cases.recipes import ladder
+from harness.cases.targets import normalise, plans_of
 from harness.host import hardware
 from harness.interface.cli.main import main
 from harness.record import Described, Expected, ModelFacts
-from harness.spec import Catalogue, Device, Mode, Plan, Site as Where, Source, Threshold
-from harness.spec.recipes import ladder
-from harness.spec.targets import normalise, plans_of
 
 KNOWN = Catalogue()
 GPUS = Where(device=Device.CUDA, backend="nccl", nodes=(8,) * 8)

@@ -12,10 +12,10 @@ from harness.analysis.foresight.outlook import outlooks
 from harness.analysis.foresight.own import runs
 from harness.analysis.foresight.published.table import Refused, Table
 from harness.analysis.foresight.shapes import Kept
+from harness.cases import Catalogue
 from harness.interface.cli.main import main
 from harness.record import RunRecord, Status
 from harness.record.store import load
-from harness.spec import Catalogue
 
 
 def tables(found: list[RunRecord], known: Catalogue) -> list[Table | Refused]:

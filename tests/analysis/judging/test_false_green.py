@@ -20,12 +20,12 @@ from harness.analysis.samples import figures
 from harness.analysis.verify import verify
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ConfigError, Exit
+from harness.cases import Device, Site
+from harness.cases.rules import load_thresholds
+from harness.cases.site import rungs
 from harness.interface.report import coverage
 from harness.record import Cause, Check, LaunchStatus, Purpose, Reason, RunRecord, Status
 from harness.record.outcome import exit_status
-from harness.spec import Device, Site
-from harness.spec.rules import load_thresholds
-from harness.spec.site import rungs
 
 SUBJECT = "efficiency@2/plain"
 

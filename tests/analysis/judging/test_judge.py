@@ -8,9 +8,9 @@ from hypothesis import given, strategies as st
 
 from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
 from harness.base.errors import Exit
+from harness.cases import Form, Source, Statistic, Threshold
 from harness.record import Reason, Status
 from harness.record.outcome import exit_status
-from harness.spec import Form, Source, Statistic, Threshold
 
 EPOCHS = {1: 480.0, 2: 245.0, 4: 128.0, 8: 68.0}
 

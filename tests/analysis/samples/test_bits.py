@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from harness.analysis.samples.bits import compare
+from harness.cases.batching import COPIES, copied, copier
 from harness.record.store import Samples
-from harness.spec.batching import COPIES, copied, copier
 
 TENSORS = 4
 

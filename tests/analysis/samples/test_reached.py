@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.samples import pilots
 from harness.analysis.samples.figures import SMOOTH, reached
-from harness.spec import Arm, Device, Plan, Protocol, Role, Site
+from harness.cases import Arm, Device, Plan, Protocol, Role, Site
 
 
 def samples(losses: list[float]) -> Any:

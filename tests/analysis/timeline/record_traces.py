@@ -11,11 +11,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site, Window
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import Purpose
-from harness.spec import Arm, Catalogue, Device, Plan, Protocol, Role, Site, Window
 
 HERE = Path(__file__).parent / "recorded"
 CASES = {

@@ -17,11 +17,11 @@ from harness.analysis.again import command
 from harness.analysis.timeline.advice import advice, starved
 from harness.analysis.timeline.losses import Losses
 from harness.base.stats import evenly
+from harness.cases import Catalogue, Device, Mode, Precision, Settings, Site
+from harness.cases.targets import plans_of
 from harness.interface.cli import measuring
 from harness.interface.cli.main import main
 from harness.record import Term
-from harness.spec import Catalogue, Device, Mode, Precision, Settings, Site
-from harness.spec.targets import plans_of
 
 KNOWN, SITE = Catalogue(), Site(device=Device.CPU, backend="gloo", nodes=(2,))
 SETTINGS = Settings(nodes=(2,))

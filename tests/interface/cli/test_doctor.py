@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from harness.cases import Catalogue
 from harness.host import admission, environment, facts, nvml
 from harness.host.admission import Finding, Level
 from harness.interface.cli.main import main
 from harness.interface.cli.verbs.site import doctor
 from harness.launch.engine import make
-from harness.spec import Catalogue
 
 
 def test_facts_are_texts_and_none_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:

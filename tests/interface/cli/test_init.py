@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.cases import Catalogue
+from harness.cases.rules import load_thresholds
 from harness.host import nvml
 from harness.interface.cli.main import main
-from harness.spec import Catalogue
-from harness.spec.rules import load_thresholds
 
 
 @pytest.mark.parametrize("gpus", [0, 8])

@@ -247,7 +247,7 @@ def test_a_project_without_suites_is_left_alone(
     monkeypatch.setenv("SCALEPROOF_GPUS", "8")
     pytester.makepyfile(
         "import sys\n"
-        "def test_theirs(): assert 'harness.spec' not in sys.modules and 'numpy' not in sys.modules\n"
+        "def test_theirs(): assert 'harness.cases' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     result = pytester.runpytest_subprocess("-p", "no:hypothesispytest")
     assert result.ret == 0

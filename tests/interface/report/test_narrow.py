@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from harness.cases import Device, Site
 from harness.interface.report import timeline
 from harness.interface.report.tables import scaling_table
 from harness.record import RunRecord, Term
-from harness.spec import Device, Site
 
 WIDTHS = [60, 72, 80, 100, 140, 200]
 

@@ -17,6 +17,7 @@ import pytest
 
 from harness.analysis import packing
 from harness.base.documents import from_doc
+from harness.cases import Catalogue, Device, Site
 from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Ended, Where, make
@@ -25,7 +26,6 @@ from harness.launch.fleet import Fleet
 from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
 from harness.record import Cause, RankRecord
-from harness.spec import Catalogue, Device, Site
 
 from . import ray_cluster, slurm
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.cases import Catalogue, Device, Site
 from harness.launch.engine import Where
 from harness.launch.engines.emulated import build
 from harness.measure.bench import Bench
-from harness.spec import Catalogue, Device, Site
 
 HERE = build().probe()
 DELAY_MS = 10.0

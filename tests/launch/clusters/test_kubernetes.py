@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from harness.base.errors import LaunchError, SpecError
+from harness.cases import Device
 from harness.launch.engine import Deployment, State
 from harness.launch.engines import kubernetes as engine
 from harness.launch.wire.channel import make_token
-from harness.spec import Device
 
 VERSION = "1.33"
 

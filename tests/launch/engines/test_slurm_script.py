@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from harness.base.errors import SpecError
+from harness.cases import Device
 from harness.interface.cli.main import main
 from harness.launch.engine import Deployment
 from harness.launch.engines import slurm
-from harness.spec import Device
 
 
 def deployment(device: Device, folder: Path, **settings: Any) -> Deployment:

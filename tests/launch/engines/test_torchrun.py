@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from harness.cases import Catalogue, Device, Site, StandIn
+from harness.cases.site import resolve
 from harness.launch.engines.torchrun import _FAILED, commands, device_shares
 from harness.launch.wire.messages import LaunchSpec, Timed
-from harness.spec import Catalogue, Device, Site, StandIn
-from harness.spec.site import resolve
 
 GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(2, 4), engine="torchrun")
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.cases import CaseSpec, Catalogue, Dim
 from harness.record import Expected, exchanges
-from harness.spec import CaseSpec, Catalogue, Dim
 from harness.training.context import Loaded, RankContext, load, make_batch, own_batch
 from harness.training.data import Sampler
 from harness.training.describe import case_batching, expect, model_facts

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from alone import Dry, dry
 
-from harness.spec import CaseSpec, Catalogue, Device, Mesh, Precision, Site
+from harness.cases import CaseSpec, Catalogue, Device, Mesh, Precision, Site
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "dry_runs.json"
 WORLDS = (8, 64, 1024)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from alone import apart, context, world
 
-from harness.spec import CaseSpec, Catalogue, Device, Site
+from harness.cases import CaseSpec, Catalogue, Device, Site
 from harness.training.context import load
 from harness.training.rank.oracle import Oracle
 from harness.training.rank.tasks.gate import run_gate

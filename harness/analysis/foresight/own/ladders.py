@@ -11,9 +11,9 @@ from harness.analysis.foresight.outlook import Outlook, outlooks
 from harness.analysis.foresight.own import runs, stated
 from harness.analysis.foresight.own.runs import Rung
 from harness.analysis.foresight.published.table import Refused
+from harness.cases import CaseSpec, Catalogue, Device
 from harness.host.machine import Machine
 from harness.record import RunRecord
-from harness.spec import CaseSpec, Catalogue, Device
 
 #: The efficiency that an outlook tells how to hold, where nobody asks for another.
 HOLD = 0.9

@@ -20,8 +20,8 @@ from harness.analysis.foresight.priors import Belief
 from harness.analysis.foresight.published.table import Refused, Table
 from harness.analysis.foresight.shapes import Kept, Model, Point, Shape
 from harness.analysis.foresight.terms import Unknown
+from harness.cases import CaseSpec, Catalogue, Device, Dim, Mesh, StandIn
 from harness.record import Described, Purpose, RunRecord, Status, Watched
-from harness.spec import CaseSpec, Catalogue, Device, Dim, Mesh, StandIn
 
 #: Facts of a node that change how fast it trains.
 MATTERS = re.compile(

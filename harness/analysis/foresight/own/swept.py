@@ -8,9 +8,9 @@ from harness.analysis.foresight.physics.collectives import Fabric, Kind, nccl
 from harness.analysis.foresight.priors import Belief
 from harness.analysis.foresight.published.reading import fabric_of
 from harness.analysis.foresight.terms import Unknown
+from harness.cases import Device
 from harness.record import RunRecord
 from harness.record.fabric import LATENCY_BYTES, Row
-from harness.spec import Device
 
 #: A payload from which on a sweep's rate is that of the link.
 LARGE_BYTES = 1 << 20

@@ -8,9 +8,9 @@ from harness.analysis.foresight.predict import Predicted
 from harness.analysis.foresight.published.table import Refused
 from harness.analysis.foresight.terms import Term
 from harness.base.numbers import si
+from harness.cases.metrics import IMPLAUSIBLE
 from harness.interface.report import text
 from harness.record import RunRecord
-from harness.spec.metrics import IMPLAUSIBLE
 
 #: Padding beyond which it is worth a line.
 PADDED = 1.05

@@ -11,13 +11,13 @@ from harness.analysis.judging.points import budgets
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.base.documents import Json
 from harness.base.numbers import rate, si
+from harness.cases import Form, Plan, metrics
 from harness.interface.report.page import measured, spent
 from harness.interface.report.page.measured import Figure, RankRow
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
 from harness.record import Check, Issued, LaunchRecord, Purpose, RunRecord, Verdict
 from harness.record.outcome import SEVERITY
-from harness.spec import Form, Plan, metrics
 
 #: Cases with drawings, those with the worst verdicts first; the others have their tables.
 DRAWN = 48

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from harness.analysis.handover import Handover, Requirement
 from harness.base.documents import to_doc
 from harness.base.numbers import si
+from harness.cases import Form, metrics
 from harness.interface.report import fabric, tables
 from harness.interface.report.coverage import coverage
 from harness.interface.report.faults import recovery
@@ -21,7 +22,6 @@ from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
 from harness.record import RunRecord, Status, Verdict
 from harness.record.archive import Manifest
-from harness.spec import Form, metrics
 
 HERE = Path(__file__).parent
 WIDE = 10_000

@@ -6,10 +6,10 @@ from typing import Any
 from markupsafe import Markup
 
 from harness.base.numbers import si
+from harness.cases import Form, metrics
 from harness.interface.report.page import svg
 from harness.record import Reason, RunRecord, Verdict
 from harness.record.outcome import SEVERITY
-from harness.spec import Form, metrics
 
 
 def judged(run: RunRecord, anchors: Mapping[str, str]) -> list[dict[str, Any]]:

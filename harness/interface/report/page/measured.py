@@ -11,13 +11,13 @@ from harness.analysis.timeline.profiled import close_launch, trace_path
 from harness.base.errors import ScaleproofError
 from harness.base.numbers import si
 from harness.base.packs import size
+from harness.cases import Plan
 from harness.interface.report.page import drawings, svg
 from harness.interface.report.page.drawings import Lane, Trail
 from harness.interface.report.page.spent import COLORS
 from harness.interface.report.timeline import TERMS
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.store import Samples, load_samples
-from harness.spec import Plan
 
 #: As many launches and ranks are drawn; the tables have them all.
 LAUNCHES, RANKS = 12, 16

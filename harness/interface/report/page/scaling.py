@@ -9,12 +9,12 @@ from markupsafe import Markup
 
 from harness.analysis.judging.points import points
 from harness.analysis.ladder import LadderRow
+from harness.cases import Plan
 from harness.interface.report.page import svg
 from harness.interface.report.page.svg import Curve
 from harness.interface.report.scaling import twin
 from harness.interface.report.tabled import Table
 from harness.record import RunRecord, ScalingPoint
-from harness.spec import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

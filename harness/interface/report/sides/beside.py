@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.base.numbers import si
+from harness.cases import Arm, Form, Plan, metrics
 from harness.interface.report.sides import codecs
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule
 from harness.record import RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
-from harness.spec import Arm, Form, Plan, metrics
 
 #: Fewer cases are a comparison of two, and have their own words.
 FEWEST = 3

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from harness.analysis.choices import breakeven
 from harness.analysis.choices.breakeven import DENSE, Cost, Pays
 from harness.base.numbers import si
+from harness.cases import Plan
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule
 from harness.record import RunRecord
-from harness.spec import Plan
 
 #: Link rates in bit/s at which steps are shown.
 RATES = (100e6, 1e9, 10e9)

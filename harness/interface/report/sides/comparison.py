@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from harness.analysis.compare import DRIFT, Compared, Comparison, Reading, Shift
 from harness.analysis.judging.fingerprint import between
 from harness.base.numbers import rate, si
+from harness.cases.metrics import METRICS
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.interface.report.timeline import TERMS
 from harness.measure.setups.interleaving import SAME, Difference
 from harness.record import RunRecord, Term
-from harness.spec.metrics import METRICS
 
 #: Readings that are worth a line of their own.
 _CHANGED = (Reading.FASTER, Reading.SLOWER)

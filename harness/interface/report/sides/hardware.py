@@ -6,11 +6,11 @@ from harness.analysis.compare import DRIFT, Reading
 from harness.analysis.hardware import Entry, HardwareComparison, Mean, Side, Total
 from harness.base.documents import Json, fields_of
 from harness.base.numbers import duration, rate, si
+from harness.cases.metrics import METRICS
 from harness.interface.report import timeline
 from harness.interface.report.tabled import Row, Table, written
 from harness.interface.report.text import Column, rule, wrap
 from harness.record import Term
-from harness.spec.metrics import METRICS
 
 #: How what an interval says of a side is told: it is always held against A.
 _READS = {

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.cases.batching import COPIES, copied
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Bits, Flip, LaunchSpec, Place
 from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
-from harness.spec.batching import COPIES, copied
 from harness.training.accelerator import Accelerator
 from harness.training.context import build_model, load, make_batch, parts
 from harness.training.observe.intake import row_hashes

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from harness.cases import CaseSpec, Device, Mesh, Optimizer, Passes, Precision, Stepping
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
 from harness.record import Category, Check, Expected, Issued, RankRecord, exchanges
-from harness.spec import CaseSpec, Device, Mesh, Optimizer, Passes, Precision, Stepping
 from harness.training.accelerator import Accelerator
 from harness.training.context import (
     Loaded,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
+from harness.cases import Fault
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Play
 from harness.record import RankRecord, WhatRan
 from harness.record.recovery import Mark
 from harness.record.store import write_text
-from harness.spec import Fault
 from harness.training.accelerator import Accelerator
 from harness.training.context import load
 from harness.training.observe import issued

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from harness.cases import Passes
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Refer
 from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
-from harness.spec import Passes
 from harness.training.context import Loaded, RankContext, build_model, load
 from harness.training.feeds import Feed
 from harness.training.hooks import Hook, Late

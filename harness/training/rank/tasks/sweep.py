@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.cases import CaseSpec
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Sweep
 from harness.record import Row
 from harness.record.fabric import OPERATIONS, sizes
-from harness.spec import CaseSpec
 from harness.training.accelerator import Accelerator
 from harness.training.observe import issued
 from harness.training.rank import transport

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from harness.cases import Compiled, Window
 from harness.launch.wire.messages import LaunchSpec, Timed
 from harness.record import RankRecord
-from harness.spec import Compiled, Window
 from harness.training.context import load
 from harness.training.feeds import took
 from harness.training.observe import issued, loops

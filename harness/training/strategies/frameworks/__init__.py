@@ -6,7 +6,7 @@ A framework is imported by the rank that needs it, after the fork: some start th
 import os
 from dataclasses import replace
 
-from harness.spec import Batching, Dim, Mesh
+from harness.cases import Batching, Dim, Mesh
 from harness.training.context import RankContext, within
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from harness.cases import Batching, CaseSpec, Device, Precision
 from harness.record import Expected, ModelFacts, WhatRan
-from harness.spec import Batching, CaseSpec, Device, Precision
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import samples
 from harness.training.strategies import ddp, fsdp

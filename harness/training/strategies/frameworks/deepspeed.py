@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.cases import Batching, CaseSpec, Precision
 from harness.record import Expected, ModelFacts, WhatRan
-from harness.spec import Batching, CaseSpec, Precision
 from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic

@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts, WhatRan
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext, within
 from harness.training.parallel import samples
 from harness.training.strategies import ddp, fsdp

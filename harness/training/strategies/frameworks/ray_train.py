@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.spec import Batching, CaseSpec
 from harness.training.context import Knobs, RankContext, within
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer

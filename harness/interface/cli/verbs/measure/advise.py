@@ -12,6 +12,7 @@ from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.remedies import Remedy
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError
+from harness.cases import Catalogue
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -20,7 +21,6 @@ from harness.interface.report.sides import advice
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record import RunRecord, Status
-from harness.spec import Catalogue
 
 HELP = dict(advise="tell what a run lost its time to and what may help; --try measures it")
 EXAMPLES = dict(

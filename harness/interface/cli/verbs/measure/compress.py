@@ -10,6 +10,9 @@ from harness.analysis.choices.breakeven import DENSE, Cost
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError, nearest
 from harness.base.numbers import si
+from harness.cases import CaseSpec, Catalogue, Mode, Plan, Protocol, Role, Site
+from harness.cases.recipes import LEARNING, beside
+from harness.cases.targets import normalise
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -19,9 +22,6 @@ from harness.interface.report.text import Column, rule
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record import Status
-from harness.spec import CaseSpec, Catalogue, Mode, Plan, Protocol, Role, Site
-from harness.spec.recipes import LEARNING, beside
-from harness.spec.targets import normalise
 
 HELP = dict(compress="show what each gradient codec costs, and below which link rate it wins")
 EXAMPLES = dict(

@@ -19,6 +19,7 @@ from pathlib import Path
 from harness.analysis.reading import load
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import LaunchError, SpecError
+from harness.cases import Catalogue, Site
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
@@ -26,7 +27,6 @@ from harness.interface.cli.verbs.read import report
 from harness.launch.engine import Deployment, Queue, queue_of
 from harness.record.outcome import exit_status
 from harness.record.store import write_text
-from harness.spec import Catalogue, Site
 
 HELP = dict(
     status="show runs in a scheduler's queue (run --detach)",

@@ -6,14 +6,14 @@ from pathlib import Path
 from harness.analysis.slow_nodes import told
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
+from harness.cases import Site
+from harness.cases.targets import case_of
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import fabric, text
 from harness.measure.confirming import USUAL
 from harness.measure.hardware.pairing import Pairer
 from harness.measure.hardware.sweeper import Sweeper
-from harness.spec import Site
-from harness.spec.targets import case_of
 
 #: Rounds that name a node that is 2 % slower among 1,024.
 ROUNDS = 6

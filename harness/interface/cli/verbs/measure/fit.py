@@ -14,6 +14,8 @@ from harness.analysis.choices.fitting import Attempt, Search
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, LaunchError, SpecError
 from harness.base.numbers import si
+from harness.cases import Arm, CaseSpec, Catalogue, Device, Mode, Plan, Protocol, Role, Site
+from harness.cases.targets import case_plan
 from harness.host.machine import Machine
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
@@ -23,8 +25,6 @@ from harness.interface.report.text import Column
 from harness.measure.order import Order
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose
-from harness.spec import Arm, CaseSpec, Catalogue, Device, Mode, Plan, Protocol, Role, Site
-from harness.spec.targets import case_plan
 
 HELP = dict(fit="find the largest micro-batch of a case that fits in memory")
 EXAMPLES = dict(

@@ -16,6 +16,9 @@ from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.nodes import Examined, drift
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, LaunchError
+from harness.cases import CaseSpec, Site, Threshold
+from harness.cases.recipes import gated
+from harness.cases.targets import case_of
 from harness.host.admission import Level
 from harness.interface import options
 from harness.interface.cli import measuring
@@ -25,9 +28,6 @@ from harness.measure.hardware.sweeper import Sweeper
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record import Verdict
-from harness.spec import CaseSpec, Site, Threshold
-from harness.spec.recipes import gated
-from harness.spec.targets import case_of
 
 HELP = dict(gate="say within seconds whether these nodes are fit for a job, for a prolog")
 EXAMPLES = dict(

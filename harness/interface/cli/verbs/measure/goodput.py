@@ -13,13 +13,13 @@ from harness.analysis import goodput
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.base.numbers import si
+from harness.cases.targets import case_of
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.faults import goodput as report
 from harness.measure.recovery.player import Player
-from harness.spec.targets import case_of
 
 HELP = dict(goodput="play faults against a training, and say which share of its time trains")
 EXAMPLES = dict(

@@ -10,6 +10,8 @@ from functools import partial
 from harness.analysis import forecast, packing
 from harness.analysis.judging import obstacles, pairs, verdicts
 from harness.base.documents import to_doc
+from harness.cases import Arm, Device, Plan, Threshold
+from harness.cases.targets import plans_of
 from harness.host.hardware import Hardware
 from harness.host.machine import Machine
 from harness.interface import options
@@ -19,8 +21,6 @@ from harness.interface.report import plans as plans_report, text
 from harness.interface.report.plans import Outlook
 from harness.measure import together
 from harness.record import Described
-from harness.spec import Arm, Device, Plan, Threshold
-from harness.spec.targets import plans_of
 
 HELP = dict(plan="show the launches of a run with their time, memory and bytes per rank")
 EXAMPLES = dict(

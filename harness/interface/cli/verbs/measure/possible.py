@@ -13,6 +13,7 @@ from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.base.numbers import si
+from harness.cases.targets import plans_of
 from harness.host.devices import peaks
 from harness.host.hardware import Hardware
 from harness.interface.cli import measuring, planning
@@ -20,7 +21,6 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
-from harness.spec.targets import plans_of
 
 HELP = dict(possible="tell which rules a fabric allows at all, before anything is measured on it")
 EXAMPLES = dict(

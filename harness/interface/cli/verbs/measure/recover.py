@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from harness.base.errors import Exit, LaunchError, SpecError
+from harness.cases import CaseSpec, Catalogue, Course, Fault, Site
+from harness.cases.courses import resharded
+from harness.cases.script import parse, script_plan
+from harness.cases.targets import case_of
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.measure.fabric import needs_two
 from harness.measure.confirming import USUAL
 from harness.measure.recovery.recoverer import Recoverer
 from harness.measure.recovery.scripted import ScriptRecoverer
-from harness.spec import CaseSpec, Catalogue, Course, Fault, Site
-from harness.spec.courses import resharded
-from harness.spec.script import parse, script_plan
-from harness.spec.targets import case_of
 
 HELP = dict(recover="break a training on purpose and time its recovery from a checkpoint")
 EXAMPLES = dict(

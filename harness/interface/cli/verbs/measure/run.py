@@ -9,6 +9,9 @@ from pathlib import Path
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
+from harness.cases import Catalogue, Mode, Plan, Site
+from harness.cases.script import script_plan
+from harness.cases.targets import plans_of
 from harness.host import leftovers
 from harness.interface import options
 from harness.interface.cli import measuring, nsys
@@ -19,9 +22,6 @@ from harness.launch.engine import Where
 from harness.measure import resume
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
-from harness.spec import Catalogue, Mode, Plan, Site
-from harness.spec.script import script_plan
-from harness.spec.targets import plans_of
 
 HELP = dict(run="measure and judge a case or a recipe")
 EXAMPLES = dict(

@@ -9,12 +9,12 @@ from harness.analysis import compare
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
+from harness.cases.metrics import COMPARABLE
 from harness.interface.cli import beside, measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.sides import comparison
 from harness.measure.setups import interleaving
-from harness.spec.metrics import COMPARABLE
 
 HELP = dict(compare="compare two runs on one hardware class")
 EXAMPLES = dict(

@@ -11,12 +11,12 @@ from harness.analysis.reading import load
 from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
+from harness.cases.rules import load_thresholds
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record import RunRecord, archive
 from harness.record.archive import Packed
 from harness.record.outcome import exit_status
-from harness.spec.rules import load_thresholds
 
 HELP = dict(handover="write the acceptance document of a system, and the archive that proves it")
 EXAMPLES = dict(

@@ -11,10 +11,10 @@ from harness.analysis.reading import load
 from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
+from harness.cases.metrics import COMPARABLE
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.sides import hardware
-from harness.spec.metrics import COMPARABLE
 
 HELP = {"compare-hardware": "compare machines on the cases that all of them ran"}
 EXAMPLES = {

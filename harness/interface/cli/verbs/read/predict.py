@@ -14,6 +14,9 @@ from harness.analysis.foresight.published.table import Refused, Table, read
 from harness.base import files
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, LaunchError, SpecError, nearest
+from harness.cases import Catalogue
+from harness.cases.site import parse_nodes
+from harness.cases.targets import changed
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
@@ -22,9 +25,6 @@ from harness.interface.report.foresight import outlooks as shown, scores
 from harness.measure.describing import described
 from harness.record import Described
 from harness.record.store import load
-from harness.spec import Catalogue
-from harness.spec.site import parse_nodes
-from harness.spec.targets import changed
 
 HELP = dict(predict="foresee larger sizes from the small ones of runs, or of a published ladder")
 EXAMPLES = dict(

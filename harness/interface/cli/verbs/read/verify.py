@@ -9,13 +9,13 @@ from harness.analysis.reading import load
 from harness.analysis.verify import Verification, rejudge, verify
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, RecordError
+from harness.cases.rules import load_thresholds
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import tables, text
 from harness.interface.report.coverage import unmet
 from harness.record import RunRecord, signature
 from harness.record.outcome import exit_status
-from harness.spec.rules import load_thresholds
 
 HELP = dict(
     verify="recompute every figure and verdict from the stored samples, offline",

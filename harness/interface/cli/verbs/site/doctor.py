@@ -9,13 +9,13 @@ from harness.analysis.nodes import Examined, drift
 from harness.analysis.stacks import Activity, Frame, tally
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
+from harness.cases import Catalogue, Entry, Site
 from harness.host import admission, doctor, facts, ranks
 from harness.host.admission import Finding, Level
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.launch.engine import make
-from harness.spec import Catalogue, Entry, Site
 
 HELP = dict(
     doctor="check this machine for anything that spoils measurements; changes nothing",

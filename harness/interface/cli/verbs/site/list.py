@@ -3,12 +3,12 @@
 import argparse
 from pathlib import Path
 
+from harness.cases import Catalogue, Entry
+from harness.cases.catalogue import KINDS
+from harness.cases.heads import USUAL
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
-from harness.spec import Catalogue, Entry
-from harness.spec.catalogue import KINDS
-from harness.spec.heads import USUAL
 
 HELP = dict(list="list strategies, models, compressors, engines and suites")
 EXAMPLES = dict(

@@ -8,12 +8,12 @@ from pathlib import Path
 from harness.analysis.reading import load
 from harness.analysis.verify import rejudge
 from harness.base.documents import to_doc
+from harness.cases import Catalogue, Threshold, metrics, vacuous
+from harness.cases.rules import load_thresholds
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report.text import Column, columns, table
 from harness.record import RunRecord, Status
-from harness.spec import Catalogue, Threshold, metrics, vacuous
-from harness.spec.rules import load_thresholds
 
 HELP = dict(rules="check a file of rules, and show what each of them judges")
 EXAMPLES = dict(

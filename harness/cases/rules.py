@@ -9,11 +9,11 @@ from pathlib import Path
 from harness.base.documents import Json, from_doc
 from harness.base.errors import meant
 from harness.base.toml import Key, Problems, Table, check_table, keys_of, read_tables
-from harness.spec import metrics, vacuous
-from harness.spec.case import CaseSpec, Device, Mode
-from harness.spec.catalogue import Catalogue
-from harness.spec.metrics import Form
-from harness.spec.plan import BASELINES, Contrast
+from harness.cases import metrics, vacuous
+from harness.cases.case import CaseSpec, Device, Mode
+from harness.cases.catalogue import Catalogue
+from harness.cases.metrics import Form
+from harness.cases.plan import BASELINES, Contrast
 
 #: More ranks or nodes than any run will have: a slip of the pen.
 LARGEST = 1_000_000

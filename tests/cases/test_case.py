@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from harness.base.documents import from_doc, to_doc
-from harness.spec import (
+from harness.cases import (
     Batching,
     CaseSpec,
     Device,
@@ -21,7 +21,7 @@ from harness.spec import (
     apportion,
     batching,
 )
-from harness.spec.site import parse_name, rungs
+from harness.cases.site import parse_name, rungs
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(4,))
 GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(4, 4))

@@ -14,8 +14,8 @@ from typing import Literal, TypeVar, cast
 
 from harness.base.documents import Json, from_doc
 from harness.base.errors import SpecError, nearest
-from harness.spec.case import CaseSpec, Precision
-from harness.spec.mesh import DATA, Dim, Mesh
+from harness.cases.case import CaseSpec, Precision
+from harness.cases.mesh import DATA, Dim, Mesh
 
 #: Names of a model's head that strategies need, and what they say.
 NEEDED = {

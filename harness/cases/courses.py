@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.spec.case import CaseSpec
+from harness.cases.case import CaseSpec
 
 
 class Fault(StrEnum):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import SpecError
+from harness.cases import Catalogue, Device, Mode, Site, StandIn, targets
+from harness.cases.heads import read_head
+from harness.cases.recipes import ladder
 from harness.launch.engine import make
-from harness.spec import Catalogue, Device, Mode, Site, StandIn, targets
-from harness.spec.heads import read_head
-from harness.spec.recipes import ladder
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from harness.base.documents import Json
 from harness.base.errors import SpecError, nearest
 from harness.base.programs import PACKAGE
-from harness.spec import twins
-from harness.spec.case import CaseSpec, StandIn
-from harness.spec.checks import check, check_knobs
-from harness.spec.heads import EngineFacts, Supports, facts, read_head
-from harness.spec.mesh import Mesh
+from harness.cases import twins
+from harness.cases.case import CaseSpec, StandIn
+from harness.cases.checks import check, check_knobs
+from harness.cases.heads import EngineFacts, Supports, facts, read_head
+from harness.cases.mesh import Mesh
 
 
 class Kind(NamedTuple):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from harness.spec.case import Device
+from harness.cases.case import Device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.base.errors import SpecError
-from harness.spec.case import CaseSpec, Mode
-from harness.spec.mesh import Mesh
+from harness.cases.case import CaseSpec, Mode
+from harness.cases.mesh import Mesh
 
 
 @dataclass(frozen=True, kw_only=True)

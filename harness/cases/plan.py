@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from harness.base.documents import lean
-from harness.spec.case import CaseSpec, digest
+from harness.cases.case import CaseSpec, digest
 
 #: Steps that a profiled launch traces.
 PROFILED = 8

@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 
 from harness.base.documents import Json
 from harness.base.errors import meant
-from harness.spec import metrics
-from harness.spec.case import SCRIPT, Mode
-from harness.spec.catalogue import Catalogue
-from harness.spec.metrics import Form
+from harness.cases import metrics
+from harness.cases.case import SCRIPT, Mode
+from harness.cases.catalogue import Catalogue
+from harness.cases.metrics import Form
 
 #: What two rules must have in common to be about the same values.
 _SAME = ("case", "metric", "mode", "baseline", "device", "world", "nodes", "hardware", "statistic")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.base.errors import SpecError
+from harness.cases.case import SCRIPT, Mode
+from harness.cases.plan import Plan, Protocol
+from harness.cases.recipes import REAL, Recipe, ladder
+from harness.cases.site import Site
 from harness.host import secrets
-from harness.spec.case import SCRIPT, Mode
-from harness.spec.plan import Plan, Protocol
-from harness.spec.recipes import REAL, Recipe, ladder
-from harness.spec.site import Site
 
 #: What a command may begin with and mean the same.
 PYTHON = ("python", "python3")

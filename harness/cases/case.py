@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import get_type_hints
 
 from harness.base.documents import Json, to_doc
-from harness.spec.mesh import Mesh
+from harness.cases.mesh import Mesh
 
 #: The strategy that wraps nothing: every ``plain`` baseline is it on one device.
 PLAIN = "single"

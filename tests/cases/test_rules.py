@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import ConfigError
-from harness.spec import Catalogue, Contrast, Device, Mode, Reach, Site
-from harness.spec.rules import load_thresholds, reach
+from harness.cases import Catalogue, Contrast, Device, Mode, Reach, Site
+from harness.cases.rules import load_thresholds, reach
 
 ROOT = Path(__file__).parents[2]
 

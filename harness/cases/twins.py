@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from harness.base.documents import Json
-from harness.spec.case import CaseSpec, Mode
+from harness.cases.case import CaseSpec, Mode
 
 #: Batches that are tried, in those of the size: a pipeline wants a sample for each micro-batch.
 TIMES = (1, 2, 4, 8)

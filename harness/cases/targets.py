@@ -9,11 +9,11 @@ from harness.base import modules
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import SpecError, nearest
 from harness.base.marks import MARK
-from harness.spec.case import Ablation, CaseSpec, Device, Mode
-from harness.spec.catalogue import Catalogue
-from harness.spec.metrics import metric
-from harness.spec.plan import Plan, Role
-from harness.spec.recipes import (
+from harness.cases.case import Ablation, CaseSpec, Device, Mode
+from harness.cases.catalogue import Catalogue
+from harness.cases.metrics import metric
+from harness.cases.plan import Plan, Role
+from harness.cases.recipes import (
     ON_GPUS,
     PACED,
     REAL,
@@ -23,7 +23,7 @@ from harness.spec.recipes import (
     pinned,
     strong_worlds,
 )
-from harness.spec.site import Site
+from harness.cases.site import Site
 
 #: Fields of a case that ``--set`` may change; the others follow from its name and the site.
 SETTABLE = (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.base.errors import SpecError
-from harness.spec import Attention, Catalogue, Device, Precision, Site
+from harness.cases import Attention, Catalogue, Device, Precision, Site
 
 KNOWN = Catalogue()
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))

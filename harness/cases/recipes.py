@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from harness.base.errors import SpecError
 from harness.base.marks import MARK, RECOVERS
-from harness.spec.batching import alike
-from harness.spec.case import PLAIN, Ablation, CaseSpec, Data, Mode
-from harness.spec.courses import Course
-from harness.spec.metrics import Form, metric
-from harness.spec.plan import Arm, Contrast, Plan, Protocol, Role
-from harness.spec.site import Site
+from harness.cases.batching import alike
+from harness.cases.case import PLAIN, Ablation, CaseSpec, Data, Mode
+from harness.cases.courses import Course
+from harness.cases.metrics import Form, metric
+from harness.cases.plan import Arm, Contrast, Plan, Protocol, Role
+from harness.cases.site import Site
 
 #: What a suite hands to ``@scaling``: the site in, plans out.
 Recipe = Callable[[Site], Sequence[Plan]]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from harness.base.documents import Json
 from harness.base.errors import SpecError, nearest
-from harness.spec.case import (
+from harness.cases.case import (
     Attention,
     CaseSpec,
     Device,
@@ -16,8 +16,8 @@ from harness.spec.case import (
     StandIn,
     Stepping,
 )
-from harness.spec.heads import Supports
-from harness.spec.mesh import Dim, Mesh
+from harness.cases.heads import Supports
+from harness.cases.mesh import Dim, Mesh
 
 Sizes = Mapping[str, Mapping[str, Json]]
 

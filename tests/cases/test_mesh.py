@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from harness.base.errors import SpecError
-from harness.spec import DATA, Catalogue, Device, Dim, Mesh, Site
-from harness.spec.recipes import plain
+from harness.cases import DATA, Catalogue, Device, Dim, Mesh, Site
+from harness.cases.recipes import plain
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(4,))
 SIZES = st.dictionaries(st.sampled_from(Dim), st.integers(2, 4), min_size=1, max_size=4)

@@ -15,11 +15,11 @@ from harness.analysis.judging import obstacles
 from harness.analysis.judging.pairs import judged_of
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
+from harness.cases import CaseSpec, Catalogue, Device, Plan, Precision, Site, Source, Threshold
+from harness.cases.rules import load_thresholds
+from harness.cases.targets import normalise
 from harness.host import hardware
 from harness.record import Described
-from harness.spec import CaseSpec, Catalogue, Device, Plan, Precision, Site, Source, Threshold
-from harness.spec.rules import load_thresholds
-from harness.spec.targets import normalise
 from harness.training.context import load
 from harness.training.describe import describe
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.base.errors import SpecError, nearest
+from harness.cases.case import CaseSpec, Device, Mode, StandIn
+from harness.cases.catalogue import Entry
+from harness.cases.heads import EngineFacts
 from harness.host import accelerators, environment, machine, nvml
-from harness.spec.case import CaseSpec, Device, Mode, StandIn
-from harness.spec.catalogue import Entry
-from harness.spec.heads import EngineFacts
 
 
 @dataclass(frozen=True, kw_only=True)

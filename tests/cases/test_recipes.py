@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import SpecError
-from harness.spec import Catalogue, Device, Mode, Protocol, Role, Site
-from harness.spec.recipes import control, ladder, plain, shapes, strong_worlds, versus
-from harness.spec.targets import plans_of
+from harness.cases import Catalogue, Device, Mode, Protocol, Role, Site
+from harness.cases.recipes import control, ladder, plain, shapes, strong_worlds, versus
+from harness.cases.targets import plans_of
 
 SITE = Site(device=Device.CUDA, backend="nccl", nodes=(8, 8, 8, 8))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness.base.errors import SpecError
-from harness.spec import Catalogue, Device, Role, Site
-from harness.spec.metrics import metric
-from harness.spec.recipes import beside, ladder, learning
-from harness.spec.targets import case_plan, normalise
+from harness.cases import Catalogue, Device, Role, Site
+from harness.cases.metrics import metric
+from harness.cases.recipes import beside, ladder, learning
+from harness.cases.targets import case_plan, normalise
 
 KNOWN, SITE = Catalogue(), Site(device=Device.CPU, backend="gloo", nodes=(2,))
 CASE = SITE.case("diloco/decoder-nano", knobs={"diloco.period": 4})

@@ -1,0 +1,31 @@
+"""What is asked: case, plan, recipes, rules, metrics, catalogue, targets.
+
+Its nouns are imported from here, its functions from their files.
+"""
+
+from harness.cases.batching import Batching, apportion, batching
+from harness.cases.case import (
+    Ablation,
+    Attention,
+    CaseSpec,
+    Compiled,
+    Data,
+    Device,
+    LearningRate,
+    Mode,
+    Optimizer,
+    Passes,
+    Precision,
+    StandIn,
+    Stepping,
+    digest,
+)
+from harness.cases.catalogue import Catalogue, Entry, Kind
+from harness.cases.courses import Course, Fault
+from harness.cases.heads import EngineFacts, Supports
+from harness.cases.mesh import DATA, Dim, Mesh
+from harness.cases.metrics import Form, Metric
+from harness.cases.plan import BASELINES, PROFILED, Arm, Contrast, Plan, Protocol, Role, Window
+from harness.cases.rules import Reach, Source, Statistic, Threshold, Waiver
+from harness.cases.settings import Settings
+from harness.cases.site import Site

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from harness.base.programs import PACKAGE
 from harness.cases.catalogue import Catalogue
 
@@ -20,18 +18,18 @@ NAMES = {
 }
 #: A word that is a name as well, and what it is there.
 ALLOWED = {
-    ("spec/case.py", "single"): "PLAIN, the strategy of every plain baseline",
-    ("spec/case.py", "paced"): "the label of a stand-in",
-    ("spec/case.py", "emulated"): "the label of a stand-in",
-    ("spec/settings.py", "local"): "the engine where none is named",
-    ("spec/site.py", "local"): "the engine where none is named",
+    ("cases/case.py", "single"): "PLAIN, the strategy of every plain baseline",
+    ("cases/case.py", "paced"): "the label of a stand-in",
+    ("cases/case.py", "emulated"): "the label of a stand-in",
+    ("cases/settings.py", "local"): "the engine where none is named",
+    ("cases/site.py", "local"): "the engine where none is named",
     ("interface/options.py", "local"): "the engine where none is named",
     ("interface/offered.py", "local"): "the engine where none is named",
-    ("spec/case.py", "bf16"): "a precision",
-    ("spec/case.py", "fp16"): "a precision",
-    ("spec/case.py", "fp8"): "a precision",
-    ("spec/mesh.py", "fsdp"): "a dimension of a mesh",
-    ("spec/heads.py", "compressed"): "an oracle",
+    ("cases/case.py", "bf16"): "a precision",
+    ("cases/case.py", "fp16"): "a precision",
+    ("cases/case.py", "fp8"): "a precision",
+    ("cases/mesh.py", "fsdp"): "a dimension of a mesh",
+    ("cases/heads.py", "compressed"): "an oracle",
     ("training/rank/tasks/gate.py", "compressed"): "an oracle",
     (
         "interface/cli/verbs/measure/detached.py",
@@ -61,21 +59,19 @@ def words(path: Path) -> Iterator[tuple[str, int]]:
             yield knob[1] if knob else node.value, node.lineno
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
-)
-def test_no_file_but_its_own_knows_a_name(path: Path) -> None:
-    inside = str(path.relative_to(PACKAGE))
-    found = [
-        f"{inside}:{line}: {word!r}"
+def test_no_file_but_its_own_knows_a_name() -> None:
+    known = [
+        (inside, line, word)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for inside in [str(path.relative_to(PACKAGE))]
         for word, line in words(path)
         if word in NAMES and NAMES[word] != path and (inside, word) not in ALLOWED
     ]
-    assert not found, f"{found}: state a fact in the head of {word_files(found)} instead"
-
-
-def word_files(found: list[str]) -> str:
-    return ", ".join(sorted({str(NAMES[f.split("'")[1]].name) for f in found}))
+    told = "".join(
+        f"\n{inside}:{line}: {word!r}: state a fact in the head of {NAMES[word].name} instead"
+        for inside, line, word in known
+    )
+    assert not known, told
 
 
 def test_every_exception_is_still_one() -> None:

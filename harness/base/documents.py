@@ -97,6 +97,18 @@ def json_schema(cls: type, *, title: str) -> dict[str, Json]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
 
+def schema_text(schema: Mapping[str, Json]) -> str:
+    """A line for each definition and each property: a change of one is a line of the change."""
+    lines = []
+    for key, value in schema.items():
+        if isinstance(value, Mapping):
+            inner = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
+            lines.append(f" {json.dumps(key)}: {{\n{inner}\n }}")
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def closed(schema: Json) -> Json:
     """The same in one order, whatever the process, and without room for unknown fields.
 

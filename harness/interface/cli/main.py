@@ -1,7 +1,7 @@
 """``scaleproof``: parse the words, run one verb, print its answer, leave with its status.
 
-Verbs are the files of ``verbs/``: their heads are read to know what there is, and only the one
-that was asked for is imported.
+Verbs are the files of ``verbs/``, here and in features: their heads are read to know what there is,
+and only the one that was asked for is imported.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from harness.base import pipes
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, ScaleproofError, SpecError, nearest
+from harness.cases import features
 from harness.cases.heads import read_head
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -103,8 +104,7 @@ def _module(words: Sequence[str]) -> ModuleType | None:
     file = next((known[word] for word in words if word in known), None)
     if file is None:
         return None
-    place = ".".join(file.relative_to(VERBS).with_suffix("").parts)
-    return importlib.import_module(f"{__package__}.verbs.{place}")
+    return importlib.import_module(features.name_of(file))
 
 
 def run(words: Sequence[str]) -> Answer:
@@ -132,7 +132,7 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 def verbs() -> dict[str, Path]:
     """Verb -> the file that has it."""
-    return {verb: path for path in _files() for verb in _help(path)}
+    return {verb: path for path in files() for verb in _help(path)}
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -149,9 +149,9 @@ def _examples(module: ModuleType | None, verb: str) -> str:
     return "\n".join(["examples:", *(f"  scaleproof {words}" for words in module.EXAMPLES[verb])])
 
 
-def _files() -> list[Path]:
-    """By their names, whichever folder they are in."""
-    return sorted(VERBS.glob("*/[!_]*.py"), key=lambda path: path.name)
+def files() -> list[Path]:
+    """Of all verbs, those of features as well, by their names."""
+    return sorted([*VERBS.glob("*/[!_]*.py"), *features.files("HELP")], key=lambda p: p.name)
 
 
 def _help(path: Path) -> Mapping[str, str]:
@@ -164,7 +164,7 @@ def parser(module: ModuleType | None) -> Parser:
     out = Parser(prog="scaleproof", description=SAYS, allow_abbrev=False)
     out.add_argument("--version", action="version", version=f"scaleproof {version('scaleproof')}")
     subparsers = out.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for path in _files():
+    for path in files():
         for verb, told in _help(path).items():
             sub = subparsers.add_parser(
                 verb, help=told, description=told, allow_abbrev=False,

@@ -1,29 +1,55 @@
 """JSON Schemas of what verbs print with ``--json``; ``python -m harness.interface.schema`` writes
 them again.
 
-``answers.schema.json`` has one under ``properties`` for each verb, and for ``error``.
+``answers.schema.json`` has one under ``properties`` for each verb, and for ``error``: here for the
+core's verbs, in a feature's folder for its own. A verb's file says what its documents are.
 """
 
+import importlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
-from harness.base.documents import Json, closed
+from harness.base.documents import Json, closed, schema_text
+from harness.cases.features import FEATURES, name_of
 
-ANSWERS = Path(__file__).parent / "answers.schema.json"
+HERE = Path(__file__).parent
+NAME = "answers.schema.json"
+
+#: Printed instead of an answer; ``try`` is what to do.
+Error = TypedDict("Error", {"error": str, "where": str, "expected": str, "try": str})
 
 
-def answers_schema() -> dict[str, Json]:
+def documents(files: Sequence[Path]) -> dict[str, tuple[Any, ...]]:
+    """Verb -> its documents, of these files of verbs."""
+    modules = [importlib.import_module(name_of(path)) for path in files]
+    return dict(sorted(pair for module in modules for pair in module.ANSWERS.items()))
+
+
+def by_folder() -> dict[Path, dict[str, tuple[Any, ...]]]:
+    """The folder that keeps the schema -> the documents of its verbs."""
+    from harness.interface.cli.main import VERBS, files
+
+    out: dict[Path, list[Path]] = {HERE: []}
+    for path in files():
+        feature = None if path.is_relative_to(VERBS) else path.relative_to(FEATURES).parts[0]
+        out.setdefault(FEATURES / feature if feature else HERE, []).append(path)
+    return {
+        folder: {**documents(verbs), **({"error": (Error,)} if folder == HERE else {})}
+        for folder, verbs in out.items()
+    }
+
+
+def answers_schema(documents: Mapping[str, tuple[Any, ...]]) -> dict[str, Json]:
     """One document with the schema of every verb's answer."""
-    from harness.interface.schema.documents import DOCUMENTS
-
-    every = [kind for kinds in DOCUMENTS.values() for kind in kinds]
+    every = [kind for kinds in documents.values() for kind in kinds]
     schemas, components = msgspec.json.schema_components(every, ref_template="#/$defs/{name}")
     found = iter(schemas)
     properties: dict[str, Any] = {}
-    for verb, kinds in DOCUMENTS.items():
+    for verb, kinds in documents.items():
         of_verb = [next(found) for _ in kinds]
         properties[verb] = of_verb[0] if len(of_verb) == 1 else {"anyOf": of_verb}
     whole = json.loads(json.dumps({"$defs": components, "properties": properties}))
@@ -36,4 +62,5 @@ def answers_schema() -> dict[str, Json]:
 
 
 def write() -> None:
-    ANSWERS.write_text(json.dumps(answers_schema(), indent=1) + "\n")
+    for folder, of_verbs in by_folder().items():
+        (folder / NAME).write_text(schema_text(answers_schema(of_verbs)))

@@ -1,9 +1,8 @@
 """The shipped JSON Schema; ``python -m harness.record.schema`` writes it again."""
 
-import json
 from pathlib import Path
 
-from harness.base.documents import Json, json_schema
+from harness.base.documents import Json, json_schema, schema_text
 from harness.record.record import SCHEMA, RunRecord
 from harness.record.store import DIGEST
 
@@ -20,4 +19,4 @@ def record_schema() -> dict[str, Json]:
 
 
 def write() -> None:
-    RECORD.write_text(json.dumps(record_schema(), indent=1) + "\n")
+    RECORD.write_text(schema_text(record_schema()))

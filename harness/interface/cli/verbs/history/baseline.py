@@ -1,9 +1,11 @@
 """``baseline show | set | accept``: the expected values of a hardware class."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis.judging import expected
 from harness.analysis.judging.expected import Reference
@@ -22,6 +24,16 @@ EXAMPLES = dict(
     ),
 )
 DEFAULT = Path("results/baselines")
+
+
+class References(TypedDict):
+    references: Sequence[Reference]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "baseline": (References,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -1,8 +1,9 @@
 """``bisect``: which version of the software made a case slower."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.base.documents import Json
 from harness.base.errors import Exit, SpecError
@@ -20,6 +21,29 @@ EXAMPLES = dict(
         'bisect CASE --good v1.4 --bad main --repo ~/model --install "./build {version} {folder}"',
     ),
 )
+
+
+class Probe(TypedDict):
+    version: str
+    pairs: int
+    longer: float
+
+
+class Bisected(TypedDict):
+    first_bad: str
+    last_good: str
+    sure: float
+    longer: float
+    launches: int
+    plain: int
+    probes: Sequence[Probe]
+    run: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "bisect": (Bisected,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

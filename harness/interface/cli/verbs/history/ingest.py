@@ -1,9 +1,12 @@
 """``ingest`` and ``history``: runs into the history, and what it says."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
+from harness.analysis.history.ingest import Ingested
+from harness.analysis.history.trends import Turn
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, RecordError
 from harness.interface.cli.answer import Answer, Asked
@@ -23,6 +26,33 @@ EXAMPLES = dict(
         "history ddp --html history.html --fail-on regressed",
     ),
 )
+
+
+class TrendOf(TypedDict):
+    machine: str
+    case: str
+    figure: str
+    unit: str
+    status: str
+    why: str
+    changes: Sequence[Turn]
+    nights: Sequence[Mapping[str, Any]]
+
+
+class History(TypedDict):
+    series: Sequence[TrendOf]
+
+
+class Added(TypedDict):
+    series: Sequence[Ingested]
+    refused: Sequence[str]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "history": (History,),
+    "ingest": (Added,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

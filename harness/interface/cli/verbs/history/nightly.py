@@ -2,11 +2,14 @@
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.base.errors import Exit
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.nightly.notice import News
 from harness.interface.report import text
 
 HELP = dict(nightly="measure the suites, add them to the history and tell what changed")
@@ -16,6 +19,22 @@ EXAMPLES = dict(
         "nightly --again",
     ),
 )
+
+
+class Told(TypedDict):
+    night: str
+    exit: int
+    headline: str
+    counts: Mapping[str, int]
+    news: Sequence[News]
+    suspicious: Sequence[str]
+    page: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "nightly": (Told,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -2,9 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
 from harness.analysis.choices.trials import Loss, Tried, losses, trial, tried
 from harness.analysis.reading import load
@@ -29,6 +30,18 @@ EXAMPLES = dict(
         "advise RUN --try --case fsdp",
     ),
 )
+
+
+class Advised(TypedDict):
+    losses: Sequence[Loss]
+    tried: Sequence[Tried]
+    run: NotRequired[str]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "advise": (Advised,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -2,8 +2,9 @@
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypedDict
 
 from harness.analysis.choices import breakeven
 from harness.analysis.choices.breakeven import DENSE, Cost
@@ -282,3 +283,35 @@ def _documents(costs: Sequence[Cost]) -> list[Json]:
         }
         out.append({**to_doc(replace(cost, pays={})), "pays": pays})
     return out
+
+
+class Rates(TypedDict):
+    rate: float | None
+    low: float | None
+    high: float | None
+
+
+class CodecCost(TypedDict):
+    name: str
+    case: str
+    step_s: float
+    sent_bytes: float
+    bytes_per_parameter: float
+    encode_s: float | None
+    decode_s: float | None
+    loss: float | None
+    pays: Mapping[str, Rates]
+    exchange_s: float | None
+
+
+class Compressed(TypedDict):
+    link_bps: float | None
+    costs: Sequence[CodecCost]
+    confirmed: Sequence[Confirmed]
+    run: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "compress": (Compressed,),
+}

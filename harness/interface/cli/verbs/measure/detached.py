@@ -12,9 +12,10 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis.reading import load
 from harness.base.documents import from_doc, to_doc
@@ -25,6 +26,7 @@ from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.read import report
 from harness.launch.engine import Deployment, Queue, queue_of
+from harness.record import RunRecord
 from harness.record.outcome import exit_status
 from harness.record.store import write_text
 
@@ -49,6 +51,33 @@ EXAMPLES = dict(
 )
 #: Tells a run that came out of the queue since when it was in it, in seconds of the epoch.
 SUBMITTED = "SCALEPROOF_SUBMITTED"
+
+
+class Cancelled(TypedDict):
+    job: str
+
+
+class Job(TypedDict):
+    job: str
+    engine: str
+    submitted_at: str
+    argv: Sequence[str]
+    log: str
+    state: str
+    reason: str
+    said: Sequence[str]
+
+
+class Jobs(TypedDict):
+    jobs: Sequence[Job]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "cancel": (Cancelled,),
+    "collect": (RunRecord,),
+    "status": (Jobs,),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,9 @@
 """``fabric`` and ``pairs``: how fast ranks exchange data, and which node or link is slower."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from harness.analysis.slow_nodes import told
 from harness.base.documents import to_doc
@@ -14,6 +16,8 @@ from harness.interface.report import fabric, text
 from harness.measure.confirming import USUAL
 from harness.measure.hardware.pairing import Pairer
 from harness.measure.hardware.sweeper import Sweeper
+from harness.record import RunRecord
+from harness.record.fabric import Suspects
 
 #: Rounds that name a node that is 2 % slower among 1,024.
 ROUNDS = 6
@@ -31,6 +35,13 @@ EXAMPLES = dict(
         "pairs --engine emulated --nodes 3x1",
     ),
 )
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "fabric": (RunRecord,),
+    "pairs": (Suspects,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -5,9 +5,10 @@ import contextlib
 import math
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis.choices import fitting
 from harness.analysis.choices.fitting import Attempt, Search
@@ -38,6 +39,20 @@ EXAMPLES = dict(
 PROTOCOL = Protocol(steps=5, cut=2)
 #: What is foreseen to need so many times what is allowed is not launched.
 FORESEEN = 2.0
+
+
+class Fitted(TypedDict):
+    case: str
+    limit_bytes: float
+    headroom: float
+    micro_batch: int | None
+    tried: Sequence[Attempt]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "fit": (Fitted,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

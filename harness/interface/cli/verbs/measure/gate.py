@@ -7,10 +7,11 @@ agents join -> what each finds of its node, and what is not alike -> one gate ov
 import argparse
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any, TypedDict
 
 from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.nodes import Examined, drift
@@ -38,6 +39,26 @@ EXAMPLES = dict(
 )
 #: What is trained for a step: small, and every rank talks to the others.
 CASE = "ddp/decoder-nano"
+
+
+class GateRow(TypedDict):
+    check: str
+    level: str
+    told: str
+
+
+class Gated(TypedDict):
+    fit: str
+    seconds: float
+    late: str
+    run: str
+    checks: Sequence[GateRow]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "gate": (Gated,),
+}
 
 
 class LateError(Exception):

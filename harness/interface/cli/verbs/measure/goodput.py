@@ -7,9 +7,12 @@ the schedule is played against the training -> what was measured
 
 import argparse
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, TypedDict
 
 from harness.analysis import goodput
+from harness.analysis.goodput import Costs
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.base.numbers import si
@@ -28,6 +31,23 @@ EXAMPLES = dict(
         "goodput fsdp/decoder-large --gpus 64 --nodes 8x8 --engine slurm --mtbf 6h --short",
     ),
 )
+
+
+class Endured(TypedDict):
+    costs: Costs
+    best_every: int
+    every: int
+    expected: float
+    foretold: float | None
+    measured: float | None
+    terms_ns: Mapping[str, int] | None
+    run: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "goodput": (Endured,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

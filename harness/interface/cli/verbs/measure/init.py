@@ -1,7 +1,9 @@
 """``init``: a folder of suites to start from, for this machine."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -18,6 +20,16 @@ EXAMPLES = dict(
     ),
 )
 START = Path(__file__).parents[3] / "start"
+
+
+class Files(TypedDict):
+    files: Sequence[str]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "init": (Files,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

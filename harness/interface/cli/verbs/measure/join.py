@@ -3,7 +3,8 @@
 import argparse
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from harness.base import programs
 from harness.interface.cli.answer import Asked
@@ -16,6 +17,10 @@ EXAMPLES = dict(
         "join node0:29500 --token-file token --order 3",
     ),
 )
+
+
+#: It becomes an agent and answers nothing.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypedDict
 
 from harness.analysis import forecast, packing
 from harness.analysis.judging import obstacles, pairs, verdicts
@@ -29,6 +30,16 @@ EXAMPLES = dict(
         "plan suites --on 8xh100",
     ),
 )
+
+
+class Plans(TypedDict):
+    plans: Sequence[Outlook]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "plan": (Plans,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -3,7 +3,9 @@
 import argparse
 import contextlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis.foresight import possible
 from harness.analysis.foresight.own.swept import links
@@ -31,6 +33,17 @@ EXAMPLES = dict(
 )
 _WORST_FIRST = (Chance.NO, Chance.OPEN, Chance.YES)
 _WORDS = {Chance.NO: "no", Chance.OPEN: "open", Chance.YES: "yes"}
+
+
+class Allowed(TypedDict):
+    possible: Sequence[Possibility]
+    left_out: Sequence[LeftOut]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "possible": (Allowed,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -2,8 +2,9 @@
 
 import argparse
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from harness.base.errors import Exit, LaunchError, SpecError
 from harness.cases import CaseSpec, Catalogue, Course, Fault, Site
@@ -16,6 +17,7 @@ from harness.interface.cli.verbs.measure.fabric import needs_two
 from harness.measure.confirming import USUAL
 from harness.measure.recovery.recoverer import Recoverer
 from harness.measure.recovery.scripted import ScriptRecoverer
+from harness.record import RunRecord
 
 HELP = dict(recover="break a training on purpose and time its recovery from a checkpoint")
 EXAMPLES = dict(
@@ -24,6 +26,12 @@ EXAMPLES = dict(
         "recover --script --gpus 8 -- train.py",
     ),
 )
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "recover": (RunRecord,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -2,9 +2,10 @@
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
@@ -17,11 +18,13 @@ from harness.interface import options
 from harness.interface.cli import measuring, nsys
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.measure import detached
+from harness.interface.cli.verbs.measure.detached import Detached
 from harness.launch import deploy
-from harness.launch.engine import Where
+from harness.launch.engine import Command, Where
 from harness.measure import resume
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
+from harness.record import RunRecord
 
 HELP = dict(run="measure and judge a case or a recipe")
 EXAMPLES = dict(
@@ -30,6 +33,20 @@ EXAMPLES = dict(
         "run --script --gpus 8 -- train.py --lr 3e-4",
     ),
 )
+
+
+class Commands(TypedDict):
+    commands: Sequence[Command]
+
+
+class Script(TypedDict):
+    script: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "run": (RunRecord, Commands, Detached, Script),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

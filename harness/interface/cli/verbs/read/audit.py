@@ -5,11 +5,12 @@ import csv
 import io
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis import claims
-from harness.analysis.claims import Column, Finding, Row, Status
+from harness.analysis.claims import Column, Finding, Finding as Claim, Row, Status
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.interface.cli.answer import Answer, Asked
@@ -22,6 +23,16 @@ EXAMPLES = dict(
         "audit examples/audit/claims.md",
     ),
 )
+
+
+class Audited(TypedDict):
+    rows: Sequence[Claim]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "audit": (Audited,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -2,10 +2,12 @@
 
 import argparse
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis import compare
+from harness.analysis.compare import Comparison
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
@@ -15,6 +17,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.sides import comparison
 from harness.measure.setups import interleaving
+from harness.measure.setups.interleaving import Difference
 
 HELP = dict(compare="compare two runs on one hardware class")
 EXAMPLES = dict(
@@ -23,6 +26,21 @@ EXAMPLES = dict(
         "compare old/bin/python new/bin/python --interleave ddp/decoder-tiny/weak --gpus 8",
     ),
 )
+
+
+Software = Mapping[str, Mapping[str, str]]
+
+
+class Interleaved(TypedDict):
+    cases: Sequence[Difference]
+    setups: Software
+    run: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "compare": (Comparison, Interleaved),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

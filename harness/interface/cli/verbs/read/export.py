@@ -1,7 +1,9 @@
 """``export``: the figures of runs as a file for other programs."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis.reading import load
 from harness.base import files
@@ -17,6 +19,17 @@ EXAMPLES = dict(
 )
 #: What has a row in a table; the first one is the usual.
 _TABLES = ("launches", "steps", "points", "verdicts", "budgets")
+
+
+class Exported(TypedDict):
+    file: str
+    rows: int
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "export": (Exported,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -4,9 +4,12 @@ import argparse
 import datetime
 import hashlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
-from harness.analysis.handover import Handover, handover
+from harness.analysis.handover import Handover, Requirement, Seal, handover
+from harness.analysis.nodes import Drift
 from harness.analysis.reading import load
 from harness.base import files
 from harness.base.documents import to_doc
@@ -27,6 +30,25 @@ EXAMPLES = dict(
 )
 #: What the folder of a handover holds.
 PAGE, ARCHIVE, EXCLUDE = "handover.html", "runs.tar.gz", "exclude.txt"
+
+
+class HandedOver(TypedDict):
+    status: str
+    made_on: str
+    requirements: Sequence[Requirement]
+    stand_ins: Sequence[Requirement]
+    beyond: Sequence[tuple[str, str]]
+    exclude: Sequence[tuple[str, str]]
+    drift: Sequence[Drift]
+    seals: Sequence[Seal]
+    archive: str
+    sha256: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "handover": (HandedOver,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

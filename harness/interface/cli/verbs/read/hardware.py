@@ -2,11 +2,12 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.analysis.compare import Reading
-from harness.analysis.hardware import compare_hardware, names
+from harness.analysis.hardware import HardwareComparison, compare_hardware, names
 from harness.analysis.reading import load
 from harness.base import files
 from harness.base.documents import to_doc
@@ -22,6 +23,12 @@ EXAMPLES = {
         "compare-hardware RUN_A RUN_B RUN_C --page machines.html",
         "compare-hardware RUN_A RUN_B --price A=98.32 --price B=41.6 --markdown",
     ),
+}
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "compare-hardware": (HardwareComparison,),
 }
 
 

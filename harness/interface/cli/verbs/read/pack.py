@@ -3,7 +3,9 @@
 import argparse
 import hashlib
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis.verify import verify
 from harness.base import files
@@ -30,6 +32,26 @@ EXAMPLES = dict(
         "unpack acceptance.tar.gz --to elsewhere",
     ),
 )
+
+
+class Archive(TypedDict):
+    archive: str
+    sha256: str
+    runs: Sequence[Packed]
+    files: Mapping[str, str]
+
+
+class Unpacked(TypedDict):
+    folders: Sequence[str]
+    runs: Sequence[Packed]
+    files: Mapping[str, str]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "pack": (Archive,),
+    "unpack": (Unpacked,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -3,14 +3,15 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from harness.analysis.foresight.held_out import Evaluation, evaluate
-from harness.analysis.foresight.outlook import Outlook, outlooks
+from harness.analysis.foresight.held_out import Evaluation, Score, evaluate
+from harness.analysis.foresight.outlook import Outlook, Outlook as SizeOutlook, outlooks
 from harness.analysis.foresight.own import runs
 from harness.analysis.foresight.own.ladders import foresee
 from harness.analysis.foresight.own.runs import Rung
-from harness.analysis.foresight.published.table import Refused, Table, read
+from harness.analysis.foresight.predict import NotPredicted, Predicted
+from harness.analysis.foresight.published.table import Refused, Refused as RefusedTable, Table, read
 from harness.base import files
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, LaunchError, SpecError, nearest
@@ -33,6 +34,34 @@ EXAMPLES = dict(
         "predict --table ladder.json --to 1024 --hold 0.9",
     ),
 )
+
+
+class ForetoldTable(TypedDict):
+    id: str
+    family: str
+    notes: Sequence[str]
+    taught_by: Sequence[str]
+    predicted: Sequence[Predicted]
+    refused: Sequence[NotPredicted]
+
+
+class Scores(TypedDict):
+    by_table: Sequence[Score]
+    by_family: Sequence[Score]
+    whole: Score | None
+
+
+class Foretold(TypedDict):
+    tables: Sequence[ForetoldTable]
+    scores: Scores
+    refused: Sequence[RefusedTable]
+    outlooks: Sequence[SizeOutlook]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "predict": (Foretold,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -2,13 +2,16 @@
 
 import argparse
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis.reading import load
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import digest, tables, text
+from harness.record import RunRecord
 from harness.record.store import write_text
 
 HELP = dict(report="print the tables of a run and write its HTML page")
@@ -18,6 +21,43 @@ EXAMPLES = dict(
         "report RUN --every",
     ),
 )
+
+
+class Files(TypedDict):
+    files: Sequence[str]
+
+
+class Row(TypedDict):
+    status: str
+    case: str
+    metric: str
+    against: str
+    value: float | None
+    low: float | None
+    high: float | None
+    bound: str
+    rule: str | None
+    n: int
+    reason: str
+    reproducible: bool | None
+
+
+class Summary(TypedDict):
+    run: str
+    started_at: str
+    complete: bool
+    machine: str
+    headline: str
+    exit: int
+    decide: Sequence[str]
+    foreseen: Sequence[str]
+    verdicts: Sequence[Row]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "report": (RunRecord, Summary, Files),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

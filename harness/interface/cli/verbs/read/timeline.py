@@ -3,9 +3,10 @@
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.reading import load
@@ -14,10 +15,11 @@ from harness.analysis.timeline.profiled import close_launch, trace_path
 from harness.analysis.timeline.reader import Trace, read, split
 from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.views import difference, merge
-from harness.analysis.timeline.views.communications import communications
-from harness.analysis.timeline.views.idleness import idleness
-from harness.analysis.timeline.views.kernels import kernels
-from harness.analysis.timeline.views.tallies import operators, ranges
+from harness.analysis.timeline.views.communications import Communication, communications
+from harness.analysis.timeline.views.difference import Change
+from harness.analysis.timeline.views.idleness import Idleness, idleness
+from harness.analysis.timeline.views.kernels import Kernel, kernels
+from harness.analysis.timeline.views.tallies import Range, operators, ranges
 from harness.analysis.timeline.views.window import Window
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
@@ -33,6 +35,37 @@ EXAMPLES = dict(
         "timeline rank0.json rank1.json --merge merged",
     ),
 )
+
+
+class ShownWindow(TypedDict):
+    title: str
+    budget: Budget
+    doubt: str
+    communications: NotRequired[Sequence[Communication]]
+    kernels: NotRequired[Sequence[Kernel]]
+    idleness: NotRequired[Sequence[Idleness]]
+    ranges: NotRequired[Sequence[Range]]
+
+
+class Windows(TypedDict):
+    windows: Sequence[ShownWindow]
+
+
+class Shifted(TypedDict):
+    title: str
+    terms: Sequence[Change]
+    names: Sequence[Change]
+    doubts: Sequence[str]
+
+
+class Shifts(TypedDict):
+    windows: Sequence[Shifted]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "timeline": (Windows, Shifts),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis.reading import load
 from harness.analysis.verify import Verification, rejudge, verify
@@ -14,8 +16,9 @@ from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import tables, text
 from harness.interface.report.coverage import unmet
-from harness.record import RunRecord, signature
+from harness.record import RunRecord, Verdict, signature
 from harness.record.outcome import exit_status
+from harness.record.signature import Signature
 
 HELP = dict(
     verify="recompute every figure and verdict from the stored samples, offline",
@@ -31,6 +34,27 @@ EXAMPLES = dict(
         "sign RUN --key acceptance.key --json",
     ),
 )
+
+
+class Verified(TypedDict):
+    """A Verification, and with ``--thresholds`` the verdicts under these rules."""
+
+    num_launches: int
+    num_samples: int
+    num_verdicts: int
+    differences: Sequence[str]
+    num_traceless: int
+    num_links: int
+    head: str
+    signer: str
+    judged_anew: Sequence[Verdict]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "sign": (Signature,),
+    "verify": (Verification, Verified),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -1,6 +1,8 @@
 """``completion``: what a shell sources to complete words of this program at TAB."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 from harness.interface.cli.answer import Answer, Asked
 
@@ -12,6 +14,17 @@ EXAMPLES = dict(
     ),
 )
 SHELLS = ("bash", "zsh", "fish")
+
+
+class Completion(TypedDict):
+    shell: str
+    script: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "completion": (Completion,),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

@@ -4,8 +4,9 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any, TypedDict
 
-from harness.analysis.nodes import Examined, drift
+from harness.analysis.nodes import Drift, Examined, drift
 from harness.analysis.stacks import Activity, Frame, tally
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
@@ -35,6 +36,35 @@ EXAMPLES = dict(
 PAUSE_S = 0.2
 #: How much longer a rank is looked at that nobody has seen yet, s.
 PATIENCE_S = 5.0
+
+
+class SeenRank(TypedDict):
+    pid: int
+    rank: int
+    world_size: int
+    cores: float
+    activity: Activity | None
+
+
+class Attached(TypedDict):
+    ranks: Sequence[SeenRank]
+
+
+class Examination(TypedDict):
+    checks: Sequence[Finding]
+    facts: Mapping[str, str]
+
+
+class Nodes(TypedDict):
+    nodes: Sequence[Examined]
+    drift: Sequence[Drift]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "attach": (Attached,),
+    "doctor": (Examination, Nodes),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

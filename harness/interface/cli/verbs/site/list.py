@@ -1,7 +1,9 @@
 """``list``: everything that a case can name."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.cases import Catalogue, Entry
 from harness.cases.catalogue import KINDS
@@ -17,6 +19,19 @@ EXAMPLES = dict(
         "list strategies --path examples/my_files",
     ),
 )
+
+
+class Named(TypedDict):
+    name: str
+    doc: str
+    path: str
+    head: Mapping[str, Any]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "list": (Mapping[str, Sequence[Named]],),
+}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:

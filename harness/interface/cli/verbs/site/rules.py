@@ -2,8 +2,10 @@
 
 import argparse
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypedDict
 
 from harness.analysis.reading import load
 from harness.analysis.verify import rejudge
@@ -22,6 +24,17 @@ EXAMPLES = dict(
         "rules suites/thresholds.toml RUN",
     ),
 )
+
+
+class Judges(TypedDict):
+    rule: Threshold
+    judges: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "rules": (Sequence[Judges],),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness.analysis.history import asv, scan
-from harness.analysis.history.ingest import ingest
-from harness.analysis.history.night import Kept, Night, Value, keep, nights
-from harness.analysis.history.trends import trends
 from harness.analysis.judging import verdicts
 from harness.analysis.timeline.reader import read
 from harness.analysis.verify import verify
 from harness.base import modules
+from harness.features.history import asv, scan
+from harness.features.history.ingest import ingest
+from harness.features.history.night import Kept, Night, Value, keep, nights
+from harness.features.history.trends import trends
 from harness.interface.cli.main import main
 from harness.interface.report.page import page
 from harness.record.store import load

@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.analysis.history import asv, ledger
-from harness.analysis.history.night import QUANTITIES, Night, nights
+from harness.features.history import asv, ledger
+from harness.features.history.night import QUANTITIES, Night, nights
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from harness.analysis.history.night import Kept, Night, Value
+from harness.features.history.night import Kept, Night, Value
 
 CASE = "ddp/decoder-tiny/weak@4gpu"
 FIRST = datetime.datetime(2026, 1, 1, 2, tzinfo=datetime.UTC)

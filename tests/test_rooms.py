@@ -1,4 +1,4 @@
-"""Folders are layers: imports point down, only training imports torch."""
+"""Folders are layers: imports point down, only training imports torch; features are apart."""
 
 from __future__ import annotations
 
@@ -13,17 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HARNESS = ROOT / "harness"
 
-ROOMS = [
-    "base",
-    "host",
-    "cases",
-    "record",
-    "launch",
-    "analysis",
-    "training",
-    "measure",
-    "interface",
-]
+ROOMS = "base host cases record launch analysis training measure interface features".split()
 #: Rooms side by side: neither imports the other.
 APART = [{"launch", "analysis"}, {"training", "measure"}]
 MODULES = sorted(HARNESS.rglob("*.py"))
@@ -52,6 +42,8 @@ def broken(path: Path) -> Iterator[str]:
             continue
         if other not in below or {room, other} in APART:
             yield f"{path} imports {name}"
+        if room == other == "features" and rest.split(".")[1] != path.relative_to(HARNESS).parts[1]:
+            yield f"{path} imports {name}: features import the core alone"
         if other == "training" and room != "training":
             yield f"{path} imports {name}: nobody may"
         if room == "training" and other == "launch" and not rest.startswith("launch.wire."):

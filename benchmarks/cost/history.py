@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.analysis.history import asv
-from harness.analysis.history.ingest import ingest
-from harness.analysis.history.night import nights
-from harness.analysis.history.published import publish
-from harness.analysis.history.trends import trends
 from harness.base import modules
+from harness.features.history import asv
+from harness.features.history.ingest import ingest
+from harness.features.history.night import nights
+from harness.features.history.published import publish
+from harness.features.history.trends import trends
 
 HERE = Path(__file__).parent
 SAMPLE = HERE.parents[1] / "results/samples/ddp-nano"

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.analysis import packing
-from harness.analysis.slow_nodes import told
 from harness.base.documents import Json, to_doc
+from harness.cases import features
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
 from harness.record.launch import FLAKES, STALLS, num_again
@@ -231,8 +231,8 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
         yield from _alike(kind, _json(entries), chain.bodies(links, kind), whole=run.complete)
     rows = [row for body in chain.bodies(links, Kind.SWEEP) for row in body]
     yield from _alike(Kind.SWEEP, _json(run.fabric), rows, whole=run.complete)
-    if run.suspects is not None and run.suspects.hosts:
-        yield from told.differences(run.suspects)
+    for module in features.modules("AUDIT"):
+        yield from module.differences(run)
     pairs = [] if run.suspects is None else [_json(run.suspects)]
     yield from _alike(Kind.PAIRED, pairs, chain.bodies(links, Kind.PAIRED), whole=run.complete)
     if run.complete and links[-1].kind is not Kind.ENDED:

@@ -22,10 +22,10 @@ from harness.cases import Arm, Plan, Role, Window, metrics
 from harness.measure import blocks, piloting, profiling, referring, together
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
-from harness.measure.hardware.sweeper import Sweeper
 from harness.measure.order import Order
 from harness.measure.progress import Moment
 from harness.measure.session import Session
+from harness.measure.sweeper import Sweeper
 from harness.record import Block, LaunchRecord, Purpose, Verdict
 
 

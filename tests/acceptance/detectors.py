@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from harness.analysis.history import scan
+from harness.features.history import scan
 
 NIGHTS, AT, NEAR = 60, 40, 2
 #: Changes that it tells of a series: their nights, and whether they go up.

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from harness.analysis.samples import bits
 from harness.cases import Catalogue, Device, Settings, Site
+from harness.features.nodes.checking import check_bits
 from harness.launch.wire.messages import Flip, Place
-from harness.measure.hardware.checking import check_bits
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record.store import load_samples

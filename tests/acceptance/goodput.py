@@ -14,10 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness.analysis import goodput
 from harness.cases import Catalogue, Device, Settings, Site
+from harness.features.recovery import goodput
+from harness.features.recovery.player import Player
 from harness.measure.progress import Progress
-from harness.measure.recovery.player import Player
 from harness.measure.session import Session
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))

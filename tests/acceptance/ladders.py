@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.analysis.foresight.held_out import Evaluation, evaluate
-from harness.analysis.foresight.own import runs
-from harness.analysis.foresight.published.table import Table
 from harness.cases import Catalogue, Device, Plan, Protocol, Settings, Site
 from harness.cases.recipes import ladder
 from harness.cases.targets import case_of, normalise
+from harness.features.foresight.held_out import Evaluation, evaluate
+from harness.features.foresight.own import runs
+from harness.features.foresight.published.table import Table
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.analysis.slow_nodes import rounds
-from harness.analysis.slow_nodes.rounds import Seen
-from harness.analysis.slow_nodes.told import words
 from harness.cases import Catalogue, Device, Settings, Site
 from harness.cases.targets import case_of
-from harness.measure.hardware.pairing import Pairer
+from harness.features.nodes import rounds
+from harness.features.nodes.pairing import Pairer
+from harness.features.nodes.rounds import Seen
+from harness.features.nodes.told import words
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 

@@ -9,9 +9,9 @@ import pytest
 from editing import even, timed
 
 from harness.analysis.compare import Reading, compare
-from harness.analysis.hardware import compare_hardware
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
+from harness.features.machines.machines import compare_hardware
 from harness.interface.cli.main import main
 from harness.record import RunRecord
 from harness.record.store import load, save

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.history.ingest import ingest
+from harness.features.history.ingest import ingest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

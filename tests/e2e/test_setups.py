@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.history.night import night_of
+from harness.features.history.bisecting import between
+from harness.features.history.night import night_of
 from harness.interface.cli.main import main
-from harness.measure.setups.bisecting import between
 from harness.record.store import load
 
 ROOT = Path(__file__).parents[2]

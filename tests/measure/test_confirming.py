@@ -10,11 +10,11 @@ import pytest
 
 from harness.base.errors import Exit
 from harness.cases import CaseSpec, Course
+from harness.features.recovery.recoverer import Recoverer
 from harness.host import admission
 from harness.interface.cli.main import main
 from harness.measure.bench import Bench
 from harness.measure.confirming import confirm
-from harness.measure.recovery.recoverer import Recoverer
 from harness.record import Reason, Row, Status, Trial, Verdict
 from harness.record.store import load
 

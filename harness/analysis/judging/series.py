@@ -1,19 +1,15 @@
-"""Series: what is measured beside plans, sweeps of the fabric and trials of recovery."""
+"""Series: what is measured beside plans, sweeps of the fabric and what features measure."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TypeVar
 
-from harness.analysis import goodput
 from harness.analysis.judging.doubts import unfit_host
 from harness.analysis.judging.question import Conclusion, Question
-from harness.cases import Threshold
-from harness.record import Reason, RunRecord, Status, Trial
+from harness.cases import Threshold, features
+from harness.record import Reason, RunRecord, Status
 from harness.record.fabric import swept
-from harness.record.recovery import FINE, Played
 
-T = TypeVar("T")
 Values = Mapping[str, tuple[float, ...]]
 
 
@@ -76,7 +72,8 @@ class Series:
 
 def series(run: RunRecord) -> list[Series]:
     """All that a run measured beside its plans: the fabric first, as it was measured first."""
-    return [*_fabric(run), *_recoveries(run.recoveries), *_goodputs(run.played)]
+    of_features = (one for module in features.modules("SERIES") for one in module.series(run))
+    return [*_fabric(run), *of_features]
 
 
 def _fabric(run: RunRecord) -> Iterator[Series]:
@@ -97,50 +94,4 @@ def _fabric(run: RunRecord) -> Iterator[Series]:
             },
             wrong="" if right else "a rank got a wrong result: this network cannot be trusted",
             refused=s.refused,
-        )
-
-
-def _goodputs(played: Sequence[Played]) -> Iterator[Series]:
-    """Trainings that faults of a schedule interrupted; each play of a case is a value."""
-    drawn = [p for p in played if p.mtbf_s is not None]
-    for case in dict.fromkeys(p.case for p in drawn):
-        family = case.partition("@")[0]
-        values = tuple(goodput.goodput(p) for p in drawn if p.case == case)
-        yield Series(
-            name=case, family=family, world_size=drawn[0].world_size, num_nodes=1,
-            first={"goodput": values}, again={"goodput": ()},
-        )  # fmt: skip
-
-
-def _recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
-    """Trials by case, fault, way of saving and new world."""
-    for name in dict.fromkeys(t.name for t in trials):
-        named = [t for t in trials if t.name == name]
-        wrong, went_on = "", {t.continued for t in named} - {None, *FINE}
-        if went_on:
-            wrong = f"the resumed training goes on {' and '.join(sorted(map(str, went_on)))}"
-        elif not all(t.equal or t.continued for t in named):
-            wrong = "the resumed training does not match an uninterrupted one bit for bit"
-        elif not all(t.blamed == t.rank for t in named):
-            wrong = "the named rank is not the rank that was broken"
-
-        def values(attempt: int, named: Sequence[Trial] = named) -> Values:
-            def each(read: Callable[[Trial], float | None]) -> tuple[float, ...]:
-                readings = (read(t) for t in named if t.attempt == attempt)
-                return tuple(value for value in readings if value is not None)
-
-            return {
-                "recovery_s": each(lambda t: t.recovery_s),
-                "checkpoint_stall_s": each(lambda t: t.stall_s),
-                "checkpoint_bandwidth": each(lambda t: t.bytes / t.save_s if t.save_s else None),
-            }
-
-        yield Series(
-            name=name,
-            family=named[0].case.partition("@")[0],
-            world_size=named[0].world,
-            num_nodes=1,
-            first=values(0),
-            again=values(1),
-            wrong=wrong,
         )

@@ -10,7 +10,7 @@ import pytest
 from harness.analysis.judging.verdicts import of_series
 from harness.base.errors import SpecError
 from harness.base.files import UnwrittenError
-from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold
+from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold, features
 from harness.interface import options
 from harness.interface.offered import OPTIONS, from_environment
 from harness.interface.report.heartbeat import Heartbeat
@@ -18,7 +18,6 @@ from harness.interface.report.live import Live
 from harness.measure.confirming import USUAL
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
-from harness.measure.recovery.recoverer import Recoverer
 from harness.measure.session import Session
 from harness.record import RunRecord, Status, Verdict
 
@@ -64,7 +63,7 @@ class Scaling:
     rules: dict[Path, tuple[Threshold, ...]] = field(default_factory=dict)
     session: Session | None = None
     measurer: Measurer | None = None
-    recoverer: Recoverer | None = None
+    recoverer: Any = None
     statuses: dict[str, Status] = field(default_factory=dict)
     foreign_failures: int = 0
     interrupted: bool = False
@@ -100,7 +99,7 @@ class Scaling:
             results = Path(values["results"] or self.config.rootpath / "results")
             settings = options.settings(values, self.site, argv)
             self.session = Session(self.catalogue, settings, results, (), live)
-            self.measurer, self.recoverer = Measurer(self.session), Recoverer(self.session)
+            self.measurer = Measurer(self.session)
             if not self.config.option.collectonly:
                 self.session.meet()
         return self.session
@@ -108,8 +107,9 @@ class Scaling:
     def recovered(self, course: Course) -> Verdict:
         """The worst verdict on a course, which is measured if nobody has yet."""
         session = self.start()
-        assert self.recoverer is not None
         session.warm()
+        if self.recoverer is None:
+            self.recoverer = _recoverer(session)
         if all(t.name != course.name for t in session.run.recoveries):
             self.recoverer.measure(course, USUAL)
         verdicts = [v for v in of_series(session.run.bare()) if v.case == course.name]
@@ -137,6 +137,13 @@ class Scaling:
     def rerun(self) -> str:
         """The command that does this run again."""
         return shlex.join(["pytest", *map(str, self.config.invocation_params.args)])
+
+
+def _recoverer(session: Session) -> Any:
+    """Of the feature that interrupts trainings; SpecError where it was taken out."""
+    for module in features.modules("COURSES"):
+        return module.Recoverer(session)
+    raise SpecError("nothing here interrupts trainings", fix="pytest -k 'not recover'")
 
 
 def option(config: pytest.Config, name: str) -> Any:

@@ -6,7 +6,7 @@ from harness.analysis.judging import notices
 from harness.analysis.ladder import ladder_rows
 from harness.base.documents import Json
 from harness.base.numbers import rate, si
-from harness.interface.report import foreseen
+from harness.interface.report import sections
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.tabled import harmless, written
 from harness.record import Purpose, RunRecord
@@ -48,7 +48,7 @@ def document(run: RunRecord) -> dict[str, Json]:
     return {
         "run": run.run, "started_at": run.started_at, "complete": run.complete,
         "machine": run.machine.title, "headline": headline(run), "exit": int(status),
-        "decide": decide(run), "verdicts": rows(run), "foreseen": foreseen.recorded(run),
+        "decide": decide(run), "verdicts": rows(run), "remarks": sections.remarks(run),
     }  # fmt: skip
 
 

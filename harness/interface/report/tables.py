@@ -9,9 +9,8 @@ from harness.analysis.judging.points import shown_against, tabled
 from harness.analysis.ladder import in_table
 from harness.base.numbers import duration, si
 from harness.cases import Form, metrics
-from harness.interface.report import fabric, foreseen, script, timeline
+from harness.interface.report import fabric, script, sections, timeline
 from harness.interface.report.coverage import coverage
-from harness.interface.report.faults import goodput, recovery
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.scaling import interval, scaling_table
 from harness.interface.report.sides import beside, codecs
@@ -204,12 +203,11 @@ def summary(
         *(line for plan in codecs.plans(run) for line in codecs.lines(run, plan, width)),
         *script.lines(run, width),
         *fabric.lines(run, width),
-        *recovery.lines(run, width),
-        *goodput.lines(run, width),
+        *sections.lines(run, width),
     ]
     out += timeline.lines(run, width, every=every)
     out += [rule("verdicts", width), *verdict_lines(run, width)]
-    out += [line for told in foreseen.recorded(run) for line in wrap(f" {told}", width, 12)]
+    out += [line for told in sections.remarks(run) for line in wrap(f" {told}", width, 12)]
     out += [*counts(run), ""]
     for finding in [*notices.findings(run), *run.notes]:
         out += wrap(f" noticed    {finding}", width, 12)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.base.errors import Exit, SpecError
+from harness.features.nodes.verbs import gate as gate_verb
 from harness.interface.cli.main import main
-from harness.interface.cli.verbs.measure import gate as gate_verb
 from harness.interface.report.heartbeat import Heartbeat
 from harness.measure.progress import Moment, Progress, Waiting
 from harness.record import Purpose

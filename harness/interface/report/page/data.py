@@ -8,8 +8,7 @@ from markupsafe import Markup
 from harness.analysis.judging.points import points
 from harness.analysis.rungs import rungs
 from harness.base.documents import Json, fields_of, to_doc
-from harness.interface.report import fabric
-from harness.interface.report.faults import recovery
+from harness.interface.report import fabric, sections
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.page.cases import Case
 from harness.interface.report.page.scaling import Group
@@ -52,6 +51,5 @@ def document(
         ],
         "parts_ms": {one.title: one.table.records() for one in spent},
         "fabric": to_doc(run.fabric), "swept": fabric.tabled(run).records(),
-        "recoveries": to_doc(run.recoveries), "played": to_doc(run.played),
-        "recovered": {case: t.records() for case, t in recovery.tabled(run).items()},
+        **sections.data(run),
     }  # fmt: skip

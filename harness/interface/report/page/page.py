@@ -9,22 +9,18 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader
-
 from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.standard import FIRST_LOOK
 from harness.base.files import FullDiskError
-from harness.base.numbers import rate, si
-from harness.interface.report import fabric, foreseen, script, tables, timeline
+from harness.interface.report import fabric, script, sections, tables, timeline
 from harness.interface.report.coverage import coverage
-from harness.interface.report.faults import recovery
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.page import compressed, data, facts, scaling
 from harness.interface.report.page.cases import anchors, cases
-from harness.interface.report.page.endured import endured
 from harness.interface.report.page.judged import judged
 from harness.interface.report.page.spent import spent
 from harness.interface.report.sides import beside
+from harness.interface.report.templates import templates
 from harness.record import RunRecord
 from harness.record.outcome import SEVERITY
 from harness.record.store import write_text
@@ -37,53 +33,47 @@ HERE = Path(__file__).parent
 
 def render(run: RunRecord, folder: Path | None = None) -> str:
     """The page; without the run's ``folder`` it has no drawings of samples and traces."""
-    environment = Environment(
-        loader=FileSystemLoader([HERE, HERE.parent]), autoescape=True, trim_blocks=True
-    )
-    environment.filters |= {"rate": rate, "si": si}
     counts, linked, of_cases = (
         Counter(v.status for v in run.verdicts),
         anchors(run),
         cases(run, folder),
     )
     groups, lost = scaling.groups(run), spent(run, linked)
-    return environment.get_template("page.html.jinja").render(
-        run=run,
-        headline=headline(run),
-        decide=decide(run),
-        counts=[(s, counts[s]) for s in SEVERITY if counts[s]],
-        notes=[*notices.findings(run), *run.notes],
-        verdicts=judged(run, linked),
-        together=verdicts.together(run.verdicts),
-        pairs=FIRST_LOOK,
-        groups=groups,
-        beside=[
-            (plan.name, beside.of_plan(run, plan).html(plan.name), beside.notes(plan))
-            for plan in beside.plans(run)
-        ],
-        codecs=compressed.sections(run),
-        stand_ins=any(run.stand_ins(a.case) for p in run.plans for a in p.arms),
-        spent=lost,
-        explained=[line.strip() for line in timeline.remarks(run, WIDE)],
-        cases=of_cases,
-        work=facts.work,
-        busy=facts.busy,
-        fabric=fabric.tabled(run).html("fabric") if run.fabric else "",
-        fabric_note=fabric.note(run),
-        recoveries=[
-            (case, table.html(f"recovery of {case}"), list(map(recovery.continued, table.rows)))
-            for case, table in recovery.tabled(run).items()
-        ],
-        recovery_note=recovery.NOTE,
-        endured=endured(run),
-        blocks=foreseen.blocks(run),
-        script=[line.strip() for line in script.lines(run, WIDE)],
-        coverage=[line.split(maxsplit=1) for line in coverage(run, WIDE)],
-        cost=[line.strip().split(maxsplit=1)[1] for line in tables.cost(run, WIDE) if line],
-        rerun=shlex.join(run.settings.argv),
-        facts=facts.facts(run),
-        nodes=facts.nodes(run).html("nodes") if len(run.nodes) > 1 else "",
-        data=data.embedded(run, of_cases, groups, lost),
+    return (
+        templates(HERE)
+        .get_template("page.html.jinja")
+        .render(
+            run=run,
+            headline=headline(run),
+            decide=decide(run),
+            counts=[(s, counts[s]) for s in SEVERITY if counts[s]],
+            notes=[*notices.findings(run), *run.notes],
+            verdicts=judged(run, linked),
+            together=verdicts.together(run.verdicts),
+            pairs=FIRST_LOOK,
+            groups=groups,
+            beside=[
+                (plan.name, beside.of_plan(run, plan).html(plan.name), beside.notes(plan))
+                for plan in beside.plans(run)
+            ],
+            codecs=compressed.sections(run),
+            stand_ins=any(run.stand_ins(a.case) for p in run.plans for a in p.arms),
+            spent=lost,
+            explained=[line.strip() for line in timeline.remarks(run, WIDE)],
+            cases=of_cases,
+            work=facts.work,
+            busy=facts.busy,
+            fabric=fabric.tabled(run).html("fabric") if run.fabric else "",
+            fabric_note=fabric.note(run),
+            sections=sections.shown(run),
+            script=[line.strip() for line in script.lines(run, WIDE)],
+            coverage=[line.split(maxsplit=1) for line in coverage(run, WIDE)],
+            cost=[line.strip().split(maxsplit=1)[1] for line in tables.cost(run, WIDE) if line],
+            rerun=shlex.join(run.settings.argv),
+            facts=facts.facts(run),
+            nodes=facts.nodes(run).html("nodes") if len(run.nodes) > 1 else "",
+            data=data.embedded(run, of_cases, groups, lost),
+        )
     )
 
 

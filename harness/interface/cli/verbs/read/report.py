@@ -50,7 +50,7 @@ class Summary(TypedDict):
     headline: str
     exit: int
     decide: Sequence[str]
-    foreseen: Sequence[str]
+    remarks: Sequence[str]
     verdicts: Sequence[Row]
 
 

@@ -1,0 +1,1 @@
+"""Acceptance: what is handed over to whoever signs."""

@@ -1,0 +1,1 @@
+"""The acceptance document as a page."""

@@ -1,0 +1,67 @@
+"""Which size to measure next: the one that narrows a target's interval most for what it costs."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.features.foresight.infer import Posterior, foresee
+from harness.features.foresight.shapes import Shape
+
+#: Draws for covariances; they are good to a few percent.
+NUM_DRAWS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One size to measure: what ``sd`` of ln(step time) the target has before and after.
+
+    ``cost_s`` is GPU-seconds of one step. ``doubling_sd`` is what twice the largest size would
+    leave, for comparison.
+    """
+
+    shape: Shape
+    before_sd: float
+    after_sd: float
+    cost_s: float
+    doubling_sd: float
+
+
+def candidates(largest: Shape, target: Shape) -> list[Shape]:
+    """Up to eight times the largest calibrated size but well below the target, and smaller batches.
+
+    A small batch shows what a large world will show: exchange and waiting that compute hides.
+    """
+    most = max(2 * largest.ranks, target.ranks // 4)
+    grown = [replace(largest, ranks=n * largest.ranks) for n in (1, 2, 4, 8)]
+    grown = [s for s in grown if s.ranks <= most]
+    out = [
+        replace(s, micro_batch=max(1.0, s.micro_batch * share))
+        for s in grown
+        for share in (1.0, 0.5, 0.25, 0.125)
+    ]
+    out += [
+        replace(s, micros=max(1, round(s.micros * share))) for s in out for share in (0.5, 0.25)
+    ]
+    return [s for s in dict.fromkeys(out) if s not in (largest, target)]
+
+
+def advise(known: Posterior, target: Shape) -> Advice:
+    """The best size that costs no more GPU-seconds a step than doubling the largest one.
+
+    What a measurement would leave of the target's variance follows from their covariance now; no
+    figure need be known for that.
+    """
+    largest = max((s for s in known.shapes if s.model == target.model), key=lambda s: s.ranks)
+    doubled = replace(largest, ranks=2 * largest.ranks)
+    sizes = [*candidates(largest, target), doubled]
+    seen = foresee(known, [target, *sizes], num=NUM_DRAWS)
+    together = np.cov(seen.draws.T)
+    before = together[0, 0]
+    after = before - together[0, 1:] ** 2 / np.diag(together)[1:]
+    cost = np.array([s.ranks for s in sizes]) * np.exp(seen.middle[1:])
+    affordable = np.where(cost <= cost[-1] * 1.001, after, np.inf)
+    best = int(np.argmin(affordable))
+    return Advice(
+        shape=sizes[best], before_sd=float(np.sqrt(before)), after_sd=float(np.sqrt(after[best])),
+        cost_s=float(cost[best]), doubling_sd=float(np.sqrt(after[-1])),
+    )  # fmt: skip

@@ -1,0 +1,232 @@
+"""Worlds that are made up: does what is foreseen from N <= 8 cover what they do at 64 to 1,024?
+
+    python -m harness.features.foresight.closed_loop [WORLDS]      # 1,000 in about a minute
+
+A world is played event by event (``simulate.py``), not by the terms that are fitted to it. Its
+parameters are hidden, its jitter has a heavy tail where the fitted one is normal, and its network
+has a knee: beyond some number of ranks a switch is shared, and each rank has less of it.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from harness.features.foresight import attribute, infer
+from harness.features.foresight.advise import advise
+from harness.features.foresight.infer import Posterior
+from harness.features.foresight.learned import Regime, learned
+from harness.features.foresight.physics import simulate
+from harness.features.foresight.physics.collectives import Fabric, Kind, nccl
+from harness.features.foresight.predict import predict
+from harness.features.foresight.published.table import Table
+from harness.features.foresight.shapes import Kept, Model, Point, Shape
+from harness.features.foresight.terms import BUCKET_BYTES
+
+Array = NDArray[np.float64]
+
+MEASURED = (1, 2, 4, 8)
+TRUTHS = (64, 128, 256, 512, 1024)
+#: Steps of one measurement, whose median counts.
+STEPS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What nobody is told, and the two things that everybody knows: the shape and the fabric."""
+
+    shape: Shape
+    fabric: Fabric
+    flops_per_s: float
+    link: float
+    latency: float
+    slowed: float  # of compute, as soon as there is an exchange beside it
+    contended: float  # of compute, by an exchange that runs beside all of it
+    host_s: float
+    jitter_s: float
+    tail: float  # degrees of freedom of Student's t: the fewer, the heavier
+    shared_from: int  # ranks from which on the network is shared
+    shared_by: float
+    growth: float  # of a step, for each doubling
+
+    def exchange(self, ranks: int, num_bytes: float, kind: Kind) -> float:
+        cost = nccl(kind, num_bytes, ranks, self.fabric.per_node, self.fabric)
+        shared = self.shared_by if ranks >= self.shared_from else 1.0
+        return self.latency * cost.latency_s + shared * cost.transfer_s / self.link
+
+    def work_s(self, batch: float) -> float:
+        """Compute of one rank's step."""
+        per_token = self.shape.model.flops_per_token(self.shape.seq) or 0.0
+        return per_token * batch * self.shape.seq / self.flops_per_s
+
+    def volume_s(self, shape: Shape) -> float:
+        """Seconds that the links are busy in a step."""
+        num_bytes = (3 if shape.kept is Kept.ALL_CUT else 4) * (shape.model.params or 0.0)
+        return 2 * self.exchange(shape.ranks, num_bytes, Kind.ALL_GATHER)
+
+    def quiet_s(self, shape: Shape) -> tuple[float, float]:
+        """Seconds of a step without jitter, and those that the exchange adds to it."""
+        compute, params = self.work_s(shape.micro_batch), self.shape.model.params or 0.0
+        alone = self.host_s + compute
+        if shape.ranks == 1:
+            return alone, 0.0
+        beside = min(1.0, self.volume_s(shape) / compute)
+        slowed = compute * (1 + self.slowed + self.contended * beside)
+        forward, backward = slowed / 3, 2 * slowed / 3
+        if shape.kept is Kept.ALL_CUT:
+            layers = self.shape.model.layers or 1
+            gather = self.exchange(shape.ranks, 2 * params / layers, Kind.ALL_GATHER)
+            scatter = self.exchange(shape.ranks, 2 * params / layers, Kind.REDUCE_SCATTER)
+            played = simulate.gathered_s(
+                np.asarray(forward / layers), np.asarray(backward / layers),
+                np.asarray(gather), np.asarray(scatter), layers,
+            )  # fmt: skip
+        else:
+            pieces = max(1, round(4 * params / BUCKET_BYTES))
+            cost = self.exchange(shape.ranks, 4 * params / pieces, Kind.ALL_REDUCE)
+            ready = [np.asarray(backward * (i + 1) / pieces) for i in range(pieces)]
+            costs = [np.asarray(cost)] * pieces
+            played = forward + simulate.buckets_s(ready, costs, np.asarray(backward))
+        total = (self.host_s + float(played)) * (1 + self.growth) ** float(np.log2(shape.ranks))
+        return total, float(played) - compute
+
+    def jitter(self, ranks: int, random: np.random.Generator, num: int) -> Array:
+        """Of the slowest rank in ``num`` steps: a quantile of its tail, drawn at once."""
+        highest = random.uniform(size=num) ** (1 / ranks)
+        drawn: Array = np.abs(stdtrit(self.tail, (1 + highest) / 2)) * self.jitter_s
+        return drawn
+
+    def measure(self, shape: Shape, random: np.random.Generator) -> float:
+        """The median of STEPS steps, with what two launches differ by."""
+        steps = self.quiet_s(shape)[0] + self.jitter(shape.ranks, random, STEPS)
+        return float(np.median(steps) * np.exp(0.004 * random.standard_normal()))
+
+    def truth(self, shape: Shape) -> float:
+        """The median of all steps."""
+        middle = stdtrit(self.tail, (1 + 0.5 ** (1 / shape.ranks)) / 2)
+        return self.quiet_s(shape)[0] + float(middle) * self.jitter_s
+
+
+def imagine(random: np.random.Generator) -> World:
+    """A world from a wide range: models of 0.1 to 8 G parameters, links of 3 to 50 GB/s."""
+
+    def about(median: float, spread: float) -> float:
+        return float(median * np.exp(spread * random.standard_normal()))
+
+    layers = int(random.choice([12, 24, 32]))
+    params = float(np.exp(random.uniform(np.log(1e8), np.log(8e9))))
+    model = Model(name="made up", params=params, layers=layers)
+    kept = Kept.WHOLE if params < 1e9 and random.uniform() < 0.6 else Kept.ALL_CUT
+    fabric = Fabric(
+        per_node=int(random.choice([2, 4])),
+        intra_bytes_per_s=float(random.choice([60e9, 150e9, 300e9])),
+        inter_bytes_per_s=float(random.choice([3e9, 6e9, 12.5e9, 25e9, 50e9])),
+    )
+    shape = Shape(
+        ranks=1, micro_batch=float(random.choice([2, 4, 8, 16])), seq=2048, kept=kept, model=model
+    )
+    return World(
+        shape=shape, fabric=fabric, flops_per_s=about(1.5e14, 0.3), link=min(1.0, about(0.75, 0.2)),
+        latency=about(1.3, 0.4), slowed=float(random.uniform(0.0, 0.04)),
+        contended=float(random.uniform(0.0, 0.1)),
+        host_s=about(0.010, 0.7), jitter_s=about(0.008, 0.7), tail=float(random.uniform(3.0, 8.0)),
+        shared_from=int(random.choice([32, 128, 512, 4096, 4096])),
+        shared_by=float(random.uniform(1.0, 1.3)), growth=float(random.uniform(0.0, 0.012)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Of one world: whether each truth was covered, and how wide ln(step time) was, in sds.
+
+    ``knee`` and ``flagged`` are of the largest size. The two ``after`` are the width there once
+    the advised size, or twice the largest one, was measured as well.
+    """
+
+    covered: tuple[bool, ...]
+    misses: tuple[float, ...]
+    width: float
+    knee: bool
+    flagged: bool
+    after_advice: float | None = None
+    after_doubling: float | None = None
+
+
+def try_(world: World, random: np.random.Generator, advised: bool) -> Trial:
+    """Measure a world at small sizes, foresee the large ones, and look."""
+    shapes = [replace(world.shape, ranks=n) for n in MEASURED]
+    taken = [world.measure(s, random) for s in shapes]
+    targets = [replace(world.shape, ranks=n) for n in TRUTHS]
+    points = [
+        *(Point(shape=s, step_s=t, calibrates=True) for s, t in zip(shapes, taken, strict=True)),
+        *(Point(shape=s, step_s=world.truth(s)) for s in targets),
+    ]
+    table = Table(
+        id="made up", family="made up", fabric=world.fabric, peak_flops=None, points=tuple(points)
+    )
+    seen = predict(table, learned()).predicted
+    known = _known(world, shapes, taken)
+    last = seen[-1]
+    trial = Trial(
+        covered=tuple(bool(one.covered) for one in seen),
+        misses=tuple(one.efficiency - (one.measured or 0.0) for one in seen),
+        width=float(infer.foresee(known, targets[-1:]).sd[0]),
+        knee=_has_knee(world, shapes, targets[-1]), flagged=last.regime is Regime.UNSEEN,
+    )  # fmt: skip
+    if not advised:
+        return trial
+    best = advise(known, targets[-1]).shape
+    twice = replace(world.shape, ranks=2 * MEASURED[-1])
+    widths = []
+    for extra in (best, twice):
+        more = _known(world, [*shapes, extra], [*taken, world.measure(extra, random)])
+        widths.append(float(infer.foresee(more, targets[-1:]).sd[0]))
+    return replace(trial, after_advice=widths[0], after_doubling=widths[1])
+
+
+def _known(world: World, shapes: Sequence[Shape], taken: Sequence[float]) -> Posterior:
+    beliefs = learned().beliefs
+    return infer.calibrate(world.fabric, shapes, taken, [world.shape.model], beliefs=beliefs)
+
+
+def _has_knee(world: World, shapes: Sequence[Shape], target: Shape) -> bool:
+    """Whether the exchange adds KNEE of a step there, and not a third of that share before."""
+    shares = [added / total for total, added in map(world.quiet_s, [*shapes, target])]
+    return shares[-1] > attribute.KNEE and shares[-1] > 3 * max(shares[:-1])
+
+
+def trials(num: int, seed: int = 20, advised: bool = False) -> list[Trial]:
+    random = np.random.default_rng(seed)
+    return [try_(imagine(random), random, advised) for _ in range(num)]
+
+
+def told(found: Sequence[Trial]) -> list[str]:
+    """The figures of many worlds, as lines."""
+    covered = np.array([t.covered for t in found])
+    misses = 100 * np.abs(np.array([t.misses for t in found]))
+    out = [f"{len(found)} worlds, measured at {MEASURED}, 80 % intervals"]
+    out += [
+        f"  {ranks:5}  {covered[:, i].mean():.1%} covered, {misses[:, i].mean():.1f} points off"
+        for i, ranks in enumerate(TRUTHS)
+    ]
+    knees, flags = sum(t.knee for t in found), sum(t.flagged for t in found)
+    both = sum(t.knee and t.flagged for t in found)
+    out.append(f"  knees: {both} of {knees} flagged, {flags - both} flags without a knee")
+    pairs = [(t.after_advice, t.after_doubling) for t in found]
+    after = np.array([p for p in pairs if None not in p], float)
+    if len(after):
+        better = (after[:, 0] < after[:, 1]).mean()
+        before, (advice, doubling) = np.mean([t.width for t in found]), after.mean(axis=0)
+        out.append(
+            f"  sd of ln(step) at {TRUTHS[-1]}: {before:.3f}, after the advised size {advice:.3f},"
+            f" after doubling {doubling:.3f}; narrower in {better:.0%}"
+        )
+    return out
+
+
+if __name__ == "__main__":
+    made = trials(int(sys.argv[1]) if len(sys.argv) > 1 else 1000, advised=True)
+    print("\n".join(told(made)))

@@ -1,0 +1,117 @@
+"""How well sizes were foreseen that a table calls its own: errors, coverage, and skill."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.features.foresight.learned import learned
+from harness.features.foresight.physics.laws import Law
+from harness.features.foresight.predict import Predicted, Prediction, predict
+from harness.features.foresight.published.table import Table
+from harness.features.foresight.terms import Term
+
+#: An efficiency that moves by less than this needs no prediction.
+MOVES = 0.05
+#: Extrapolations up to this many times the largest calibrated size are judged.
+FURTHEST = 32.0
+#: A profiled bubble from which on a table reveals that it limits, and up to which that it doesn't.
+BUBBLE_LIMITS, NO_BUBBLE = 0.10, 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Of ``num`` targets with a measured figure; errors and widths are in efficiency, not percent.
+
+    ``moves``: how far measured efficiencies lie apart, the base among them. ``reach``: the largest
+    target over the largest calibrated size. ``told`` of ``revealed`` limiters were named rightly.
+    """
+
+    name: str
+    num: int
+    mean: float
+    p90: float
+    worst: float
+    coverage: float
+    half_width: float
+    moves: float
+    reach: float
+    baselines: Mapping[Law, float]
+    revealed: int
+    told: int
+
+    @property
+    def best_baseline(self) -> Law:
+        return min(Law, key=self.baselines.__getitem__)
+
+    @property
+    def has_skill(self) -> bool | None:
+        """Whether every baseline is beaten; None where efficiency hardly moves."""
+        if self.moves <= MOVES:
+            return None
+        return all(self.mean < error for error in self.baselines.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """All tables of a file, each predicted from what other families have taught."""
+
+    predictions: tuple[Prediction, ...]
+    tables: tuple[Score, ...]
+    families: tuple[Score, ...]
+    whole: Score | None
+
+
+def evaluate(tables: Sequence[Table]) -> Evaluation:
+    predictions = [predict(table, learned(leaving_out=table.family)) for table in tables]
+    by_family: dict[str, list[Prediction]] = {}
+    for p in predictions:
+        by_family.setdefault(p.table.family, []).append(p)
+    return Evaluation(
+        predictions=tuple(predictions),
+        tables=tuple(s for p in predictions if (s := score(p.table.id, [p]))),
+        families=tuple(s for name, of in by_family.items() if (s := score(name, of))),
+        whole=score("all", predictions),
+    )
+
+
+def score(name: str, predictions: Sequence[Prediction]) -> Score | None:
+    """None where nothing that was predicted is known."""
+    counted = [(p, one) for p in predictions for one in p.predicted if judged(one)]
+    if not counted:
+        return None
+    misses = np.array([abs(one.miss or 0.0) for _, one in counted])
+    measured = [one.measured for _, one in counted if one.measured is not None]
+    revealed = [told for p, one in counted if (told := _told_rightly(p.table, one)) is not None]
+    return Score(
+        name=name, num=len(counted), mean=float(misses.mean()),
+        p90=float(np.quantile(misses, 0.9)), worst=float(misses.max()),
+        coverage=float(np.mean([one.covered for _, one in counted])),
+        half_width=float(np.mean([(one.high - one.low) / 2 for _, one in counted])),
+        moves=max(1.0, *measured) - min(1.0, *measured),
+        reach=max(one.shape.ranks / _largest(p.table) for p, one in counted),
+        baselines={
+            law: float(np.mean([abs(o.baselines[law] - (o.measured or 0.0)) for _, o in counted]))
+            for law in Law
+        },
+        revealed=len(revealed), told=sum(revealed),
+    )  # fmt: skip
+
+
+def judged(one: Predicted) -> bool:
+    """Whether a target counts: measured, and no typing error of its source."""
+    return one.measured is not None and not one.implausible
+
+
+def _largest(table: Table) -> int:
+    return max(p.shape.ranks for p in table.points if p.calibrates)
+
+
+def _told_rightly(table: Table, one: Predicted) -> bool | None:
+    """Whether the limiter is the one that a profile of the run shows; None without a profile."""
+    bubble = next((p.bubble for p in table.points if p.shape == one.shape), None)
+    if bubble is None:
+        return None
+    if bubble >= BUBBLE_LIMITS:
+        return one.limiter is Term.BUBBLE
+    return one.limiter is not Term.BUBBLE if bubble <= NO_BUBBLE else None

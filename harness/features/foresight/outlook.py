@@ -1,0 +1,130 @@
+"""A size that a table does not have: what to expect, what would hold it, what to measure next."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.base.errors import SpecError
+from harness.features.foresight.advise import Advice, advise
+from harness.features.foresight.invert import Held, Knee, hold, knee
+from harness.features.foresight.learned import learned
+from harness.features.foresight.predict import Predicted, base_of, calibrate, predict
+from harness.features.foresight.published.table import Table
+from harness.features.foresight.shapes import Point, Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """``knee`` is where another overhead becomes the largest, None where none does.
+
+    ``advice`` is the size to measure next. ``hold`` is the efficiency that ``held`` is about.
+    ``device_hours`` are those of a billion tokens (of samples where a sample is no text).
+    ``memory_bytes`` is what a rank needs, ``room_bytes`` what it has; None where nobody knows.
+    ``padding`` is by how much shards are larger together than at the largest calibrated size.
+    ``measured`` are efficiencies of this model's calibrated sizes, ``path`` has what is foreseen of
+    sizes between.
+    """
+
+    table: str
+    predicted: Predicted
+    hold: float
+    held: Sequence[Held]
+    knee: Knee | None
+    advice: Advice
+    device_hours: float
+    measured: Mapping[int, float]
+    path: Sequence[Predicted]
+    memory_bytes: int | None = None
+    room_bytes: float | None = None
+    padding: float = 1.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether a rank finds its memory, as far as that is known."""
+        known = self.memory_bytes is not None and self.room_bytes is not None
+        return not known or (self.memory_bytes or 0) <= (self.room_bytes or 0)
+
+
+def outlooks(table: Table, ranks: int, efficiency: float) -> list[Outlook]:
+    """Of every model and configuration of a table that was calibrated.
+
+    A size of the table that was not measured is taken as it stands. Else each gets what it had at
+    its largest calibrated size: the same batch of a GPU, or the same batch of all where its
+    calibrated sizes share one. SpecError where ``ranks`` can't be cut so.
+    """
+    taught = learned(leaving_out=table.family)
+    calibrated = [p for p in table.points if p.calibrates]
+    asked_for = [p for p in table.points if p.step_s is None and p.shape.ranks == ranks]
+    out = []
+    for shape in dict.fromkeys(_largest(p, calibrated) for p in calibrated):
+        own = [p for p in calibrated if p.shape.configuration == shape.configuration]
+        target = next(
+            (p for p in asked_for if _alike(p, shape)),
+            Point(shape=_at(shape, ranks, [p.shape for p in own]), step_s=None),
+        )
+        between = [Point(shape=s, step_s=None) for s in _between(shape, target.shape, own)]
+        asked = replace(table, points=(*own, *between, target))
+        *path, one = predict(asked, taught).predicted
+        known = calibrate(asked, own, [target], taught)
+        base = base_of(target.shape, own)
+        out.append(
+            Outlook(
+                table=table.id, predicted=one, hold=efficiency,
+                held=hold(known, base.shape, target.shape, efficiency),
+                knee=knee(known, target.shape), advice=advise(known, target.shape),
+                device_hours=_device_hours(one), measured=_measured(base, own), path=path,
+            )
+        )  # fmt: skip
+    return out
+
+
+def _measured(base: Point, calibrated: Sequence[Point]) -> dict[int, float]:
+    """Efficiencies of the calibrated sizes, the best of each, against the base."""
+    assert base.step_s is not None
+    unit, found = base.shape.rate(base.step_s), dict[int, float]()
+    for p in sorted(calibrated, key=lambda p: p.shape.ranks):
+        if p.step_s and p.shape.model == base.shape.model:
+            rate = p.shape.rate(p.step_s) / unit
+            found[p.shape.ranks] = max(rate, found.get(p.shape.ranks, 0.0))
+    return found
+
+
+def _between(largest: Shape, target: Shape, calibrated: Sequence[Point]) -> list[Shape]:
+    """Doublings of the largest calibrated size, below the target, that are cut like both."""
+    if (largest.tensor, largest.context, largest.stages) != (
+        target.tensor, target.context, target.stages,
+    ):  # fmt: skip
+        return []
+    sizes = [largest.ranks << i for i in range(1, 24) if largest.ranks << i < target.ranks]
+    return [_at(largest, n, [p.shape for p in calibrated]) for n in sizes]
+
+
+def _device_hours(one: Predicted) -> float:
+    """Of a billion tokens."""
+    tokens = one.shape.samples * one.shape.seq
+    return one.step_s * one.shape.ranks / 3600 * 1e9 / tokens
+
+
+def _alike(point: Point, shape: Shape) -> bool:
+    return (point.shape.model, point.shape.configuration) == (shape.model, shape.configuration)
+
+
+def _largest(point: Point, calibrated: Sequence[Point]) -> Shape:
+    own = [p.shape for p in calibrated if _alike(p, point.shape)]
+    return max(own, key=lambda s: s.ranks)
+
+
+def _at(shape: Shape, ranks: int, calibrated: Sequence[Shape]) -> Shape:
+    """The shape at another number of ranks."""
+    inner = shape.tensor * shape.context * shape.stages
+    if ranks % inner:
+        raise SpecError(
+            f"--to {ranks}: it is no multiple of tp x pp x cp = {inner}",
+            expected=f"a multiple of {inner}", fix=f"--to {inner * max(1, ranks // inner)}",
+        )  # fmt: skip
+    own = [s for s in calibrated if s.model == shape.model]
+    sizes, batches = {s.ranks for s in own}, {round(s.samples, 3) for s in own}
+    if len(sizes) < 2 or len(batches) > 1:
+        return replace(shape, ranks=ranks)
+    of_replica = shape.samples * inner / ranks
+    micros = max(1, round(of_replica / shape.micro_batch))
+    return replace(shape, ranks=ranks, micros=micros, micro_batch=of_replica / micros)

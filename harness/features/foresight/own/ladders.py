@@ -1,0 +1,59 @@
+"""What the ladders of runs lead to expect of a size that they lack.
+
+ladder, and the same case at another size -> Table -> outlook, with the memory of a rank there
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.cases import CaseSpec, Catalogue, Device
+from harness.features.foresight.outlook import Outlook, outlooks
+from harness.features.foresight.own import runs, stated
+from harness.features.foresight.own.runs import Rung
+from harness.features.foresight.published.table import Refused
+from harness.host.machine import Machine
+from harness.record import RunRecord
+
+#: The efficiency that an outlook tells how to hold, where nobody asks for another.
+HOLD = 0.9
+
+
+def foresee(
+    name: str, ladder: Sequence[Rung], target: Rung, known: Catalogue, *,
+    on: Collection[int] = (), hold: float = HOLD,
+) -> list[Outlook] | Refused:  # fmt: skip
+    """The outlook for one size; SpecError where its ranks can't be cut as the ladder's are."""
+    told = target.described
+    answered = told.expected is not None or told.unsupported or told.error
+    table = runs.table(name, ladder, known, on=on, target=target if answered else None)
+    if isinstance(table, Refused):
+        return table
+    found = outlooks(table, target.case.world_size, hold)
+    expected, room = target.described.expected, room_bytes(target.case, target.run.machine)
+    needed = None if expected is None else expected.memory_bytes
+    padding = stated.padding({r.case.world_size: r.stated for r in (ladder[-1], target)})
+    return [replace(one, memory_bytes=needed, room_bytes=room, padding=padding) for one in found]
+
+
+def room_bytes(case: CaseSpec, machine: Machine) -> float | None:
+    """What a rank finds: its devices' memory, or its part of the host's."""
+    if case.device is Device.CPU:
+        return machine.memory_gib * 2**30 / max(case.nodes)
+    if machine.gpu_memory_gib is None:
+        return None
+    return machine.gpu_memory_gib * 2**30 * case.devices_per_rank
+
+
+def planned(run: RunRecord) -> Iterator[tuple[Rung, list[Outlook] | Refused]]:
+    """What the recipes of a run asked to be foreseen (``ladder(..., predict=(64, 8))``)."""
+    known = Catalogue([path for path in map(Path, run.settings.paths) if path.is_dir()])
+    for plan in run.plans:
+        case = plan.target
+        if case is None or (described := run.described.get(case.hash)) is None:
+            continue  # none is asked for, or the run was broken off before
+        arms = {a.case.hash for a in plan.arms if a.case.strategy == case.strategy}
+        ladder = [r for r in runs.rungs(run) if r.case.hash in arms]
+        ladder.sort(key=lambda r: r.case.world_size)
+        target = Rung(run, case, described, None)
+        yield target, foresee(plan.name, ladder, target, known)

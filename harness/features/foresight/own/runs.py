@@ -1,0 +1,251 @@
+"""Ladders of runs as tables: what was measured here, in the form in which published ladders come.
+
+    runs -> rungs, by all that stays the same in a ladder -> a point each: shape, mean step
+         -> what the strategy states at two worlds: what is exchanged at any -> Table
+         -> links that the sweep measured, else those of the devices' data sheets
+
+A rung that was not measured is a target. It is described like the others: a strategy says what it
+sends, keeps and cuts at any size, without being launched.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from harness.cases import CaseSpec, Catalogue, Device, Dim, Mesh, StandIn
+from harness.features.foresight.own.stated import Stated, kept, sent_by, stated, watched
+from harness.features.foresight.own.swept import links
+from harness.features.foresight.physics.schedules import Schedule, schedule_of
+from harness.features.foresight.priors import Belief
+from harness.features.foresight.published.table import Refused, Table
+from harness.features.foresight.shapes import Kept, Model, Point, Shape
+from harness.features.foresight.terms import Unknown
+from harness.record import Described, Purpose, RunRecord, Status, Watched
+
+#: Facts of a node that change how fast it trains.
+MATTERS = re.compile(
+    r"version: (torch|nvidia-nccl.*|container image)|hardware: driver|clock: (gpu \d+|governor)"
+)
+#: Bytes of a parameter, where nobody says its type.
+FP32 = 4.0
+#: Intervals of ladders of one's own are so many times as wide as published ones teach. Learned from
+#: ladders over links of 25 Mbit/s; others are held out (tests/acceptance/ladders.py).
+STRETCH = 1.6
+#: A normal's 95th percentile; and jitter as a share of compute, where all of it was measured.
+Z95, NO_SHARE = 1.645, Belief(1e-4, 0.7)
+#: Samples at which a micro-batch is half efficient, where a sample is no text of many tokens.
+NO_TEXT = Belief(0.3, 1.5)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A case and the mean step of its launches in s, None where it is only asked for.
+
+    ``jitter_s`` is the standard deviation of a step, by its median and 95th percentile, ``cpu_s``
+    what it takes of cores. Of a user's own script nothing is described: there is what was
+    ``watched``, and samples of a step.
+    """
+
+    run: RunRecord
+    case: CaseSpec
+    described: Described
+    step_s: float | None
+    jitter_s: float = 0.0
+    watched: Watched | None = None
+    samples: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def stated(self) -> Stated | None:
+        """What a rank issues in a step; None where nobody knows."""
+        return stated(self.described) if self.watched is None else watched(self.watched)
+
+
+def ladders(found: Sequence[RunRecord], known: Catalogue) -> dict[str, list[Rung]]:
+    """The measured rungs of every training, by all that does not change along a ladder.
+
+    Where engines shape links, worlds of one node use none: they belong to every network's ladder.
+    """
+    named: dict[str, list[Rung]] = {}
+    inside: dict[str, list[Rung]] = {}
+    networks: dict[str, str] = {}
+    for rung in (r for run in found for r in rungs(run)):
+        name, shaped = f"{rung.case.family}{rung.case.extras}", known.network(rung.case)
+        if len(rung.case.nodes) == 1:
+            inside.setdefault(name, []).append(rung)
+            continue
+        knobs = {k: v for k, v in rung.case.knobs.items() if k not in dict(shaped)}
+        networks[name] = f"{rung.case.family}{replace(rung.case, knobs=knobs).extras}"
+        named.setdefault(name, []).append(rung)
+    whole = {name: inside.get(networks[name], []) + of for name, of in named.items()}
+    whole |= {name: of for name, of in inside.items() if name not in {*networks.values(), *named}}
+    of_size = {k: sorted(of, key=lambda r: r.case.world_size) for k, of in whole.items()}
+    return dict(zip(shortened(list(of_size)), of_size.values(), strict=True))
+
+
+def shortened(names: Sequence[str]) -> list[str]:
+    """Names without the settings that all of them share."""
+    parts = [name.split("+") for name in names]
+    common = set[str].intersection(*(set(p[1:]) for p in parts)) if len(parts) > 1 else set()
+    return ["+".join(p for p in each if p not in common) for each in parts]
+
+
+def rungs(run: RunRecord) -> Iterator[Rung]:
+    """Every case of a run that was timed, but for plain ones."""
+    cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    for key, case in cases.items():
+        launches = [
+            x for x in run.by_case.get(key, ())
+            if x.purpose is Purpose.TIMED and x.usable and x.steps is not None
+        ]  # fmt: skip
+        described = run.described.get(key, Described() if case.script else None)
+        if not launches or described is None or not case.communicate or case.plain:
+            continue
+        timed = [x.steps for x in launches if x.steps is not None]
+        yield Rung(
+            run, case, described, fmean(s.mean_s for s in timed),
+            median((s.p95_s - s.median_s) / Z95 for s in timed), launches[-1].ranks[0].watched,
+            launches[-1].consumed / timed[-1].count,
+            fmean(r.cpu_s for r in launches[-1].ranks) / timed[-1].count,
+        )  # fmt: skip
+
+
+def table(
+    name: str, ladder: Sequence[Rung], known: Catalogue, *,
+    on: Collection[int] = (), target: Rung | None = None,
+) -> Table | Refused:  # fmt: skip
+    """One ladder as a table; its worlds ``on`` calibrate (default: all), others are compared.
+
+    Refused: runs on unlike machines or software do not speak of each other.
+    """
+    if why := _unlike([r.run for r in ladder]):
+        return Refused(id=name, why=f"its runs are on unlike machines or software: {why}")
+    calibrating = [r for r in ladder if not on or r.case.world_size in on]
+    if wrong := next((why for r in calibrating if (why := _wrong(r))), ""):
+        return Refused(id=name, why=wrong)
+    worlds = {r.case.world_size for r in calibrating}
+    if len(worlds) < 2:
+        told = f"{worlds.pop()} ranks only" if worlds else "none of these sizes"
+        return Refused(id=name, why=f"it was measured on {told}, two worlds are needed")
+    rungs = [*ladder, *([target] if target else [])]
+    try:
+        shapes = [_shape(r, known) for r in rungs]
+    except ValueError as error:
+        return Refused(id=name, why=str(error))
+    telling = [*calibrating, *([target] if target else [])]
+    sent = sent_by({r.case.world_size: r.stated for r in telling})
+    if all(s.tensor * s.context * s.stages == 1 for s in shapes):
+        shapes = [s if s.kept is Kept.NODE_CUT else replace(s, sent=sent) for s in shapes]
+    if cores := _shared(rungs):
+        shapes = [replace(s, cpu_s=calibrating[0].cpu_s, cores=cores) for s in shapes]
+    fabric, peak, beliefs, notes = links(calibrating[-1].run)
+    if all(s.seq == 1 for s in shapes):
+        beliefs[Unknown.SMALL] = NO_TEXT
+    if (jitter_s := calibrating[0].jitter_s) > 0:
+        beliefs |= {Unknown.WAIT_S: Belief(jitter_s, 0.5), Unknown.WAIT_SHARE: NO_SHARE}
+    points = tuple(
+        Point(shape=shape, step_s=step_s, calibrates=step_s is not None and shape.ranks in worlds)
+        for shape, step_s in _means(rungs, shapes).items()
+    )
+    return Table(
+        id=name, family=name, fabric=fabric, peak_flops=peak, points=points, beliefs=beliefs,
+        stretch=STRETCH, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _wrong(rung: Rung) -> str:
+    """Why a rung's times say nothing: its training was judged to be an ERROR; empty if not."""
+    errors = (v for v in rung.run.verdicts if v.status is Status.ERROR)
+    found = next((v for v in errors if v.case_hash == rung.case.hash), None)
+    return "" if found is None else f"{found.case} is an ERROR: {found.detail}"
+
+
+def _shared(rungs: Sequence[Rung]) -> int:
+    """The cores of the one machine that all of these run on, emulated nodes too; 0 of several."""
+    cases = [r.case for r in rungs]
+    together = all(len(c.nodes) == 1 or StandIn.EMULATED in c.stand_in for c in cases)
+    on_cpus = all(c.device is Device.CPU for c in cases)
+    return rungs[0].run.machine.num_cores if together and on_cpus else 0
+
+
+def _unlike(found: Sequence[RunRecord]) -> str:
+    """In what runs differ that changes speed; empty where they are alike."""
+    machines = {(r.machine.hardware_class, r.software.get("torch", "")) for r in found}
+    if len(machines) > 1:
+        return " and ".join(sorted(" with torch ".join(m) for m in machines))
+    facts = [next(iter(r.facts.values()), {}) for r in found]
+    for fact in dict.fromkeys(name for of in facts for name in of if MATTERS.fullmatch(name)):
+        if len(values := {of[fact] for of in facts if fact in of}) > 1:
+            return f"{fact} is {' and '.join(sorted(values))}"
+    return ""
+
+
+def _means(ladder: Sequence[Rung], shapes: Sequence[Shape]) -> dict[Shape, float | None]:
+    """The mean step of each shape, over all runs that have it."""
+    steps: dict[Shape, list[float]] = {}
+    for rung, shape in zip(ladder, shapes, strict=True):
+        steps.setdefault(shape, []).extend([] if rung.step_s is None else [rung.step_s])
+    return {shape: fmean(each) if each else None for shape, each in steps.items()}
+
+
+def _shape(rung: Rung, known: Catalogue) -> Shape:
+    """As its strategy describes it, or as a script was watched; ValueError as ``shape_of``."""
+    case, seen, told = rung.case, rung.watched, rung.stated
+    if not case.script:
+        return shape_of(case, rung.described, known)
+    if seen is None or told is None:
+        raise ValueError("what its ranks did was not watched")
+    whole = case.world_size if seen.sharded else 1
+    micros = max(1, seen.backwards)
+    return Shape(
+        ranks=case.world_size, micros=micros, kept=kept(told.payload, case.world_size), seq=1,
+        micro_batch=rung.samples / case.world_size / micros,
+        model=Model(name=case.model, params=seen.parameter_bytes * whole / FP32),
+    )  # fmt: skip
+
+
+def shape_of(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
+    """ValueError for a case of which nothing was foretold."""
+    facts, expected = described.facts, described.expected
+    if why := described.unsupported or described.error:
+        raise ValueError(f"{case.world} ranks: {why}")
+    if facts is None or expected is None:
+        raise ValueError("what its strategy sends is not known")
+    payload = stated(described)
+    assert payload is not None
+    mesh = _mesh(case, expected.stages)
+    tensor, context, stages = (mesh.size(d) for d in (Dim.TP, Dim.CP, Dim.PP))
+    replicas = case.world_size / (tensor * context * stages)
+    micros = max(case.accumulate, _parts(case, known))
+    return Shape(
+        ranks=case.world_size, tensor=tensor, context=context, stages=stages, micros=micros,
+        micro_batch=expected.global_batch / replicas / micros, seq=facts.tokens_per_sample,
+        schedule=_schedule(case), kept=kept(payload.payload, case.world_size),
+        hides=case.compressor is None or expected.payload_bytes.keys() <= {"all_reduce"},
+        model=Model(name=f"{case.model}-{case.size}", params=float(facts.num_params)),
+        configuration=(("precision", str(case.precision)),),
+    )  # fmt: skip
+
+
+def _mesh(case: CaseSpec, stages: int) -> Mesh:
+    """As the case states it, else stages in front of equal replicas."""
+    if case.mesh:
+        return Mesh.parse(case.mesh).at(case.world_size)
+    inner = stages if case.world_size % stages == 0 else 1
+    return Mesh({Dim.PP: inner, Dim.DP: case.world_size // inner})
+
+
+def _parts(case: CaseSpec, known: Catalogue) -> int:
+    """Micro-batches that the strategy itself cuts a batch into."""
+    entry = known.entries["strategies"].get(case.strategy)
+    knob = entry.supports.parts if entry is not None else None
+    if entry is None or not knob:
+        return 1
+    return int(case.knobs.get(f"{case.strategy}.{knob}", entry.knobs.get(knob, 1)))
+
+
+def _schedule(case: CaseSpec) -> Schedule:
+    """As the knob names it; schedules that are not played stand as 1F1B."""
+    named = str(case.knobs.get(f"{case.strategy}.schedule", ""))
+    return schedule_of(named) or Schedule.ONE_EACH

@@ -1,0 +1,77 @@
+"""Links as a run swept them, else as data sheets say."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.cases import Device
+from harness.features.foresight.own.stated import OPERATIONS
+from harness.features.foresight.physics.collectives import Fabric, Kind, nccl
+from harness.features.foresight.priors import Belief
+from harness.features.foresight.published.reading import fabric_of
+from harness.features.foresight.terms import Unknown
+from harness.record import RunRecord
+from harness.record.fabric import LATENCY_BYTES, Row
+
+#: A payload from which on a sweep's rate is that of the link.
+LARGE_BYTES = 1 << 20
+#: Links that were swept are known: how far a training's share of them may lie from the sweep's.
+SWEPT = Belief(1.0, 0.15)
+#: Latency that was swept: shortest messages of one kind speak roughly for the others.
+SWEPT_LATENCY = Belief(1.0, 0.5)
+
+Links = tuple[Fabric, float | None, dict[Unknown, Belief], list[str]]
+
+
+def links(run: RunRecord) -> Links:
+    """Rates and latency within a node and between nodes: as swept, else as of data sheets."""
+    gpu = run.machine.gpu if run.settings.device is Device.CUDA else ""
+    fabric, peak, told = fabric_of({"gpu": gpu or "", "gpus_per_node": max(run.settings.nodes)})
+    beliefs, notes = dict[Unknown, Belief](), list(told)
+    if fabric.per_node == 1:  # nothing goes over links inside a node
+        notes = [n for n in notes if "intra-node" not in n]
+    swept = {False: list[float](), True: list[float]()}
+    for row in filter(_reduces, run.fabric):
+        if row.payload_bytes >= LARGE_BYTES and row.bus_bps:
+            swept[len(row.nodes) > 1].append(row.bus_bps)
+    near, far = (max(swept[between], default=None) for between in (False, True))
+    fabric = replace(
+        fabric, intra_bytes_per_s=near or fabric.intra_bytes_per_s,
+        inter_bytes_per_s=far or fabric.inter_bytes_per_s,
+    )  # fmt: skip
+    for rate, unknown, where in (
+        (near, Unknown.LINK, "intra-node"), (far, Unknown.NETWORK, "inter-node"),
+    ):  # fmt: skip
+        if rate:
+            beliefs[unknown] = SWEPT
+            notes = [n for n in notes if where not in n]
+    latency, transfer = _by_kind(run.fabric, fabric)
+    if latency:
+        fabric = replace(fabric, latency_times=latency, transfer_times=transfer)
+        beliefs[Unknown.LATENCY] = SWEPT_LATENCY
+    return fabric, peak, beliefs, notes
+
+
+def _by_kind(swept: Sequence[Row], fabric: Fabric) -> tuple[dict[Kind, float], dict[Kind, float]]:
+    """How much longer the shortest and the largest messages took than NCCL's own model says.
+
+    On the largest world that was swept: a library may do worse with one kind than with another.
+    """
+    latency, transfer = dict[Kind, float](), dict[Kind, float]()
+    for operation, (kind, _) in OPERATIONS.items():
+        rows = [r for r in swept if r.operation == operation and r.right and r.time_s]
+        if not rows:
+            continue
+        nodes = max((r.nodes for r in rows), key=lambda n: (len(n), sum(n)))
+        by_size = {r.payload_bytes: r.time_s or 0.0 for r in rows if r.nodes == nodes}
+        small, large = min(by_size), max(by_size)
+        if small > LATENCY_BYTES or large < LARGE_BYTES:
+            continue
+        first, last = (nccl(kind, size, sum(nodes), max(nodes), fabric) for size in (small, large))
+        latency[kind] = by_size[small] / first.total_s
+        rest_s = by_size[large] - last.latency_s * latency[kind]
+        transfer[kind] = max(1.0, rest_s / last.transfer_s)
+    return latency, transfer
+
+
+def _reduces(row: Row) -> bool:
+    return row.operation == "all_reduce" and row.right

@@ -1,0 +1,173 @@
+"""Steps played event by event: pipelines, buckets behind a backward, layers that are gathered."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.features.foresight.physics.schedules import Durations, Schedule, Work, orders
+
+Array = NDArray[np.float64]
+#: Two instants nearer than this share of a micro-batch are one.
+_SAME = 1e-9
+
+
+def pipeline_s(
+    schedule: Schedule, stages: int, micros: int, took: Durations, chunks: int = 1
+) -> float:
+    """Seconds that the fullest stage takes from its first work to its last.
+
+    That is a step, since a stage may begin the next one while others end this one.
+    """
+    if schedule is Schedule.ZERO_1P:
+        return _choosing(stages, micros, took, stages, 0.5)
+    if schedule is Schedule.ZERO_2P:
+        return _choosing(stages, micros, took, 3 * stages, 0.0)
+    return _in_order(orders(schedule, stages, micros, chunks), took, chunks)
+
+
+@lru_cache(maxsize=4096)
+def units(schedule: Schedule, stages: int, micros: int, took: Durations, chunks: int = 1) -> float:
+    """A pipeline's seconds in micro-batches: m where there is no bubble and no hop.
+
+    Beyond a few fills of the pipeline each further ``stages`` micro-batches take equally long, so
+    no more are played than are needed to know that. Interleaved stages take whole rounds of
+    ``stages`` micro-batches (Megatron-LM refuses others): what is left over adds no bubble.
+    """
+    if schedule is Schedule.INTERLEAVED and (left := micros - max(1, micros // stages) * stages):
+        return units(schedule, stages, micros - left, took, chunks) + left
+    full, rest = divmod(micros, stages)
+    most = 6
+    if full <= most:
+        return pipeline_s(schedule, stages, micros, took, chunks) / took.total
+    near = pipeline_s(schedule, stages, (most - 1) * stages + rest, took, chunks)
+    far = pipeline_s(schedule, stages, most * stages + rest, took, chunks)
+    return (far + (full - most) * (far - near)) / took.total
+
+
+def _in_order(order: Sequence[Sequence[Work]], took: Durations, chunks: int) -> float:
+    """Every stage works through its list, and waits for what has not arrived."""
+    stages = len(order)
+    last = stages * chunks - 1
+    cost = {"F": took.forward / chunks, "B": (took.backward + took.weights) / chunks}
+    done: dict[Work, list[float]] = defaultdict(lambda: [-1.0] * stages)
+    free, place, waits = [0.0] * stages, [0] * stages, dict[tuple[int, Work], int]()
+    ready = list(range(stages))
+    while ready:
+        stage = ready.pop()
+        while place[stage] < len(order[stage]):
+            work = order[stage][place[stage]]
+            source = _source(work, stage, stages, last)
+            begin = free[stage]
+            if source is not None:
+                at = done[source[1]][source[0]]
+                if at < 0:
+                    waits[source] = stage
+                    break
+                begin = max(begin, at + (took.hop if source[0] != stage else 0.0))
+            free[stage] = done[work][stage] = begin + cost[work.kind]
+            place[stage] += 1
+            if (woken := waits.pop((stage, work), None)) is not None:
+                ready.append(woken)
+    if place != [len(todo) for todo in order]:
+        raise AssertionError("a schedule that waits for itself")
+    return max(free)
+
+
+def _source(work: Work, stage: int, stages: int, last: int) -> tuple[int, Work] | None:
+    """Who makes the input of a piece of work: (stage, work)."""
+    virtual = work.chunk * stages + stage
+    if work.kind == "F":
+        before = virtual - 1
+        return None if before < 0 else (before % stages, Work("F", work.micro, before // stages))
+    if virtual == last:
+        return stage, Work("F", work.micro, work.chunk)
+    after = virtual + 1
+    return after % stages, Work("B", work.micro, after // stages)
+
+
+def _choosing(stages: int, micros: int, took: Durations, most: int, patience: float) -> float:
+    """Each stage takes an input's gradient, else a forward, else gradients of weights.
+
+    ``most``: how many micro-batches' activations are kept on a stage; one half of them is freed
+    by the gradient of the input. ``patience``: a stage that could only compute gradients of
+    weights waits instead where something better arrives within this share of that time.
+    """
+    arrived: dict[str, list[list[float]]] = {kind: [[] for _ in range(stages)] for kind in "FB"}
+    arrived["F"][0] = [0.0] * micros
+    num = {kind: [0] * stages for kind in "FBW"}
+    free, began = [0.0] * stages, [-1.0] * stages
+    wakes = [(0.0, stage) for stage in range(stages)]
+    close = _SAME * took.total
+    while wakes:
+        now, stage = heapq.heappop(wakes)
+        if free[stage] > now + close or num["W"][stage] == micros:
+            continue
+        kept = num["F"][stage] - (num["B"][stage] + num["W"][stage]) / 2
+        coming = [
+            (queue[num[kind][stage]], kind)
+            for kind, queue in (("B", arrived["B"][stage]), ("F", arrived["F"][stage]))
+            if num[kind][stage] < len(queue) and (kind == "B" or kept <= most - 1)
+        ]
+        does = next((kind for at, kind in coming if at <= now + close), "")
+        if not does and num["B"][stage] > num["W"][stage]:
+            soon = any(at - now <= patience * took.weights for at, _ in coming)
+            does = "" if soon and patience else "W"
+        if not does:
+            continue  # an arrival wakes it
+        began[stage] = now if began[stage] < 0 else began[stage]
+        free[stage] = end = now + took.of(does)
+        num[does][stage] += 1
+        heapq.heappush(wakes, (end, stage))
+        if (sent := _sent(does, stage, stages)) is not None:
+            to, kind = sent
+            arrived[kind][to].append(end + (took.hop if to != stage else 0.0))
+            heapq.heappush(wakes, (arrived[kind][to][-1], to))
+    if num["W"] != [micros] * stages:
+        raise AssertionError("a schedule that waits for itself")
+    return max(end - begin for begin, end in zip(began, free, strict=True))
+
+
+def _sent(does: str, stage: int, stages: int) -> tuple[int, str] | None:
+    """Who can go on after a piece of work, and with what."""
+    if does == "F":
+        return (stage, "B") if stage == stages - 1 else (stage + 1, "F")
+    return (stage - 1, "B") if does == "B" and stage > 0 else None
+
+
+def buckets_s(ready_s: Sequence[Array], exchange_s: Sequence[Array], backward_s: Array) -> Array:
+    """When a backward and its exchanges end: buckets go out in turn, each once it is full.
+
+    Entries may be arrays of any one shape: that many steps are played at once.
+    """
+    free = np.zeros_like(backward_s)
+    for ready, cost in zip(ready_s, exchange_s, strict=True):
+        free = np.maximum(ready, free) + cost
+    return np.maximum(backward_s, free)
+
+
+def gathered_s(
+    forward_s: Array, backward_s: Array, gather_s: Array, scatter_s: Array, layers: int
+) -> Array:
+    """Seconds of a sharded step of equal layers, gathered one ahead; arguments are of one layer.
+
+    Gathers and scatters share a stream. While a layer computes the next one is gathered; on the
+    way back the one after it is scattered, too. Arguments may be arrays of any one shape.
+    """
+    gathered = stream = gather_s
+    compute = np.zeros_like(forward_s)
+    for layer in range(layers):
+        begin = np.maximum(compute, gathered)
+        if layer < layers - 1:
+            gathered = stream = np.maximum(stream, begin) + gather_s
+        compute = begin + forward_s
+    for layer in reversed(range(layers)):
+        begin = np.maximum(compute, gathered)
+        if layer > 0:
+            gathered = stream = np.maximum(stream, begin) + gather_s
+        compute = begin + backward_s
+        stream = np.maximum(stream, compute) + scatter_s
+    return stream

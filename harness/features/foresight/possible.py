@@ -1,0 +1,181 @@
+"""Which rules a fabric allows at all, before anything is measured on it.
+
+    rule, contrast -> shapes of subject and baseline -> draws of what is not known, within what
+    other ladders have shown -> the figures that may come -> whether the bound is among them
+    -> by how much the links would have to be faster
+
+Peaks and rates are those of data sheets or of a sweep, so the answer is rough: it tells what no
+tuning will reach, and what nothing stands in the way of.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.judging import obstacles
+from harness.cases import CaseSpec, Catalogue, Contrast, Plan, Threshold
+from harness.features.foresight import priors, terms
+from harness.features.foresight.attribute import limiter
+from harness.features.foresight.invert import least
+from harness.features.foresight.learned import learned
+from harness.features.foresight.own.runs import shape_of
+from harness.features.foresight.own.stated import sent_by, stated
+from harness.features.foresight.physics.collectives import Fabric
+from harness.features.foresight.priors import Belief
+from harness.features.foresight.shapes import Kept, Shape
+from harness.features.foresight.terms import Term, Unknown
+from harness.host.machine import Machine
+from harness.record import Described, ModelFacts
+
+Array = NDArray[np.float64]
+#: Figures that a fabric can tell of.
+METRICS = ("efficiency", "speedup")
+#: The share of a device's peak that training reaches, and how far that may be off.
+PEAK_SHARE = Belief(0.4, 0.35)
+NUM_DRAWS, SEED = 1000, 7
+#: What lies outside of these quantiles is not to be expected, or not to be hoped for.
+LOW, HIGH, BEST = 0.1, 0.9, 0.975
+
+
+class Chance(StrEnum):
+    YES = "possible"
+    OPEN = "open"
+    NO = "not possible"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A rule of which nothing can be said, and why."""
+
+    rule: str
+    case: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where the rules are to be met: a machine, links, and a device's peak FLOP/s at a dtype."""
+
+    machine: Machine
+    fabric: Fabric
+    peaks: Mapping[str, float]
+    beliefs: Mapping[Unknown, Belief]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Possibility:
+    """One rule on one contrast. The figure lies in [low, high] eight times in ten.
+
+    A case that does not ``fit`` in memory is not possible, whatever its figure. ``times`` is by how
+    much the links must be faster for ``middle`` to reach the bound: 1 where they are fast enough,
+    None where no link is.
+    """
+
+    rule: str
+    case: str
+    world: str
+    metric: str
+    against: str
+    bound: float
+    middle: float
+    low: float
+    high: float
+    chance: Chance
+    fits: bool
+    limiter: Term
+    times: float | None
+
+
+def possibilities(
+    plan: Plan, described: Mapping[str, Described], thresholds: Sequence[Threshold], site: Site,
+    known: Catalogue,
+) -> Iterator[Possibility | LeftOut]:  # fmt: skip
+    """Of every rule of a plan that asks for speed."""
+    for contrast in plan.contrasts:
+        case = plan.arm(contrast.subject).case
+        if contrast.metric not in METRICS or len(contrast.baseline) != 1:
+            continue
+        hardware = site.machine.hardware_class
+        matched = [t for t in thresholds if t.matches(case, contrast, hardware)]
+        rules = [t for t in matched if t.at_least is not None]
+        base = plan.arm(contrast.baseline[0]).case
+        try:
+            pair = [_shape(c, described[c.hash], known) for c in (base, case)]
+            draws = _draws(case, described[case.hash].facts, pair[0], site)
+        except ValueError as error:
+            yield from (LeftOut(rule=t.name, case=case.id, why=str(error)) for t in rules)
+            continue
+        both = (c.case for c in (plan.arm(contrast.subject), plan.arm(contrast.baseline[0])))
+        fits = all(obstacles.fits(described[c.hash], c, site.machine) for c in both)
+        for rule in rules:
+            yield _possibility(contrast, case, rule, pair, draws, site.fabric, fits=fits)
+
+
+def _shape(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
+    shape = shape_of(case, described, known)
+    inner = shape.tensor * shape.context * shape.stages
+    if inner > 1 or shape.kept is Kept.NODE_CUT:
+        return shape
+    return replace(shape, sent=sent_by({case.world_size: stated(described)}))
+
+
+def _draws(case: CaseSpec, facts: ModelFacts | None, base: Shape, site: Site) -> Array:
+    """Everything that is not known, as other ladders have shown it: (draws, unknowns).
+
+    ValueError where neither FLOPs nor the device's peak are known.
+    """
+    peak = site.peaks.get(case.dtype)
+    if peak is None or facts is None or not facts.flops_per_sample:
+        raise ValueError("how fast a device computes is not known")
+    counted = base.flops / base.samples / facts.flops_per_sample
+    rate = Belief(PEAK_SHARE.median * peak * counted, PEAK_SHARE.spread)
+    beliefs = {**learned().beliefs, **site.beliefs, Unknown.RATE: rate}
+    mean, spread = priors.vectors(beliefs, 1, True)
+    mean[-1], spread[-1] = 0.0, 0.0
+    normal = np.random.default_rng(SEED).standard_normal((NUM_DRAWS, len(mean)))
+    return mean + normal * spread
+
+
+def _possibility(
+    contrast: Contrast, case: CaseSpec, rule: Threshold, pair: Sequence[Shape], draws: Array,
+    fabric: Fabric, *, fits: bool,
+) -> Possibility:  # fmt: skip
+    bound, base, target = rule.at_least or 0.0, *pair
+
+    def figures(times: float) -> Array:
+        faster = replace(
+            fabric, intra_bytes_per_s=fabric.intra_bytes_per_s * times,
+            inter_bytes_per_s=fabric.inter_bytes_per_s * times,
+        )  # fmt: skip
+        step_s = terms.step_s(terms.facts(pair, (0, 0), faster, base.ranks), draws)
+        rates = [s.flops / s.ranks / step_s[:, i] for i, s in enumerate(pair)]
+        efficiency: Array = rates[1] / rates[0]
+        ranks = target.ranks / base.ranks
+        return efficiency * ranks if contrast.metric == "speedup" else efficiency
+
+    low, middle, high, best = np.quantile(figures(1.0), (LOW, 0.5, HIGH, BEST))
+    chance = Chance.YES if low >= bound else Chance.OPEN
+    if best < bound or not fits:
+        chance = Chance.NO
+    return Possibility(
+        rule=rule.name, case=case.id, world=case.world, metric=contrast.metric,
+        against=contrast.against,
+        bound=bound, middle=float(middle), low=float(low), high=float(high), chance=chance,
+        fits=fits, limiter=_limits(pair, draws, fabric),
+        times=least(lambda times: float(np.median(figures(times))), bound),
+    )  # fmt: skip
+
+
+def _limits(pair: Sequence[Shape], draws: Array, fabric: Fabric) -> Term:
+    """The term that takes most of the efficiency, at the middle of what may be."""
+    given = terms.facts(pair, (0, 0), fabric, pair[0].ranks)
+    parts = {t: v[0] for t, v in terms.seconds(given, np.median(draws, axis=0)[None, :]).items()}
+    work = np.array([s.flops / s.ranks for s in pair])
+    total = sum(parts.values())
+    lost = {
+        t: float((v[1] / work[1] - v[0] / work[0]) / (total[1] / work[1])) for t, v in parts.items()
+    }
+    return limiter({t: float(v[1] / total[1]) for t, v in parts.items()}, lost)

@@ -1,0 +1,227 @@
+"""A table's other sizes, predicted from those that it calibrates on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.features.foresight import attribute, infer, terms
+from harness.features.foresight.discrepancy import WALK
+from harness.features.foresight.infer import Foreseen, Posterior
+from harness.features.foresight.learned import Learned, Regime
+from harness.features.foresight.physics import simulate
+from harness.features.foresight.physics.laws import Law, extrapolate
+from harness.features.foresight.published.table import Table
+from harness.features.foresight.shapes import Model, Point, Shape
+from harness.features.foresight.terms import Term
+
+Array = NDArray[np.float64]
+#: The share of truths that an interval is to hold, and its two quantiles.
+LEVEL, QUANTILES = 0.8, (0.1, 0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """One target: its efficiency against the smallest calibrated size of its model.
+
+    ``efficiency`` lies in [low, high] eight times in ten. ``measured`` and ``measured_s`` are what
+    the table says, None where it asks. ``baselines`` has the efficiencies of laws in N alone.
+    """
+
+    shape: Shape
+    step_s: float
+    efficiency: float
+    low: float
+    high: float
+    regime: Regime
+    limiter: Term
+    shares: Mapping[Term, float]
+    lost: Mapping[Term, float]
+    baselines: Mapping[Law, float]
+    measured: float | None = None
+    measured_s: float | None = None
+    #: A published figure that departs from both of its neighbours; it is not counted.
+    implausible: bool = False
+
+    @property
+    def miss(self) -> float | None:
+        """Predicted minus measured efficiency."""
+        return None if self.measured is None else self.efficiency - self.measured
+
+    @property
+    def covered(self) -> bool | None:
+        return None if self.measured is None else self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotPredicted:
+    """A target of which nothing can be said, and why."""
+
+    shape: Shape
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Everything that is foreseen of a table."""
+
+    table: Table
+    taught_by: tuple[str, ...]
+    predicted: tuple[Predicted, ...]
+    refused: tuple[NotPredicted, ...]
+
+
+def predict(table: Table, taught: Learned) -> Prediction:
+    """All points that the table does not calibrate on.
+
+    Configurations are kept apart: software, precision or strategy that was not calibrated is
+    refused, since no figure of another one speaks of it.
+    """
+    predicted: list[Predicted] = []
+    refused: list[NotPredicted] = []
+    for configuration in dict.fromkeys(p.shape.configuration for p in table.points):
+        points = [p for p in table.points if p.shape.configuration == configuration]
+        targets = [p for p in points if not p.calibrates]
+        calibrated = [p for p in points if p.calibrates]
+        able = []
+        for point in targets:
+            why = _obstacle(point, calibrated, table)
+            if why:
+                refused.append(NotPredicted(shape=point.shape, why=why))
+            else:
+                able.append(point)
+        if able:
+            predicted += _of_configuration(table, calibrated, able, taught)
+    return Prediction(
+        table=table, taught_by=taught.families, predicted=tuple(predicted), refused=tuple(refused)
+    )
+
+
+def _obstacle(point: Point, calibrated: Sequence[Point], table: Table) -> str:
+    """Why nothing can be said of a point; empty where something can."""
+    if not calibrated:
+        known = {p.shape.configuration for p in table.points if p.calibrates}
+        other = dict(next(iter(known)))
+        differs = [f"{k} {v}" for k, v in point.shape.configuration if other.get(k) != v]
+        return f"no calibrated point has {', '.join(differs) or 'its configuration'}"
+    models = [p.shape.model for p in calibrated]
+    if point.shape.model not in models:
+        if any(models.count(m) > 1 for m in models) or point.shape.model.params is None:
+            return f"no calibrated point has model {point.shape.model.name or 'of this size'}"
+    return ""
+
+
+def _of_configuration(
+    table: Table, calibrated: Sequence[Point], targets: Sequence[Point], taught: Learned
+) -> list[Predicted]:
+    known = calibrate(table, calibrated, targets, taught)
+    shapes = [p.shape for p in targets]
+    seen = infer.foresee(known, shapes)
+    bases = [base_of(p.shape, calibrated) for p in targets]
+    step_s = np.exp(seen.middle)
+    out = []
+    for i, (point, base) in enumerate(zip(targets, bases, strict=True)):
+        assert base.step_s is not None
+        (of,) = attribute.attribute(
+            known, base.shape, base.step_s, [point.shape], step_s[i : i + 1]
+        )
+        regime = regime_of(point.shape, calibrated, attribute.unseen(known, point.shape))
+        low, high = _interval(seen, i, taught.stretch[regime] * table.stretch)
+        base_rate = base.shape.rate(base.step_s)
+        out.append(
+            Predicted(
+                shape=point.shape, step_s=float(step_s[i]), regime=regime, limiter=of.limiter,
+                shares=of.shares, lost=of.lost,
+                efficiency=point.shape.rate(float(step_s[i])) / base_rate,
+                low=point.shape.rate(high) / base_rate, high=point.shape.rate(low) / base_rate,
+                measured=point.shape.rate(point.step_s) / base_rate if point.step_s else None,
+                measured_s=point.step_s,
+                baselines=_baselines(point.shape, calibrated, base_rate),
+                implausible=departs(point, table.points),
+            )
+        )  # fmt: skip
+    return out
+
+
+def calibrate(
+    table: Table, calibrated: Sequence[Point], targets: Sequence[Point], taught: Learned
+) -> Posterior:
+    models: list[Model] = list(dict.fromkeys(p.shape.model for p in (*calibrated, *targets)))
+    return infer.calibrate(
+        table.fabric, [p.shape for p in calibrated], [p.step_s for p in calibrated if p.step_s],
+        models, beliefs={**taught.beliefs, **table.beliefs}, hop=_hop(calibrated), walk=WALK,
+    )  # fmt: skip
+
+
+def _hop(calibrated: Sequence[Point]) -> float:
+    """The hop between stages that gives the bubbles which calibrating runs were profiled with."""
+    found = []
+    for point in calibrated:
+        shape = point.shape
+        if point.bubble is None or shape.stages == 1:
+            continue
+
+        def bubble(hop: float, shape: Shape = shape) -> float:
+            took = terms.durations(shape, hop)
+            played = simulate.units(shape.schedule, shape.stages, shape.micros, took, shape.chunks)
+            return 1 - shape.micros / played
+
+        grid = np.linspace(0.0, 0.05, 11)
+        found.append(float(np.interp(point.bubble, [bubble(float(h)) for h in grid], grid)))
+    return float(np.median(found)) if found else terms.HOP
+
+
+def base_of(shape: Shape, calibrated: Sequence[Point]) -> Point:
+    """The smallest calibrated size of the same model, else of any."""
+    own = [p for p in calibrated if p.shape.model == shape.model]
+    return min(own or calibrated, key=lambda p: p.shape.ranks)
+
+
+def regime_of(shape: Shape, calibrated: Sequence[Point], unseen: bool) -> Regime:
+    if unseen:
+        return Regime.UNSEEN
+    own = [p.shape for p in calibrated if p.shape.model == shape.model]
+    if not own:
+        return Regime.REMODELLED
+    if all(o.schedule is not shape.schedule for o in own):
+        return Regime.RESCHEDULED
+    return Regime.RESIZED
+
+
+def _interval(seen: Foreseen, i: int, stretch: float) -> tuple[float, float]:
+    """Seconds between which a step lies, stretched about the middle."""
+    ends = np.quantile(seen.draws[:, i], QUANTILES)
+    low, high = seen.middle[i] + stretch * (ends - seen.middle[i])
+    return float(np.exp(low)), float(np.exp(high))
+
+
+def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> dict[Law, float]:
+    """Efficiencies by laws in N alone, fitted to the calibrated sizes of the model."""
+    own = [p for p in calibrated if p.shape.model == shape.model] or list(calibrated)
+    sizes = [p.shape.ranks for p in own]
+    rates = [p.shape.ranks * p.shape.rate(p.step_s) for p in own if p.step_s]
+    return {
+        law: float(extrapolate(law, sizes, rates, [shape.ranks])[0] / shape.ranks / base_rate)
+        for law in Law
+    }
+
+
+def departs(point: Point, points: Sequence[Point]) -> bool:
+    """Whether a published rate is a tenth off both neighbours in size, which agree within 5 %."""
+    if point.step_s is None:
+        return False
+    ladder = sorted(
+        (
+            p for p in points
+            if p.step_s and replace(p.shape, ranks=1, micros=1, micro_batch=1.0)
+            == replace(point.shape, ranks=1, micros=1, micro_batch=1.0)
+        ),
+        key=lambda p: p.shape.ranks,
+    )  # fmt: skip
+    at = next((i for i, p in enumerate(ladder) if p is point), 0)
+    if not 0 < at < len(ladder) - 1:
+        return False
+    before, own, after = (p.shape.rate(p.step_s) for p in ladder[at - 1 : at + 2] if p.step_s)
+    agree = abs(np.log(after / before)) < 0.05
+    return bool(agree and min(abs(np.log(own / before)), abs(np.log(own / after))) > 0.1)

@@ -1,0 +1,53 @@
+"""What is believed of the unknowns before anything is measured: a median and a spread of each.
+
+Spreads are standard deviations of logarithms: 0.7 means within a factor of two, two times in three.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.features.foresight.terms import UNKNOWNS, Unknown
+
+Array = NDArray[np.float64]
+
+
+class Belief(NamedTuple):
+    median: float
+    spread: float
+
+
+#: Where they are from: docs/foresight.md, "What is assumed".
+PRIORS: dict[Unknown, Belief] = {
+    Unknown.RATE: Belief(1e14, 3.0),
+    Unknown.LINK: Belief(0.75, 0.25),
+    Unknown.NETWORK: Belief(0.7, 0.4),
+    Unknown.CROWDED: Belief(0.012, 1.4),
+    Unknown.LATENCY: Belief(1.3, 0.6),
+    Unknown.BESIDE: Belief(0.02, 0.8),
+    Unknown.SHOWN: Belief(0.1, 0.9),
+    Unknown.UNHIDDEN: Belief(0.6, 1.0),
+    Unknown.HOST: Belief(0.010, 1.0),
+    Unknown.WAIT_S: Belief(0.010, 0.8),
+    Unknown.WAIT_SHARE: Belief(0.004, 0.7),
+    Unknown.GROWTH: Belief(0.004, 0.6),
+    Unknown.SMALL: Belief(150.0, 1.0),
+    Unknown.NARROW: Belief(800.0, 0.5),
+    Unknown.SPLIT: Belief(0.02, 0.5),
+    Unknown.CHUNKS: Belief(0.05, 0.4),
+}
+#: How much two models' rates differ on one machine, where their FLOPs are known and where not.
+MODEL_SPREAD, MODEL_SPREAD_UNSIZED = 0.08, 3.0
+
+
+def vectors(beliefs: Mapping[Unknown, Belief], num_models: int, sized: bool) -> tuple[Array, Array]:
+    """Means and standard deviations of the unknowns, then of each model's own rate.
+
+    ``sized``: whether the FLOPs of all models are known.
+    """
+    told = [beliefs[name] for name in UNKNOWNS]
+    own = MODEL_SPREAD if sized else MODEL_SPREAD_UNSIZED
+    mean = [*(np.log(b.median) for b in told), *np.zeros(num_models)]
+    return np.array(mean), np.array([*(b.spread for b in told), *np.full(num_models, own)])

@@ -1,0 +1,103 @@
+"""A measured figure of a table, in whatever unit it stands, as seconds a step."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from numbers import Real
+from typing import Any
+
+from harness.features.foresight.shapes import Shape
+
+
+class Unit(StrEnum):
+    STEP = "seconds a step"
+    TOKENS = "tokens/s"
+    SAMPLES = "samples/s"
+    FLOPS = "FLOP/s"
+    MFU = "MFU"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A figure in SI units; ``per_gpu`` where a rate is of one rank."""
+
+    value: float
+    unit: Unit
+    per_gpu: bool = True
+
+    def step_s(self, shape: Shape, peak_flops: float | None) -> float:
+        """Seconds of a step of this shape; ValueError where something for that is unknown."""
+        if self.unit is Unit.STEP:
+            return self.value
+        rate = self.value * (shape.ranks if self.per_gpu else 1)
+        if self.unit is Unit.TOKENS:
+            return shape.samples * shape.seq / rate
+        if self.unit is Unit.SAMPLES:
+            return shape.samples / rate
+        if shape.model.params is None:
+            # Every model of this name has the same FLOPs, so the unit cancels in an efficiency.
+            return shape.samples / rate
+        if self.unit is Unit.MFU:
+            if peak_flops is None:
+                raise ValueError("mfu needs hardware.peak_tflops_bf16_dense")
+            rate *= peak_flops
+        return shape.flops / rate
+
+
+#: How a field is called; the first kind that a row has counts. Named groups tell scale and base.
+_NAMES = (
+    (Unit.STEP, r"(step|iteration|iter|batch)(_time)?_(?P<scale>s|ms|sec|seconds)"),
+    (Unit.STEP, r"(time|seconds|s)_per_(step|iteration|iter|batch)(_(?P<scale>s|ms))?"),
+    (Unit.TOKENS, r"(tokens|tok)_(per_)?(?P<mid>gpu_|device_)?(per_)?(s|sec|second)(?P<per>_.*)?"),
+    (
+        Unit.SAMPLES,
+        r"(samples|images|img|sequences|seqs|examples)_(per_)?(?P<mid>gpu_|device_)?(per_)?"
+        r"(s|sec|second)(?P<per>_.*)?",
+    ),
+    (Unit.FLOPS, r"(agg_|aggregate_)?(?P<scale>[tp]flops)(?P<per>_.*)?"),
+    (Unit.MFU, r"(mfu|hfu)(_percent|_pct)?"),
+)
+_SCALES = {"ms": 1e-3, "tflops": 1e12, "pflops": 1e15}
+_PER_GPU = re.compile(r"gpu|device|rank|chip|accelerator")
+
+
+def measured(row: Mapping[str, Any], metric: str) -> list[tuple[str, Measure | None]]:
+    """(schedule, figure) of a row; the schedule is '' but where the figure is an object of them.
+
+    None for a row without a figure: its value is asked for. ValueError for one that is no number,
+    and for a row whose figures are of other kinds, since an efficiency alone tells no time.
+    """
+    for unit, written in _NAMES:
+        for name, value in row.items():
+            if value is None or not (match := re.fullmatch(written, name.lower())):
+                continue
+            if isinstance(value, Mapping):
+                return [(str(k), _measure(unit, match, v, metric)) for k, v in value.items()]
+            return [("", _measure(unit, match, value, metric))]
+    if other := [name for name, value in row.items() if value is not None and is_measure(name)]:
+        raise ValueError(f"{other[0]} is no step time, rate, FLOP/s or MFU, so it tells no seconds")
+    return [("", None)]
+
+
+def _looks_measured(name: str) -> bool:
+    """Whether a field is a figure of another kind: what is not understood is no question."""
+    return bool(re.search(r"_(s|ms|sec)$|_per_|efficiency|speedup|^rel$|^gbit", name.lower()))
+
+
+def _measure(unit: Unit, match: re.Match[str], value: Any, metric: str) -> Measure:
+    if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
+        raise ValueError(f"{match[0]} is {value!r}, expected a number above 0")
+    found = match.groupdict()
+    number = float(value) * _SCALES.get(found.get("scale") or "", 1.0)
+    if unit is Unit.MFU and number > 1.5:
+        number /= 100
+    said = f"{found.get('mid') or ''}{found.get('per') or ''}" or metric.lower()
+    aggregate = match[0].startswith("agg")
+    per_gpu = not aggregate and (unit in (Unit.MFU, Unit.FLOPS) or bool(_PER_GPU.search(said)))
+    return Measure(value=number, unit=unit, per_gpu=per_gpu)
+
+
+def is_measure(name: str) -> bool:
+    """Whether a field is a figure that was measured."""
+    return _looks_measured(name) or any(re.fullmatch(w, name.lower()) for _, w in _NAMES)

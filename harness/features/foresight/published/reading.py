@@ -1,0 +1,266 @@
+"""Fields of a table's points, by whichever of their usual names, as a Shape and a Fabric."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from harness.features.foresight.physics.collectives import Fabric
+from harness.features.foresight.physics.schedules import Schedule, schedule_of
+from harness.features.foresight.published.measures import is_measure
+from harness.features.foresight.shapes import Kept, Model, Shape
+from harness.host import devices
+
+#: What a number is called in papers, configurations and logs; the first that stands there counts.
+NUMBERS: dict[str, tuple[str, ...]] = {
+    "ranks": ("n", "num_gpus", "gpus", "n_gpus", "world_size", "devices", "ranks", "num_devices"),
+    "nodes": ("nodes", "num_nodes"),
+    "tensor": ("tp", "tensor_parallel_size", "t"),
+    "stages": ("pp", "pipeline_parallel", "pipeline_parallel_size", "stages"),
+    "context": ("cp", "context_parallel_size"),
+    "data": ("dp", "data_parallel", "data_parallel_size"),
+    "chunks": ("v", "interleave", "virtual_stages", "vpp", "chunks"),
+    "micro_batch": (
+        "mbs", "micro_batch", "microbatch", "micro_batch_size", "microbatch_size",
+        "batch_per_gpu", "local_batch", "local_batch_size", "max_batch", "batch_size_per_gpu",
+    ),
+    "micros": ("microbatches", "num_microbatches", "micro_batches", "m"),
+    "accumulated": ("grad_accum", "gradient_accumulation", "accum", "grad_accum_steps"),
+    "global_batch": ("global_batch", "global_batch_size", "gbs", "batch", "batch_size"),
+    "replica_batch": ("batch_per_dp", "batch_per_replica"),
+    "global_tokens": ("tokens_per_batch", "global_tokens", "batch_tokens"),
+    "seq": ("seq", "seq_len", "sequence_length", "seqlen", "context_length"),
+    "params": ("params", "parameters", "num_params"),
+    "layers": ("layers", "num_layers"),
+    "hidden": ("hidden", "hidden_size", "d_model"),
+    "zero": ("zero", "zero_stage"),
+}  # fmt: skip
+#: No training has more of these, so that a slip of the pen is not played.
+MOST = {"stages": 1024, "chunks": 128, "layers": 10_000}
+#: What must be alike for one point to tell of another.
+CONFIGURATION = (
+    "strategy", "optimizer", "precision", "dtype", "gpu", "software", "framework", "version",
+    "container", "image", "stack", "round", "release", "commit", "clocks", "driver", "nccl",
+    "cuda", "sp", "act_ckpt", "activation_checkpointing", "compile", "kernel", "attention",
+)  # fmt: skip
+#: Where a figure comes from, and what is derived from others: of no consequence here.
+PROVENANCE = (
+    "id", "source", "note", "notes", "log", "file", "path", "url", "run", "runs", "name", "comment",
+    "verified", "system", "submitter", "heads", "vocab", "bubble_rate_profiled", "metric", "role",
+    "suggested_split", "family", "calibrate_on", "schedule", "model", "mode", "scaling",
+)  # fmt: skip
+#: Words of a strategy that a size of the shape follows: a zero of ``ZeRO-3`` is none.
+_DIMENSIONS = r"[fh]?sdp|d?dp|e?tp|v?pp|[cesvm]p"
+_KNOWN = {name for names in NUMBERS.values() for name in names} | {*CONFIGURATION, *PROVENANCE}
+
+
+@dataclass(kw_only=True)
+class Fields:
+    """What a table says of all its points, and what was noted while they were read."""
+
+    shared: Mapping[str, Any]
+    per_node: int = 8
+    notes: list[str] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+
+    def number(self, row: Mapping[str, Any], what: str, where: str) -> float | None:
+        """Of the row, else of the table's model, else of the table; ValueError if not above 0."""
+        model = self.shared.get("model")
+        for level in (row, model if isinstance(model, Mapping) else {}, self.shared):
+            low = {str(k).lower(): v for k, v in level.items()}
+            for name in NUMBERS[what]:
+                value = low.get(name)
+                if value is None or isinstance(value, dict | list):
+                    continue
+                if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
+                    raise ValueError(
+                        f"{where}: {name} is {value!r}, expected a number of at least 0"
+                    )
+                return float(value)
+        return None
+
+    def note(self, row: Mapping[str, Any]) -> None:
+        self.seen |= {str(k) for k in row}
+
+    def unknown(self) -> list[str]:
+        """A sentence for fields that are passed over."""
+        extra = sorted(n for n in self.seen if n.lower() not in _KNOWN and not is_measure(n))
+        return [f"not used: {', '.join(extra)}"] if extra else []
+
+
+def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
+    """The shape of a point; ValueError where its ranks can't be known or don't divide."""
+    fields.note({k: v for k, v in row.items() if v != ""})
+
+    def whole(what: str, default: int = 1) -> int:
+        value = fields.number(row, what, where)
+        if value is not None and value != int(value):
+            raise ValueError(f"{where}: {NUMBERS[what][0]} is {value}, expected a whole number")
+        if value is not None and value > (most := MOST.get(what, 10**7)):
+            raise ValueError(f"{where}: {NUMBERS[what][0]} is {value:g}, expected at most {most}")
+        return max(1, int(value)) if value is not None else default
+
+    tensor, stages, context = whole("tensor"), whole("stages"), whole("context")
+    inner = tensor * stages * context
+    ranks = whole("ranks", 0) or whole("nodes", 0) * fields.per_node or whole("data") * inner
+    stated = any(fields.number(row, what, where) for what in ("ranks", "nodes"))
+    if not stated and ranks == 1:
+        raise ValueError(f"{where}: its number of GPUs is not stated (N)")
+    if ranks % inner:
+        raise ValueError(f"{where}: {ranks} GPUs are no multiple of tp x pp x cp = {inner}")
+    seq = whole("seq", 0)
+    if not seq:
+        seq = 2048
+        fields.notes.append("no sequence length is stated: 2048 is assumed")
+    words = " ".join(
+        str(row.get(k) or fields.shared.get(k) or "") for k in ("strategy", "schedule")
+    )
+    schedule = schedule_of(str(row.get("schedule") or "")) or schedule_of(words)
+    chunks = whole("chunks")
+    layers = whole("layers", 0)
+    if schedule is Schedule.INTERLEAVED and chunks == 1:
+        # A chunk of one layer, the embedding and the head counted as layers of their stages.
+        chunks = max(2, round(((layers or 2 * stages) + 2) / stages))
+    if schedule is None:
+        schedule = Schedule.INTERLEAVED if chunks > 1 else Schedule.ONE_EACH
+    if schedule is not Schedule.INTERLEAVED:
+        chunks = 1
+    micros, micro_batch = _batch(row, fields, ranks // inner, seq, where, model_parallel=inner > 1)
+    hidden = fields.number(row, "hidden", where)
+    model = row.get("model", fields.shared.get("model"))
+    return Shape(
+        ranks=ranks, tensor=tensor, context=context, stages=stages, chunks=chunks,
+        schedule=schedule, micros=micros, micro_batch=micro_batch, seq=seq,
+        kept=_kept(words, fields.number(row, "zero", where), stages * tensor > 1),
+        model=Model(
+            name=str(model.get("name", "") if isinstance(model, Mapping) else model or ""),
+            params=_params(row, fields, where), layers=layers or None,
+            hidden=int(hidden) if hidden else None,
+        ),
+        configuration=_configuration(row),
+    )  # fmt: skip
+
+
+def _batch(
+    row: Mapping[str, Any],
+    fields: Fields,
+    replicas: int,
+    seq: int,
+    where: str,
+    *,
+    model_parallel: bool,
+) -> tuple[int, float]:
+    """Micro-batches of a replica in a step, and the samples of each."""
+    micro_batch = fields.number(row, "micro_batch", where)
+    micros = fields.number(row, "micros", where) or fields.number(row, "accumulated", where)
+    of_replica = fields.number(row, "replica_batch", where)
+    if (whole := fields.number(row, "global_batch", where)) is not None:
+        of_replica = whole / replicas
+    elif (tokens := fields.number(row, "global_tokens", where)) is not None:
+        of_replica = tokens / seq / replicas
+    if of_replica is not None:
+        if micros is None and micro_batch is None and model_parallel:
+            micro_batch = 1.0
+            fields.notes.append("no micro-batch is stated: one sample is assumed")
+        if micros is None:
+            micros = round(of_replica / micro_batch) if micro_batch else 1
+        return max(1, int(micros)), of_replica / max(1, int(micros))
+    if micro_batch is None:
+        micro_batch = 1.0
+        fields.notes.append("no batch is stated: one sample for each GPU is assumed (weak scaling)")
+    return max(1, int(micros or 1)), micro_batch
+
+
+def _params(row: Mapping[str, Any], fields: Fields, where: str) -> float | None:
+    """As stated, else 12 L h^2 of a transformer, else what the model's name says: 8B, 760m."""
+    stated = fields.number(row, "params", where)
+    layers, hidden = (fields.number(row, what, where) for what in ("layers", "hidden"))
+    if stated is not None or (layers and hidden):
+        return stated or 12 * (layers or 0) * (hidden or 0) ** 2
+    model = row.get("model", fields.shared.get("model"))
+    name = str(model.get("name", "") if isinstance(model, Mapping) else model or "")
+    said = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)\s?([mbt])\b", name.lower())
+    if said is None:
+        return None
+    fields.notes.append("parameters are those in the model's name")
+    return float(said[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[said[2]]
+
+
+def _kept(words: str, zero: float | None, model_parallel: bool) -> Kept:
+    low = words.lower()
+    if zero is not None:
+        return (Kept.WHOLE, Kept.OPTIMIZER_CUT, Kept.OPTIMIZER_CUT, Kept.ALL_CUT)[min(3, int(zero))]
+    if re.search(r"\bhsdp|hybrid.shard", low):
+        return Kept.NODE_CUT
+    if re.search(r"fsdp|fully.shard|full_shard|zero[-_ ]?3", low):
+        return Kept.ALL_CUT
+    if model_parallel or re.search(r"zero[-_ ]?[12]|distributed.optimizer", low):
+        return Kept.OPTIMIZER_CUT
+    return Kept.WHOLE
+
+
+def _configuration(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """As written; only from the strategy's words sizes (FSDP32, DP8) are left out: they are of
+    the shape.
+    """
+    low = {str(k).lower(): v for k, v in row.items()}
+    alike = [(name, str(low[name]).lower()) for name in CONFIGURATION if low.get(name) is not None]
+    return tuple((name, _unsized(v) if name == "strategy" else v) for name, v in alike)
+
+
+def _unsized(strategy: str) -> str:
+    """Without the sizes of dimensions, which follow their names."""
+    return re.sub(rf"\b({_DIMENSIONS})[-_ =:]?\d+\b", r"\1", strategy)
+
+
+#: GB/s of a GPU that nobody knows, where a table doesn't say.
+FALLBACK_GB_S = {"intra": 60.0, "inter": 12.5}
+_RATE = re.compile(r"(?:(\d+)\s*x\s*)?([\d.,]+)\s*([GMT])(bit|b|B)(?:ps|/s|it/s)")
+_UNITS = {"M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequence[str]]:
+    """Links, peak FLOP/s of a GPU, and what was assumed of them."""
+    notes = []
+    gpu = str(hardware.get("gpu", "")).lower()
+    known = devices.described(gpu)
+    per_node = hardware.get("gpus_per_node", 8)
+    if not isinstance(per_node, int) or per_node < 1:
+        raise ValueError(f"hardware.gpus_per_node is {per_node!r}, expected a whole number")
+    if "gpus_per_node" not in hardware:
+        notes.append("8 GPUs a node are assumed")
+    rates = {}
+    usual = {"intra": known.link_gb_s, "inter": known.network_gb_s} if known else FALLBACK_GB_S
+    for place, usual_gb_s in usual.items():
+        rate = _stated_rate(hardware, place, per_node)
+        if rate is None:
+            rate = 1e9 * usual_gb_s
+            notes.append(f"no {place}-node rate is stated: {rate / 1e9:g} GB/s a GPU is assumed")
+        rates[place] = rate
+    peak = next((float(v) for k, v in hardware.items() if str(k).startswith("peak_tflops")), None)
+    if peak is None and known:
+        peak = known.tflops.get("bfloat16", known.tflops.get("float16"))
+    fabric = Fabric(
+        per_node=per_node, intra_bytes_per_s=rates["intra"], inter_bytes_per_s=rates["inter"]
+    )
+    return fabric, peak * 1e12 if peak else None, notes
+
+
+def _stated_rate(hardware: Mapping[str, Any], place: str, per_node: int) -> float | None:
+    """Bytes/s of one GPU, from a field like inter_GBps_per_node or from words."""
+    for name, value in hardware.items():
+        match = re.fullmatch(rf"{place}_([GMT])(B|b|bit)_?(?:ps|_s|_per_s)(_per_(gpu|node))?", name)
+        if match is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
+            raise ValueError(f"hardware.{name} is {value!r}, expected a number above 0")
+        rate = float(value) * _UNITS[match[1]] / (1 if match[2] == "B" else 8)
+        return rate / (per_node if match[4] == "node" else 1)
+    words = str(hardware.get(place, ""))
+    if (said := _RATE.search(words)) is None:
+        return None
+    rate = int(said[1] or 1) * float(said[2].replace(",", "")) * _UNITS[said[3]]
+    rate /= 1 if said[4] == "B" else 8
+    shared = re.search(r"node|server|host|machine", words.lower())
+    return rate / (per_node if shared else 1)

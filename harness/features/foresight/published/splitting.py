@@ -1,0 +1,80 @@
+"""Which points of a table are calibrated on; the others are predicted."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.features.foresight.physics.schedules import schedule_of
+from harness.features.foresight.shapes import Point
+
+
+def calibrating(points: Sequence[Point], asked: Any, aside: bool) -> tuple[list[bool], list[str]]:
+    """Whether each point calibrates, and what was made of ``asked``.
+
+    ``asked``: sizes; objects of fields that a row must have; words such as "1F1B at the largest
+    microbatch count"; or nothing, where the smallest sizes of each configuration are taken.
+    ValueError where nothing is left to calibrate on.
+    """
+    told: list[str] = []
+    if isinstance(asked, str):
+        chosen, told = _by_words(points, asked)
+    elif isinstance(asked, Mapping):
+        chosen = [_has(p, asked) for p in points]
+    elif isinstance(asked, Sequence) and asked:
+        chosen = [any(_is(p, one) for one in asked) for p in points]
+    elif asked is None or asked == []:
+        if aside:
+            raise ValueError("its role is not development, and it names no points to calibrate on")
+        chosen, told = _smallest(points), ["calibrated on the smallest sizes: the table names none"]
+    else:
+        raise ValueError(f"calibrate_on is {asked!r}, expected sizes, objects or words")
+    chosen = [c and p.step_s is not None for c, p in zip(chosen, points, strict=True)]
+    if not any(chosen):
+        raise ValueError(f"no measured point is one of calibrate_on = {asked!r}")
+    return chosen, told
+
+
+def _is(point: Point, one: Any) -> bool:
+    return _has(point, one) if isinstance(one, Mapping) else one == point.shape.ranks
+
+
+def _has(point: Point, wanted: Mapping[str, Any]) -> bool:
+    """Whether a row has these fields; a list means any of its values."""
+    return all(
+        point.row.get(name, point.shape.ranks if name == "N" else None)
+        in (value if isinstance(value, list) else [value])
+        for name, value in wanted.items()
+    )
+
+
+def _by_words(points: Sequence[Point], words: str) -> tuple[list[bool], list[str]]:
+    """A schedule, and the largest or smallest number of micro-batches, both for each model."""
+    schedule = schedule_of(words)
+    low = words.lower()
+    if schedule is None and "micro" not in low and not any(c.isdigit() for c in low):
+        raise ValueError(f"calibrate_on is {words!r}: it names no size, schedule or micro-batches")
+    of_schedule = [schedule in (None, p.shape.schedule) for p in points]
+    if "micro" not in low:
+        return of_schedule, [f"calibrate_on is read as: every {schedule}"]
+    end = min if "smallest" in low or "fewest" in low else max
+    counts: dict[Any, list[int]] = defaultdict(list)
+    for point, fits in zip(points, of_schedule, strict=True):
+        counts[point.shape.model] += [point.shape.micros] if fits else []
+    chosen = [
+        fits and p.shape.micros == end(counts[p.shape.model])
+        for p, fits in zip(points, of_schedule, strict=True)
+    ]
+    ends = "fewest" if end is min else "most"
+    return chosen, [
+        f"calibrate_on is read as: {schedule or 'every schedule'}, {ends} micro-batches"
+    ]
+
+
+def _smallest(points: Sequence[Point]) -> list[bool]:
+    """The two smallest sizes of a model and configuration; one where there are only two sizes."""
+    sizes: dict[Any, set[int]] = defaultdict(set)
+    for point in points:
+        if point.step_s is not None:
+            sizes[point.shape.model, point.shape.configuration].add(point.shape.ranks)
+    least = {key: sorted(n)[: 2 if len(n) > 2 else 1] for key, n in sizes.items()}
+    return [p.shape.ranks in least.get((p.shape.model, p.shape.configuration), []) for p in points]

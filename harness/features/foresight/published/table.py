@@ -1,0 +1,172 @@
+"""Published ladders as a file: tables of points, each with a shape and one measured figure.
+
+``docs/foresight.md`` lists the fields. What stands in a file is either understood or told.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from harness.base.errors import SpecError
+from harness.features.foresight.physics.collectives import Fabric
+from harness.features.foresight.priors import Belief
+from harness.features.foresight.published.measures import Measure, measured
+from harness.features.foresight.published.reading import Fields, fabric_of, shape_of
+from harness.features.foresight.published.splitting import calibrating
+from harness.features.foresight.shapes import Point, Shape
+from harness.features.foresight.terms import Unknown
+
+#: What a file of this kind says of itself.
+SCHEMA = "published_scaling/1"
+#: Tables that are no ladder of measured sizes; they are read, and only tried on request.
+ASIDE = ("context", "simulator_cross_check")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One ladder on one machine."""
+
+    id: str
+    family: str
+    fabric: Fabric
+    peak_flops: float | None
+    points: tuple[Point, ...]
+    role: str = ""
+    #: What was measured beside the ladder, and so is known better than by other ladders.
+    beliefs: Mapping[Unknown, Belief] = field(default_factory=dict)
+    #: By how much its intervals are wider than those that published families teach.
+    stretch: float = 1.0
+    #: What was assumed, and which fields were passed over.
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A table of which nothing can be said, and why."""
+
+    id: str
+    why: str
+
+
+def read(path: Path) -> list[Table | Refused]:
+    """The tables of a file, in its order.
+
+    SpecError: the file is not of this format. A table that can't be used is Refused, with a
+    sentence, so that one bad table leaves the others.
+    """
+    return [_tried(table, n, path) for n, table in enumerate(_tables(path))]
+
+
+def _tables(path: Path) -> Sequence[Any]:
+    fix = f"python -m json.tool {path}"
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f"cannot be read: {error}", where=str(path), expected="a JSON file of tables",
+            fix="scaleproof predict --table results/published/scaling.json",
+        ) from None  # fmt: skip
+    except ValueError as error:
+        raise SpecError(
+            f"not valid JSON: {error}", where=str(path), expected="one JSON document", fix=fix
+        ) from None
+    if isinstance(document, dict) and "points" in document:
+        document = {"schema": SCHEMA, "tables": [document]}
+    tables = document.get("tables") if isinstance(document, dict) else None
+    if not isinstance(tables, list) or not tables:
+        raise SpecError(
+            "no tables", where=str(path), expected='{"schema": ..., "tables": [...]}', fix=fix
+        )
+    if (schema := document.get("schema", SCHEMA)) != SCHEMA:
+        raise SpecError(
+            f"schema {schema!r}", where=str(path), expected=SCHEMA,
+            fix="scaleproof predict --table results/published/scaling.json",
+        )  # fmt: skip
+    return tables
+
+
+def _tried(table: Any, number: int, path: Path) -> Table | Refused:
+    name = (
+        table.get("id", f"table {number + 1}") if isinstance(table, dict) else f"table {number + 1}"
+    )
+    try:
+        return _table(table, str(name))
+    except (ValueError, TypeError) as error:
+        return Refused(id=str(name), why=str(error))
+
+
+def _table(table: Any, name: str) -> Table:
+    if not isinstance(table, Mapping):
+        raise ValueError("a table is an object with points")
+    rows = table.get("points")
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError("points is not a list of objects")
+    if not rows:
+        raise ValueError("it has no points")
+    shared = {k: v for k, v in table.items() if not isinstance(v, dict | list) or k == "model"}
+    hardware = table.get("hardware") or {}
+    if not isinstance(hardware, Mapping):
+        raise ValueError("hardware is not an object")
+    fabric, peak, notes = fabric_of(hardware)
+    fields = Fields(shared=shared, per_node=fabric.per_node, notes=list(notes))
+    points = [
+        point
+        for number, row in enumerate(rows)
+        for point in _points(row, fields, peak, f"point {number + 1}")
+    ]
+    points, twice = _once(points)
+    chosen, told = calibrating(points, table.get("calibrate_on"), table.get("role") in ASIDE)
+    points = [replace(p, calibrates=c) for p, c in zip(points, chosen, strict=True)]
+    return Table(
+        id=name, family=str(table.get("family") or table.get("source") or name), fabric=fabric,
+        peak_flops=peak, points=tuple(points), role=str(table.get("role", "")),
+        notes=tuple(dict.fromkeys([*fields.notes, *twice, *told, *fields.unknown()])),
+    )  # fmt: skip
+
+
+def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
+    """Points without those that repeat another one; what is said of sizes that stand there twice.
+
+    A figure that is copied is no second measurement: it would make intervals too narrow.
+    """
+    kept, told = list[Point](), list[str]()
+    for point in points:
+        same = [p for p in kept if p.shape == point.shape]
+        if any(p.step_s == point.step_s for p in same):
+            told.append(
+                f"{point.shape.ranks} GPUs stand there twice with one figure: it counts once"
+            )
+            continue
+        if same:
+            told.append(
+                f"{point.shape.ranks} GPUs stand there with several figures: all of them count"
+            )
+        kept.append(point)
+    return kept, told
+
+
+def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: str) -> list[Point]:
+    """The points of one row: one for each schedule where its figure is an object."""
+    out = []
+    try:
+        figures = measured(row, str(fields.shared.get("metric", "")))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    for schedule, figure in figures:
+        shape = shape_of({**row, "schedule": schedule} if schedule else row, fields, where)
+        bubbles = row.get("bubble_rate_profiled")
+        bubble = bubbles.get(schedule) if isinstance(bubbles, Mapping) else None
+        step_s = _seconds(figure, shape, peak, where)
+        out.append(Point(shape=shape, step_s=step_s, bubble=bubble, row=row))
+    return out
+
+
+def _seconds(figure: Measure | None, shape: Shape, peak: float | None, where: str) -> float | None:
+    if figure is None:
+        return None
+    try:
+        return figure.step_s(shape, peak)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None

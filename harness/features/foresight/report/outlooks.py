@@ -1,0 +1,137 @@
+"""What one size will reach: the block of a terminal, and the sentence of a run's report."""
+
+from harness.base.numbers import si
+from harness.cases.metrics import IMPLAUSIBLE
+from harness.features.foresight.invert import Knob
+from harness.features.foresight.learned import Regime
+from harness.features.foresight.outlook import Outlook
+from harness.features.foresight.own.ladders import planned
+from harness.features.foresight.predict import Predicted
+from harness.features.foresight.published.table import Refused
+from harness.features.foresight.terms import Term
+from harness.interface.report import text
+from harness.record import RunRecord
+
+#: Padding beyond which it is worth a line.
+PADDED = 1.05
+
+
+def lines(one: Outlook, width: int) -> list[str]:
+    """A block for a size that was asked for."""
+    rule = text.rule(f"{title(one)[: width - 24]}, {one.predicted.shape.ranks:,} ranks", width)
+    told = (text.wrap(f" {label:<13} {said}", width, 15) for label, said in facts(one))
+    return ["", rule, *(line for each in told for line in each)]
+
+
+def title(one: Outlook) -> str:
+    """The table and its model, if the table does not name it."""
+    model = one.predicted.shape.model.name
+    return one.table if model in one.table else f"{one.table} {model}"
+
+
+def facts(one: Outlook) -> list[tuple[str, str]]:
+    """Label and sentence of everything that is foreseen; no efficiency of what does not fit."""
+    seen = one.predicted
+    if not one.fits:
+        told = f"a rank needs {memory(one)}: no efficiency is foreseen"
+        return [("DOES NOT FIT", told)]
+    low_s, high_s = step_between(one)
+    span = f"[{seen.low:.2f}, {seen.high:.2f}] (80 %){doubt(seen)}"
+    out = [
+        ("efficiency", f"{seen.efficiency:.2f} {span}"),
+        ("step", f"{si(seen.step_s, 's')} [{si(low_s, 's')}, {si(high_s, 's')}]"),
+        ("limited by", limits(seen)),
+        (f"to hold {one.hold:.2f}", holds(one)),
+        ("a rank", memory(one)),
+        ("cost", cost(one)),
+    ]
+    if one.padding > PADDED:
+        out.append(("padding", f"shards are padded to {one.padding:.3g} times their bytes"))
+    if one.knee is not None:
+        out.append(("changes", f"from {one.knee.ranks:,} ranks on {one.knee.term} is the largest"))
+    laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())
+    return [*out, ("measure next", next_size(one)), ("laws in N", laws)]
+
+
+def doubt(seen: Predicted) -> str:
+    """What is said of an efficiency that no hardware has; empty of others."""
+    if seen.efficiency <= IMPLAUSIBLE:
+        return ""
+    return ", implausible: a rank of its ladder is faster where there are more"
+
+
+def step_between(one: Outlook) -> tuple[float, float]:
+    """Seconds between which a step lies eight times in ten."""
+    seen = one.predicted
+    whole = seen.step_s * seen.efficiency
+    return whole / seen.high, whole / seen.low
+
+
+def memory(one: Outlook) -> str:
+    """``6.1 GB of 80 GB``"""
+    if one.memory_bytes is None:
+        return "memory n/a"
+    of = f" of {si(one.room_bytes, 'B')}" if one.room_bytes else ""
+    return f"{si(float(one.memory_bytes), 'B')}{of}"
+
+
+def cost(one: Outlook) -> str:
+    """What a billion tokens cost in hours of one device."""
+    unit = "tokens" if one.predicted.shape.seq > 1 else "samples"
+    return f"{one.device_hours:,.3g} device-hours for 1e9 {unit}"
+
+
+def next_size(one: Outlook) -> str:
+    """The size to measure next, and what it leaves of the interval."""
+    next_, sd = one.advice, 100 * one.predicted.efficiency * 1.28
+    batch = f"micro-batch {next_.shape.micro_batch:g} x {next_.shape.micros}"
+    return (
+        f"{next_.shape.ranks} ranks, {batch}: ±{sd * next_.before_sd:.1f} becomes"
+        f" ±{sd * next_.after_sd:.1f} points (twice the largest: ±{sd * next_.doubling_sd:.1f})"
+    )
+
+
+def recorded(run: RunRecord) -> list[str]:
+    """What the recipes of a run asked to be foreseen, a sentence each: never a verdict."""
+    out = []
+    for target, told in planned(run):
+        if isinstance(told, Refused):
+            out.append(f"not foreseen  {target.case.id}: {told.why}")
+        else:
+            out += [_recorded(target.case.id, one) for one in told]
+    return out
+
+
+def _recorded(target: str, one: Outlook) -> str:
+    seen = one.predicted
+    if not one.fits:
+        return f"RECORDED  {target} does not fit: a rank needs {memory(one)}"
+    mark = ", outside the calibrated regime" if seen.regime is Regime.UNSEEN else ""
+    return (
+        f"RECORDED  {target} is foreseen: efficiency {seen.efficiency:.3f}"
+        f" [{seen.low:.3f}, {seen.high:.3f}] (80 %){doubt(seen)}, limited by {seen.limiter}{mark};"
+        f" {memory(one)} a rank"
+    )
+
+
+def limits(seen: Predicted) -> str:
+    if seen.limiter is Term.COMPUTE:
+        return "compute; no overhead takes 2 % of the step"
+    worst = sorted(seen.lost.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{term} {value:.3f}" for term, value in worst[:3] if value > 0.001)
+    unseen = "; nothing calibrated speaks of it" if seen.regime is Regime.UNSEEN else ""
+    return f"{seen.limiter}{unseen}; of {1 - seen.efficiency:.3f} lost: {parts or 'nothing'}"
+
+
+def holds(one: Outlook) -> str:
+    told = []
+    for held in one.held:
+        if held.times is None:
+            told.append(f"not reachable by {held.knob} (at most {held.best:.2f})")
+        elif held.knob is Knob.SHARDS:
+            told.append(f"{held.knob} ({held.best:.2f})")
+        elif held.times == 1.0:
+            return "as it is"
+        else:
+            told.append(f"{held.knob} x{held.times:.2g}")
+    return "; or ".join(told)

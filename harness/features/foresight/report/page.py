@@ -1,0 +1,119 @@
+"""What was foreseen, on a page: efficiency over ranks with its band, and where it will go."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from harness.base.documents import to_doc
+from harness.features.foresight.outlook import Outlook
+from harness.features.foresight.own.ladders import planned
+from harness.features.foresight.physics.laws import Law
+from harness.features.foresight.published.table import Refused
+from harness.features.foresight.report import outlooks
+from harness.features.foresight.terms import Term
+from harness.interface.report.page import drawings, svg
+from harness.interface.report.page.drawings import Fall
+from harness.interface.report.page.svg import Curve
+from harness.interface.report.templates import templates
+from harness.record import RunRecord
+
+HERE = Path(__file__).parent
+COLORS = dict(zip(Term, (*svg.COLORS, "#7F7F7F", "#B8A200"), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One outlook: ``facts`` are names and sentences, charts are inline SVG."""
+
+    title: str
+    fits: bool
+    curve: Markup
+    lost: Markup
+    facts: Sequence[tuple[str, str]]
+
+
+def render(found: Sequence[Outlook], refused: Sequence[Refused], of: str) -> str:
+    """A self-contained page of outlooks; ``of`` says what they were learned from."""
+    data = json.dumps(to_doc(tuple(found)), separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        templates(HERE)
+        .get_template("foresight.html.jinja")
+        .render(blocks=[block(one) for one in found], refused=refused, of=of, data=Markup(data))
+    )
+
+
+def blocks(run: RunRecord) -> list[Block]:
+    """Of the sizes that its recipes asked for."""
+    out = []
+    for target, told in planned(run):
+        if isinstance(told, Refused):
+            why = [("not foreseen", told.why)]
+            out.append(
+                Block(title=target.case.id, fits=False, curve=Markup(), lost=Markup(), facts=why)
+            )
+        else:
+            out += [block(one, target.case.family) for one in told]
+    return out
+
+
+def block(one: Outlook, name: str = "") -> Block:
+    """``name``: what it is about, else its table and model."""
+    seen = one.predicted
+    title = name or outlooks.title(one)
+    if not one.fits:
+        return Block(
+            title=title, fits=False, curve=Markup(), lost=Markup(), facts=outlooks.facts(one)
+        )
+    return Block(
+        title=f"{title}, {seen.shape.ranks:,} ranks", fits=True, curve=_curve(one), lost=_lost(one),
+        facts=outlooks.facts(one),
+    )  # fmt: skip
+
+
+def _curve(one: Outlook) -> Markup:
+    """What was measured, what is foreseen with its band, and what laws in N would say."""
+    ahead = [*one.path, one.predicted]
+    known = sorted(one.measured.items())
+    joint = known[-1:]  # the band begins where measuring ended
+    none: list[float | None] = [None] * len(known)
+    foreseen = Curve(
+        name="foreseen, 8 times in 10",
+        x=[float(n) for n, _ in joint] + [float(p.shape.ranks) for p in ahead],
+        y=[e for _, e in joint] + [p.efficiency for p in ahead],
+        low=[e for _, e in joint] + [p.low for p in ahead],
+        high=[e for _, e in joint] + [p.high for p in ahead],
+    )
+    measured = Curve(
+        name="measured", x=[float(n) for n, _ in known], y=[e for _, e in known], low=none,
+        high=none,
+    )  # fmt: skip
+    curves = [foreseen, measured, *(_law(one, law) for law in Law)]
+    x = sorted({n for c in curves for n in c.x})
+    ideal = Curve(name="ideal", x=x, y=[1.0] * len(x), low=[None] * len(x), high=[None] * len(x))
+    drawn = svg.chart(curves, y_label="efficiency against the base", x_label="ranks", ideal=ideal)
+    return Markup(drawn)
+
+
+def _law(one: Outlook, law: Law) -> Curve:
+    """A baseline: only its value at the target."""
+    ahead = [one.predicted]
+    return Curve(
+        name="constant efficiency" if law is Law.CONSTANT else f"law in N: {law}",
+        x=[float(p.shape.ranks) for p in ahead], y=[p.baselines[law] for p in ahead],
+        low=[None] * len(ahead), high=[None] * len(ahead),
+    )  # fmt: skip
+
+
+def _lost(one: Outlook) -> Markup:
+    """From ideal to foreseen, a part for each term that takes half a percent or more."""
+    seen = one.predicted
+    parts = [(str(t), -100 * v) for t, v in seen.lost.items() if abs(v) >= 0.005]
+    rest = 100 * (seen.efficiency - 1) - sum(v for _, v in parts)
+    colors = {str(t): c for t, c in COLORS.items()} | {"all others": "#BBBBBB"}
+    if abs(rest) >= 0.05:
+        parts.append(("all others", rest))
+    fall = Fall(start=("ideal", 100.0), parts=parts, end=("foreseen", 100 * seen.efficiency))
+    return Markup(drawings.waterfall(fall, colors, unit="%"))

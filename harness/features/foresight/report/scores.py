@@ -1,0 +1,135 @@
+"""How well sizes were foreseen: one line that says it all, a row a table, a row a size."""
+
+from collections.abc import Sequence
+
+from harness.features.foresight.held_out import Evaluation, Score
+from harness.features.foresight.learned import Regime
+from harness.features.foresight.predict import Predicted, Prediction
+from harness.features.foresight.published.table import Refused
+from harness.interface.report import text
+from harness.interface.report.text import Column
+
+
+def lines(found: Evaluation, refused: Sequence[Refused], sizes: bool, width: int) -> list[str]:
+    """The headline, the tables, and with ``sizes`` every target."""
+    out = [line for told in _headline(found) for line in text.wrap(told, width, 1)]
+    if found.tables:
+        out += ["", *text.table(_SCORES, [*found.tables, *_together(found)], width)]
+    if sizes:
+        for prediction in found.predictions:
+            out += _sizes(prediction, width)
+    out += _refusals(found, refused, width)
+    return out
+
+
+def _headline(found: Evaluation) -> list[str]:
+    whole = found.whole
+    if whole is None:
+        num = sum(len(p.predicted) for p in found.predictions)
+        return [f" {num} foreseen, and no measured figure to compare with"]
+    moved = [s for s in found.families if s.has_skill is not None]
+    better = sum(bool(s.has_skill) for s in moved)
+    out = [
+        f" {whole.num} sizes foreseen: {_points(whole.mean)} points off on average,"
+        f" {_points(whole.p90)} at most in 9 of 10, worst {_points(whole.worst)}",
+        f" 80 % intervals hold {whole.coverage:.0%} of them at ±{_points(whole.half_width)} points",
+    ]
+    if moved:
+        out.append(
+            f" better than every law in N alone in {better} of {len(moved)} families whose"
+            f" efficiency moves"
+        )
+    if whole.revealed:
+        out.append(
+            f" limiter named rightly in {whole.told} of {whole.revealed} sizes that reveal it"
+        )
+    return out
+
+
+def _together(found: Evaluation) -> list[Score]:
+    """A row for all tables, where there are several."""
+    return [found.whole] if found.whole and len(found.tables) > 1 else []
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+_SCORES: list[Column[Score]] = [
+    Column("table", 9, lambda s: s.name, left=True),
+    Column("sizes", 6, lambda s: str(s.num)),
+    Column("up to", 4, lambda s: f"{s.reach:.0f}x" if s.reach > 1 else "1x"),
+    Column("moves", 3, lambda s: _points(s.moves)),
+    Column("mean", 9, lambda s: _points(s.mean)),
+    Column("p90", 5, lambda s: _points(s.p90)),
+    Column("worst", 8, lambda s: _points(s.worst)),
+    Column("in 80%", 8, lambda s: f"{s.coverage:.0%}"),
+    Column("±", 7, lambda s: _points(s.half_width)),
+    Column(
+        "best law", 6, lambda s: f"{s.best_baseline} {_points(s.baselines[s.best_baseline])}",
+    ),
+]  # fmt: skip
+
+
+def _sizes(prediction: Prediction, width: int) -> list[str]:
+    table = prediction.table
+    known = sorted({p.shape.ranks for p in table.points if p.calibrates})
+    out = ["", text.rule(f"{table.id}, calibrated on {', '.join(map(str, known))}", width)]
+    for note in table.notes:
+        out += text.wrap(f" {note}", width, 1)
+    several = len({one.shape.model for one in prediction.predicted}) > 1
+    schedules = len({one.shape.schedule for one in prediction.predicted}) > 1
+    columns = [c for c in _SIZES if c.header != "model" or several]
+    columns = [c for c in columns if c.header != "schedule" or schedules]
+    rows = sorted(prediction.predicted, key=lambda o: (o.shape.model.name, o.shape.ranks))
+    out += text.table(columns, rows, width)
+    if any(one.regime is Regime.UNSEEN for one in rows):
+        out += text.wrap(" ? outside the calibrated regime: no calibrated size showed it", width, 3)
+    return out
+
+
+_SIZES: list[Column[Predicted]] = [
+    Column("model", 9, lambda o: o.shape.model.name[:16], left=True),
+    Column("N", 9, lambda o: str(o.shape.ranks)),
+    Column("schedule", 9, lambda o: str(o.shape.schedule), left=True),
+    Column("micros", 5, lambda o: str(o.shape.micros)),
+    Column("measured", 8, lambda o: f"{o.measured:.3f}" if o.measured is not None else "n/a"),
+    Column("foreseen", 9, lambda o: f"{o.efficiency:.3f} [{o.low:.3f}, {o.high:.3f}]"),
+    Column("off", 8, lambda o: _off(o)),
+    Column("", 7, lambda o: _mark(o), left=True),
+    Column("limited by", 6, lambda o: _limiter(o), left=True),
+]
+
+
+def _limiter(one: Predicted) -> str:
+    return f"{one.limiter} ?" if one.regime is Regime.UNSEEN else str(one.limiter)
+
+
+def _off(one: Predicted) -> str:
+    return "n/a" if one.miss is None else f"{100 * one.miss:+.1f}"
+
+
+def _mark(one: Predicted) -> str:
+    """What a reader should not pass over."""
+    if one.implausible:
+        return "not counted"
+    return "outside" if one.covered is False else ""
+
+
+def _refusals(found: Evaluation, refused: Sequence[Refused], width: int) -> list[str]:
+    """Sentences for what is not predicted, each once, and for figures that are not counted."""
+    out: list[str] = []
+    for prediction in found.predictions:
+        for why in dict.fromkeys(r.why for r in prediction.refused):
+            sizes = ", ".join(str(r.shape.ranks) for r in prediction.refused if r.why == why)
+            out += text.wrap(f" not said  {prediction.table.id}, {sizes}: {why}", width, 11)
+        for one in prediction.predicted:
+            if one.implausible:
+                told = (
+                    f" not counted  {prediction.table.id}, {one.shape.model.name}"
+                    f" {one.shape.ranks}: a tenth off both its neighbours in size, which agree"
+                )
+                out += text.wrap(told, width, 14)
+    for table in refused:
+        out += text.wrap(f" not read  {table.id}: {table.why}", width, 11)
+    return ["", *out] if out else []

@@ -1,0 +1,284 @@
+"""The seconds of a step, term by term, for many shapes and many draws of the unknowns at once.
+
+    step = compute + bubble + tensor exchange + data exchange + host + waiting + growth
+
+What follows from a shape alone is worked out once (``Facts``); what is unknown is a row of
+``Unknown`` (priors in ``priors.py``). Growth is what no other term explains and sizes have shown.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.features.foresight.physics import simulate
+from harness.features.foresight.physics.collectives import FREE, Cost, Fabric, Kind, nccl
+from harness.features.foresight.physics.schedules import Durations
+from harness.features.foresight.physics.stragglers import slowest_normal
+from harness.features.foresight.shapes import Kept, Shape
+
+Array = NDArray[np.float64]
+
+#: DDP's default bucket (torch.nn.parallel).
+BUCKET_BYTES = 25 * 2**20
+#: Megatron-LM's bucket: 40 M gradients, or 1 M for each rank where that is more.
+BUCKET_GRADIENTS, BUCKET_GRADIENTS_OF_RANK = 40e6, 1e6
+#: A hop between stages where no profile states it, as a share of a micro-batch on one stage. With
+#: it the simulator has the published bubbles of 1F1B within a point.
+HOP = 0.01
+#: Bytes of state an optimizer reads and writes for a parameter (fp32 Adam), and HBM's rate.
+STATE_BYTES, HBM_BYTES_PER_S = 28.0, 1.5e12
+
+
+class Term(StrEnum):
+    """What a step's time goes to, in the words of a table."""
+
+    COMPUTE = "compute"
+    BUBBLE = "pipeline bubble"
+    TENSOR = "tensor exchange"
+    BYTES = "exchange bytes"
+    LATENCY = "exchange latency"
+    HOST = "fixed cost"
+    WAITING = "slowest rank"
+    GROWTH = "unexplained"
+
+
+class Unknown(StrEnum):
+    """The unknowns that all points of a table share, in the order of a row of draws."""
+
+    RATE = "ln of useful FLOP/s of a GPU"
+    LINK = "ln of the share of a node's link rate that is reached"
+    NETWORK = "ln of the share of the network's rate that is reached"
+    CROWDED = "ln of how much slower the network gets with each doubling of nodes"
+    LATENCY = "ln of latency over NCCL's model"
+    BESIDE = "ln of what compute costs more beside an exchange"
+    SHOWN = "ln of the share of a hidden exchange that shows all the same"
+    UNHIDDEN = "ln of an exchange that nothing hides over NCCL's model"
+    HOST = "ln of seconds of a step that no batch changes"
+    WAIT_S = "ln of seconds of jitter of a rank"
+    WAIT_SHARE = "ln of jitter as a share of compute"
+    GROWTH = "ln of growth for each doubling"
+    SMALL = "ln of tokens at which a micro-batch is half efficient"
+    NARROW = "ln of the hidden size at which elementwise work takes as long as matrices"
+    SPLIT = "ln of what a backward costs more where it is split"
+    CHUNKS = "ln of what stages cost more where they are cut into chunks"
+
+
+UNKNOWNS = tuple(Unknown)
+NUM_SHARED = len(UNKNOWNS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What shapes say by themselves: arrays of one entry for each shape."""
+
+    group: NDArray[np.intp]  # index of the model
+    load: Array  # FLOPs of a micro-batch on one rank
+    tokens: Array  # tokens of a micro-batch on one rank
+    narrow: Array  # 1 over the hidden size; 0 where it is unknown
+    micros: Array
+    units: Array  # a step of the pipeline in micro-batches
+    splits: Array  # 1 where a backward is split
+    chunked: Array  # 1 where a stage has several chunks
+    tensor_latency_s: Array  # of one micro-batch
+    tensor_transfer_s: Array
+    tensor_nodes: Array  # log2 of the nodes over which tensor ranks lie
+    data_latency_s: Array  # of one step
+    data_transfer_s: Array
+    data_nodes: Array
+    beside: Array  # 1 where an exchange runs beside compute
+    window: Array  # what share of all compute can hide the data exchange
+    optimizer_s: Array
+    queued_s: Array
+    slowest: Array  # E[max of N], in standard deviations
+    doublings: Array  # of ranks over the smallest calibrated size
+
+
+def facts(
+    shapes: Sequence[Shape],
+    groups: Sequence[int],
+    fabric: Fabric,
+    base_ranks: int,
+    hop: float = HOP,
+) -> Facts:
+    """``groups``: a number for each model. ``hop``: as HOP. Rates of ``fabric`` are in B/s."""
+    rows = [_fact(shape, fabric, base_ranks, hop) for shape in shapes]
+    columns = (np.array(column, float) for column in zip(*rows, strict=True))
+    return Facts(
+        group=np.asarray(groups, dtype=np.intp), **dict(zip(_COLUMNS, columns, strict=True))
+    )
+
+
+_COLUMNS = tuple(Facts.__dataclass_fields__)[1:]
+
+
+def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> tuple[float, ...]:
+    tensor, data = _tensor_exchange(shape, fabric), data_exchange(shape, fabric)
+    inner = shape.tensor * shape.context * shape.stages
+    params = (shape.model.params or 0.0) / (shape.tensor * shape.stages)
+    held = params if shape.kept is Kept.WHOLE else params / max(1.0, shape.replicas)
+    units = simulate.units(
+        shape.schedule, shape.stages, shape.micros, durations(shape, hop), shape.chunks
+    )
+    return (
+        shape.flops / (shape.replicas * shape.micros) / inner,
+        shape.micro_batch * shape.seq / shape.context,
+        1 / shape.model.width if shape.model.width else 0.0,
+        shape.micros,
+        units,
+        shape.schedule.splits,
+        shape.chunks > 1,
+        tensor.latency_s,
+        tensor.transfer_s,
+        np.log2(max(1.0, shape.tensor / fabric.per_node)),
+        data.latency_s,
+        data.transfer_s,
+        np.log2(max(1.0, shape.ranks / fabric.per_node)),
+        shape.replicas > 1,
+        _window(shape),
+        held * STATE_BYTES / HBM_BYTES_PER_S,
+        shape.queued_s,
+        slowest_normal(shape.ranks),
+        np.log2(shape.ranks / base_ranks),
+    )
+
+
+def durations(shape: Shape, hop: float) -> Durations:
+    """F, B and W of a transformer's layer as shares of their sum (Qi et al., Table 1)."""
+    longer = shape.seq / shape.model.hidden if shape.model.hidden else 0.0
+    whole = 72 + 12 * longer
+    return Durations(
+        forward=(24 + 4 * longer) / whole, backward=(24 + 8 * longer) / whole,
+        weights=24 / whole, hop=hop,
+    )  # fmt: skip
+
+
+def _window(shape: Shape) -> float:
+    """The share of a step's compute behind which the data exchange can hide.
+
+    Sharded layers are gathered behind every other layer. Buckets go out behind the last backward,
+    two thirds of its micro-batch. In a pipeline stages wait for each other as it drains.
+    """
+    if not shape.hides:
+        return 0.0
+    if shape.kept in (Kept.ALL_CUT, Kept.NODE_CUT):
+        return 1.0
+    return 0.0 if shape.stages > 1 else 2 / 3 / shape.micros
+
+
+def _tensor_exchange(shape: Shape, fabric: Fabric) -> Cost:
+    """Four all-reduces a layer and micro-batch, of two bytes for each token and hidden element."""
+    if shape.tensor == 1:
+        return FREE
+    layers, hidden = shape.model.layers or 32, shape.model.hidden or 4096
+    num_bytes = 2 * shape.micro_batch * shape.seq / shape.context * hidden
+    one = nccl(Kind.ALL_REDUCE, num_bytes, shape.tensor, fabric.per_node, fabric)
+    return one.times(4 * layers / shape.stages)
+
+
+def data_exchange(shape: Shape, fabric: Fabric) -> Cost:
+    """What NCCL needs for gradients and parameters of one step."""
+    ranks = round(shape.replicas * shape.context)
+    params = (shape.model.params or 1e9) / (shape.tensor * shape.stages)
+    in_node = max(1, fabric.per_node // shape.tensor)
+    if shape.sent:
+        return _stated(shape, ranks, in_node, fabric)
+
+    def buckets(kind: Kind, num_bytes: float, group: int, near: int) -> Cost:
+        most = 4 * max(BUCKET_GRADIENTS, BUCKET_GRADIENTS_OF_RANK * group)
+        pieces = ceil(num_bytes / (BUCKET_BYTES if shape.kept is Kept.WHOLE else most))
+        return nccl(kind, num_bytes / pieces, group, near, fabric).times(pieces)
+
+    if shape.kept is Kept.WHOLE:
+        return buckets(Kind.ALL_REDUCE, 4 * params, ranks, in_node)
+    if shape.kept is Kept.OPTIMIZER_CUT:
+        scattered = buckets(Kind.REDUCE_SCATTER, 4 * params, ranks, in_node)
+        return scattered.plus(buckets(Kind.ALL_GATHER, 2 * params, ranks, in_node))
+    layers = max(1, round((shape.model.layers or 32) / shape.stages))
+    group = ranks if shape.kept is Kept.ALL_CUT else min(ranks, in_node)
+    gathered = nccl(Kind.ALL_GATHER, 2 * params / layers, group, in_node, fabric).times(2)
+    scattered = nccl(Kind.REDUCE_SCATTER, 2 * params / layers, group, in_node, fabric)
+    cost = gathered.plus(scattered).times(layers * shape.micros)
+    if group == ranks:
+        return cost
+    return cost.plus(buckets(Kind.ALL_REDUCE, 4 * params / group, ceil(ranks / group), 1))
+
+
+def _stated(shape: Shape, ranks: int, in_node: int, fabric: Fabric) -> Cost:
+    cost = FREE
+    for sent in shape.sent:
+        piece = nccl(sent.kind, sent.at(ranks) / sent.pieces, ranks, in_node, fabric)
+        cost = cost.plus(piece.times(sent.pieces))
+    return cost
+
+
+def seconds(given: Facts, draws: Array) -> dict[Term, Array]:
+    """Seconds of each term: arrays of (draws, shapes).
+
+    ``draws``: a row for each draw of (UNKNOWNS, then a model's own ln of its rate).
+    """
+    know = {name: draws[:, i : i + 1] for i, name in enumerate(UNKNOWNS)}
+    of_model = draws[:, NUM_SHARED:][:, given.group]
+    rate = np.exp(know[Unknown.RATE] + of_model)
+    small = np.exp(know[Unknown.SMALL]) / given.tokens
+    dearer = (
+        given.beside * np.exp(know[Unknown.BESIDE])
+        + given.splits * np.exp(know[Unknown.SPLIT])
+        + given.chunked * np.exp(know[Unknown.CHUNKS])
+    )
+    narrow = 1 + np.exp(know[Unknown.NARROW]) * given.narrow
+    micro = given.load / rate * (1 + small) * narrow * (1 + dearer)
+    latency = np.exp(know[Unknown.LATENCY])
+    near, far = np.exp(-know[Unknown.LINK]), np.exp(-know[Unknown.NETWORK])
+    tensor = given.tensor_latency_s * latency
+    crowded = np.exp(know[Unknown.CROWDED])
+    tensor = tensor + given.tensor_transfer_s * np.where(
+        given.tensor_nodes > 0, far * (1 + crowded * given.tensor_nodes), near
+    )
+    compute = given.micros * micro
+    by_latency = given.data_latency_s * latency
+    by_bytes = given.data_transfer_s * np.where(
+        given.data_nodes > 0, far * (1 + crowded * given.data_nodes), near
+    )
+    shown = _shown(by_latency + by_bytes, given.window, compute, know)
+    share = by_latency / np.maximum(by_latency + by_bytes, 1e-30)
+    bubble = (given.units - given.micros) * (micro + tensor)
+    # Others use the cores that a rank waits for while it idles anyway.
+    queued = np.maximum(given.queued_s - bubble - shown, 0.0)
+    out = {
+        Term.COMPUTE: compute,
+        Term.BUBBLE: bubble,
+        Term.TENSOR: given.micros * tensor,
+        Term.BYTES: shown * (1 - share),
+        Term.LATENCY: shown * share,
+        Term.HOST: np.exp(know[Unknown.HOST]) + given.optimizer_s + queued,
+        Term.WAITING: given.slowest
+        * (np.exp(know[Unknown.WAIT_S]) + np.exp(know[Unknown.WAIT_SHARE]) * compute),
+    }
+    # A step that grew twentyfold is no growth any more; it keeps the search for a fit finite.
+    grown = np.expm1(np.minimum(np.exp(know[Unknown.GROWTH]) * given.doublings, 3.0))
+    return {**out, Term.GROWTH: sum(out.values()) * grown}
+
+
+def _shown(exchange: Array, window: Array, compute: Array, know: dict[Unknown, Array]) -> Array:
+    """What of an exchange adds to the step.
+
+    A share shows whatever there is to hide behind: first and last pieces, and kernels that are
+    slowed. The rest shows as far as it is longer than its window; the corner is rounded.
+    """
+    always = np.exp(know[Unknown.SHOWN]) * exchange
+    longer = exchange - window * compute
+    corner = 0.1 * exchange
+    beyond = (longer + np.sqrt(longer**2 + corner**2)) / 2
+    hidden = np.minimum(always + beyond, exchange)
+    shown: Array = np.where(window > 0, hidden, np.exp(know[Unknown.UNHIDDEN]) * exchange)
+    return shown
+
+
+def step_s(given: Facts, draws: Array) -> Array:
+    """Seconds of a step: (draws, shapes)."""
+    total: Array = np.asarray(sum(seconds(given, draws).values()))
+    return total

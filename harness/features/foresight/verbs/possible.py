@@ -1,0 +1,139 @@
+"""``possible``: which rules a fabric allows at all, and how fast its links would have to be."""
+
+import argparse
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.analysis.reading import load
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError
+from harness.base.numbers import si
+from harness.cases.targets import plans_of
+from harness.features.foresight import possible
+from harness.features.foresight.own.swept import links
+from harness.features.foresight.physics.collectives import Fabric
+from harness.features.foresight.possible import Chance, LeftOut, Possibility
+from harness.host.devices import peaks
+from harness.host.hardware import Hardware
+from harness.interface.cli import measuring, planning
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column
+
+HELP = dict(possible="tell which rules a fabric allows at all, before anything is measured on it")
+EXAMPLES = dict(
+    possible=(
+        "possible suites --on 8x8xh100",
+        "possible suites/test_claims.py --on my.toml",
+    ),
+)
+_WORST_FIRST = (Chance.NO, Chance.OPEN, Chance.YES)
+_WORDS = {Chance.NO: "no", Chance.OPEN: "open", Chance.YES: "yes"}
+
+
+class Allowed(TypedDict):
+    possible: Sequence[Possibility]
+    left_out: Sequence[LeftOut]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "possible": (Allowed,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    planning.add_to(sub)
+    sub.add_argument(
+        "-m", metavar="MARKS", default="", dest="marks",
+        help="the suites with these marks, as of pytest (default: all)",
+    )  # fmt: skip
+
+
+def act(asked: Asked) -> Answer:
+    """A row for each rule on each case; nothing is launched, and nothing is judged."""
+    said, width = asked.options, text.columns()
+    on = planning.on(said.on)
+    if on is None:
+        raise SpecError(
+            "no fabric is named", expected="--on HARDWARE", fix="scaleproof possible --on 8xh100"
+        )
+    known, here = measuring.site(asked)
+    site = planning.site_of(on)
+    plans = plans_of(
+        said.target, site, known, measuring.settings(asked),
+        chosen=planning.tier(said.marks) if said.marks else lambda marks: True,
+    )  # fmt: skip
+    with contextlib.closing(measuring.session(asked, known, here)) as session:
+        session.describe([a.case for p in plans for a in p.arms])
+        run, where = session.run, _site(on, said.on)
+        found = [
+            one
+            for plan in plans
+            for one in possible.possibilities(plan, run.described, run.thresholds, where, known)
+        ]
+    unique = list(dict.fromkeys(found))
+    told = [one for one in unique if isinstance(one, Possibility)]
+    told.sort(key=lambda one: _WORST_FIRST.index(one.chance))
+    left_out = [one for one in unique if isinstance(one, LeftOut)]
+    lines = _lines(told, on, width)
+    for why in dict.fromkeys(one.why for one in left_out):
+        names = ", ".join(dict.fromkeys(o.rule for o in left_out if o.why == why))
+        lines += text.wrap(f" not said  {names}: {why}", width, 11)
+    return Answer(
+        document={"possible": to_doc(tuple(told)), "left_out": to_doc(tuple(left_out))},
+        lines=lines, exit=Exit.PASSED if told else Exit.NOTHING_JUDGED,
+    )  # fmt: skip
+
+
+def _site(on: Hardware, said: str) -> possible.Site:
+    """Links and peaks; links as a run swept them, if it is one."""
+    fabric = Fabric(
+        per_node=max(on.nodes), intra_bytes_per_s=on.link_bytes, inter_bytes_per_s=on.network_bytes
+    )
+    known = peaks(on.machine.gpu)
+    if not Path(said).is_dir():
+        return possible.Site(machine=on.machine, fabric=fabric, peaks=known, beliefs={})
+    swept, _, beliefs, _ = links(load(Path(said)))
+    return possible.Site(machine=on.machine, fabric=swept, peaks=known, beliefs=beliefs)
+
+
+def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
+    """The table, worst first, and what its words mean."""
+    if not found:
+        return text.wrap(f" no rule asks for speed or efficiency of a case on {on.name}", width, 1)
+    columns: list[Column[Possibility]] = [
+        Column("rule", 9, lambda o: o.rule, left=True),
+        Column("world", 7, lambda o: o.world),
+        Column("case", 4, lambda o: o.case, left=True),
+        Column("asks", 8, lambda o: f"{o.bound:g}"),
+        Column("may reach", 9, lambda o: f"{o.middle:.2f} [{o.low:.2f}, {o.high:.2f}]"),
+        Column("possible", 9, lambda o: _WORDS[o.chance], left=True),
+        Column("links", 6, _faster),
+        Column("limited by", 8, lambda o: str(o.limiter) if o.fits else "memory", left=True),
+    ]  # fmt: skip
+    of = Counter(one.chance for one in found)
+    links = f"{si(on.link_bytes, 'B/s')} in a node"
+    links += f", {si(on.network_bytes, 'B/s')} between nodes, a GPU" if len(on.nodes) > 1 else ""
+    told = ", ".join(f"{of[c]} {c}" for c in _WORST_FIRST if of[c])
+    return [
+        text.rule(f"{on.name}: {links}", width),
+        *Table(columns=columns, rows=found).lines(width),
+        "",
+        *text.wrap(
+            " [..] holds 8 times in 10, by data sheets and by what published ladders have shown;"
+            " links: how much faster they must be for the middle to meet the bound",
+            width, 1,
+        ),
+        f" {told}",
+    ]  # fmt: skip
+
+
+def _faster(one: Possibility) -> str:
+    if one.times is None:
+        return "no help"
+    return "enough" if one.times == 1.0 else f"x{one.times:.2g}"

@@ -1,0 +1,286 @@
+"""``predict``: what larger sizes will reach, from the small ones of runs or of a table."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.base import files
+from harness.base.documents import Json, to_doc
+from harness.base.errors import Exit, LaunchError, SpecError, nearest
+from harness.cases import Catalogue
+from harness.cases.site import parse_nodes
+from harness.cases.targets import changed
+from harness.features.foresight.held_out import Evaluation, Score, evaluate
+from harness.features.foresight.outlook import Outlook, Outlook as SizeOutlook, outlooks
+from harness.features.foresight.own import runs
+from harness.features.foresight.own.ladders import foresee
+from harness.features.foresight.own.runs import Rung
+from harness.features.foresight.predict import NotPredicted, Predicted
+from harness.features.foresight.published.table import Refused, Refused as RefusedTable, Table, read
+from harness.features.foresight.report import outlooks as shown, scores
+from harness.interface import options
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.measure.describing import described
+from harness.record import Described
+from harness.record.store import load
+
+HELP = dict(predict="foresee larger sizes from the small ones of runs, or of a published ladder")
+EXAMPLES = dict(
+    predict=(
+        "predict results/runs/*/* --to 64x8",
+        "predict --table ladder.json --to 1024 --hold 0.9",
+    ),
+)
+
+
+class ForetoldTable(TypedDict):
+    id: str
+    family: str
+    notes: Sequence[str]
+    taught_by: Sequence[str]
+    predicted: Sequence[Predicted]
+    refused: Sequence[NotPredicted]
+
+
+class Scores(TypedDict):
+    by_table: Sequence[Score]
+    by_family: Sequence[Score]
+    whole: Score | None
+
+
+class Foretold(TypedDict):
+    tables: Sequence[ForetoldTable]
+    scores: Scores
+    refused: Sequence[RefusedTable]
+    outlooks: Sequence[SizeOutlook]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "predict": (Foretold,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """Runs or a file of tables, and a size that none of them has."""
+    sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs with ladders")
+    sub.add_argument("--table", type=Path, metavar="FILE", help="ladders in JSON, instead of runs")
+    sub.add_argument("--only", metavar="ID", help="one table of the file, size by size")
+    sub.add_argument("--sizes", action="store_true", help="a row for every size of every table")
+    sub.add_argument("--to", metavar="N", help="a size that was not measured: 512, or 64x8")
+    sub.add_argument(
+        "--hold", type=float, default=0.9, metavar="E",
+        help="the efficiency to be held at --to (0.9)",
+    )  # fmt: skip
+    sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page of --to")
+    sub.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE",
+        help="a field or knob that the case has at --to (of runs)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--calibrate-on", metavar="N,..", default="",
+        help="learn from these sizes of runs alone; the others are foreseen and compared",
+    )  # fmt: skip
+    sub.add_argument(
+        "--path", action="append", default=[], metavar="DIR",
+        help="folder with your own strategies, models and compressors",
+    )  # fmt: skip
+
+
+def act(asked: Asked) -> Answer:
+    """Errors, coverage and skill; nothing is judged, so that a miss is no failure."""
+    said = asked.options
+    _check(said)
+    if said.table is None:
+        return _of_runs(asked)
+    every = read(said.table)
+    if said.only is not None:
+        every = [t for t in every if t.id == said.only] or _unknown(said, [t.id for t in every])
+    tables = [t for t in every if isinstance(t, Table)]
+    refused = [t for t in every if isinstance(t, Refused)]
+    if not tables:
+        told = "; ".join(f"{t.id}: {t.why}" for t in refused[:3])
+        raise SpecError(
+            f"no table can be used ({told})", where=str(said.table),
+            expected="points with N, a step time or rate, and calibrate_on",
+            fix="scaleproof predict --table results/published/scaling.json",
+        )  # fmt: skip
+    found = evaluate(tables)
+    to, width = _world(said.to)[0] if said.to else 0, text.columns()
+    further = [o for t in tables for o in outlooks(t, to, said.hold)] if to else []
+    lines = scores.lines(found, refused, said.sizes or len(every) == 1, width)
+    for one in further:
+        lines += shown.lines(one, width)
+    if not said.sizes and len(every) > 1:
+        lines += ["", f" size by size  scaleproof predict --table {text.shown(said.table)} --sizes"]
+    lines += _page(said, further, refused)
+    any_ = further or any(p.predicted for p in found.predictions)
+    return Answer(
+        document=_document(found, refused, further), lines=lines,
+        exit=Exit.PASSED if any_ else Exit.NOTHING_JUDGED,
+    )  # fmt: skip
+
+
+def _of_runs(asked: Asked) -> Answer:
+    """What the ladders of runs lead to expect: of a size that none has, or of those kept back."""
+    said, width = asked.options, text.columns()
+    known, loaded = options.catalogue(said.path), [load(path) for path in said.runs]
+    found = runs.ladders(loaded, known)
+    if not found:
+        raise SpecError(
+            "no training was timed", where=str(said.runs[0]), expected="a ladder of two sizes",
+            fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
+        )  # fmt: skip
+    if said.only is not None:
+        found = {k: v for k, v in found.items() if k == said.only} or _unknown(said, list(found))
+    sizes, lines, further, refused = _sizes(said.calibrate_on), list[str](), list[Outlook](), []
+    compared = evaluate([])
+    if sizes:
+        tables = [runs.table(name, of, known, on=sizes) for name, of in found.items()]
+        refused += [t for t in tables if isinstance(t, Refused)]
+        compared = evaluate([t for t in tables if isinstance(t, Table)])
+        lines += scores.lines(compared, (), True, width)
+    if said.to:
+        targets, note = _targets(found, _world(said.to), measuring.settings(asked), known)
+        lines += text.wrap(f" {note}", width, 1) if note else []
+        for name, of in found.items():
+            told = foresee(name, of, targets[name], known, on=sizes, hold=said.hold)
+            if isinstance(told, Refused):
+                refused.append(told)
+                continue
+            further += told
+            lines += [line for one in told for line in shown.lines(one, width)]
+            table = runs.table(name, of, known, on=sizes)
+            notes = table.notes if isinstance(table, Table) else ()
+            lines += [x for n in notes for x in text.wrap(f" {n}", width, 1)]
+    refused = list({r.id: r for r in refused}.values())
+    lines += [x for t in refused for x in text.wrap(f" REFUSED  {t.id}: {t.why}", width, 10)]
+    lines += _page(said, further, refused)
+    any_ = further or any(p.predicted for p in compared.predictions)
+    return Answer(
+        document=_document(compared, refused, further), lines=lines,
+        exit=Exit.PASSED if any_ else Exit.NOTHING_JUDGED,
+    )  # fmt: skip
+
+
+def _page(
+    said: argparse.Namespace, further: Sequence[Outlook], refused: Sequence[Refused]
+) -> list[str]:
+    """Writes the page that was asked for, and says where it is."""
+    if said.page is None:
+        return []
+    from harness.features.foresight.report.page import render
+
+    of = str(said.table) if said.table else ", ".join(path.name for path in said.runs)
+    files.put(said.page, render(further, refused, of).encode(), "--page")
+    return [f" page          {said.page}"]
+
+
+def _targets(
+    found: Mapping[str, Sequence[Rung]], world: tuple[int, tuple[int, ...]],
+    settings: Mapping[str, Json], known: Catalogue,
+) -> tuple[dict[str, Rung], str]:  # fmt: skip
+    """Every ladder's case at another size, as an agent here describes it, or why none could."""
+    ranks, nodes = world
+    largest = {name: of[-1] for name, of in found.items()}
+    per_node = {name: max(one.case.nodes) for name, one in largest.items()}
+    cases = {
+        name: known.normalise(
+            changed(one.case.at(ranks, nodes or _cut(ranks, per_node[name])), settings)
+        )
+        for name, one in largest.items()
+    }
+    try:
+        told, note = described(list(cases.values()), known), ""
+    except LaunchError as error:
+        told = [Described() for _ in cases]
+        note = f"memory and exchange at that size are not known: {error.what}"
+    return {
+        name: Rung(largest[name].run, case, one, None)
+        for (name, case), one in zip(cases.items(), told, strict=True)
+    }, note
+
+
+def _cut(ranks: int, per_node: int) -> tuple[int, ...]:
+    """Ranks on whole nodes, and the rest on one more."""
+    whole, rest = divmod(ranks, per_node)
+    return (per_node,) * whole + ((rest,) if rest else ())
+
+
+def _sizes(words: str) -> tuple[int, ...]:
+    """``1,2,4``"""
+    if not words:
+        return ()
+    try:
+        sizes = tuple(int(word) for word in words.split(","))
+    except ValueError:
+        sizes = ()
+    if len(set(sizes)) < 2 or min(sizes) < 1:
+        raise SpecError(
+            f"--calibrate-on {words}", expected="two sizes or more, separated by commas",
+            fix="--calibrate-on 1,2,4",
+        )  # fmt: skip
+    return sizes
+
+
+def _world(words: str | None) -> tuple[int, tuple[int, ...]]:
+    """``512``, or ``64x8``: nodes and the ranks on each, which are () where they are not said."""
+    try:
+        many, shape = parse_nodes(words or "")
+    except SpecError:
+        raise SpecError(
+            f"--to {words or 'is missing'}", expected="a number of GPUs, or nodes and GPUs on each",
+            fix="--to 64x8",
+        ) from None  # fmt: skip
+    return (sum(shape), tuple(shape)) if shape else (many, ())
+
+
+def _check(said: argparse.Namespace) -> None:
+    if bool(said.runs) == (said.table is not None):
+        raise SpecError(
+            "runs and a table" if said.runs else "nothing to learn from",
+            expected="runs with ladders, or --table FILE",
+            fix="scaleproof predict results/runs/*/* --to 64x8",
+        )  # fmt: skip
+    if said.to is not None or (said.runs and not said.calibrate_on):
+        _world(said.to)
+    if said.page is not None and said.to is None:
+        raise SpecError("--page shows one size", expected="--to N", fix="--to 64x8")
+    for option in ("set", "calibrate_on"):
+        if said.table is not None and getattr(said, option):
+            raise SpecError(
+                f"--{option.replace('_', '-')} is of runs", where=str(said.table),
+                expected="sizes that the table states (calibrate_on, mbs, microbatches)",
+                fix=f"scaleproof predict --table {said.table} --sizes",
+            )  # fmt: skip
+    if not 0 < said.hold < 2:
+        raise SpecError(f"--hold {said.hold}", expected="an efficiency above 0", fix="--hold 0.9")
+
+
+def _unknown(said: argparse.Namespace, known: Sequence[str]) -> Any:
+    of = f"--table {said.table}" if said.table else " ".join(map(str, said.runs))
+    raise SpecError(
+        f"--only {said.only}: no such ladder{nearest(said.only, known)}",
+        where=str(said.table or said.runs[0]), expected=", ".join(known),
+        fix=f"scaleproof predict {of}",
+    )  # fmt: skip
+
+
+def _document(
+    found: Evaluation, refused: Sequence[Refused], further: Sequence[Outlook]
+) -> dict[str, Any]:
+    tables = [
+        {
+            "id": p.table.id, "family": p.table.family, "notes": p.table.notes,
+            "taught_by": p.taught_by, "predicted": p.predicted, "refused": p.refused,
+        }
+        for p in found.predictions
+    ]  # fmt: skip
+    scores = {"by_table": found.tables, "by_family": found.families, "whole": found.whole}
+    document: dict[str, Any] = to_doc(
+        {"tables": tables, "scores": scores, "refused": refused, "outlooks": further}
+    )
+    return document

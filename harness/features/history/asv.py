@@ -1,0 +1,189 @@
+"""Nights into asv's result files, through asv's own classes.
+
+``asv.results.Results`` is not a public interface: asv is pinned below 0.7, and a test reads the
+files back with ``asv publish`` and ``asv compare``. Only lower-is-better figures are written,
+since asv reports a gain as a regression.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.base import files
+from harness.base.documents import Json
+from harness.features.history import ledger
+from harness.features.history.night import QUANTITIES, Night, Value
+
+VERSION = "2"
+ENVIRONMENT = "scaleproof"
+#: asv prettifies seconds and bytes only.
+_UNITS = {"s": "seconds", "B": "bytes"}
+LEDGER, RESULTS = "axis.git", "asv"
+
+
+def benchmark(quantity: str) -> str:
+    """Asv's name of a quantity."""
+    return f"records.track_{quantity}"
+
+
+def unit(quantity: str) -> str:
+    return _UNITS.get(QUANTITIES[quantity].unit, QUANTITIES[quantity].unit)
+
+
+def machine(night: Night, stand_in: bool) -> str:
+    """Stand-ins are a machine of their own: they never share a series with hardware."""
+    return f"paced-{night.hardware}" if stand_in else night.hardware
+
+
+def shown(quantity: str, value: Value) -> float:
+    """What asv gets: it knows no loss below zero."""
+    return max(0.0, value.value) if QUANTITIES[quantity].points else value.value
+
+
+def write(results: Path, nights: Sequence[Night]) -> dict[str, str]:
+    """Make ledger and result files say these nights; run -> commit.
+
+    Files of nights that are there stay as they are; what ``asv run`` stored beside our values
+    follows its night to its new commit where one was filled in before it.
+    """
+    commits = ledger.write(results / LEDGER, nights)
+    folder = results / RESULTS
+    _moved(results, commits)
+    known, wanted = _benchmarks(folder), _cases(nights)
+    entries = {benchmark(q): _entry(q, cases) for q, cases in wanted.items()}
+    if any(known.get(name) != entry for name, entry in entries.items()):
+        _write_json(folder / "benchmarks.json", {**known, **entries, "version": 2})
+    for night in nights:
+        for stand_in in {kept.stand_in for kept in night.cases.values()}:
+            _write(folder, night, stand_in, commits[night.run], entries)
+    return commits
+
+
+def _benchmarks(folder: Path) -> dict[str, Json]:
+    """What asv knows; nothing where its file is not there or torn."""
+    try:
+        known: dict[str, Json] = json.loads((folder / "benchmarks.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return known
+
+
+def _cases(nights: Sequence[Night]) -> dict[str, list[str]]:
+    """Quantity -> every case that ever had it, in the order of the nights."""
+    out: dict[str, dict[str, None]] = {quantity: {} for quantity in QUANTITIES}
+    for night in nights:
+        for case, kept in night.cases.items():
+            for quantity in kept.values:
+                out[quantity][case] = None
+    return {quantity: list(cases) for quantity, cases in out.items() if cases}
+
+
+def _entry(quantity: str, cases: Sequence[str]) -> dict[str, Json]:
+    return dict(
+        name=benchmark(quantity), type="track", unit=unit(quantity),
+        params=[[repr(c) for c in cases]], param_names=["case"], version=VERSION, timeout=60.0,
+        code=f"{quantity} of the night", pretty_name=quantity.replace("_", " "),
+    )  # fmt: skip
+
+
+def _file(folder: Path, name: str, commit: str) -> Path:
+    return folder / name / f"{commit[:8]}-{ENVIRONMENT}.json"
+
+
+def _moved(results: Path, commits: Mapping[str, str]) -> None:
+    """Result files of commits that are no longer on the ledger go to their night's new one."""
+    here = {commit[:8] for commit in (ledger.root(results / LEDGER), *commits.values())}
+    for path in (results / RESULTS).glob(f"*/????????-{ENVIRONMENT}.json"):
+        if not _whole(path):  # a writer was killed: what it wrote is made again
+            path.unlink()
+            continue
+        if path.name[:8] in here:
+            continue
+        run = ledger.run_at(results / LEDGER, path.name[:8])
+        new = commits.get(run) if run else None
+        if new is not None:
+            told = json.loads(path.read_text())
+            target = _file(results / RESULTS, path.parent.name, new)
+            if not target.exists():
+                _write_json(target, {**told, "commit_hash": new})
+        path.unlink()
+
+
+def _whole(path: Path) -> bool:
+    try:
+        json.loads(path.read_text())
+    except ValueError:
+        return False
+    return True
+
+
+def _write(
+    folder: Path, night: Night, stand_in: bool, commit: str, entries: Mapping[str, dict[str, Json]]
+) -> None:
+    """One night's file of one machine, beside what ``asv run`` has put there."""
+    from asv import results as asv_results, runner
+
+    name = machine(night, stand_in)
+    facts = {"cpu": "", "num_cpu": "", "gpu": "", "arch": "", "os": "", "ram": "", "machine": name}
+    facts |= night.machine
+    told = folder / name / "machine.json"
+    if not (told.is_file() and _whole(told)):
+        _write_json(told, {**facts, "version": 1})
+    path = _file(folder, name, commit)
+    wanted = _by_quantity(night, stand_in)
+    if not wanted or (path.is_file() and _says(path, wanted)):
+        return
+    at_ms = round(night.when.timestamp() * 1000)
+    if path.is_file():
+        stored = asv_results.Results.load(str(path), machine_name=name)
+    else:
+        stored = asv_results.Results(facts, {}, commit, at_ms, "", ENVIRONMENT, {})
+    for quantity, of_case in wanted.items():
+        entry = {**entries[benchmark(quantity)], "params": [[repr(c) for c in of_case]]}
+        numbers = [shown(quantity, value) for value in of_case.values()]
+        each = zip(of_case.values(), numbers, strict=True)
+        result = runner.BenchmarkResult(
+            result=numbers, samples=[list(value.launches or [n]) for value, n in each],
+            number=[1] * len(numbers), errcode=0, stderr="", profile=None,
+        )  # fmt: skip
+        stored.add_result(entry, result, record_samples=True)
+        _ours(stored, quantity, list(of_case.values()))
+    made = folder.with_name(".asv")  # apart, so that asv reads nothing torn
+    stored.save(str(made))
+    _file(made, name, commit).replace(path)
+
+
+def _by_quantity(night: Night, stand_in: bool) -> dict[str, dict[str, Value]]:
+    """Quantity -> case -> its value that night."""
+    cases = {c: kept.values for c, kept in night.cases.items() if kept.stand_in is stand_in}
+    found = {q: {c: v[q] for c, v in cases.items() if q in v} for q in QUANTITIES}
+    return {quantity: of_case for quantity, of_case in found.items() if of_case}
+
+
+def _says(path: Path, wanted: Mapping[str, Mapping[str, Value]]) -> bool:
+    """Whether a result file has these cases of every quantity."""
+    known = json.loads(path.read_text())["results"]
+    rows = ((known.get(benchmark(q)), [[repr(c) for c in cases]]) for q, cases in wanted.items())
+    return all(row is not None and row[1] == params for row, params in rows)
+
+
+def _ours(stored: Any, quantity: str, values: Sequence[Value]) -> None:
+    """Our values in place of those that asv makes of samples: medians, intervals of one sample.
+
+    asv's name for the interval is ci_99; that of an efficiency holds 19 times in 20 at each end.
+    """
+    name = benchmark(quantity)
+    for i, value in enumerate(values):
+        stored._results[name][i] = at = shown(quantity, value)
+        if value.low is not None and value.high is not None:
+            ends = [shown(quantity, Value(value=end)) for end in (value.low, value.high)]
+            quarter = 0.41 * (ends[1] - ends[0]) / 2  # of a normal one: asv's +- is of quartiles
+            told = {"ci_99_a": ends[0], "ci_99_b": ends[1], "q_25": at - quarter}
+            stored._stats[name][i] |= {**told, "q_75": at + quarter, "repeat": 2}
+            # of 1, asv looks at no interval
+
+
+def _write_json(path: Path, told: Json) -> None:
+    with files.told(path.parent):
+        files.write({path: json.dumps(told, indent=1, sort_keys=True) + "\n"})

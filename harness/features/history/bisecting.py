@@ -1,0 +1,128 @@
+"""Bisecting: which version of the software made a case slower, in as few launches as decide it.
+
+versions -> Bisection says which to probe -> installed, then a block of it and the good version ->
+pairs -> the posterior of the first bad one -> next probe, until it is certain enough
+"""
+
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.base.errors import LaunchError, SpecError
+from harness.features.history.bisection import Bisection
+from harness.measure.setups.interleaving import Interleaver
+
+#: Probes after which nothing more is tried: each is a block, which takes seconds to minutes.
+MOST_PROBES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """What there is between good and bad, in their order, and how each is installed.
+
+    ``install`` is a shell command with {version} and {folder}; it leaves ``{folder}/bin/python``.
+    """
+
+    names: tuple[str, ...]
+    install: str
+    folder: Path
+
+    @property
+    def setups(self) -> tuple[tuple[str, str], ...]:
+        """Version -> its interpreter, there or not yet."""
+        return tuple((name, str(self._python(name).absolute())) for name in self.names)
+
+    def _python(self, name: str) -> Path:
+        return self.folder / name / "bin" / "python"
+
+    def ensure(self, name: str) -> None:
+        """Install a version once. LaunchError with the command's last line if that fails."""
+        python = self._python(name)
+        done = self.folder / name / ".installed"
+        if done.is_file() and python.exists():
+            return
+        python.parent.parent.mkdir(parents=True, exist_ok=True)
+        quoted = {k: shlex.quote(v) for k, v in (("version", name), ("folder", str(done.parent)))}
+        command = self.install
+        for key, value in quoted.items():
+            command = command.replace(f"{{{key}}}", value)
+        ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+        if ended.returncode or not python.exists():
+            said = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
+            raise LaunchError(
+                f"version {name} cannot be installed: {said[-1]}", where=command,
+                expected=f"exit status 0 and {python}", fix=f"--skip {name}",
+            )  # fmt: skip
+        done.touch()
+
+
+class Bisector:
+    """Measures versions of one case until the first bad one is known."""
+
+    def __init__(self, interleaver: Interleaver, versions: Versions, error: float) -> None:
+        self._interleaver, self._versions = interleaver, versions
+        self.found = Bisection(len(versions.names), error)
+
+    def run(self, told: Callable[[str], None]) -> None:
+        """Probe until it is decided. SpecError where good and bad do not differ.
+
+        ``told`` is called with a line for each probe.
+        """
+        names = self._versions.names
+        while (number := self.found.next) is not None and self._interleaver.blocks < MOST_PROBES:
+            for name in (names[0], names[number]):
+                self._versions.ensure(name)
+            self.found.add(number, self._interleaver.block(names[0], names[number]))
+            told(self._line(number))
+        if not self.found.apart:
+            raise SpecError(
+                f"{names[-1]} is not slower or faster than {names[0]}, as far as"
+                f" {self._interleaver.blocks} blocks can tell",
+                expected="two versions that differ", fix="scaleproof history CASE",
+            )  # fmt: skip
+
+    def _line(self, number: int) -> str:
+        mean, count = self.found.mean(number)
+        line = f"{self._versions.names[number]}: {100 * mean:+.1f}% over {count} pairs"
+        if not self.found.apart:
+            return line
+        first, sure = self.found.answer
+        if sure < 0.5:
+            return line
+        return f"{line}; first bad is {self._versions.names[first]} ({sure:.0%} sure)"
+
+
+def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:
+    """The commits from ``good`` to ``bad``, oldest first. SpecError where there is no such way."""
+    git = ["git", "-C", str(repository)]
+    words = [*git, "rev-list", "--reverse", "--first-parent", f"{good}..{bad}"]
+    told = subprocess.run(words, capture_output=True, text=True, check=False)
+    commits = told.stdout.split()
+    if told.returncode or not commits:
+        why = told.stderr.strip() or f"{bad} does not come after {good}"
+        raise SpecError(
+            f"no commits between {good} and {bad}: {why}", where=str(repository),
+            expected="two commits of --repo, or --versions", fix="--versions 2.11.0,2.12.0,2.13.0",
+        )  # fmt: skip
+    words = [*git, "rev-parse", good]
+    first = subprocess.run(words, capture_output=True, text=True, check=True)
+    return (first.stdout.strip(), *commits)
+
+
+def chosen(listed: Sequence[str], good: str, bad: str) -> tuple[str, ...]:
+    """The part of a list from ``good`` to ``bad``; SpecError where one is not in it."""
+    for name in (good, bad):
+        if name not in listed:
+            raise SpecError(
+                f"{name!r} is not among the versions", expected=", ".join(listed),
+                fix="--versions GOOD,...,BAD, oldest first",
+            )  # fmt: skip
+    a, b = listed.index(good), listed.index(bad)
+    if a >= b:
+        raise SpecError(
+            f"{bad} does not come after {good}", expected="--versions, oldest first",
+            fix=f"--good {bad} --bad {good}",
+        )  # fmt: skip
+    return tuple(listed[a : b + 1])

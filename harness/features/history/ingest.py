@@ -1,0 +1,78 @@
+"""Runs into the history: a night's file each, then the ledger and asv's results made from them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.analysis.reading import load
+from harness.base.errors import RecordError
+from harness.features.history import asv
+from harness.features.history.night import Night, keep, locked, night_of, nights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingested:
+    """What one run added to the history. ``new``: it was not there before."""
+
+    run: str
+    commit: str
+    num_values: int
+    machine: str
+    new: bool
+
+
+def ingest(
+    runs: Sequence[Path], results: Path, refused: Callable[[RecordError], None] | None = None
+) -> list[Ingested]:
+    """Add runs, in any order, once or again. Whatever an earlier call left undone is repaired.
+
+    ``refused`` is told of a run that no history takes, and the others are added; without it the
+    RecordError is raised, and those before it are in.
+    """
+    with locked(results):
+        fresh: dict[str, bool] = {}
+        try:
+            for folder in runs:
+                try:
+                    night = night_of(load(folder), _from(results, folder))
+                except RecordError as error:
+                    if refused is None:
+                        raise
+                    refused(error)
+                    continue
+                fresh[night.run] = keep(night, results)
+        finally:
+            every = nights(results)
+            commits = asv.write(results, every)
+    named = {night.run: night for night in every}
+    return [
+        added
+        for run, new in fresh.items()
+        for added in _added(named[run], commits[run], new)
+    ]  # fmt: skip
+
+
+def _from(results: Path, folder: Path) -> Path:
+    """A run's folder as seen from the results, if it is below; else in full."""
+    root, place = results.resolve(), folder.resolve()
+    return place.relative_to(root) if place.is_relative_to(root) else place
+
+
+def _added(night: Night, commit: str, new: bool) -> list[Ingested]:
+    out = []
+    for stand_in in (False, True):
+        values = [k.values for k in night.cases.values() if k.stand_in is stand_in]
+        if count := sum(map(len, values)):
+            name = asv.machine(night, stand_in)
+            out.append(
+                Ingested(
+                    run=night.run, commit=commit[:8], num_values=count, machine=name, new=new
+                )
+            )  # fmt: skip
+    return out
+
+
+def summary(added: Ingested) -> str:
+    before = "" if added.new else " (it was there)"
+    where = f"{added.machine}, ledger {added.commit}"
+    return f"{added.run}: {added.num_values} values for {where}{before}"

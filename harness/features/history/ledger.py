@@ -1,0 +1,164 @@
+"""The ledger: a bare git repository whose commits are nights, in their order. asv's axis.
+
+asv draws a value per commit. A suite's own commits hardly change while torch, driver and NCCL do,
+so the axis is a repository of its own: ``subject.json`` is what was measured, dated when it was.
+A night whose subject did not change has a commit too. The ledger follows from the nights alone:
+equal nights give equal hashes, wherever and in whatever order they were ingested.
+"""
+
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.base.errors import RecordError
+from harness.features.history.night import Night
+
+BRANCH = "main"
+_WHO = "scaleproof <scaleproof@localhost>"
+_ROOT = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+
+
+def _git(ledger: Path, *arguments: str, text: str = "") -> str:
+    done = subprocess.run(
+        ["git", "--git-dir", str(ledger), *arguments],
+        input=text, capture_output=True, text=True, check=False,
+        env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C"},
+    )  # fmt: skip
+    if done.returncode:
+        raise RecordError(
+            f"git {arguments[0]} failed: {done.stderr.strip()}", where=str(ledger),
+            fix=f"rm -r {ledger} && scaleproof ingest RUN: the nights rebuild the ledger",
+        )  # fmt: skip
+    return done.stdout
+
+
+def write(path: Path, nights: Sequence[Night]) -> dict[str, str]:
+    """Make the ledger say these nights, in their order; run -> commit.
+
+    A broken one is put aside and made again.
+    """
+    try:
+        known = _known(path)
+    except RecordError:
+        _aside(path)
+        known = []
+    alike = 0
+    while alike < min(len(known), len(nights)) and known[alike][1] == nights[alike].run:
+        alike += 1
+    if alike < len(nights) or alike < len(known) or not known:
+        _import(path, nights[alike:], known[alike - 1][0] if alike else None)
+        known = _known(path)
+    named = {run: commit for commit, run in known}
+    _tag(path, _tags(nights, named))
+    return named
+
+
+def _tags(nights: Sequence[Night], commits: Mapping[str, str]) -> dict[str, str]:
+    """``torch-2.14.0`` and its like: the first night of each version, which asv's page marks."""
+    out: dict[str, str] = {}
+    for night in nights:
+        for name, version in sorted(night.subject.items()):
+            shown = name.removeprefix("nvidia-").partition("-cu")[0]
+            if shown in ("torch", "nccl", "driver", "suite") and version != "none":
+                tag = re.sub(r"[^\w.-]+", "-", f"{shown}-{version}")
+                out.setdefault(tag, commits[night.run])
+    return out
+
+
+def _tag(path: Path, wanted: Mapping[str, str]) -> None:
+    told = _git(path, "for-each-ref", "--format=%(refname:short) %(objectname)", "refs/tags")
+    here = dict(line.split(" ") for line in told.splitlines())
+    moves = [f"update refs/tags/{t} {c}\n" for t, c in wanted.items() if here.get(t) != c]
+    moves += [f"delete refs/tags/{t}\n" for t in here if t not in wanted]
+    if moves:
+        _git(path, "update-ref", "--stdin", text="".join(moves))
+
+
+def commits(path: Path) -> dict[str, str]:
+    """Run -> commit of a ledger; nothing where there is none."""
+    return {run: commit for commit, run in _known(path)} if path.exists() else {}
+
+
+def root(path: Path) -> str:
+    """The commit before the first night."""
+    return _git(path, "rev-list", "--max-parents=0", BRANCH).strip()
+
+
+def _known(path: Path) -> list[tuple[str, str]]:
+    """(commit, run) of every night, oldest first; makes an empty repository where none is."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = ["git", "init", "--quiet", "--bare", f"--initial-branch={BRANCH}", str(path)]
+        subprocess.run(made, check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull})
+        return []
+    if not _git(path, "for-each-ref", f"refs/heads/{BRANCH}").strip():
+        return []
+    log = _git(
+        path, "log", "--reverse", "--format=%H %(trailers:key=Run,valueonly,separator=)", BRANCH
+    )
+    _git(path, "rev-list", "--objects", "--quiet", BRANCH)  # every object is there
+    pairs = [line.partition(" ")[::2] for line in log.splitlines()]
+    return [(commit, run.strip()) for commit, run in pairs[1:]]
+
+
+def _aside(path: Path) -> None:
+    """Keep a broken ledger for whoever wants to look."""
+    aside = path.with_name(f"{path.name}.broken")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    _known(path)
+
+
+def _import(path: Path, nights: Sequence[Night], parent: str | None) -> None:
+    """Commits for these nights after ``parent``, in one transaction."""
+    stream, before = [], parent
+    if parent is None:  # asv needs a commit to start from
+        stream.append(_commit("ledger", _ROOT, {"run": "root"}, "", 1))
+        before = ":1"
+    for mark, night in enumerate(nights, start=2):
+        message = f"{title(night.subject)}\n\nRun: {night.run}"
+        told = {**night.subject, "run": night.run}
+        stream.append(_commit(message, night.when, told, before or "", mark))
+        before = f":{mark}"
+    if not stream:  # nights were taken away at the end
+        stream.append(f"reset refs/heads/{BRANCH}\nfrom {parent}\n\n")
+    _git(path, "fast-import", "--quiet", "--force", text="".join(stream))
+
+
+def _commit(
+    message: str, when: datetime.datetime, told: Mapping[str, str], parent: str, mark: int
+) -> str:
+    """A commit as ``git fast-import`` reads it."""
+    text = json.dumps(dict(told), indent=1, sort_keys=True) + "\n"
+    date = f"{_WHO} {int(when.timestamp())} +0000"
+    head = "" if parent else f"reset refs/heads/{BRANCH}\n"
+    after = f"from {parent}\n" if parent else ""
+    return (
+        f"{head}commit refs/heads/{BRANCH}\nmark :{mark}\nauthor {date}\ncommitter {date}\n"
+        f"data {len(message.encode())}\n{message}\n{after}"
+        f"M 100644 inline subject.json\ndata {len(text.encode())}\n{text}\n"
+    )
+
+
+def title(subject: Mapping[str, str]) -> str:
+    """What was measured, in a line."""
+    nccl = next((v for k, v in subject.items() if k.startswith("nvidia-nccl")), None)
+    out = f"torch {subject.get('torch', 'n/a')}" + (f" nccl {nccl}" if nccl else "")
+    driver = subject.get("driver", "none")
+    return out if driver == "none" else f"{out} driver {driver}"
+
+
+def run_at(path: Path, commit: str) -> str | None:
+    """The run that a commit stands for, also one that is no longer on the branch."""
+    if not (path / "HEAD").is_file():
+        return None
+    try:
+        run = json.loads(_git(path, "show", f"{commit}:subject.json"))["run"]
+    except RecordError:
+        return None
+    return None if run == "root" else str(run)

@@ -1,0 +1,114 @@
+"""What a night tells: new changes, in a document for programs and lines for people."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.base import files
+from harness.base.documents import Json, to_doc
+from harness.base.errors import LaunchError
+from harness.features.history.report import told
+from harness.features.history.trends import Status, Trend
+
+#: What is worth a message.
+TOLD = (Status.ERRORED, Status.REGRESSED, Status.IMPROVED)
+#: Seconds that the user's command may take.
+NOTIFY_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """A change that no night before has told of."""
+
+    machine: str
+    case: str
+    figure: str
+    status: Status
+    change: str
+    since: str
+    why: str
+
+    @property
+    def key(self) -> str:
+        return " ".join((self.machine, self.case, self.figure, self.status, self.since))
+
+    @property
+    def line(self) -> str:
+        size = f" {self.change} since {self.since}" if self.change else ""
+        return f"{told.word(self.status)}: {self.case}, {self.figure}{size}: {self.why}"
+
+
+def news(trends: Sequence[Trend], results: Path) -> list[News]:
+    """What is new among these; a change whose date moved by a night or two is the same one."""
+    before = _told(results)
+    out = []
+    for trend in trends:
+        if trend.status not in TOLD:
+            continue
+        last = trend.last if trend.status is not Status.ERRORED else None
+        one = News(
+            machine=trend.series.machine, case=trend.series.case, figure=told.name(trend),
+            status=trend.status, change=told.change(trend) if last else "",
+            since=last.date if last else "", why=trend.why,
+        )  # fmt: skip
+        near = {n.run for n in trend.series.nights}
+        if last is not None:
+            near = {n.started_at[:10] for n in trend.series.nights[max(0, last.index - 2) :][:5]}
+        keys = {one.key, *(one.key.replace(one.since, day) for day in near if one.since)}
+        if not keys & before:
+            out.append(one)
+    return out
+
+
+def _told(results: Path) -> set[str]:
+    try:
+        return set(json.loads((results / "told.json").read_text()))
+    except (OSError, ValueError):
+        return set()
+
+
+def remember(results: Path, new: Sequence[News], trends: Sequence[Trend]) -> None:
+    """Note what was told. What has ended may be told again when it comes again."""
+    lasting = {
+        f"{t.series.machine} {t.series.case} {told.name(t)} {t.status} "
+        for t in trends
+        if t.status in TOLD
+    }
+    old = {key for key in _told(results) if any(key.startswith(start) for start in lasting)}
+    keys = sorted(old | {one.key for one in new})
+    with files.told(results):
+        files.write({results / "told.json": json.dumps(keys, indent=1) + "\n"})
+
+
+def document(
+    night: str, exit_status: int, new: Sequence[News], trends: Sequence[Trend], page: Path
+) -> dict[str, Json]:
+    """What the user's command reads from stdin."""
+    leapt = [t for t in trends if t.status is Status.SUSPICIOUS]
+    return {
+        "night": night, "exit": exit_status, "headline": told.headline(trends),
+        "counts": {str(s): sum(t.status is s for t in trends) for s in Status},
+        "news": [to_doc(one) for one in new],
+        "suspicious": [f"{t.series.case}, {told.name(t)}: {t.why}" for t in leapt],
+        "page": str(page.absolute()),
+    }  # fmt: skip
+
+
+def notify(command: str, told_: dict[str, Json]) -> None:
+    """Run the user's command with the document on stdin; LaunchError if it fails."""
+    try:
+        done = subprocess.run(
+            command, shell=True, input=json.dumps(told_, indent=1), text=True, timeout=NOTIFY_S,
+            capture_output=True, check=False,
+        )  # fmt: skip
+        said = f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[-200:]}"
+        failed = done.returncode != 0
+    except subprocess.TimeoutExpired:
+        failed, said = True, f"still running after {NOTIFY_S:.0f} s"
+    if failed:
+        raise LaunchError(
+            f"notify failed, {said}", where=command, expected="a command that reads JSON on stdin",
+            fix="scaleproof nightly: it tells again, and measures nothing twice",
+        )  # fmt: skip

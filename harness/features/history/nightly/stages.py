@@ -1,0 +1,244 @@
+"""The stages of a night, each of which may be done twice with the same end."""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.analysis.reading import load
+from harness.base.documents import Json
+from harness.base.errors import Exit, LaunchError, RecordError, ScaleproofError, SpecError
+from harness.features.history import asv, night as nights_of, trends as judge
+from harness.features.history.ingest import ingest
+from harness.features.history.night import Night
+from harness.features.history.nightly import notice, tonight as state
+from harness.features.history.nightly.config import Config, Occasion, seconds
+from harness.features.history.nightly.notice import News
+from harness.features.history.nightly.tonight import Stage, Tonight
+from harness.features.history.published import publish
+from harness.features.history.report import page
+from harness.features.history.trends import Status, Trend
+from harness.host import admission, machine
+from harness.host.admission import Level
+from harness.record.outcome import exit_status
+
+#: Seconds between two looks at a busy host.
+LOOK_S = 20.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A night that is over, or one that was over before it was asked for."""
+
+    tonight: Tonight
+    nights: Sequence[Night]
+    trends: Sequence[Trend]
+    document: dict[str, Json]
+
+
+class Rounds:
+    """One call of ``nightly``: goes on with the night that is open, or begins one."""
+
+    def __init__(self, config: Config, say: Say) -> None:
+        self.config, self.results, self.say = config, config.folder, say
+        self._failed: ScaleproofError | None = None
+        self._new: Sequence[News] = ()
+
+    def make(self, *, again: bool) -> Ended:
+        """The night, from wherever the last call left it. ``again``: although one was done."""
+        with state.alone(self.results):
+            tonight = self._which(again)
+            steps = {
+                Stage.MEASURE: self._measure, Stage.KEEP: self._keep, Stage.AGAIN: self._again,
+                Stage.PUBLISH: self._publish, Stage.TELL: self._tell, Stage.PRUNE: self._prune,
+            }  # fmt: skip
+            while tonight.stage is not Stage.DONE:
+                tonight = steps[tonight.stage](tonight)
+            nights, trends = self._judged()
+            if self._failed is not None:
+                raise self._failed
+        told = notice.document(tonight.name, tonight.exit, self._new, trends, self._page)
+        return Ended(tonight=tonight, nights=nights, trends=trends, document=told)
+
+    @property
+    def _page(self) -> Path:
+        return self.results / "history.html"
+
+    def _which(self, again: bool) -> Tonight:
+        last = state.known(self.results)
+        if last is None or (last.stage is Stage.DONE and again):
+            return self._begun()
+        if last.stage is not Stage.DONE:
+            self.say(f"going on with night {last.name}, which was cut off: {last.stage}")
+            return last
+        if last.age_s() < seconds(self.config.again_after):
+            hours = last.age_s() / 3600
+            self.say(f"tonight is done, {hours:.1f} h ago (--again measures once more)")
+            return last
+        return self._begun()
+
+    def _begun(self) -> Tonight:
+        suite = machine.suite(Path.cwd()).get("suite", "")
+        if suite.endswith("-dirty"):
+            raise SpecError(
+                "the suites have changes that no commit has: no history would take the night",
+                where=str(Path.cwd()), expected="a clean tree", fix="git stash, or git commit",
+            )  # fmt: skip
+        return state.note(self.results, state.begin())
+
+    def _judged(self) -> tuple[list[Night], list[Trend]]:
+        nights = nights_of.nights(self.results)
+        return nights, judge.trends(nights)
+
+    def _measure(self, tonight: Tonight) -> Tonight:
+        """The suites through pytest, or the rest of a run that was cut off."""
+        folder = tonight.run(self.results)
+        if folder is not None and not load(folder).complete:
+            self.say(f"resuming {folder}")
+            words = [sys.executable, "-m", "harness", "run", "--resume", str(folder)]
+            status = subprocess.run(words, check=False).returncode
+        elif folder is None:
+            self._calm()
+            status = self._pytest(tonight.nonce, ())
+        else:  # cut off just after it had ended
+            status = int(exit_status([v.counts for v in load(folder).verdicts]))
+        folder = tonight.run(self.results)
+        if folder is not None and not load(folder).complete:
+            raise LaunchError(
+                f"the measurement was cut off (pytest: status {status})", where=str(folder),
+                expected="a complete run", fix="scaleproof nightly: it goes on from there",
+            )  # fmt: skip
+        return state.at(self.results, tonight, Stage.KEEP, suites=status)
+
+    def _calm(self) -> None:
+        """Wait for a busy host; one that stays so is measured, and its verdicts say so."""
+        until = time.monotonic() + seconds(self.config.wait)
+        while bad := [f for f in admission.examine(on_gpus=True) if f.level is Level.BAD]:
+            if time.monotonic() > until:
+                self.say(f"the host stays busy: {bad[0].text}; measured all the same")
+                return
+            time.sleep(LOOK_S)
+
+    def _pytest(self, nonce: str, more: Sequence[str]) -> int:
+        config = self.config
+        words = [sys.executable, "-m", "pytest", *config.suites, *config.arguments, *more]
+        words += ["--scaling-results", config.results, "--scaling-nonce", nonce]
+        words += ["--scaling-control", config.control] if config.control else []
+        return subprocess.run(words, check=False).returncode
+
+    def _keep(self, tonight: Tonight) -> Tonight:
+        """Into the history; a run that cannot be kept ends the night with its reason."""
+        folder = tonight.run(self.results)
+        if folder is None:
+            state.forget(self.results)  # there was no night
+            raise LaunchError(
+                f"pytest ended with status {tonight.suites} and left no run", where="suites",
+                expected="a run with timed launches",
+                fix=f"pytest {' '.join(self.config.suites)}",
+            )  # fmt: skip
+        try:
+            ingest([folder], self.results)
+        except RecordError as error:
+            self._failed = error
+            return self._over(tonight, Exit.ERROR)
+        return state.at(self.results, tonight, Stage.AGAIN)
+
+    def _again(self, tonight: Tonight) -> Tonight:
+        """Measure once more what leapt tonight: one night decides nothing."""
+        folder = tonight.run(self.results)
+        leapt = self._leapt(folder) if folder is not None and self.config.rerun else []
+        if leapt and tonight.run(self.results, again=True) is None:
+            self.say(f"measuring again what leapt: {', '.join(leapt)}")
+            self._pytest(f"{tonight.nonce}-again", ["-k", " or ".join(leapt)])
+        if (second := tonight.run(self.results, again=True)) is not None:
+            try:
+                ingest([second], self.results)
+            except RecordError as error:
+                self.say(f"the second measurement is not kept: {error.what}")
+        return state.at(self.results, tonight, Stage.PUBLISH)
+
+    def _leapt(self, folder: Path) -> list[str]:
+        """Pytest's names of this run's cases that are suspicious."""
+        run = load(folder)
+        cases = {arm.case.id: arm.case.pytest_id for p in run.plans for arm in p.arms}
+        found = [
+            cases[t.series.case]
+            for t in self._judged()[1]
+            if t.status is Status.SUSPICIOUS and t.series.case in cases
+            and t.series.nights and t.series.nights[-1].run == run.run
+        ]  # fmt: skip
+        return list(dict.fromkeys(found))
+
+    def _publish(self, tonight: Tonight) -> Tonight:
+        """Our page, and asv's."""
+        nights, trends = self._judged()
+        page.write(self._page, self.results, nights, trends)
+        if self.config.publish:
+            with nights_of.locked(self.results):
+                commits = asv.write(self.results, nights)
+            try:
+                html = publish(self.results, trends, commits)
+                page.write(html / "history.html", self.results, nights, trends)
+            except RecordError as error:
+                self.say(str(error))
+        return state.at(self.results, tonight, Stage.TELL)
+
+    def _tell(self, tonight: Tonight) -> Tonight:
+        """Run the user's command, once for each night that has something to tell."""
+        nights, trends = self._judged()
+        new = self._new = notice.news(trends, self.results)
+        ended = self._exit(tonight, new, self._kept(tonight, nights))
+        if new:
+            self.say(f"{len(new)} new:")
+        for one in new:
+            self.say(f"  {one.line}")
+        worth = new or tonight.suites or self.config.notify_when is Occasion.ALWAYS
+        if self.config.notify and worth:
+            told = notice.document(tonight.name, ended, new, trends, self._page)
+            notice.notify(self.config.notify, told)
+        notice.remember(self.results, new, trends)
+        return state.at(self.results, tonight, Stage.PRUNE, exit=int(ended))
+
+    def _kept(self, tonight: Tonight, nights: Sequence[Night]) -> Night | None:
+        """What the history has of tonight."""
+        folder = tonight.run(self.results)
+        name = "" if folder is None else load(folder).run
+        return next((night for night in nights if night.run == name), None)
+
+    def _exit(self, tonight: Tonight, new: Sequence[News], kept: Night | None) -> Exit:
+        """The worst of what pytest says of the verdicts and what the history says.
+
+        Suites without rules judge nothing by themselves; their nights are judged all the same. A
+        case without a figure is an error each night, not only in the one that tells of it.
+        """
+        told = {one.status for one in new}
+        cases = [] if kept is None else list(kept.cases.values())
+        if tonight.suites == Exit.ERROR or any(case.error for case in cases):
+            return Exit.ERROR
+        if Status.REGRESSED in told or tonight.suites == Exit.FAILED:
+            return Exit.FAILED
+        if not any(case.values for case in cases):
+            return Exit.NOTHING_JUDGED
+        if tonight.suites == Exit.NOTHING_JUDGED:
+            return Exit.PASSED
+        known = {int(e) for e in Exit}
+        return Exit(tonight.suites) if tonight.suites in known else Exit.ERROR
+
+    def _prune(self, tonight: Tonight) -> Tonight:
+        """Remove runs of nights that are old; their nights, a few kB each, are kept for ever."""
+        kept = {night.run for night in nights_of.nights(self.results)}
+        before = time.time() - seconds(self.config.keep)
+        for path in (self.results / "runs").glob("*/*/record.json"):
+            if path.parent.name in kept and path.stat().st_mtime < before:
+                if state.of_a_night(path):
+                    shutil.rmtree(path.parent)
+        return self._over(tonight, Exit(tonight.exit))
+
+    def _over(self, tonight: Tonight, status: Exit) -> Tonight:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return state.at(self.results, tonight, Stage.DONE, exit=int(status), ended_at=now)

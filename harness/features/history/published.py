@@ -1,0 +1,80 @@
+"""asv's page of the history: its graphs, with our changes where its own detector's would stand.
+
+asv's detector finds one in ten of the 3 % steps that this one finds, as
+``tests/acceptance/detectors.py`` shows. Its own findings are kept in ``regressions-asv.json``.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.base import files
+from harness.base.documents import Json
+from harness.base.errors import RecordError
+from harness.features.history import asv
+from harness.features.history.trends import Status, Trend
+
+HTML, OWN, THEIRS = "html", "regressions.json", "regressions-asv.json"
+#: Where asv finds the history of a results folder.
+CONF: Mapping[str, Json] = {
+    "version": 1, "project": "scaleproof", "repo": asv.LEDGER, "branches": ["main"], "dvcs": "git",
+    "environment_type": "existing", "results_dir": asv.RESULTS, "html_dir": HTML,
+    "show_commit_url": "history.html#", "regressions_thresholds": {".*": 0.01},
+}  # fmt: skip
+
+
+def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) -> Path:
+    """Let asv make its page in ``results/html``, and enter what ``trends`` found; the folder.
+
+    RecordError with asv's last line if it fails.
+    """
+    conf, html = results / "asv.conf.json", results / HTML
+    files.write({conf: json.dumps(CONF, indent=1) + "\n"})
+    done = subprocess.run(
+        [sys.executable, "-m", "asv", "publish", "--config", conf.name],
+        cwd=results, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+        raise RecordError(
+            f"asv publish failed: {said[-1]}", where=str(results),
+            fix=f"cd {results} && asv publish --config {conf.name}",
+        )  # fmt: skip
+    theirs = (html / OWN).read_text()
+    index = json.loads((html / "index.json").read_text())
+    ours = [_entry(html, index, trend, commits) for trend in trends]
+    told = json.dumps({"regressions": [entry for entry in ours if entry]})
+    files.write({html / THEIRS: theirs, html / OWN: told})
+    return html
+
+
+def _entry(html: Path, index: Json, trend: Trend, commits: Mapping[str, str]) -> list[Json] | None:
+    """A regression as asv's page reads it; None of what is none, or has no graph there."""
+    series, last = trend.series, trend.last
+    name = asv.benchmark(series.quantity)
+    graphs = sorted(html.glob(f"graphs/**/machine-{series.machine}/**/{name}.json"))
+    if trend.status is not Status.REGRESSED or last is None or not graphs:
+        return None
+    cases = index["benchmarks"][name]["params"][0]
+    revisions = {commit: int(n) for n, commit in index["revision_to_hash"].items()}
+    before = sorted(v.value for v in series.values[: last.index])
+    after = sorted(v.value for v in series.values[last.index :])
+    old, new = before[len(before) // 2], after[len(after) // 2]
+    return [
+        f"{name}('{series.case}')", str(graphs[0].relative_to(html)), {},
+        cases.index(repr(series.case)), new, old,
+        [[None, revisions[commits[last.run]], old, new]],
+    ]  # fmt: skip
+
+
+def found_by_asv(results: Path) -> frozenset[tuple[str, str]] | None:
+    """(asv's benchmark with its case, machine) of what asv's own detector found in its last page;
+    None where there is no page.
+    """
+    path = results / HTML / THEIRS
+    if not path.is_file():
+        return None
+    rows = json.loads(path.read_text())["regressions"]
+    return frozenset((row[0], row[1].partition("machine-")[2].partition("/")[0]) for row in rows)

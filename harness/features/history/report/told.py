@@ -1,0 +1,95 @@
+"""The rows of a history, told once for the terminal and the page."""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from harness.base.numbers import si
+from harness.features.history import asv
+from harness.features.history.night import Quantity
+from harness.features.history.trends import Status, Trend, Turn, shown_size
+
+#: Eight levels of a sparkline, and how many of them a line has.
+_LEVELS, WIDTH = "▁▂▃▄▅▆▇█", 24
+
+
+def headline(trends: Sequence[Trend]) -> str:
+    """What a manager asks: is anything slower, and since when."""
+    worse = [t for t in trends if t.status is Status.REGRESSED]
+    broken = {t.series.case for t in trends if t.status is Status.ERRORED}
+    if broken:
+        return f"ERROR: {len(broken)} of the cases did not run in their newest night"
+    if worse:
+        newest = max(t.last.date for t in worse if t.last is not None)
+        many = "figure has" if len(worse) == 1 else "figures have"
+        return f"{len(worse)} {many} become worse, last on {newest}"
+    judged = sum(t.status not in (Status.INSUFFICIENT, Status.NOT_COMPARABLE) for t in trends)
+    if not judged:
+        return f"too few nights to tell: none of {len(trends)} figures has enough"
+    return f"no figure has become worse ({judged} of {len(trends)} judged)"
+
+
+def counts(trends: Sequence[Trend]) -> str:
+    """``1 regressed, 29 stable``"""
+    count = Counter(t.status for t in trends)
+    return ", ".join(f"{count[s]} {word(s)}" for s in Status if count[s])
+
+
+def word(status: Status) -> str:
+    return str(status).replace("_", " ")
+
+
+def name(trend: Trend) -> str:
+    return trend.series.quantity.replace("_", " ")
+
+
+def figure(kind: Quantity, value: float) -> str:
+    return f"{value:.3f}" if kind.unit == "1" else si(value, kind.unit)
+
+
+def key(trend: Trend) -> tuple[str, str]:
+    """What asv calls it: its benchmark with the case, and the machine."""
+    series = trend.series
+    return f"{asv.benchmark(series.quantity)}('{series.case}')", series.machine
+
+
+def newest(trend: Trend) -> str:
+    values = trend.series.values
+    return figure(trend.series.kind, values[-1].value) if values else "-"
+
+
+def change(trend: Trend) -> str:
+    """``+4.9% [+4.5, +5.3]`` of the newest change of level."""
+    return "" if trend.last is None else size(trend.series.kind, trend.last)
+
+
+def size(kind: Quantity, turn: Turn) -> str:
+    span = f"[{100 * turn.low:+.1f}, {100 * turn.high:+.1f}]"
+    return f"{shown_size(kind, turn.size)} {span}"
+
+
+def spark(trend: Trend) -> str:
+    """The newest nights as bars, from the lowest to the highest of them."""
+    values = [v.value for v in trend.series.values[-60:]]
+    if not values:
+        return ""
+    wide = min(WIDTH, len(values))
+    edges = [round(i * len(values) / wide) for i in range(wide + 1)]
+    bins = [statistics.median(values[a:b]) for a, b in itertools.pairwise(edges)]
+    low, high = min(bins), max(bins)
+    if high - low < 1e-9 * abs(high):
+        return _LEVELS[3] * wide
+    return "".join(_LEVELS[round(7 * (b - low) / (high - low))] for b in bins)
+
+
+def past(trend: Trend) -> list[str]:
+    """Every change of level, the newest first."""
+    kind = trend.series.kind
+    out = []
+    for turn in reversed(trend.turns):
+        what = ", ".join(turn.subject) or "nothing recorded changed that night"
+        near = f"; within 2 nights: {', '.join(turn.near)}" if turn.near else ""
+        back = ", back to the level before" if turn.back else ""
+        out.append(f"{turn.date}  {size(kind, turn)}{back}: {what}{near}")
+    return out

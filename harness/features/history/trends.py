@@ -1,0 +1,268 @@
+"""Trends: every figure of every case over its nights, judged together.
+
+nights -> Series (a hardware class, a case, a quantity) -> changes of level -> Trend: a status, the
+size, the night, and what changed in the subject that night
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from harness.analysis.judging.fingerprint import between
+from harness.features.history import scan
+from harness.features.history.asv import machine
+from harness.features.history.night import QUANTITIES, Kept, Night, Quantity, Value
+from harness.features.history.scan import Change, Size
+
+#: Of the changes that a night tells of, the share that may be false.
+FALSE_SHARE = 0.05
+#: A night this far from those before it asks for another run: a ratio, or points.
+LEAP = 0.10
+#: Changes older than this many nights are what is usual now.
+RECENT = 60
+#: Nights around a change in which its cause may lie: a level's first night is known to two.
+AROUND = 2
+
+
+class Status(StrEnum):
+    """What a series says of its newest nights; the worst first."""
+
+    ERRORED = "errored"
+    REGRESSED = "regressed"
+    SUSPICIOUS = "suspicious"
+    IMPROVED = "improved"
+    NOT_COMPARABLE = "not_comparable"
+    INSUFFICIENT = "insufficient"
+    STABLE = "stable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One figure of one case on one machine. ``nights`` are those that can be compared with the
+    newest, with a value each; ``unlike`` were measured under another fingerprint. ``latest`` is
+    what the newest night has of the case.
+    """
+
+    machine: str
+    case: str
+    quantity: str
+    nights: tuple[Night, ...]
+    values: tuple[Value, ...]
+    unlike: tuple[str, ...]
+    num_unlike: int
+    latest: Kept
+
+    @property
+    def kind(self) -> Quantity:
+        return QUANTITIES[self.quantity]
+
+    @property
+    def scaled(self) -> list[float]:
+        """Values whose differences are sizes: logarithms, or points."""
+        numbers = [v.value for v in self.values]
+        return numbers if self.kind.points else [math.log(max(v, 1e-12)) for v in numbers]
+
+    def size(self, difference: float) -> float:
+        """A difference of ``scaled`` as people say it: a relative change, or points."""
+        return difference if self.kind.points else math.expm1(difference)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A change of level: the first night of the new one, and its size with its interval.
+
+    ``subject`` is what changed in the measured software from the night before, ``near`` what did so
+    within two nights. ``back``: the level before the previous change was reached again.
+    """
+
+    run: str
+    date: str
+    index: int
+    p: float
+    size: float
+    low: float
+    high: float
+    subject: tuple[str, ...]
+    near: tuple[str, ...]
+    back: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """A series, judged. ``turns`` are all its changes of level, oldest first."""
+
+    series: Series
+    status: Status
+    turns: tuple[Turn, ...] = ()
+    why: str = ""
+
+    @property
+    def last(self) -> Turn | None:
+        return self.turns[-1] if self.turns else None
+
+
+def trends(nights: Sequence[Night], case: str = "", quantity: str = "") -> list[Trend]:
+    """Every series of these nights (oldest first), judged together; the worst first.
+
+    False alarms are controlled over all series of the newest night (Benjamini & Hochberg 1995),
+    so ``case`` and ``quantity`` choose what is given back, not what is judged.
+    """
+    judged = [_judged(series) for series in all_series(nights)]
+    told = _explained(_controlled(judged))
+    chosen = [t for t in told if case in t.series.case and quantity in ("", t.series.quantity)]
+    order = list(Status)
+    return sorted(chosen, key=lambda t: (order.index(t.status), t.series.case))
+
+
+def all_series(nights: Sequence[Night]) -> Iterator[Series]:
+    """One for each machine, case and quantity of the nights."""
+    by_case: dict[tuple[str, str], list[tuple[Night, Kept]]] = {}
+    for night in nights:
+        for case, kept in night.cases.items():
+            by_case.setdefault((machine(night, kept.stand_in), case), []).append((night, kept))
+    for (name, case), every in by_case.items():
+        latest, printed = every[-1][1], _print(*every[-1])
+        alike = [(n, k) for n, k in every if _print(n, k) == printed]
+        unlike = [(n, k) for n, k in every if _print(n, k) != printed]
+        differs = between(_print(*unlike[-1]), printed) if unlike else []
+        for quantity in QUANTITIES:
+            with_it = [(n, k.values[quantity]) for n, k in alike if quantity in k.values]
+            if not with_it and not (latest.error and quantity == "step_time"):
+                continue
+            yield Series(
+                machine=name, case=case, quantity=quantity, latest=latest,
+                nights=tuple(n for n, _ in with_it), values=tuple(v for _, v in with_it),
+                unlike=tuple(differs), num_unlike=len(unlike),
+            )  # fmt: skip
+
+
+def _print(night: Night, kept: Kept) -> Mapping[str, str]:
+    """What must be alike: the run's fingerprint, and the case as it was defined.
+
+    A night whose case failed has no figures, and breaks no series.
+    """
+    return {**night.fingerprint, "definition of the case": kept.hash}
+
+
+def _judged(series: Series) -> Trend:
+    if series.latest.error:
+        return Trend(series=series, status=Status.ERRORED, why=series.latest.error)
+    n, x = len(series.values), series.scaled
+    if n < scan.ENOUGH:
+        status, why = Status.INSUFFICIENT, f"{n} of {scan.ENOUGH} nights"
+        if series.num_unlike:
+            status = Status.NOT_COMPARABLE
+            why += f" since {'; '.join(series.unlike)} ({series.num_unlike} nights before)"
+        if scan.leap(x, math.log1p(LEAP)):
+            status, why = Status.SUSPICIOUS, _leapt(series)
+        return Trend(series=series, status=status, why=why)
+    turns = _turns(series, scan.changes(x, _floor(series.kind)))
+    trend = Trend(series=series, status=Status.STABLE, turns=turns)
+    last = trend.last
+    if last is not None and not last.back and n - last.index <= RECENT:
+        status = Status.REGRESSED if last.size > 0 else Status.IMPROVED
+        return replace(trend, status=status)
+    if scan.leap(x, math.log1p(LEAP)):
+        return replace(trend, status=Status.SUSPICIOUS, why=_leapt(series))
+    if last is not None:
+        told = "back to its level before" if last.back else "as it has been since"
+        return replace(trend, why=f"{told} {last.date}")
+    return trend
+
+
+def _floor(kind: Quantity) -> float:
+    return kind.floor if kind.points else math.log1p(kind.floor)
+
+
+def _leapt(series: Series) -> str:
+    usual = float(np.median(series.scaled[-scan.ENOUGH - 1 : -1]))
+    far = series.size(series.scaled[-1] - usual)
+    return f"{shown_size(series.kind, far)} last night: one night decides nothing, measure again"
+
+
+def _turns(series: Series, changes: Sequence[Change]) -> tuple[Turn, ...]:
+    out: list[Turn] = []
+    x = np.array(series.scaled)
+    for i, change in enumerate(changes):
+        at, size = change.at, change.size
+        after = x[at : changes[i + 1].at if i + 1 < len(changes) else len(x)]
+        back = False
+        if i and not out[-1].back:
+            start = changes[i - 2].at if i > 1 else 0
+            back = _same(scan.shift(x[start : changes[i - 1].at], after), _floor(series.kind))
+        nights = series.nights
+        around = range(max(1, at - AROUND), min(len(nights), at + AROUND + 1))
+        near = [c for j in around if j != at for c in changed(nights[j - 1], nights[j])]
+        out.append(
+            Turn(
+                run=nights[at].run, date=nights[at].started_at[:10], index=at, p=change.p,
+                size=series.size(size.by), low=series.size(size.low), high=series.size(size.high),
+                subject=tuple(changed(nights[at - 1], nights[at])), near=tuple(near), back=back,
+            )
+        )  # fmt: skip
+    return tuple(out)
+
+
+def _same(size: Size, floor: float) -> bool:
+    return abs(size.by) < floor or size.low <= 0.0 <= size.high
+
+
+def changed(before: Night, after: Night) -> list[str]:
+    """What is not alike in what two nights measured: ``torch 2.13.0 -> 2.14.0``."""
+    a, b = before.subject, after.subject
+    return [
+        f"{name} {a.get(name, 'none')} -> {b.get(name, 'none')}"
+        for name in sorted({*a, *b})
+        if a.get(name) != b.get(name)
+    ]
+
+
+def _controlled(judged: Sequence[Trend]) -> list[Trend]:
+    """Alarms that would be one of many chances become suspicions."""
+    alarms = [t for t in judged if t.status in (Status.REGRESSED, Status.IMPROVED)]
+    family = sum(len(t.series.values) >= scan.ENOUGH for t in judged)
+    ps = sorted(t.last.p for t in alarms if t.last is not None)
+    limit = max((p for i, p in enumerate(ps, 1) if p <= FALSE_SHARE * i / family), default=-1.0)
+    why = f"may be chance among {family} series"
+    return [
+        replace(t, status=Status.SUSPICIOUS, why=why)
+        if t in alarms and t.last is not None and t.last.p > limit
+        else t
+        for t in judged
+    ]
+
+
+def _explained(judged: Sequence[Trend]) -> list[Trend]:
+    """Whether the machine or the software changed, where a control was measured beside."""
+    by_key = {(t.series.machine, t.series.case, t.series.quantity): t for t in judged}
+    out = []
+    for trend in judged:
+        series, last = trend.series, trend.last
+        if trend.status not in (Status.REGRESSED, Status.IMPROVED) or last is None:
+            out.append(trend)
+            continue
+        control = by_key.get((series.machine, series.case, "step_time_to_control"))
+        out.append(replace(trend, why=_blame(series, last, control)))
+    return out
+
+
+def _blame(series: Series, last: Turn, control: Trend | None) -> str:
+    if series.quantity == "step_time" and control is not None:
+        if control.status is Status.STABLE:
+            return "the pinned control changed as much: the machine, not the software"
+        if control.status in (Status.REGRESSED, Status.IMPROVED):
+            why = "the pinned control did not change: the software"
+            return f"{why}: {', '.join(last.subject)}" if last.subject else why
+    if last.subject:
+        return ", ".join(last.subject)
+    if last.near:
+        return f"within {AROUND} nights: {', '.join(last.near)}"
+    return "nothing that is recorded changed: suspect the environment"
+
+
+def shown_size(kind: Quantity, size: float) -> str:
+    """``+3.1%``, or ``+1.2 points`` of a share."""
+    return f"{100 * size:+.1f} points" if kind.points else f"{100 * size:+.1f}%"

@@ -1,0 +1,141 @@
+"""``bisect``: which version of the software made a case slower."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.base.documents import Json
+from harness.base.errors import Exit, SpecError
+from harness.features.history import bisecting
+from harness.features.history.bisecting import Bisector, Versions
+from harness.interface.cli import beside, measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.measure.session import Session
+
+HELP = dict(bisect="find the version of the software that made a case slower")
+EXAMPLES = dict(
+    bisect=(
+        'bisect CASE --good 1 --bad 3 --versions 1,2,3 --install "./install {version} {folder}"',
+        'bisect CASE --good v1.4 --bad main --repo ~/model --install "./build {version} {folder}"',
+    ),
+)
+
+
+class Probe(TypedDict):
+    version: str
+    pairs: int
+    longer: float
+
+
+class Bisected(TypedDict):
+    first_bad: str
+    last_good: str
+    sure: float
+    longer: float
+    launches: int
+    plain: int
+    probes: Sequence[Probe]
+    run: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "bisect": (Bisected,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """A case, two versions, and how one is installed."""
+    sub.add_argument("target", metavar="CASE", help="a case: its largest world is measured")
+    sub.add_argument("--good", required=True, metavar="VERSION")
+    sub.add_argument("--bad", required=True, metavar="VERSION")
+    sub.add_argument(
+        "--install", required=True, metavar="COMMAND",
+        help="a shell command with {version} and {folder} that leaves {folder}/bin/python",
+    )  # fmt: skip
+    sub.add_argument(
+        "--versions", metavar="LIST", help="from good to bad, with commas (default: commits)"
+    )
+    sub.add_argument(
+        "--repo", type=Path, default=Path(), metavar="DIR", help="whose commits they are"
+    )
+    sub.add_argument("--skip", action="append", default=[], metavar="VERSION")
+    sub.add_argument(
+        "--error", type=_share, default=0.05, metavar="SHARE",
+        help="how often the answer may be wrong (default: 0.05)",
+    )  # fmt: skip
+    measuring.add_to(sub, cases=True)
+
+
+def _share(text_: str) -> float:
+    """A share between 0 and a half; for argparse."""
+    try:
+        share = float(text_)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share < 0.5:
+        raise argparse.ArgumentTypeError(f"{text_!r} is not between 0 and 0.5")
+    return share
+
+
+def act(asked: Asked) -> Answer:
+    """Probe versions until the first bad one is known; all that is measured is one run."""
+    said, results = asked.options, measuring.results(asked)
+    names = _versions(said)
+    versions = Versions(names=names, install=said.install, folder=results / "bisect")
+    session, ((_, interleaver),) = beside.interleavers(asked, [said.target], versions.setups)
+    bisector = Bisector(interleaver, versions, said.error)
+    try:
+        with session:
+            bisector.run(session.progress.note)
+    except KeyboardInterrupt:
+        session.save(complete=False)
+        raise
+    session.save(complete=True)
+    return _answer(bisector, names, session)
+
+
+def _versions(said: argparse.Namespace) -> tuple[str, ...]:
+    if said.versions:
+        listed = [v.strip() for v in said.versions.split(",") if v.strip()]
+        names = bisecting.chosen(listed, said.good, said.bad)
+    else:
+        names = bisecting.between(said.good, said.bad, said.repo)
+    if names[0] in said.skip or names[-1] in said.skip:
+        raise SpecError("--skip leaves out an end", expected="a version in between", fix="--good V")
+    return tuple(name for name in names if name not in said.skip)
+
+
+def _answer(bisector: Bisector, names: Sequence[str], session: Session) -> Answer:
+    found, run = bisector.found, session.run
+    first, sure = found.answer
+    size, _ = found.mean(first) if first in found.pairs else found.mean(len(names) - 1)
+    timed = 2 * sum(map(len, found.pairs.values()))
+    kind = "slower" if size > 0 else "faster"
+    lines = [
+        f" first bad  {names[first]}  ({sure:.1%} sure), steps {100 * size:+.1f}%",
+        f" last good  {names[first - 1]}",
+        "",
+        f" {'version':<24}{'pairs':>6}  {kind} than {names[0]}",
+    ]
+    rows = []
+    for number in sorted(found.pairs):
+        mean, count = found.mean(number)
+        mark = "  <- first bad" if number == first else ""
+        lines.append(f" {names[number]:<24}{count:>6}  {100 * mean:+.1f}%{mark}")
+        rows.append({"version": names[number], "pairs": count, "longer": mean})
+    plain = found.plain()
+    lines += [
+        "",
+        f" {timed} timed launches of {len(found.pairs) + 1} of {len(names)} versions; plain"
+        f" bisection would need about {plain} to err as seldom",
+        f" report     scaleproof report {text.shown(run.folder)}",
+    ]
+    told: Json = {
+        "first_bad": names[first], "last_good": names[first - 1], "sure": sure, "longer": size,
+        "launches": timed, "plain": plain, "probes": rows, "run": str(run.folder),
+    }  # fmt: skip
+    done = sure >= 1 - found.error
+    return Answer(document=told, lines=lines, exit=Exit.PASSED if done else Exit.INCONCLUSIVE)

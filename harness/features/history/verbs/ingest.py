@@ -1,0 +1,153 @@
+"""``ingest`` and ``history``: runs into the history, and what it says."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, RecordError
+from harness.features.history.ingest import Ingested
+from harness.features.history.trends import Turn
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+
+HELP = dict(
+    ingest="add runs to the history",
+    history="say of every case whether, when and by how much it became slower",
+)
+EXAMPLES = dict(
+    ingest=(
+        "ingest RUN",
+        "ingest results/runs/*/*",
+    ),
+    history=(
+        "history",
+        "history ddp --html history.html --fail-on regressed",
+    ),
+)
+
+
+class TrendOf(TypedDict):
+    machine: str
+    case: str
+    figure: str
+    unit: str
+    status: str
+    why: str
+    changes: Sequence[Turn]
+    nights: Sequence[Mapping[str, Any]]
+
+
+class History(TypedDict):
+    series: Sequence[TrendOf]
+
+
+class Added(TypedDict):
+    series: Sequence[Ingested]
+    refused: Sequence[str]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "history": (History,),
+    "ingest": (Added,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """Runs, or which part of the history; and where it lies."""
+    if verb == "ingest":
+        sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    else:
+        sub.add_argument("case", nargs="?", default="", help="a case, or a part of its name")
+        sub.add_argument("--figure", default="", metavar="NAME", help="step_time, peak_memory, ...")
+        sub.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
+        sub.add_argument(
+            "--fail-on", choices=("regressed",), help="exit 1 if a figure became worse"
+        )
+    sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+
+
+def act(asked: Asked) -> Answer:
+    return _ingested(asked) if asked.verb == "ingest" else _history(asked)
+
+
+def _ingested(asked: Asked) -> Answer:
+    """A line for each machine that got values."""
+    from harness.features.history.ingest import ingest, summary
+
+    refused: list[RecordError] = []
+    several = len(asked.options.runs) > 1
+    told = refused.append if several else None
+    added = ingest(asked.options.runs, asked.options.results, told)
+    lines = [f" {summary(x)}" for x in added]
+    lines += [f" not kept: {error.where}: {error.what}" for error in refused]
+    lines += ["", " next     scaleproof history; asv publish && asv preview"]
+    machines = sorted({x.machine for x in added})
+    lines += [f" compare  asv compare main~1 main --machine {m}" for m in machines]
+    exit_ = Exit.PASSED if added else Exit.NOTHING_JUDGED
+    document = {"series": to_doc(tuple(added)), "refused": [str(e) for e in refused]}
+    return Answer(document=document, lines=lines, exit=exit_)
+
+
+def _history(asked: Asked) -> Answer:
+    """Changes of level, judged together."""
+    from harness.features.history import night, published, trends
+    from harness.features.history.report import lines, page
+
+    said = asked.options
+    nights = night.nights(said.results)
+    if not nights:
+        raise RecordError(
+            "no night was ingested yet", where=str(said.results), expected="at least one run",
+            fix="scaleproof ingest results/runs/*/*",
+        )  # fmt: skip
+    _check_figure(said.figure, list(night.QUANTITIES))
+    found = trends.trends(nights, said.case, said.figure)
+    if not found:
+        cases = sorted({case for n in nights for case in n.cases})
+        raise RecordError(
+            f"no case with {said.case!r} in its name has a history", where=str(said.results),
+            expected=", ".join(cases[:6]) + (", ..." if len(cases) > 6 else ""),
+            fix="scaleproof history",
+        )  # fmt: skip
+    told = lines.lines(
+        nights, found, text.columns(), every=bool(said.case or said.figure),
+        asv=published.found_by_asv(said.results),
+    )  # fmt: skip
+    if said.html is not None:
+        page.write(said.html, said.results, nights, found)
+        told += ["", f" page     {text.shown(said.html)}"]
+    worse = any(t.status is trends.Status.REGRESSED for t in found)
+    exit_ = Exit.FAILED if worse and said.fail_on else Exit.PASSED
+    return Answer(document=_document(found), lines=told, exit=exit_)
+
+
+def _check_figure(name: str, known: Sequence[str]) -> None:
+    if name and name not in known:
+        raise RecordError(
+            f"--figure {name}", expected=", ".join(known), fix="--figure step_time"
+        )  # fmt: skip
+
+
+def _document(found: Sequence[object]) -> dict[str, object]:
+    """Every series with its values, its changes and its status."""
+    from harness.features.history.trends import Trend
+
+    out = []
+    for trend in found:
+        assert isinstance(trend, Trend)
+        series = trend.series
+        out.append(
+            {
+                "machine": series.machine, "case": series.case, "figure": series.quantity,
+                "unit": series.kind.unit, "status": str(trend.status), "why": trend.why,
+                "changes": to_doc(trend.turns),
+                "nights": [
+                    {"run": n.run, "started_at": n.started_at, **to_doc(v)}
+                    for n, v in zip(series.nights, series.values, strict=True)
+                ],
+            }
+        )  # fmt: skip
+    return {"series": out}

@@ -1,0 +1,67 @@
+"""``nightly``: one command for cron, a scheduler or CI."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.base.errors import Exit
+from harness.features.history.nightly.notice import News
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+
+HELP = dict(nightly="measure the suites, add them to the history and tell what changed")
+EXAMPLES = dict(
+    nightly=(
+        "nightly --config nightly.toml",
+        "nightly --again",
+    ),
+)
+
+
+class Told(TypedDict):
+    night: str
+    exit: int
+    headline: str
+    counts: Mapping[str, int]
+    news: Sequence[News]
+    suspicious: Sequence[str]
+    page: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "nightly": (Told,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """What to measure, and whether once more."""
+    sub.add_argument("--config", type=Path, metavar="FILE", help="nightly.toml if it is here")
+    sub.add_argument("--results", metavar="DIR", help="where the history is (default: results)")
+    sub.add_argument("--again", action="store_true", help="although tonight is done")
+
+
+def act(asked: Asked) -> Answer:
+    """Measure, keep, tell; or go on where the last call was cut off."""
+    from harness.features.history.nightly import config
+    from harness.features.history.nightly.stages import Rounds
+    from harness.features.history.report import lines
+
+    said, usual = asked.options, Path("nightly.toml")
+    told = config.load(said.config or (usual if usual.is_file() else None))
+    if said.results:
+        told = replace(told, results=said.results)
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"nightly: {line}\n")
+        sys.stderr.flush()
+
+    ended = Rounds(told, say).make(again=said.again)
+    shown = []
+    if ended.nights and ended.trends:
+        shown = lines.lines(ended.nights, ended.trends, text.columns(), every=False)
+        shown += ["", f" page     {text.shown(told.folder / 'history.html')}"]
+    return Answer(document=ended.document, lines=shown, exit=Exit(ended.tonight.exit))

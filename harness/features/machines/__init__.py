@@ -1,0 +1,1 @@
+"""Machines: runs of several machines, side by side."""

@@ -1,0 +1,1 @@
+"""Their table and their page."""

@@ -1,0 +1,233 @@
+"""Machines side by side: what they reach at most, every case, what they do in all, and why."""
+
+from collections.abc import Callable
+
+from harness.analysis.compare import DRIFT, Reading
+from harness.base.documents import Json, fields_of
+from harness.base.numbers import duration, rate, si
+from harness.cases.metrics import METRICS
+from harness.features.machines.machines import Entry, HardwareComparison, Mean, Side, Total
+from harness.interface.report import timeline
+from harness.interface.report.tabled import Row, Table, written
+from harness.interface.report.text import Column, rule, wrap
+from harness.record import Term
+
+#: How what an interval says of a side is told: it is always held against A.
+_READS = {
+    Reading.FASTER: "better",
+    Reading.SLOWER: "worse",
+    Reading.SAME: "no difference",
+}
+
+
+def lines(found: HardwareComparison, width: int) -> list[str]:
+    """For a terminal."""
+    out = [rule("machines", width, "=")]
+    for side in found.sides:
+        told = f" {side.name}  {side.machine.key}  {side.machine.title}  torch {side.torch}"
+        out += wrap(told, width, 4)
+    for text in found.differs:
+        out += wrap(f" differs: {text}", width, 10)
+    ceilings = sides(found)
+    if len(ceilings.told) > 2:
+        out += ["", *ceilings.lines(width)]
+    out += ["", rule("cases", width), *entries(found, named=False).lines(width)]
+    if found.totals:
+        out += ["", rule("all devices of each machine", width), *totals(found).lines(width)]
+    if (spent := lost(found)).rows:
+        out += ["", rule("where the time went: ms lost a step", width), *spent.lines(width)]
+    out.append("")
+    for text in notes(found):
+        out += wrap(f" {text}", width, 1)
+    return out
+
+
+def markdown(found: HardwareComparison) -> list[str]:
+    """For a CI system's summary or an issue."""
+    out = [f"### {headline(found)}", "", *sides(found).markdown(), "", *entries(found).markdown()]
+    for table in (totals(found), lost(found)):
+        out += ["", *table.markdown()] if table.rows else []
+    return [*out, "", *(f"- {text}" for text in [*found.differs, *notes(found)])]
+
+
+def headline(found: HardwareComparison) -> str:
+    """What comes out, in a line that a manager understands."""
+    if not found.means:
+        return "Nothing to compare: no case was measured on every machine"
+    unit = METRICS[found.metric].unit
+    told = "; ".join(f"{m.side} is {_times(m)} A" for m in found.means)
+    cases = f"{found.num_common} case{'s' if found.num_common > 1 else ''}"
+    return f"{told} in {found.metric} ({unit}), over the {cases} that all of them ran"
+
+
+def notes(found: HardwareComparison) -> list[str]:
+    """What the figures are, and what was not compared."""
+    out = [headline(found) + "."] if found.means else [headline(found)]
+    out.append(
+        f"better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
+        f" no difference: all of it within {DRIFT:.0%}; else undecided"
+    )
+    told = [e for e in found.entries if e.attained is not None]
+    if told:
+        out.append(
+            "of ceiling = FLOP/s over those of a matrix product on the same device in the same run"
+        )
+    if any(s.price is not None for s in found.sides):
+        out.append("prices: of a million samples or tokens, at the price of the devices in use")
+    out += [f"not in the mean: {text}" for text in found.missing]
+    return out + [f"not compared: {text}" for text in found.not_compared]
+
+
+def _times(one: Mean) -> str:
+    span = "" if one.low is None else f" [{one.low:.3f}, {one.high:.3f}]"
+    return f"{one.mean:.3f}{span} times"
+
+
+def _number(
+    header: str, keep: int, value: Callable[[Row], float | None], form: Callable[[float], str]
+) -> Column[Row]:
+    def cell(row: Row) -> str:
+        return "" if (v := value(row)) is None else form(v)
+
+    return Column(header, keep, cell, raw=value)
+
+
+def sides(found: HardwareComparison) -> Table[Side]:
+    """What each machine is, and what its devices were measured to reach."""
+    dtypes = dict.fromkeys(d for s in found.sides for d in s.matmul_flops)
+
+    def matmul(dtype: str) -> Column[Side]:
+        return _number(
+            f"{dtype} matmul", 9, lambda s: s.matmul_flops.get(dtype), lambda v: si(v, "FLOP/s")
+        )
+
+    def of_peak(dtype: str) -> Column[Side]:
+        def value(s: Side) -> float | None:
+            reached, peak = s.matmul_flops.get(dtype), s.peak_flops.get(dtype)
+            return reached / peak if reached and peak else None
+
+        return _number(f"of {dtype} peak", 7, value, lambda v: f"{v:.0%}")
+
+    return Table(
+        columns=[
+            Column("machine", 10, lambda s: s.name, left=True),
+            Column("devices", 9, lambda s: str(s.num_devices), raw=lambda s: s.num_devices),
+            *(c for d in dtypes for c in (matmul(d), of_peak(d))),
+            _number("memory copy", 8, lambda s: s.copy_bps, lambda v: si(v, "B/s")),
+            _number("all-reduce bus", 8, lambda s: s.bus_bps, lambda v: si(v, "B/s")),
+            _number("price an hour", 6, lambda s: s.price, lambda v: f"{v:g}"),
+        ],
+        rows=found.sides,
+    )
+
+
+def entries(found: HardwareComparison, *, named: bool = True) -> Table[Entry]:
+    """A row for each case and machine; all ``named``, or only the first of each case."""
+    rows = found.entries
+    first = {
+        id(e)
+        for e, above in zip(rows, [None, *rows], strict=False)
+        if above is None or above.case.id.partition("@")[0] != e.case.id.partition("@")[0]
+        or above.case.extras != e.case.extras
+    }  # fmt: skip
+
+    def name(e: Entry) -> str:
+        return e.case.family + e.case.extras if named or id(e) in first else ""
+
+    def case(e: Entry) -> Json:
+        return e.case.id
+
+    return Table(
+        columns=[
+            Column("case", 90, name, left=True, raw=case),
+            Column("ranks", 89, lambda e: e.case.world),
+            Column("on", 100, lambda e: e.side, left=True),
+            _number("samples/s", 80, lambda e: e.throughput, rate),
+            _number("per device", 60, lambda e: e.per_device, rate),
+            Column("v A [95%]", 95, _ratio, left=True, raw=lambda e: e.ratio),
+            Column("reading", 96, _reading, left=True),
+            _number("speedup", 40, _of_point("speedup"), lambda v: f"{v:.2f}x"),
+            _number("efficiency", 70, _of_point("efficiency"), lambda v: f"{v:.3f}"),
+            _number("ms/step", 30, lambda e: e.step_s, lambda v: f"{v * 1e3:.1f}"),
+            _number("MFU", 50, lambda e: e.mfu, lambda v: f"{v:.2f}"),
+            _number("of ceiling", 55, lambda e: e.attained, lambda v: f"{v:.2f}"),
+            _number("peak memory", 20, lambda e: e.peak_bytes, lambda v: si(v, "B")),
+            _number("headroom", 25, lambda e: e.headroom, lambda v: f"{v:.0%}"),
+            _number("J/sample", 45, lambda e: e.energy_j, lambda v: f"{v:.3g}"),
+            _number("J/token", 44, lambda e: e.energy_token_j, lambda v: f"{v:.3g}"),
+            _number("price/M samples", 65, lambda e: e.price, lambda v: f"{v:.4g}"),
+            _number("price/M tokens", 64, lambda e: e.price_tokens, lambda v: f"{v:.4g}"),
+            _number("epoch", 63, lambda e: e.epoch_s, duration),
+        ],
+        rows=rows,
+    )
+
+
+def _of_point(field: str) -> Callable[[Entry], float | None]:
+    return lambda e: None if e.point is None else getattr(e.point, field)
+
+
+def _ratio(e: Entry) -> str:
+    if e.ratio is None:
+        return ""
+    return f"{e.ratio:.3f}" + ("" if e.low is None else f" [{e.low:.2f}, {e.high:.2f}]")
+
+
+def _reading(e: Entry) -> str:
+    return "" if e.reading is None else _READS.get(e.reading, str(e.reading))
+
+
+def totals(found: HardwareComparison) -> Table[Total]:
+    """Each machine with all that it has, against the sum of its devices."""
+    return Table(
+        columns=[
+            Column("ladder", 90, lambda t: t.ladder, left=True),
+            Column("on", 100, lambda t: t.side, left=True),
+            Column("devices", 85, lambda t: str(t.devices), raw=lambda t: t.devices),
+            _number("one alone", 70, lambda t: t.alone, rate),
+            _number("sum of devices", 60, lambda t: t.alone * t.devices, rate),
+            _number("in all", 80, lambda t: t.together, rate),
+            _number("of the sum", 75, lambda t: t.share, lambda v: f"{v:.3f}"),
+            _number("sum v A", 50, lambda t: t.ratio_alone, lambda v: f"{v:.3f}"),
+            _number("in all v A", 78, lambda t: t.ratio, lambda v: f"{v:.3f}"),
+        ],
+        rows=found.totals,
+    )
+
+
+def lost(found: HardwareComparison) -> Table[Entry]:
+    """By how many ms each part of a profiled step grew against its baseline."""
+    rows = [e for e in found.entries if e.lost_ns]
+    terms = [t for t in timeline.TERMS if any(e.lost_ns.get(t) for e in rows)]
+
+    def column(term: Term, keep: int) -> Column[Entry]:
+        return _number(
+            timeline.head(term), keep, lambda e: e.lost_ns.get(term, 0.0) / 1e6,
+            lambda v: f"{v:.2f}",
+        )  # fmt: skip
+
+    return Table(
+        columns=[
+            Column("case", 90, lambda e: e.case.id, left=True),
+            Column("on", 100, lambda e: e.side, left=True),
+            _number(
+                "lost", 95, lambda e: sum(e.lost_ns.values()) / 1e6, lambda v: f"{v:.2f}"
+            ),
+            *(column(t, 80 - i) for i, t in enumerate(terms)),
+        ],
+        rows=rows,
+    )  # fmt: skip
+
+
+def csv(found: HardwareComparison) -> list[str]:
+    """The cases as comma-separated values, in SI units."""
+    runs = {s.name: s for s in found.sides}
+    rows = []
+    for e in found.entries:
+        told = {k: v for k, v in fields_of(e).items() if k not in ("case", "point", "lost_ns")}
+        told |= {k: getattr(e.point, k, None) for k in ("speedup", "efficiency")}
+        told |= {f"lost_{term}_ns": e.lost_ns.get(term) for term in timeline.TERMS}
+        side = runs[e.side]
+        where = {"case": e.case.id, "machine": side.machine.hardware_class, "run": side.run}
+        rows.append({**where, **told})
+    return written(rows)

@@ -1,0 +1,88 @@
+"""``compare-hardware``: two or more machines on the cases that they ran."""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.analysis.compare import Reading
+from harness.analysis.reading import load
+from harness.base import files
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError
+from harness.cases.metrics import COMPARABLE
+from harness.features.machines.machines import HardwareComparison, compare_hardware, names
+from harness.features.machines.report import table as hardware
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+
+HELP = {"compare-hardware": "compare machines on the cases that all of them ran"}
+EXAMPLES = {
+    "compare-hardware": (
+        "compare-hardware RUN_A RUN_B RUN_C --page machines.html",
+        "compare-hardware RUN_A RUN_B --price A=98.32 --price B=41.6 --markdown",
+    ),
+}
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "compare-hardware": (HardwareComparison,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="two or more: A, B, ...")
+    sub.add_argument("--metric", default="throughput", choices=COMPARABLE)
+    sub.add_argument(
+        "--price", action="append", default=[], metavar="A=PRICE",
+        help="what an hour of all devices of a run costs, in whatever money",
+    )  # fmt: skip
+    sub.add_argument(
+        "--fail-on", choices=("worse",), help="exit 1 where a machine is worse than A in any case"
+    )
+    sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page")
+    form = sub.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="tables for a CI summary")
+    form.add_argument("--csv", action="store_true", help="a line for each case and machine")
+
+
+def act(asked: Asked) -> Answer:
+    said = asked.options
+    if len(said.runs) < 2:
+        raise SpecError(
+            "one run has nothing to be compared with", expected="two or more runs",
+            fix=f"scaleproof compare-hardware {said.runs[0]} OTHER_RUN",
+        )  # fmt: skip
+    runs = [load(path) for path in said.runs]
+    found = compare_hardware(runs, said.metric, _prices(said.price, names(len(runs))))
+    lines = (
+        hardware.csv(found) if said.csv
+        else hardware.markdown(found) if said.markdown
+        else hardware.lines(found, text.columns())
+    )  # fmt: skip
+    if said.page is not None:
+        from harness.features.machines.report.page import render
+
+        files.put(said.page, render(found).encode(), "--page")
+        lines = lines if said.csv or said.markdown else [*lines, f" page     {said.page}"]
+    worse = any(e.reading is Reading.SLOWER for e in found.entries)
+    status = Exit.PASSED if found.means else Exit.NOTHING_JUDGED
+    return Answer(
+        document=to_doc(found), lines=lines,
+        exit=Exit.FAILED if said.fail_on and worse else status,
+    )  # fmt: skip
+
+
+def _prices(given: Sequence[str], known: Sequence[str]) -> list[float | None]:
+    out: list[float | None] = [None] * len(known)
+    for word in given:
+        match = re.fullmatch(r"([A-Z])=(\d+(?:\.\d+)?)", word)
+        if match is None or match[1] not in known or float(match[2]) == 0:
+            raise SpecError(
+                f"--price {word}", expected=f"one of {', '.join(known)}, =, and what an hour costs",
+                fix="--price A=98.32",
+            )  # fmt: skip
+        out[known.index(match[1])] = float(match[2])
+    return out

@@ -1,0 +1,258 @@
+"""Rounds: which nodes are paired next, and which of them are named.
+
+    rounds 0, 1   every node, each time with another partner that is drawn
+    then          suspects, each with a node that is well; pairs of well nodes beside them;
+                  once more, links that were slow between nodes that are well
+    named         a node by what it was with all its partners, a link by what it was each time
+
+Fewer than ``FEW`` nodes meet all others in every round. A link is seen only if it was drawn.
+"""
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.features.nodes.evidence import log_evidence
+
+#: Chance that any node or link is named wrongly, of all together.
+ALPHA = 0.01
+#: Under this many nodes, all pairs are measured in each round.
+FEW = 8
+#: Rounds in which every node is measured.
+FULL = 2
+#: Pairs in a round from which on their median is what the round itself did to all of them.
+COMMON = 6
+#: e-values: of a node that is measured again, and of a link that is.
+SUSPECT, DOUBTED = 0.01, 20.0
+#: By which share a node is slower that is worth naming.
+LEAST = 0.01
+#: Deviations beyond which a node that is there each time is no measure of noise.
+ALWAYS = 2.0
+#: Pairs of well nodes beside the suspects.
+BESIDE = 8
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Two nodes, by their numbers, and how long they took in one launch of a round."""
+
+    a: int
+    b: int
+    round: int
+    time_s: float
+
+    @property
+    def link(self) -> tuple[int, int]:
+        return min(self.a, self.b), max(self.a, self.b)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What is slow: one node, or a link's two; slower by that share, with its e-value's log."""
+
+    nodes: tuple[int, ...]
+    slower: float
+    log_evidence: float
+
+
+class Board:
+    """Everything that was seen so far, and what follows from it."""
+
+    def __init__(self, seen: Sequence[Seen], num_nodes: int, least: float) -> None:
+        self.num_nodes, self._seen, self._least = num_nodes, seen, least
+        self.round = max((s.round for s in seen), default=-1) + 1
+        self._ends = np.array([s.link for s in seen], dtype=int).reshape(-1, 2)
+        self._logs = _logs(seen)
+        self._of: dict[int, list[int]] = {n: [] for n in range(num_nodes)}
+        self.times: dict[tuple[int, int], list[int]] = {}
+        for i, s in enumerate(seen):
+            self.times.setdefault(s.link, []).append(i)
+            for node in s.link:
+                self._of[node].append(i)
+
+    @cached_property
+    def slow_nodes(self) -> list[Named]:
+        """Nodes that are slow, the surest first; what one did to its partners is not theirs.
+
+        One that was sure after an earlier round stays so: evidence holds whenever one looks.
+        """
+        before = [s for s in self._seen if s.round < self.round - 1]
+        earlier = Board(before, self.num_nodes, self._least) if self.round > FULL else None
+        out = [] if earlier is None else [self._again(one, earlier) for one in earlier.slow_nodes]
+        suspects = [*range(self.num_nodes)]
+        limit = math.log(self.num_nodes / ALPHA)
+        while suspects:
+            found = {n for one in out for n in one.nodes}
+            told = {n: self.of_node(n, found) for n in suspects if n not in found}
+            suspects = [n for n, (log, slower) in told.items() if self._sure(log, slower, limit)]
+            if suspects:
+                worst = max(suspects, key=lambda n: told[n][0])
+                log, slower = told[worst]
+                out.append(Named((worst,), math.expm1(slower), log))
+        return out
+
+    def _again(self, one: Named, earlier: "Board") -> Named:
+        """A node that was named, with all that is known of it by now."""
+        log, slower = self.of_node(one.nodes[0], earlier.found - {*one.nodes})
+        return Named(one.nodes, math.expm1(slower), max(log, one.log_evidence))
+
+    @cached_property
+    def found(self) -> frozenset[int]:
+        """Nodes that are named."""
+        return frozenset(n for one in self.slow_nodes for n in one.nodes)
+
+    @cached_property
+    def slow_links(self) -> list[Named]:
+        """Links that were slow more than once, between nodes that are well with others."""
+        out, limit = [], math.log(max(1, len(self.times)) / ALPHA)
+        for link in self._doubted:
+            log, slower = self._of_link(link)
+            others = min(self._num_others(node, link) for node in link)
+            again = len(self.times[link]) > 1 and others >= min(2, self.num_nodes - 2)
+            if again and self._sure(log, slower, limit):
+                out.append(Named(link, math.expm1(slower), log))
+        return sorted(out, key=lambda one: -one.log_evidence)
+
+    @cached_property
+    def _doubted(self) -> dict[tuple[int, int], float]:
+        """Links that may be slow: both their nodes are well without them."""
+        told = {k: self._of_link(k)[0] for k in self.times if not {*k} & self.found}
+        return {
+            link: log for link, log in told.items()
+            if log > math.log(DOUBTED)
+            and all(self.of_node(n, self.found, without=link)[0] < 0 for n in link)
+        }  # fmt: skip
+
+    def _sure(self, log: float, slower: float, limit: float) -> bool:
+        return log >= limit and math.expm1(slower) >= self._least
+
+    @cached_property
+    def _always_slow(self) -> frozenset[int]:
+        """Nodes that were slow each time: were they noise to each other, none would be named."""
+        limit = ALWAYS * 1.4826 * float(np.median(np.abs(self._logs))) if len(self._logs) else 0.0
+        return frozenset(
+            node for node, times in self._of.items()
+            if len(times) > 1 and self._logs[times].min() > limit
+        )  # fmt: skip
+
+    def open_links(self) -> list[tuple[int, int]]:
+        """Links to measure once more, with no node in two of them.
+
+        In between, their nodes meet others: else a node that was lucky once is taken for a link.
+        """
+        known = {one.nodes for one in self.slow_links}
+        out, apart = list[tuple[int, int]](), set[int]()
+        for link in sorted(self._doubted, key=lambda k: -self._doubted[k]):
+            others = min(self._num_others(node, link) for node in link)
+            if link not in known and not {*link} & apart and len(self.times[link]) <= others:
+                out.append(link)
+                apart |= {*link}
+        return out[: max(1, self.num_nodes // 4)]
+
+    def suspects(self) -> list[int]:
+        """Nodes that may be slow, or have a link that may be, and are not named yet."""
+        told = {n: self.of_node(n, self.found)[0] for n in self._of if n not in self.found}
+        known = {one.nodes for one in self.slow_links}
+        linked = {n for link in self._doubted if link not in known for n in link}
+        likely = [n for n in told if told[n] > math.log(SUSPECT) or n in linked]
+        return sorted(likely, key=lambda n: -told[n])[: max(1, self.num_nodes // 4)]
+
+    def _num_others(self, node: int, link: tuple[int, int]) -> int:
+        """Partners of a node beside that of a link."""
+        return len({sum(self._seen[i].link) - node for i in self._of[node]} - {*link})
+
+    def of_node(
+        self, node: int, found: Collection[int], without: tuple[int, int] | None = None
+    ) -> tuple[float, float]:
+        """Evidence of a node: one value for each partner, since a link may be what is slow."""
+        by_partner: dict[int, list[float]] = {}
+        for i in self._of[node]:
+            link = self._seen[i].link
+            partner = link[0] + link[1] - node
+            if link != without and partner not in found:
+                by_partner.setdefault(partner, []).append(self._logs[i])
+        mine = [float(np.mean(times)) for times in by_partner.values()]
+        return log_evidence(mine, self._apart({node, *found, *self._always_slow}), self._least)
+
+    def _of_link(self, link: tuple[int, int]) -> tuple[float, float]:
+        """Evidence of a link: every launch over it."""
+        mine = np.zeros(len(self._logs), dtype=bool)
+        mine[self.times[link]] = True
+        others = ~mine & ~np.isin(self._ends, list(self._always_slow)).any(axis=1)
+        return log_evidence(self._logs[mine], self._logs[others], self._least)
+
+    def _apart(self, nodes: Collection[int]) -> NDArray[np.float64]:
+        """What was seen of others than these."""
+        theirs = np.zeros(self.num_nodes, dtype=bool)
+        theirs[list(nodes)] = True
+        return np.asarray(self._logs[~theirs[self._ends].any(axis=1)])
+
+
+def conclude(seen: Sequence[Seen], num_nodes: int, least: float = LEAST) -> list[Named]:
+    """The nodes and links that are slower by ``least`` or more, the surest first."""
+    board = Board(seen, num_nodes, least)
+    return board.slow_nodes + board.slow_links
+
+
+def pairs(
+    seen: Sequence[Seen], num_nodes: int, seed: int, least: float = LEAST
+) -> list[tuple[int, int]]:
+    """The next round's pairs; none when nothing is left to find."""
+    board = Board(seen, num_nodes, least)
+    draw = random.Random(f"{seed}-{board.round}")
+    nodes = list(range(num_nodes))
+    if board.round < FULL:
+        if num_nodes < FEW:
+            return list(itertools.combinations(nodes, 2))
+        draw.shuffle(nodes)
+        met = Counter(n for s in seen for n in s.link)
+        return _matched(sorted(nodes, key=met.__getitem__), board)  # an odd one was left out
+    links, suspects = board.open_links(), board.suspects()
+    if not links and not suspects:
+        return []
+    if num_nodes < FEW:
+        return list(itertools.combinations(nodes, 2))
+    draw.shuffle(nodes)
+    apart = {n for link in links for n in link}
+    first = [n for n in suspects if n not in apart]
+    well = [n for n in nodes if n not in apart | {*suspects} | board.found]
+    rest = _matched([*first, *well], board, {*well})
+    return links + rest[: len(first) + max(BESIDE, len(first) + len(links))]
+
+
+def _matched(
+    nodes: Sequence[int], board: Board, partners: Collection[int] = frozenset()
+) -> list[tuple[int, int]]:
+    """Pairs in this order, each with a partner (any node if none are named) that is new to it."""
+    free, out = dict.fromkeys(nodes), list[tuple[int, int]]()
+    for node in nodes:
+        if node not in free:
+            continue
+        del free[node]
+        others = (n for n in free if not partners or n in partners)
+        first = next(others, None)
+        fresh = (n for n in others if (min(node, n), max(node, n)) not in board.times)
+        met = first is not None and (min(node, first), max(node, first)) in board.times
+        other = next(fresh, first) if met else first
+        if other is not None:
+            del free[other]
+            out.append((node, other))
+    return out
+
+
+def _logs(seen: Sequence[Seen]) -> NDArray[np.float64]:
+    """Log times, less what the round did to all."""
+    logs: NDArray[np.float64] = np.array([math.log(s.time_s) for s in seen])
+    rounds = np.array([s.round for s in seen])
+    usual = float(np.median(logs)) if len(logs) else 0.0
+    for number in {*rounds.tolist()}:
+        mine = rounds == number
+        logs[mine] -= float(np.median(logs[mine])) if mine.sum() >= COMMON else usual
+    return logs

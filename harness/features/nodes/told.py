@@ -1,0 +1,85 @@
+"""Suspects: what rounds of pairs came to, by their hosts; ``verify`` derives them again."""
+
+from collections.abc import Iterator, Sequence
+
+from harness.features.nodes import rounds
+from harness.features.nodes.rounds import Seen
+from harness.record import RunRecord
+from harness.record.fabric import Paired, Slow, Suspects
+
+AUDIT = "suspects"
+#: A training's step differs by this share before a node is named, a link's rate by that.
+STEP, LINK = rounds.LEAST, 0.1
+#: Draws the partners of a run.
+SEED = 0
+
+
+def hosts(names: Sequence[str], num_nodes: int) -> tuple[str, ...]:
+    """The hosts of nodes; those that are emulated on one machine by their numbers."""
+    if len({*names}) == num_nodes:
+        return tuple(names)
+    return tuple(f"node {i}" for i in range(num_nodes))
+
+
+def least(case: str) -> float:
+    """By which share something must be slower to be named."""
+    return STEP if case else LINK
+
+
+def suspects(pairs: Sequence[Paired], of: Sequence[str], case: str) -> Suspects:
+    """What is slow of these hosts, by all that was measured of them."""
+    found = rounds.conclude(seen(pairs, of), len(of), least(case))
+    slow = [
+        Slow(
+            hosts=tuple(of[n] for n in one.nodes), slower=one.slower, log_evidence=one.log_evidence
+        )
+        for one in found
+    ]
+    links = [one.hosts for one in slow if len(one.hosts) == 2]
+    return Suspects(
+        pairs=tuple(pairs), case=case, slow=tuple(slow),
+        nodes=tuple(one.hosts[0] for one in slow if len(one.hosts) == 1),
+        links=tuple(next(p for p in pairs if {p.a, p.b} == {*link}) for link in links),
+        hosts=tuple(of),
+    )  # fmt: skip
+
+
+def seen(pairs: Sequence[Paired], of: Sequence[str]) -> list[Seen]:
+    """Pairs that were timed, by the numbers of their nodes."""
+    number = {host: i for i, host in enumerate(of)}
+    return [
+        Seen(number[p.a], number[p.b], p.round, p.time_s) for p in pairs if p.time_s is not None
+    ]
+
+
+def unseen(found: Suspects) -> tuple[str, ...]:
+    """Hosts of which no launch ended well: nobody knows whether they are slow."""
+    timed = {host for p in found.pairs if p.time_s is not None for host in (p.a, p.b)}
+    return tuple(host for host in found.hosts if host not in timed)
+
+
+def differences(run: RunRecord) -> Iterator[str]:
+    """Where a round had other pairs than those before it lead to, or other nodes are named."""
+    recorded = run.suspects
+    if recorded is None or not recorded.hosts:
+        return
+    measured, of, case = recorded.pairs, recorded.hosts, recorded.case
+    again = suspects(measured, of, case)
+    if (again.nodes, again.links) != (recorded.nodes, recorded.links):
+        named = ", ".join(words(one) for one in again.slow) or "nothing is slow"
+        yield f"slow nodes or links are not those that their pairs give: {named}"
+    for number in sorted({p.round for p in measured}):
+        before = seen([p for p in measured if p.round < number], of)
+        drawn = rounds.pairs(before, len(of), SEED, least(case))
+        mine = [(p.a, p.b) for p in measured if p.round == number]
+        if [(of[a], of[b]) for a, b in drawn] != mine:
+            yield f"round {number + 1} of the pairs is not the one that those before lead to"
+            return
+
+
+def words(one: Slow) -> str:
+    """``node 3 is 2.1 % slower with every partner`` or ``the link a - b is ...``."""
+    if len(one.hosts) == 1:
+        return f"{one.hosts[0]} is {one.slower:.1%} slower, whoever its partner is"
+    a, b = one.hosts
+    return f"the link {a} - {b} is {one.slower:.1%} slower, while both nodes are fast with others"

@@ -1,0 +1,72 @@
+"""``pairs``: which node or link is slower than the others."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError
+from harness.cases.targets import case_of
+from harness.features.nodes import told
+from harness.features.nodes.pairing import Pairer
+from harness.features.nodes.report import pairs
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.record.fabric import Suspects
+
+#: Rounds that name a node that is 2 % slower among 1,024.
+ROUNDS = 6
+HELP = dict(pairs="find the node or link that is slower than the others, by pairs of nodes")
+EXAMPLES = dict(
+    pairs=(
+        "pairs --engine slurm --nodes 64x8 --gpus 512 --case ddp/decoder-small",
+        "pairs --engine emulated --nodes 3x1",
+    ),
+)
+
+#: What it prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {"pairs": (Suspects,)}
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    measuring.add_to(sub, cases=False)
+    sub.add_argument("--case", default="", help="what pairs train (default: they all-reduce)")
+    sub.add_argument(
+        "--rounds", type=measuring.positive, default=ROUNDS, metavar="N",
+        help=f"rounds at most (default: {ROUNDS}; after two, suspects only)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--exclude", type=Path, metavar="FILE", help="write the slow nodes to this file"
+    )
+
+
+def act(asked: Asked) -> Answer:
+    """Measure pairs of nodes in rounds, and say which nodes and which links are slow."""
+    known, site = measuring.site(asked)
+    if len(site.nodes) < 3:
+        raise SpecError(
+            f"pairs cannot tell a slow node from a slow link with {len(site.nodes)} nodes",
+            expected="at least 3 nodes", fix="--nodes 4",
+        )  # fmt: skip
+    knobs, case = measuring.settings(asked), asked.options.case
+    two = (min(site.nodes),) * 2
+    if case:
+        case = known.normalise(case_of(case, site, knobs).at(sum(two), two))
+    else:
+        knobs = known.checked([known.get("engines", site.engine)], knobs, asked.verb)
+    with measuring.session(asked, known, site) as session:
+        pairer = Pairer(session, site, asked.options.rounds)
+        suspects = pairer.train(case) if case else pairer.reduce(knobs)
+        session.save(complete=True)
+    lines = pairs.lines(suspects, text.columns())
+    if (exclude := asked.options.exclude) is not None:
+        exclude.write_text("".join(f"{host}\n" for host in suspects.nodes))
+        lines.append(f" {len(suspects.nodes)} slow nodes written to {exclude}")
+    lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
+    exit_ = Exit.FAILED if suspects.slow else Exit.PASSED
+    if unseen := told.unseen(suspects):
+        lines.insert(-1, f" ERROR  no launch ended well on {', '.join(unseen)}")
+        exit_ = Exit.ERROR
+    return Answer(document=to_doc(suspects), lines=lines, exit=exit_)

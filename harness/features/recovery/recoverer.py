@@ -1,0 +1,185 @@
+"""The Recoverer: breaks a training on purpose, has it go on, and times what lies between."""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from harness.analysis.judging.verdicts import of_series
+from harness.base.documents import from_doc
+from harness.base.errors import LaunchError
+from harness.cases import CaseSpec, Course, Fault
+from harness.launch import causes
+from harness.launch.engine import Ended
+from harness.launch.running import LOST_S
+from harness.launch.wire.messages import Break, Deadlines, Train
+from harness.measure.confirming import confirm
+from harness.measure.session import Session
+from harness.record import RankRestart, Trial, Verdict
+
+COURSES = "recovery"
+#: Steps of a training, the one after which it saves, and the one before which it breaks.
+STEPS, SAVE_AFTER, BREAK_BEFORE = 12, 4, 7
+#: Silence that counts as a hang while recovery is measured: shorter than any rule asks for, beside
+#: the time to write a checkpoint of 16 bytes a parameter at this rate, during which all are silent.
+STEP_S, COLLECTIVE_S, WRITTEN_A_SECOND = 10.0, 8.0, 0.3e9
+#: How often it is tried to go on.
+RESTARTS = 3
+
+
+def deadlines(num_params: int, stall_s: float | None = None) -> Deadlines:
+    """How long ranks may be silent. ``stall_s`` is how long saving took, where that was measured:
+    a hang is then noticed as soon as no save explains it.
+    """
+    write_s = 16 * num_params / WRITTEN_A_SECOND
+    if stall_s is not None:
+        write_s = min(write_s, 2 * stall_s + 1)
+    return Deadlines(step_s=STEP_S + write_s, collective_s=COLLECTIVE_S + write_s)
+
+
+def timeout_s(fault: Fault, limits: Deadlines) -> float:
+    """How long silence lasts before somebody gives up, where a fault is silent."""
+    silent = min(limits.collective_s, limits.step_s)
+    return {Fault.HANG: silent, Fault.NODE: min(silent, LOST_S)}.get(fault, 0.0)
+
+
+class Recoverer:
+    def __init__(self, session: Session) -> None:
+        self._session, self._bench = session, session.bench
+        self._progress, self._run = session.progress, session.run
+        self._whole: dict[tuple[str, bool], RankRestart] = {}
+
+    def measure(self, course: Course, times: int) -> None:
+        """Break and go on ``times`` times, and at most as often again to confirm a FAIL."""
+        self._session.describe([course.case, course.into or course.case])
+        for i in range(times):
+            self._try(course, i, times)
+        done = count()
+
+        def again(_: Sequence[Verdict]) -> bool:
+            i = next(done)
+            if i < times:
+                self._try(course, i, times, attempt=1)
+            return i < times
+
+        def judged() -> list[Verdict]:
+            return [v for v in of_series(self._run.bare()) if v.case == course.name]
+
+        confirm(judged, again)
+
+    def _try(self, course: Course, i: int, times: int, *, attempt: int = 0) -> None:
+        """One more trial, on the next rank in turn."""
+        rank, fresh = course.victim(i), ", to confirm a FAIL" if attempt else ""
+        self._progress.note(
+            f"{course.case.id}: {course.fault} of rank {rank}, trial {i + 1}/{times}{fresh}"
+        )
+        self._run.seal()
+        self._run.tried(replace(self._trial(course, rank), attempt=attempt))
+
+    def _trial(self, course: Course, rank: int) -> Trial:
+        case, into = course.case, course.into or course.case
+        whole = self._uninterrupted(case, course.asynchronous)
+        place = self._empty_place()
+        task = Train(
+            steps=STEPS, folder=str(place), save_after=SAVE_AFTER, asynchronous=course.asynchronous,
+            fault=course.fault, rank=rank, fault_step=BREAK_BEFORE,
+        )  # fmt: skip
+        limits = self._limits(case, whole.stall_s)
+        ended, out = self._bench.train(case, self._run.folder, task, limits)
+        blamed, struck_at = self._broken(ended, out, case, task)
+        resumed = msgspec.structs.replace(task, resume=True, save_after=0, fault=Fault.NONE)
+        began_at = time.time()
+        self._bench.worlds.ready()
+        import_s = time.time() - began_at
+        ranks = self._go_on(into, resumed)
+        slowest = max(ranks, key=lambda r: r.first_step_at)
+        group_s = sum(slowest.phases_s.get(k, 0.0) for k in ("process group", "first collective"))
+        load_s = slowest.load_s
+        total_s = slowest.first_step_at - began_at
+        other_s = slowest.phases_s.get("files", 0.0) + slowest.phases_s.get("model", 0.0)
+        start_s = max(0.0, total_s - import_s - group_s - load_s - other_s)
+        same = into.world_size == case.world_size
+        tail = whole.losses[SAVE_AFTER:] if same else ()
+        equal = all(r.loaded == whole.saved for r in ranks) and (
+            not same or (all(r.last == whole.last for r in ranks) and ranks[0].losses == tail)
+        )
+        return Trial(
+            case=case.id, fault=str(course.fault), rank=rank, blamed=blamed,
+            world_before=case.world_size, world=into.world_size, start_s=start_s,
+            detect_s=ended.noticed_at - struck_at, stop_s=began_at - ended.noticed_at,
+            group_s=group_s, load_s=load_s, step_s=other_s, equal=equal, import_s=import_s,
+            timeout_s=timeout_s(course.fault, limits), asynchronous=course.asynchronous,
+            stall_s=whole.stall_s, save_s=whole.save_s, bytes=whole.bytes,
+        )  # fmt: skip
+
+    def _uninterrupted(self, case: CaseSpec, later: bool) -> RankRestart:
+        """Rank 0 of the same training, never broken."""
+        key = (case.hash, later)
+        if key not in self._whole:
+            place = self._empty_place()
+            task = Train(steps=STEPS, folder=str(place), save_after=SAVE_AFTER, asynchronous=later)
+            ended, out = self._bench.train(case, self._run.folder, task, self._limits(case))
+            self._whole[key] = self._read(ended, out, case)[0]
+        return self._whole[key]
+
+    def _limits(self, case: CaseSpec, stall_s: float | None = None) -> Deadlines:
+        facts = self._run.described[case.hash].facts
+        return deadlines(0 if facts is None else facts.num_params, stall_s)
+
+    def _empty_place(self) -> Path:
+        place = (self._run.folder / "checkpoint").resolve()
+        shutil.rmtree(place, ignore_errors=True)
+        return place
+
+    def _go_on(self, case: CaseSpec, task: Train) -> Sequence[RankRestart]:
+        """Every rank of the world that went on; LaunchError with every attempt's cause."""
+        tried: list[str] = []
+        while True:
+            ended, out = self._bench.train(case, self._run.folder, task, self._limits(case))
+            cause = causes.attribute(ended.ranks, ended.unreachable)
+            if cause is None:
+                return self._read(ended, out, case)
+            tried.append(f"{len(tried) + 1}: rank {cause.rank}: {cause.message}")
+            self._progress.note(f"{case.id}: restart {tried[-1]}")
+            if len(tried) == RESTARTS:
+                raise LaunchError(
+                    f"all {RESTARTS} restarts are used up: {'; '.join(tried)}", where=case.id,
+                    expected="a training that resumes", fix=f"less {out}/rank{cause.rank}.log",
+                )  # fmt: skip
+
+    @staticmethod
+    def _broken(
+        ended: Ended, out: Path, case: CaseSpec, task: Train | Break
+    ) -> tuple[int | None, float]:
+        """The rank that is blamed, and the time at which the fault struck; else LaunchError."""
+        cause = causes.attribute(ended.ranks, ended.unreachable)
+        struck = out / f"rank{task.rank}.struck"
+        if cause is None or not struck.is_file():
+            raise LaunchError(
+                "the planted fault did not happen", where=case.id,
+                expected=f"rank {task.rank} to break before step {task.fault_step}",
+                fix=f"ls {out}",
+            )  # fmt: skip
+        return cause.rank, float(struck.read_text())
+
+    @staticmethod
+    def _well(ended: Ended, out: Path, case: CaseSpec) -> None:
+        """LaunchError with the cause if a rank did not finish."""
+        cause = causes.attribute(ended.ranks, ended.unreachable)
+        if cause is not None:
+            raise LaunchError(
+                f"rank {cause.rank}: {cause.message}", where=case.id,
+                expected="a training that runs to its end", fix=f"less {out}/rank{cause.rank}.log",
+            )  # fmt: skip
+
+    @classmethod
+    def _read(cls, ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:
+        """What every rank left."""
+        cls._well(ended, out, case)
+        texts = [(out / f"rank{r}.json").read_text() for r in range(case.world_size)]
+        return [from_doc(RankRestart, json.loads(text)) for text in texts]

@@ -1,0 +1,90 @@
+"""The table of an interrupted training: where its wall clock went, as foretold and as measured."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from markupsafe import Markup
+
+from harness.base.documents import Json, to_doc
+from harness.base.numbers import duration, si
+from harness.features.recovery import goodput
+from harness.features.recovery.report.drawn import drawing
+from harness.interface.report.tabled import Table
+from harness.interface.report.templates import templates
+from harness.interface.report.text import Column, rule, wrap
+from harness.record import RunRecord
+from harness.record.recovery import Played
+
+SECTION = dict(title="Goodput", anchor="goodput", after="fabric", place=2)
+#: What each term is, for whoever reads the table.
+_TOLD = dict(
+    train="steps that counted",
+    slow="what slow steps took beyond two usual ones",
+    checkpoint="training stood still to save",
+    detect="until a fault was noticed",
+    stop="until nothing was left of the old world",
+    restart="until the ranks were there",
+    load="until the checkpoint was loaded",
+    recomputed="steps after the last checkpoint, done again",
+)
+
+
+def lines(run: RunRecord, width: int = 100) -> list[str]:
+    """A table for each training of a schedule of faults; nothing where there is none."""
+    out = []
+    for played in run.played:
+        if played.mtbf_s is not None:
+            out += [*told(played, None, width), ""]
+    return out
+
+
+def html(run: RunRecord) -> Markup:
+    """The same on a page, with the wall clock of every sitting drawn."""
+    trainings = [
+        {
+            "case": played.case, "share": f"{goodput.goodput(played):.1%}",
+            "said": said(played), "drawing": drawing(played),
+            "table": tabled(played, None).html(f"goodput of {played.case}"),
+        }
+        for played in run.played
+        if played.mtbf_s is not None
+    ]  # fmt: skip
+    template = templates(Path(__file__).parent).get_template("goodput.jinja")
+    return Markup(template.render(trainings=trainings)) if trainings else Markup("")
+
+
+def data(run: RunRecord) -> Mapping[str, Json]:
+    """Every training as it was played."""
+    return {"played": to_doc(run.played)}
+
+
+def told(played: Played, foretold: Mapping[str, float] | None, width: int) -> list[str]:
+    """The table and what it is of; ``foretold`` are its seconds by costs alone."""
+    title = f"goodput: {played.case}"
+    return [
+        rule(title, width), *tabled(played, foretold).lines(width), *wrap(said(played), width, 1),
+    ]  # fmt: skip
+
+
+def tabled(played: Played, foretold: Mapping[str, float] | None) -> Table[str]:
+    """A row a term, in s and as a share of the wall clock."""
+    terms, wall = goodput.terms_ns(played), goodput.wall_ns(played)
+    expected_s = sum(foretold.values()) if foretold else 0.0
+    columns = [
+        Column[str]("term", 10, lambda t: t, left=True),
+        Column("took", 8, lambda t: si(terms[t] / 1e9, "s"), raw=lambda t: terms[t] / 1e9),
+        Column("share", 7, lambda t: f"{terms[t] / wall:.1%}", raw=lambda t: terms[t] / wall),
+    ]
+    if foretold is not None:
+        columns.append(Column("foretold", 8, lambda t: f"{foretold[t] / expected_s:.1%}"))
+    columns.append(Column("what it is", 9, lambda t: _TOLD[t], left=True))
+    return Table(columns=columns, rows=list(goodput.TERMS))
+
+
+def said(played: Played) -> str:
+    """How many faults there were in how long, and how often it was saved."""
+    faults, wall_s = len(played.sittings) - 1, goodput.wall_ns(played) / 1e9
+    drawn = f"one in {duration(played.mtbf_s or 0.0)} on average, seed {played.seed}"
+    return (
+        f" {faults} faults in {duration(wall_s)} ({drawn}); a checkpoint every {played.every} steps"
+    )

@@ -1,0 +1,109 @@
+"""The table of faults that were planted, and of what came after them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import TypeAlias
+
+from markupsafe import Markup
+
+from harness.base.documents import Json, to_doc
+from harness.base.numbers import si
+from harness.interface.report.tabled import Table
+from harness.interface.report.templates import templates
+from harness.interface.report.text import Column, rule, wrap
+from harness.record import RunRecord, Trial
+from harness.record.recovery import PARTS
+
+SECTION = dict(title="Recovery", anchor="recovery", after="fabric", place=1)
+#: One kind of trial: its name, and its trials.
+Kind: TypeAlias = tuple[str, list[Trial]]
+#: How the parts are headed.
+_HEADS = dict(zip(PARTS, ("seen", "gone", "import", "start", "met", "load", "step"), strict=True))
+
+
+def lines(run: RunRecord, width: int = 100) -> list[str]:
+    """A table for each case, a line for each kind of trial; nothing where nothing was broken."""
+    if not run.recoveries:
+        return []
+    out = [rule("recovery", width)]
+    for case, table in tabled(run).items():
+        out += [*wrap(f" {case}", width, 3), *table.lines(width)]
+        out += [x for kind in table.rows for x in wrap(f" {continued(kind)}", width, 3) if x]
+    return [*out, *wrap(f" {NOTE}", width, 1), ""]
+
+
+def html(run: RunRecord) -> Markup:
+    """The same tables on a page."""
+    cases = [
+        (case, table.html(f"recovery of {case}"), list(map(continued, table.rows)))
+        for case, table in tabled(run).items()
+    ]
+    template = templates(Path(__file__).parent).get_template("trials.jinja")
+    return Markup(template.render(cases=cases, note=NOTE)) if cases else Markup("")
+
+
+def data(run: RunRecord) -> Mapping[str, Json]:
+    """Every trial, and the rows of the tables."""
+    rows = {case: table.records() for case, table in tabled(run).items()}
+    return {"recoveries": to_doc(run.recoveries), "recovered": rows}
+
+
+def tabled(run: RunRecord) -> dict[str, Table[Kind]]:
+    """Case -> a row for each kind of trial."""
+    cases: dict[str, dict[str, list[Trial]]] = {}
+    for trial in run.recoveries:
+        name = trial.name.removeprefix(f"{trial.case} ")
+        cases.setdefault(trial.case, {}).setdefault(name, []).append(trial)
+    parts = [_seconds(head, 7, f"{part}_s") for part, head in _HEADS.items()]
+    columns = [
+        Column[Kind]("fault", 9, lambda k: k[0], left=True),
+        Column("n", 3, lambda k: str(len(k[1])), raw=lambda k: len(k[1])),
+        *parts,
+        _seconds("in all", 9, "recovery_s"),
+        Column(
+            "worst", 8, lambda k: f"{max(t.recovery_s for t in k[1]):.2f}",
+            raw=lambda k: max(t.recovery_s for t in k[1]),
+        ),
+        Column("wait", 5, lambda k: f"{k[1][0].timeout_s:g}" if k[1][0].timeout_s else ""),
+        Column("stall", 4, lambda k: si(median(t.stall_s for t in k[1]), "s")),
+        Column("", 9, _wrong, left=True),
+    ]  # fmt: skip
+    return {
+        case.replace("+script=", ": "): Table(columns=columns, rows=list(kinds.items()))
+        for case, kinds in cases.items()
+    }
+
+
+#: What the columns of the table are.
+NOTE = (
+    "medians in s from the fault on: seen = fault noticed, gone = ranks ended, import = lost"
+    " agents replaced, start = new ranks started, met = process group ready, load = checkpoint"
+    " loaded, step = first step; wait = silence after which a rank counts as hung; stall ="
+    " training stands still to save; in rows without a mark the resumed training matches an"
+    " uninterrupted one bit for bit"
+)
+
+
+def continued(kind: Kind) -> str:
+    """How the resumed training goes on, and what was lost; nothing where it is equal to the bit."""
+    name, trials = kind
+    if trials[0].continued is None:
+        return ""
+    ways = " and ".join(sorted({str(t.continued) for t in trials}))
+    lost = sorted({t.lost for t in trials if t.lost is not None})
+    again = f"; {lost[-1]} updates at most are done again" if lost else ""
+    return f"after {name}: the training goes on {ways}{again}"
+
+
+def _seconds(head: str, keep: int, field: str) -> Column[Kind]:
+    def value(kind: Kind) -> float:
+        return float(median(getattr(t, field) for t in kind[1]))
+
+    return Column(head, keep, lambda kind: f"{value(kind):.2f}", raw=value)
+
+
+def _wrong(kind: Kind) -> str:
+    if not all(t.equal or t.continued for t in kind[1]):
+        return "NOT EQUAL"
+    return "" if all(t.blamed == t.rank for t in kind[1]) else "WRONG RANK"

@@ -1,0 +1,122 @@
+"""``goodput``: what share of the wall clock trains, with faults and checkpoints, and the best
+interval between checkpoints.
+
+two short trainings -> costs -> what is foretold of a schedule of faults, and by Daly's formula
+the schedule is played against the training -> what was measured
+"""
+
+import argparse
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypedDict
+
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError
+from harness.base.numbers import si
+from harness.cases.targets import case_of
+from harness.features.recovery import goodput
+from harness.features.recovery.goodput import Costs
+from harness.features.recovery.player import Player
+from harness.features.recovery.report import goodput as report
+from harness.interface import options
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+
+HELP = dict(goodput="play faults against a training, and say which share of its time trains")
+EXAMPLES = dict(
+    goodput=(
+        "goodput ddp/decoder-nano --cpus 2 --mtbf 20s --every 40 --steps 600",
+        "goodput fsdp/decoder-large --gpus 64 --nodes 8x8 --engine slurm --mtbf 6h --short",
+    ),
+)
+
+
+class Endured(TypedDict):
+    costs: Costs
+    best_every: int
+    every: int
+    expected: float
+    foretold: float | None
+    measured: float | None
+    terms_ns: Mapping[str, int] | None
+    run: str
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "goodput": (Endured,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """What is trained, how often it saves, and how often a rank dies."""
+    sub.add_argument("case", metavar="CASE", help="for example ddp/decoder-nano")
+    sub.add_argument("--mtbf", required=True, metavar="T", help="mean time between faults: 20s, 6h")
+    sub.add_argument(
+        "--every", type=measuring.positive, metavar="N",
+        help="steps between checkpoints (default: Daly's best interval)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--steps", type=measuring.positive, default=400, metavar="N",
+        help="steps of the training (default: 400)",
+    )  # fmt: skip
+    sub.add_argument("--seed", type=int, default=0, help="draws the faults (default: 0)")
+    sub.add_argument(
+        "--short", action="store_true", help="measure what each costs, and play nothing"
+    )
+    measuring.add_to(sub, cases=False)
+
+
+def act(asked: Asked) -> Answer:
+    """Costs, then the play; the play's terms beside those that its costs foretell."""
+    said, width = asked.options, text.columns()
+    known, site = measuring.site(asked)
+    case = known.normalise(case_of(said.case, site, measuring.settings(asked)))
+    mtbf_s = options.seconds(said.mtbf, "mtbf") or 0.0
+    if mtbf_s <= 0:
+        raise SpecError(f"--mtbf {said.mtbf}", expected="a time above 0", fix="--mtbf 20s")
+    if not known.get("strategies", case.strategy).supports.recovers:
+        raise SpecError(
+            f"{case.strategy} keeps state where no checkpoint looks for it", where=case.id,
+            expected="a strategy that recovers", fix="scaleproof list strategies",
+        )  # fmt: skip
+    with measuring.session(asked, known, site) as session:
+        player = Player(session)
+        costs = player.costs(case)
+        best = goodput.best_every(costs, mtbf_s)
+        every = said.every or min(best, said.steps)
+        lines = _costs(costs, every, best, mtbf_s)
+        document = {
+            "costs": to_doc(costs), "best_every": best, "every": every,
+            "expected": goodput.expected(costs, every, mtbf_s), "foretold": None, "measured": None,
+            "terms_ns": None,
+        }  # fmt: skip
+        if not said.short:
+            faults = functools.partial(goodput.schedule, mtbf_s, said.seed, case.world_size)
+            played = player.play(case, said.steps, every, faults(), mtbf_s, said.seed)
+            foretold = goodput.play(costs, said.steps, every, faults())
+            lines = [*report.told(played, foretold, width), *lines]
+            document |= {
+                "foretold": goodput.share(foretold), "measured": goodput.goodput(played),
+                "terms_ns": goodput.terms_ns(played),
+            }  # fmt: skip
+        record = session.save(complete=True)
+    answer = measuring.judged(session, record, asked)
+    lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
+    exit_ = answer.exit if record.verdicts else Exit.PASSED  # without a rule it is told
+    return replace(answer, document={**document, "run": record.run}, lines=lines, exit=exit_)
+
+
+def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float) -> list[str]:
+    """What one of each takes, and what a long training comes to."""
+    each = (
+        ("step", costs.step_s), ("checkpoint", costs.save_s), ("detect", costs.detect_s),
+        ("stop", costs.stop_s), ("restart", costs.restart_s), ("load", costs.load_s),
+    )  # fmt: skip
+    return [
+        " one of each: " + ", ".join(f"{name} {si(seconds, 's')}" for name, seconds in each),
+        f" a long training: {goodput.expected(costs, every, mtbf_s):.1%} with a checkpoint every"
+        f" {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the best, every {best}",
+    ]

@@ -1,0 +1,126 @@
+"""``recover``: break a training on purpose, and time how it goes on from its checkpoint."""
+
+import argparse
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from harness.base.errors import Exit, LaunchError, SpecError
+from harness.cases import CaseSpec, Catalogue, Course, Fault, Site
+from harness.cases.courses import resharded
+from harness.cases.script import parse, script_plan
+from harness.cases.targets import case_of
+from harness.features.recovery.recoverer import Recoverer
+from harness.features.recovery.scripted import ScriptRecoverer
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.verbs.measure.fabric import needs_two
+from harness.measure.confirming import USUAL
+from harness.record import RunRecord
+
+HELP = dict(recover="break a training on purpose and time its recovery from a checkpoint")
+EXAMPLES = dict(
+    recover=(
+        "recover ddp/decoder-nano --cpus 2 --trials 1",
+        "recover --script --gpus 8 -- train.py",
+    ),
+)
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "recover": (RunRecord,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """What to break, and how often."""
+    sub.add_argument("cases", nargs="*", metavar="CASE", help="for example ddp/decoder-nano")
+    sub.add_argument(
+        "--script", action="store_true", help="a script of yours, unchanged: --script -- train.py"
+    )
+    sub.add_argument(
+        "--resume-with", metavar="COMMAND",
+        help='what resumes a script, "train.py --resume last.pt" (default: its own command)',
+    )  # fmt: skip
+    sub.add_argument(
+        "--break-after", type=measuring.positive, default=20, metavar="N",
+        help="updates of its weights after which a script is broken (default: 20)",
+    )  # fmt: skip
+    sub.add_argument("--fresh", action="store_true", help="start its ranks as new interpreters")
+    sub.add_argument(
+        "--trials",
+        type=measuring.positive,
+        default=USUAL,
+        metavar="N",
+        help=f"of each fault (default: {USUAL})",
+    )
+    measuring.add_to(sub, cases=False)
+
+
+def act(asked: Asked) -> Answer:
+    """Break each case and have it go on: by crash, hang and loss of nodes, in other worlds too.
+
+    A course that breaks in another way than it was meant to is an ERROR; the others go on.
+    """
+    known, site = measuring.site(asked)
+    needs_two(site)
+    cases = [] if asked.options.script else _cases(known, site, asked)
+    kept = [c for c in cases if known.get("strategies", c.strategy).supports.recovers]
+    courses = [course for case in kept for course in _courses(case, site, asked)]
+    if asked.options.script:
+        courses = _of_script(site, asked)
+    broken = False
+    with measuring.session(asked, known, site) as session:
+        session.run.notes += [
+            f"SKIP {c.id}: {c.strategy} keeps state where no checkpoint looks for it, nothing was"
+            " launched" for c in cases if c not in kept
+        ]  # fmt: skip
+        recoverer = Recoverer(session)
+        if asked.options.script:
+            words = asked.options.resume_with or shlex.join(asked.own)
+            recoverer = ScriptRecoverer(session, words, asked.options.break_after)
+        for course, times in courses:
+            try:
+                recoverer.measure(course, times)
+            except LaunchError as error:
+                broken = True
+                session.run.notes.append(f"ERROR {course.name}: {error.what}")
+    answer = measuring.judged(session, session.save(complete=True), asked)
+    return replace(answer, exit=Exit.ERROR) if broken else answer
+
+
+def _of_script(site: Site, asked: Asked) -> list[tuple[Course, int]]:
+    """What is tried of a user's script, on all ranks of the site."""
+    if asked.options.cases:
+        raise SpecError(
+            f"{asked.options.cases[0]} does not go with --script", expected="-- train.py ARGS",
+            fix="scaleproof recover --script --cpus 2 -- train.py ARGS",
+        )  # fmt: skip
+    case = script_plan(asked.own, site).arm(f"@{site.world_size}").case
+    parse(shlex.split(asked.options.resume_with or case.script))
+    kinds = (Fault.KILL, Fault.HANG)
+    return [(Course(case=case, fault=fault), asked.options.trials) for fault in kinds]
+
+
+def _cases(known: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
+    """Shipped cases, or those of a user's own files."""
+    if not asked.options.cases:
+        raise SpecError(
+            "nothing to break", expected="a case, or --script -- train.py ARGS",
+            fix="scaleproof recover ddp/decoder-nano --cpus 2",
+        )  # fmt: skip
+    knobs = measuring.settings(asked)
+    return [known.normalise(case_of(name, site, knobs)) for name in asked.options.cases]
+
+
+def _courses(case: CaseSpec, site: Site, asked: Asked) -> Iterator[tuple[Course, int]]:
+    """What is tried of a case, and how often."""
+    trials = asked.options.trials
+    yield Course(case=case, fault=Fault.KILL), trials
+    yield Course(case=case, fault=Fault.KILL, asynchronous=True), trials
+    if len(site.nodes) == 1:
+        yield from ((course, 1) for course in resharded(case))
+    for fault in (Fault.HANG, *map(Fault, site.faults)):
+        yield Course(case=case, fault=fault), trials

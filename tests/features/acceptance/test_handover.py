@@ -1,0 +1,228 @@
+"""The acceptance document: nothing that was not measured passes, nothing that was changed either."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.nodes import Examined, drift
+from harness.base.documents import from_doc, to_doc
+from harness.cases import Threshold
+from harness.features.acceptance.handover import handover
+from harness.interface.cli.main import main
+from harness.record import RunRecord, Status
+from harness.record.fabric import Paired, Suspects
+from harness.record.record import SCHEMA
+from harness.record.store import save
+from harness.record.upgrade import upgrade
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+TODAY = datetime.date(2026, 11, 23)
+RULE = dict(name="weak", case="ddp/decoder-nano/weak", metric="efficiency", unit="1",
+            source="requirement", baseline="plain", world=[2])  # fmt: skip
+
+
+def rule(**fields: Any) -> Threshold:
+    return from_doc(Threshold, {**RULE, "at_least": 0.5, **fields})
+
+
+@pytest.mark.parametrize(
+    ("rules", "status", "waived"),
+    [
+        ([rule()], Status.PASS, 0),
+        ([rule(), rule(name="other", case="fsdp/*")], Status.INCONCLUSIVE, 0),
+        ([rule(at_least=0.99)], Status.INCONCLUSIVE, 0),
+        ([], Status.RECORDED, 0),
+    ],
+)
+def test_one_word_for_all_requirements(
+    sample_run: RunRecord, sample: Path, rules: list[Threshold], status: Status, waived: int
+) -> None:
+    found = handover([(sample_run, sample)], TODAY, rules)
+    assert found.status is status and found.num_waived == waived
+    assert len(found.requirements) == len(rules)
+
+
+def failing(run: RunRecord) -> RunRecord:
+    """The run with a FAIL of its own rule."""
+    verdicts = [replace(v, status=Status.FAIL) if v.rule else v for v in run.verdicts]
+    return replace(run, verdicts=tuple(verdicts))
+
+
+def test_a_fail_fails_all_unless_it_is_waived_in_time(
+    sample_run: RunRecord, sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = failing(sample_run)
+    monkeypatch.setattr(
+        "harness.features.acceptance.handover.verify", lambda *a: type("V", (), {"differences": ()})
+    )
+    assert handover([(run, sample)], TODAY).status is Status.FAIL
+    for until, status in (("2026-12-31", False), ("2026-01-01", True)):
+        waiver = {"reason": "new switch", "expires": until}
+        waived = replace(run, thresholds=tuple(
+            from_doc(Threshold, {**to_doc(t), "waiver": waiver}) for t in run.thresholds
+        ))  # fmt: skip
+        found = handover([(waived, sample)], TODAY)
+        assert (found.status is Status.FAIL) is status and found.num_waived == (not status)
+
+
+def test_a_record_that_was_changed_is_no_acceptance(
+    sample_run: RunRecord, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(sample, copy)
+    verdicts = [replace(v, value=0.999) if v.rule else v for v in sample_run.verdicts]
+    save(replace(sample_run, verdicts=tuple(verdicts)), copy)
+    assert main(["handover", str(copy), "--to", str(tmp_path / "to")]) not in (0, 1, 10)
+    assert "DOES NOT VERIFY" in capsys.readouterr().out
+    page = (tmp_path / "to" / "handover.html").read_text()
+    assert "DOES NOT VERIFY" in page and '<p class="word ERROR">ERROR</p>' in page
+
+
+def test_rules_of_a_contract_that_came_late_are_told(
+    sample_run: RunRecord, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contract = tmp_path / "contract.toml"
+    contract.write_text(
+        '[[rule]]\nname = "new"\ncase = "ddp/decoder-nano/weak"\nmetric = "efficiency"\nunit = "1"\n'
+        'mode = "weak"\nbaseline = "plain"\nworld = [2]\nat_least = 0.5\nsource = "requirement"\n'
+    )
+    words = ["handover", str(sample), "--contract", str(contract), "--to", str(tmp_path / "to")]
+    assert main(words) == 0
+    assert "given after the measurement" in capsys.readouterr().out
+    (own,) = handover([(sample_run, sample)], TODAY, [t for t in sample_run.thresholds
+                                                      if t.name == "cpu_ddp_weak"]).requirements  # fmt: skip
+    assert not own.late
+
+
+def test_slow_nodes_are_excluded_and_unlike_ones_named(sample_run: RunRecord, sample: Path) -> None:
+    pair = Paired(a="n1", b="n2", bps=1e9)
+    nodes = tuple(replace(sample_run.machine, host=f"n{i}", kernel="6.1" if i == 2 else "6.8")
+                  for i in range(4))  # fmt: skip
+    suspects = Suspects(pairs=(pair,), limit_bps=2e9, nodes=("n2",), links=())
+    run = replace(sample_run, suspects=suspects, nodes=nodes)
+    found = handover([(run, sample)], TODAY)
+    assert [host for host, _ in found.exclude] == ["n2"]
+    assert [(d.fact, d.usual, d.others) for d in found.drift] == [
+        ("kernel", "6.8", (("n2", "6.1"),))
+    ]
+
+
+def test_what_most_nodes_have_is_usual_and_what_is_missing_counts() -> None:
+    facts = [{"a": "1", "hardware: host": str(i)} for i in range(4)] + [{"hardware: host": "x"}]
+    nodes = [Examined(host=f"n{i}", facts=f, findings=()) for i, f in enumerate(facts)]
+    (one,) = drift(nodes)
+    assert (one.fact, one.usual, one.others) == ("a", "1", (("n4", "none"),))
+    assert list(drift(nodes[:4])) == []
+
+
+def test_the_folder_holds_what_its_document_says(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["handover", str(sample), "--to", str(tmp_path), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert {p.name for p in tmp_path.iterdir()} == {"handover.html", "runs.tar.gz", "exclude.txt"}
+    page = (tmp_path / "handover.html").read_text()
+    assert told["sha256"] in page and told["seals"][0]["head"] in page
+    assert main(["unpack", str(tmp_path / "runs.tar.gz"), "--to", str(tmp_path / "out")]) == 0
+    (folder,) = (tmp_path / "out").glob("runs/*/*")
+    assert main(["handover", str(folder), "--to", str(tmp_path / "again")]) == 10
+
+
+@pytest.fixture
+def main_job(monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord, Path]:
+    """A record of ``pytest suites/`` with stand-ins and a control; its samples are not here."""
+    doc = json.loads(gzip.decompress((GOLDEN / "main-job.json.gz").read_bytes()))
+    agrees = type("V", (), {"differences": ()})
+    monkeypatch.setattr("harness.features.acceptance.handover.verify", lambda *a: agrees)
+    return from_doc(RunRecord, upgrade(doc, SCHEMA), "record"), GOLDEN
+
+
+def test_stand_ins_and_controls_accept_no_system(main_job: tuple[RunRecord, Path]) -> None:
+    made = handover([main_job], TODAY)
+    cases = {v.case for r in made.requirements for _, v in r.evidence}
+    assert cases and not any("paced" in case or "broken" in case for case in cases)
+    assert {r.rule.name for r in made.stand_ins} >= {"planted_85", "paced_ddp"}
+    assert not {r.rule for r in made.stand_ins} & {r.rule for r in made.requirements}
+
+
+def test_a_contract_that_only_a_stand_in_meets_is_not_measured(
+    main_job: tuple[RunRecord, Path],
+) -> None:
+    run, _ = main_job
+    paced = next(t for t in run.thresholds if t.name == "paced_ddp")
+    seen = {v.status for v in run.verdicts if v.rule == "paced_ddp"}
+    assert seen == {Status.PASS}, "else this shows nothing"
+    made = handover([main_job], TODAY, [paced])
+    assert made.status is Status.INCONCLUSIVE
+    assert [r.status for r in made.requirements] == [None]
+    assert [r.status for r in made.stand_ins] == [Status.PASS]
+
+
+@pytest.mark.parametrize("setting", [{"engine": "emulated"}, {"shared_gpu": True}])
+def test_emulated_nodes_and_shared_gpus_accept_no_system(
+    sample_run: RunRecord, sample: Path, setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agrees = type("V", (), {"differences": ()})
+    monkeypatch.setattr("harness.features.acceptance.handover.verify", lambda *a: agrees)
+    run = replace(sample_run, settings=replace(sample_run.settings, **setting))
+    assert handover([(run, sample)], TODAY, [rule()]).status is Status.INCONCLUSIVE
+
+
+def test_a_training_that_broke_is_no_mere_record(
+    sample_run: RunRecord, sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agrees = type("V", (), {"differences": ()})
+    monkeypatch.setattr("harness.features.acceptance.handover.verify", lambda *a: agrees)
+    broken = [replace(v, status=Status.ERROR, rule=None) for v in sample_run.verdicts]
+    run = replace(sample_run, thresholds=(), verdicts=tuple(broken))
+    assert handover([(run, sample)], TODAY).status is Status.ERROR
+
+
+def test_the_document_says_what_is_not_counted(
+    main_job: tuple[RunRecord, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save(main_job[0], folder)
+    main(["handover", str(folder), "--to", str(tmp_path / "to")])
+    assert "not counted, of stand-ins or controls:" in capsys.readouterr().out
+    first_sheet = (tmp_path / "to" / "handover.html").read_text().partition("</section>")[0]
+    assert "nothing of this system" in first_sheet and "planted_85" in first_sheet
+
+
+def test_a_contract_without_rules_requires_nothing(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    words = ["handover", str(sample), "--contract", str(tmp_path / "empty.toml")]
+    assert main([*words, "--to", str(tmp_path / "to")]) == 4
+    assert "requires nothing" in capsys.readouterr().err and not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pack", "{}", "--to", "{}/in/the/way"],
+        ["export", "{}", "--to", "{}/in/the/way.csv"],
+        ["handover", "{}", "--to", "{}/in/the"],
+        ["compare-hardware", "{}", "{}", "--page", "{}/in/the/way"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_where_nothing_can_be_written_one_error_says_so(
+    words: list[str], sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_text("a file in the way")
+    given = [word.format(tmp_path if "/in/" in word else sample) for word in words]
+    assert main(given) == 4
+    told = capsys.readouterr().err
+    assert "cannot be written" in told and "Traceback" not in told

@@ -1,0 +1,138 @@
+"""Claims: tables that were computed hold together, edited ones do not, and digits decide which."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from harness.features.foresight.claims import Column, Status, audit, column, figure
+from harness.interface.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+#: Epochs of 480, 245, 128 and 68 s, said to be 1.95, 3.8 and 7.6 times as fast.
+USUAL = ROOT / "examples/audit/claims.md"
+
+
+def table(rows: list[dict[Column, str]]) -> list[dict[Column, object]]:
+    return [{c: figure(t, c) for c, t in row.items()} for row in rows]  # type: ignore[misc]
+
+
+def test_the_usual_claims_do_not_hold_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(USUAL)]) == 1
+    lines = capsys.readouterr().out
+    assert "speedup 7.6x is +7.7% off: 480 / 68 gives 7 to 7.119" in " ".join(lines.split())
+    assert "communication 3.2 % is more than the 1.7% that 480 / 245 leaves" in " ".join(
+        lines.split()
+    )
+    assert main(["audit", str(USUAL), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)["rows"]
+    assert [r["status"] for r in told] == [
+        "consistent",
+        "inconsistent",
+        "consistent",
+        "inconsistent",
+    ]
+
+
+@given(
+    times=st.lists(st.floats(1.0, 5000.0), min_size=4, max_size=4),
+    digits=st.integers(0, 3),
+    more=st.integers(0, 3),
+)
+def test_a_table_that_was_computed_is_never_called_wrong(
+    times: list[float], digits: int, more: int
+) -> None:
+    rows = []
+    for ranks, time in zip((1, 2, 4, 8), times, strict=True):
+        speedup = times[0] / time
+        rows.append({
+            Column.RANKS: str(ranks), Column.TIME: f"{time:.{digits}f}",
+            Column.SPEEDUP: f"{speedup:.{more}f}x",
+            Column.EFFICIENCY: f"{100 * speedup / ranks:.{more}f}%",
+        })  # fmt: skip
+    if float(rows[0][Column.TIME]) <= 0 or min(times) < 2 * 10.0**-digits:
+        return
+    assert Status.INCONSISTENT not in {f.status for f in audit(table(rows))}  # type: ignore[arg-type]
+
+
+@given(off=st.floats(0.03, 0.5), at=st.integers(1, 3), up=st.booleans())
+def test_a_speedup_that_is_off_is_found_in_its_row(off: float, at: int, up: bool) -> None:
+    rows = [
+        {Column.RANKS: str(n), Column.TIME: f"{1000 / s:.1f}", Column.SPEEDUP: f"{s:.2f}"}
+        for n, s in ((1, 1.0), (2, 1.9), (4, 3.6), (8, 7.0))
+    ]
+    wrong = float(rows[at][Column.SPEEDUP]) * (1 + off if up else 1 - off)
+    rows[at][Column.SPEEDUP] = f"{wrong:.2f}"
+    found = [f.status for f in audit(table(rows))]  # type: ignore[arg-type]
+    assert [i for i, s in enumerate(found) if s is Status.INCONSISTENT] == [at]
+
+
+@pytest.mark.parametrize(
+    ("text", "of", "low", "high"),
+    [
+        ("1.95x", Column.SPEEDUP, 1.945, 1.955),
+        ("480 s", Column.TIME, 479.5, 480.5),
+        ("1,234.5", Column.THROUGHPUT, 1234.45, 1234.55),
+        ("97.6 %", Column.EFFICIENCY, 0.9755, 0.9765),
+        ("0.976", Column.EFFICIENCY, 0.9755, 0.9765),
+        ("98", Column.EFFICIENCY, 0.975, 0.985),
+        ("8 GPUs", Column.RANKS, 8, 8),
+        ("1.2e4", Column.THROUGHPUT, 11500, 12500),
+    ],
+)
+def test_a_figure_is_as_exact_as_it_is_printed(
+    text: str, of: Column, low: float, high: float
+) -> None:
+    seen = figure(text, of)
+    assert seen is not None and (seen.low, seen.high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize(
+    ("heading", "known"),
+    [
+        ("GPUs", Column.RANKS), ("World size", Column.RANKS), ("num_gpus", Column.RANKS),
+        ("Time (s)", Column.TIME), ("s an epoch", Column.TIME), ("step time [ms]", Column.TIME),
+        ("images/s", Column.THROUGHPUT), ("Speed-up", Column.SPEEDUP),
+        ("Scaling efficiency", Column.EFFICIENCY), ("comm overhead", Column.COMMUNICATION),
+        ("price", None), ("", None),
+    ],
+)  # fmt: skip
+def test_headings_are_known_by_their_usual_names(heading: str, known: Column | None) -> None:
+    assert column(heading) is known
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "exit_status"),
+    [
+        ("t.csv", "gpus,throughput,speedup\n1,100,1\n4,380,3.8\n", 0),
+        ("t.csv", "gpus,speedup\n1,1\n4,3.8\n", 0),
+        ("t.csv", "gpus,efficiency\n4,95%\n", 5),
+        ("t.toml", '[[row]]\ngpus = 1\nseconds = 10.0\n[[row]]\ngpus = 2\nseconds = 5.0\nx = 3\n', 1),
+        ("t.csv", "a,b\n1,2\n", 4),
+        ("t.toml", "[[row]\n", 4),
+        ("t.csv", "", 4),
+        ("none.csv", None, 4),
+    ],
+)  # fmt: skip
+def test_tables_of_every_kind(
+    name: str, content: str | None, exit_status: int, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    assert main(["audit", str(path)]) == exit_status
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err and (exit_status != 4 or "try" in said.err)
+
+
+def test_what_cannot_be_checked_says_what_is_missing() -> None:
+    rows = [{Column.RANKS: "1", Column.TIME: "10"}, {Column.RANKS: "8", Column.EFFICIENCY: "0.9"}]
+    *_, last = audit(table(rows))  # type: ignore[arg-type]
+    assert last.status is Status.UNCHECKABLE
+    assert last.why == (
+        "only efficiency is stated: a time or a throughput here and in the smallest row would check it",
+    )

@@ -1,0 +1,39 @@
+"""Made-up worlds: their large sizes are covered as often as stated, from N <= 8."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness.features.foresight.closed_loop import TRUTHS, Trial, told, trials
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Trial]:
+    return trials(120, seed=1)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say(found: list[Trial]) -> None:
+    """80 % stated; 120 worlds have a standard error of 4 %."""
+    covered = np.array([t.covered for t in found]).mean(axis=0)
+    assert len(covered) == len(TRUTHS)
+    assert (np.abs(covered - 0.8) < 0.13).all(), covered
+
+
+def test_most_knees_are_flagged_and_most_others_are_not(found: list[Trial]) -> None:
+    knees = [t.flagged for t in found if t.knee]
+    others = [t.flagged for t in found if not t.knee]
+    assert len(knees) > 10
+    assert np.mean(knees) > 0.75
+    assert np.mean(others) < 0.35
+
+
+def test_the_advised_size_narrows_more_than_doubling() -> None:
+    made = trials(40, seed=2, advised=True)
+    after = np.array([[t.after_advice, t.after_doubling] for t in made], float)
+    assert after[:, 0].mean() < after[:, 1].mean() < np.mean([t.width for t in made])
+
+
+def test_the_figures_are_told() -> None:
+    lines = told(trials(3, seed=3, advised=True))
+    assert lines[0].startswith("3 worlds") and len(lines) == len(TRUTHS) + 3

@@ -1,0 +1,327 @@
+"""Sizes that runs lack: what strategies state of them, their memory, and what recipes ask for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.base.errors import LaunchError, SpecError
+from harness.cases import CaseSpec, Catalogue, Mode
+from harness.cases.recipes import ladder
+from harness.features.foresight.outlook import Outlook
+from harness.features.foresight.own import runs
+from harness.features.foresight.own.ladders import foresee, planned, room_bytes
+from harness.features.foresight.own.runs import Rung
+from harness.features.foresight.own.stated import OPERATIONS, padding, sent_by, stated
+from harness.features.foresight.own.swept import _by_kind
+from harness.features.foresight.physics.collectives import Fabric, Kind, nccl
+from harness.features.foresight.priors import PRIORS
+from harness.features.foresight.published.table import Refused, Table
+from harness.features.foresight.report.outlooks import facts as facts_of, recorded
+from harness.features.foresight.shapes import Model, Sent, Shape
+from harness.features.foresight.terms import UNKNOWNS, Term, facts, seconds
+from harness.features.foresight.verbs import predict as verb
+from harness.interface.cli.main import main
+from harness.interface.report.page.page import render
+from harness.record import Described, Expected, Issued, RunRecord, Watched
+from harness.record.fabric import Row
+from harness.record.store import load
+
+KNOWN = Catalogue()
+
+
+@pytest.fixture(scope="module")
+def run(sample: Path) -> RunRecord:
+    return load(sample)
+
+
+def rungs(run: RunRecord) -> list[Rung]:
+    (of,) = runs.ladders([run], KNOWN).values()
+    return of
+
+
+def at(run: RunRecord, ranks: int, **more: float) -> Rung:
+    """The ladder's case at another size, as if it had been described."""
+    largest = rungs(run)[-1]
+    case = largest.case.at(ranks, (8,) * (ranks // 8))
+    told = largest.described.expected
+    assert told is not None
+    n = ranks / largest.case.world_size
+    expected = replace(
+        told, sent_bytes=(told.sent_bytes[0],) * ranks,
+        payload_bytes={k: (v[0],) * ranks for k, v in told.payload_bytes.items()},
+        global_batch=round(told.global_batch * n), **more,
+    )  # fmt: skip
+    return Rung(run, case, replace(largest.described, expected=expected), None)
+
+
+def stating(case: CaseSpec, ranks: int, **payload: float) -> tuple[CaseSpec, Described]:
+    """A case that issues this many bytes of each operation on every rank."""
+    expected = Expected(
+        sent_bytes=(0.0,) * ranks, payload_bytes={k: (v,) * ranks for k, v in payload.items()},
+        largest_message=max(payload.values()) / 4, module="", ideal_efficiency=1.0, memory_bytes=1,
+        formula="", global_batch=ranks,
+    )  # fmt: skip
+    return case.at(ranks), Described(expected=expected)
+
+
+def test_what_is_exchanged_is_constant_or_grows_with_the_ranks(run: RunRecord) -> None:
+    """Gathered parts of the whole shrink with the world, gathered messages of every rank do not."""
+    case = rungs(run)[-1].case
+
+    def told(*sizes: int, **payload: float) -> tuple[Sent, ...]:
+        return sent_by({n: stated(stating(case, n, **payload)[1]) for n in sizes})
+
+    (reduced,) = told(2, 8, all_reduce=4e6)
+    assert (reduced.kind, reduced.at(1024), reduced.pieces) == (Kind.ALL_REDUCE, 4e6, 4)
+    both = {n: stated(stating(case, n, all_gather=4e6 / n)[1]) for n in (2, 8)}
+    (shards,) = sent_by(both)
+    assert shards.at(1024) == pytest.approx(4e6)
+    (messages,) = told(2, 8, all_gather=1e5)
+    assert messages.at(1024) == pytest.approx(1024 * 1e5)
+    assert told(2, smoke_signal=1.0) == ()
+
+
+def test_worlds_in_one_node_belong_to_every_shaped_network(
+    run: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = rungs(run)
+    shaped = [
+        replace(large, case=replace(large.case, nodes=(1, 1), knobs={"emulated.rate_mbit": rate}))
+        for rate in (100.0, 300.0)
+    ]
+    monkeypatch.setattr(runs, "rungs", lambda run: [*shaped, small])
+    found = runs.ladders([run], KNOWN)
+    assert [name.rpartition("+")[2] for name in found] == [
+        "emulated.rate_mbit=100", "emulated.rate_mbit=300",
+    ]  # fmt: skip
+    assert [[r.case.world_size for r in of] for of in found.values()] == [[1, 2], [1, 2]]
+
+
+def test_a_sweep_tells_kinds_of_collectives_apart() -> None:
+    """A library may need three times as long for one kind, and twice the bytes for another."""
+    fabric = Fabric(per_node=1, intra_bytes_per_s=1e9, inter_bytes_per_s=1e9)
+    rows = []
+    for operation, latency, transfer in (
+        ("all_reduce", 1, 1),
+        ("all_gather", 3, 1),
+        ("all_to_all", 1, 2),
+    ):
+        kind, _ = OPERATIONS[operation]
+        for size in (8, 4 << 20):
+            cost = nccl(kind, size, 4, 1, fabric)
+            rows.append(
+                Row(
+                    nodes=(1,) * 4, operation=operation, payload_bytes=size, transport="tcp",
+                    time_s=latency * cost.latency_s + transfer * cost.transfer_s, right=True,
+                )
+            )  # fmt: skip
+    found_latency, found_transfer = _by_kind(rows, fabric)
+    assert found_latency[Kind.ALL_GATHER] == pytest.approx(3, rel=0.01)
+    assert found_transfer[Kind.ALL_TO_ALL] == pytest.approx(2, rel=0.01)
+    assert found_latency[Kind.ALL_REDUCE] == pytest.approx(1, rel=0.01)
+    assert _by_kind([replace(r, right=False) for r in rows], fabric) == ({}, {})
+
+
+def test_names_of_ladders_say_in_what_they_differ() -> None:
+    assert runs.shortened(["ddp+seed=1+x=2", "fsdp+seed=1", "ddp+seed=1"]) == [
+        "ddp+x=2", "fsdp", "ddp",
+    ]  # fmt: skip
+    assert runs.shortened(["ddp+seed=1"]) == ["ddp+seed=1"]
+
+
+def test_a_size_is_foreseen_with_its_memory(run: RunRecord) -> None:
+    told = foresee("ddp", rungs(run), at(run, 64, memory_bytes=3 << 20), KNOWN)
+    assert not isinstance(told, Refused)
+    (one,) = told
+    assert one.predicted.shape.cores == 0, "8 nodes are 8 machines"
+    assert one.memory_bytes == 3 << 20 and one.fits and one.device_hours > 0
+    assert set(one.measured) == {1, 2} and [p.shape.ranks for p in one.path] == [4, 8, 16, 32]
+    assert one.predicted.shape.sent, "what its strategy states, not what its kind usually sends"
+
+
+def test_a_size_that_does_not_fit_has_no_efficiency(run: RunRecord) -> None:
+    target = at(run, 64)
+    room = room_bytes(target.case, run.machine)
+    assert room is not None
+    planned_run = asking(run, at(run, 64, memory_bytes=int(2 * room)))
+    (said,) = recorded(planned_run)
+    assert "does not fit" in said and "efficiency" not in said
+
+
+def test_a_size_that_a_strategy_refuses_is_refused(run: RunRecord) -> None:
+    target = at(run, 64)
+    target = replace(target, described=Described(unsupported="64 stages of 4 blocks"))
+    told = foresee("ddp", rungs(run), target, KNOWN)
+    assert isinstance(told, Refused) and "64 stages of 4 blocks" in told.why
+    broken = replace(target, described=Described(error="mine.py:3: KeyError"))
+    told = foresee("ddp", rungs(run), broken, KNOWN)
+    assert isinstance(told, Refused) and "mine.py:3" in told.why, "no figure by another way"
+
+
+def test_shards_that_are_padded_are_told(run: RunRecord) -> None:
+    """A parameter of 400 rows has a row on each of 1,024 ranks, and nothing on most of them."""
+    case = rungs(run)[-1].case
+
+    def rung(ranks: int, gathered: float) -> Rung:
+        payload = {"all_gather": gathered / ranks, "reduce_scatter": gathered / 2}
+        return Rung(run, *stating(case, ranks, **payload), None)
+
+    assert padding({8: rung(8, 2e6).stated, 1024: rung(1024, 5.1e6).stated}) == pytest.approx(2.55)
+    messages = {n: stated(stating(case, n, all_gather=1e5)[1]) for n in (8, 1024)}
+    assert padding(messages) == 1.0, "what every rank adds is no padding"
+
+
+def asking(run: RunRecord, target: Rung) -> RunRecord:
+    """The run as if its recipe had asked for that size."""
+    plan = next(p for p in run.plans if any(a.case.strategy == "ddp" for a in p.arms))
+    return replace(
+        run, plans=tuple(replace(p, target=target.case) if p is plan else p for p in run.plans),
+        described={**run.described, target.case.hash: target.described},
+    )  # fmt: skip
+
+
+def test_what_a_recipe_asks_for_is_recorded_and_never_judged(run: RunRecord) -> None:
+    asked = asking(run, at(run, 64))
+    ((target, told),) = planned(asked)
+    assert target.case.world_size == 64 and isinstance(told[0], Outlook)
+    (said,) = recorded(asked)
+    assert said.startswith("RECORDED") and "is foreseen: efficiency" in said
+    assert asked.verdicts == run.verdicts
+    page = render(asked)
+    assert "Foreseen, not measured" in page and "64 ranks" in page
+    assert list(planned(run)) == [] and "Foreseen, not measured" not in render(run)
+
+
+def test_small_worlds_get_the_batch_that_a_rank_has_in_the_large_one(run: RunRecord) -> None:
+    case = replace(rungs(run)[-1].case, mode=Mode.STRONG, global_batch=2048, micro_batch=None)
+    plan = ladder(case, (1, 2), predict=(64, 8))
+    assert plan.target is not None and plan.target.nodes == (8,) * 64
+    assert plan.target.global_batch == 2048
+    assert {(a.case.mode, a.case.micro_batch) for a in plan.arms} == {(Mode.WEAK, 4)}
+    with pytest.raises(SpecError, match="does not divide over 512 ranks"):
+        ladder(replace(case, global_batch=1000), (1, 2), predict=(64, 8))
+
+
+def test_sizes_are_kept_back_and_compared(run: RunRecord) -> None:
+    """Three worlds: the third is predicted from two, and told beside what was measured."""
+    small, large = rungs(run)
+    third = replace(at(run, 8), step_s=large.step_s)
+    found = runs.table("ddp", [small, large, third], KNOWN, on=(1, 2))
+    assert isinstance(found, Table)
+    assert [(p.shape.ranks, p.calibrates) for p in found.points] == [
+        (1, True),
+        (2, True),
+        (8, False),
+    ]
+    refused = runs.table("ddp", [small, large], KNOWN, on=(2, 4))
+    assert isinstance(refused, Refused) and "two worlds are needed" in refused.why
+
+
+def test_the_verb_describes_the_size_and_draws_a_page(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "foreseen.html"
+    words = ["predict", str(sample), "--to", "4x8", "--page", str(page), "--json"]
+    assert main(words) == 0
+    (one,) = json.loads(capsys.readouterr().out)["outlooks"]
+    assert one["memory_bytes"] > 1e5 and one["predicted"]["shape"]["sent"]
+    assert "<svg" in page.read_text() and "32 ranks" in page.read_text()
+
+
+def test_runs_without_a_ladder_say_so(
+    run: RunRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verb, "load", lambda path: replace(run, launches=()))
+    assert main(["predict", "RUN", "--to", "8"]) == 4
+    assert "no training was timed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--to", "8", "--set", "colour=red"], "--set colour: no such field"),
+        (["--calibrate-on", "1"], "--calibrate-on 1"),
+        (["--page", "x.html", "--calibrate-on", "1,2"], "--page shows one size"),
+        (["--to", "8", "--only", "nothing"], "no such ladder"),
+    ],
+)
+def test_bad_questions_get_one_answer(
+    words: list[str], says: str, sample: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(sample), *words]) == 4
+    assert says in capsys.readouterr().err
+
+
+def test_without_an_agent_a_rank_keeps_what_it_had(
+    sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Records are read where torch is not installed."""
+
+    def none(*_: object) -> None:
+        raise LaunchError("0 of 1 agents are ready")
+
+    monkeypatch.setattr(verb, "described", none)
+    assert main(["predict", str(sample), "--to", "4x8"]) == 0
+    shown = capsys.readouterr().out
+    assert "memory and exchange at that size are not known: 0 of 1 agents are ready" in shown
+    assert "32 ranks" in shown and "memory n/a" in shown
+
+
+def test_a_script_is_foreseen_by_what_was_watched_of_it(run: RunRecord) -> None:
+    """Nobody states what a user's own training sends; its last step's collectives were counted."""
+    case = replace(
+        rungs(run)[-1].case, strategy="script", model="train", script="train.py", knobs={}
+    )
+
+    def rung(ranks: int, step_s: float) -> Rung:
+        seen = {} if ranks == 1 else {"all_reduce": Issued(count=3, payload_bytes=12_000_000)}
+        watched = Watched(
+            world_size=ranks, backend="gloo", optimizers=("SGD",), backwards=2, regular=True,
+            even=True, roots={}, start="", first="", sharded=False, parameter_bytes=12_000_000,
+            collectives=seen,
+        )  # fmt: skip
+        return Rung(run, case.at(ranks), Described(), step_s, watched=watched, samples=16.0 * ranks)
+
+    ladder_ = [rung(1, 0.1), rung(2, 0.12), rung(4, 0.125)]
+    told = foresee("script", ladder_, Rung(run, case.at(16), Described(), None), KNOWN)
+    assert not isinstance(told, Refused)
+    (one,) = told
+    shape = one.predicted.shape
+    assert (shape.micros, shape.micro_batch, shape.model.params) == (2, 8.0, 3e6)
+    assert shape.sent == (Sent(kind=Kind.ALL_REDUCE, num_bytes=12e6, pieces=3),)
+    assert one.memory_bytes is None and 0.5 < one.predicted.efficiency < 0.9
+    blind = [replace(r, watched=None) for r in ladder_]
+    refused = foresee("script", blind, Rung(run, case.at(16), Described(), None), KNOWN)
+    assert isinstance(refused, Refused) and "was not watched" in refused.why
+
+
+def test_ranks_that_share_cores_wait_for_them_but_not_while_they_idle() -> None:
+    """Emulated nodes are one machine; a rank that waits for a slow link needs no core meanwhile."""
+    shape = Shape(ranks=8, micro_batch=16.0, model=Model(params=1e6), cpu_s=0.01, cores=2)
+    assert shape.queued_s == pytest.approx(0.03) and replace(shape, ranks=2).queued_s == 0.0
+    assert replace(shape, cores=0).queued_s == 0.0, "nodes of their own"
+    draws = np.log([[PRIORS[u].median for u in UNKNOWNS] + [1.0]])
+
+    def fixed(rate: float, cores: int) -> float:
+        fabric = Fabric(per_node=1, intra_bytes_per_s=1e12, inter_bytes_per_s=rate)
+        given = facts([replace(shape, cores=cores)], (0,), fabric, 1)
+        return float(seconds(given, draws)[Term.HOST][0, 0])
+
+    assert fixed(1e12, 2) - fixed(1e12, 0) == pytest.approx(0.03, rel=0.05)
+    assert fixed(1e6, 2) == fixed(1e6, 0)
+
+
+def test_a_ladder_that_was_disturbed_foresees_nothing_plausible(run: RunRecord) -> None:
+    small, large = rungs(run)
+    slow = replace(small, step_s=2 * (large.step_s or 0.0))
+    told = foresee("ddp", [slow, large], at(run, 64), KNOWN)
+    assert not isinstance(told, Refused)
+    assert "implausible" in dict(facts_of(told[0]))["efficiency"]
+    fine = foresee("ddp", [small, large], at(run, 64), KNOWN)
+    assert not isinstance(fine, Refused)
+    assert "implausible" not in dict(facts_of(fine[0]))["efficiency"]

@@ -1,0 +1,132 @@
+"""Which rules a fabric allows: faster links never make a rule less possible, and none is invented."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cases import Catalogue, Device, Mode, Plan, Site as Where, Source, Threshold
+from harness.cases.recipes import ladder
+from harness.cases.targets import normalise, plans_of
+from harness.features.foresight.physics.collectives import Fabric
+from harness.features.foresight.possible import Chance, LeftOut, Possibility, Site, possibilities
+from harness.host import hardware
+from harness.interface.cli.main import main
+from harness.record import Described, Expected, ModelFacts
+
+KNOWN = Catalogue()
+GPUS = Where(device=Device.CUDA, backend="nccl", nodes=(8,) * 8)
+
+
+def plan() -> Plan:
+    case = GPUS.case("ddp/decoder-1b3", Mode.WEAK)
+    return normalise(ladder(case, (1, 64), baselines=("plain",), shape=GPUS.shape), KNOWN)
+
+
+def described(made: Plan, memory: int = 1) -> dict[str, Described]:
+    """As an agent would: gradients of 1.3e9 parameters in fp32, all-reduced."""
+    facts = ModelFacts(
+        num_params=1_300_000_000, flops_per_sample=6 * 1.3e9 * 2048, tokens_per_sample=2048,
+        activation_bytes_per_sample=1, input_shape=(2048,), input_dtype="int64",
+    )  # fmt: skip
+
+    def told(ranks: int) -> Described:
+        payload = {} if ranks == 1 else {"all_reduce": (5.2e9,) * ranks}
+        expected = Expected(
+            sent_bytes=(0.0,) * ranks, payload_bytes=payload, largest_message=26e6, module="",
+            ideal_efficiency=1.0, memory_bytes=memory, formula="", global_batch=2 * ranks,
+        )  # fmt: skip
+        return Described(facts=facts, expected=expected)
+
+    return {a.case.hash: told(a.case.world_size) for a in made.arms}
+
+
+def rule(at_least: float, **more: Any) -> Threshold:
+    return Threshold(
+        name="asked", case="ddp/decoder-*/weak", metric="efficiency", unit="1", mode=Mode.WEAK,
+        baseline="plain", source=Source.REQUIREMENT, world=(64,), at_least=at_least, **more,
+    )  # fmt: skip
+
+
+def found(at_least: float, network: float, memory: int = 1, **more: Any) -> Possibility:
+    made = plan()
+    fabric = Fabric(per_node=8, intra_bytes_per_s=450e9, inter_bytes_per_s=network)
+    peaks = {"float32": 67e12, "bfloat16": 989e12}
+    site = Site(machine=hardware.parse("8x8xh100").machine, fabric=fabric, peaks=peaks, beliefs={})
+    told = described(made, memory)
+    (one,) = possibilities(made, told, [rule(at_least, **more)], site, KNOWN)
+    assert isinstance(one, Possibility)
+    return one
+
+
+def test_faster_links_only_help() -> None:
+    """What is asked for lies between: out of reach on slow links, open or possible on fast ones."""
+    seen = [found(0.9, rate) for rate in (1e8, 1e9, 1e10, 1e11)]
+    middles = [one.middle for one in seen]
+    assert middles == sorted(middles) and middles[-1] - middles[0] > 0.3
+    assert seen[0].chance is Chance.NO and seen[-1].chance is not Chance.NO
+    assert seen[0].limiter == "exchange bytes"
+    assert all(one.low <= one.middle <= one.high for one in seen)
+
+
+def test_what_the_links_would_have_to_be_is_enough_and_no_more() -> None:
+    slow = found(0.85, 1e9)
+    assert slow.times is not None and slow.times > 1
+    assert found(0.85, 1e9 * slow.times * 1.01).middle >= 0.85
+    assert found(0.85, 1e9 * slow.times * 0.9).middle < 0.85
+
+
+def test_no_link_helps_beyond_what_everything_else_costs() -> None:
+    beyond = found(0.9999, 1e10)
+    assert beyond.chance is Chance.NO and beyond.times is None
+
+
+def test_rules_that_do_not_match_or_ask_for_no_speed_are_left_out() -> None:
+    made = plan()
+    site = Site(
+        machine=hardware.parse("8x8xh100").machine,
+        fabric=Fabric(per_node=8, intra_bytes_per_s=1e9, inter_bytes_per_s=1e9), peaks={},
+        beliefs={},
+    )  # fmt: skip
+    told = described(made)
+    known_peak = replace(site, peaks={"float32": 1e13})
+    (blind,) = possibilities(made, told, [rule(0.9)], site, KNOWN)
+    assert isinstance(blind, LeftOut) and "how fast a device computes" in blind.why
+    for rules in ([rule(0.9, device=Device.CPU)], [replace(rule(0.9), at_least=None, at_most=1.0)]):
+        assert list(possibilities(made, told, rules, known_peak, KNOWN)) == []
+
+
+def test_what_does_not_fit_is_not_possible_however_fast_its_links() -> None:
+    fits, not_ = found(0.5, 1e11), found(0.5, 1e11, 90 << 30)
+    assert fits.chance is Chance.YES and fits.fits
+    assert not_.chance is Chance.NO and not not_.fits
+
+
+def test_a_fabric_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["possible", "suites"]) == 4
+    assert "no fabric is named" in capsys.readouterr().err
+
+
+def test_every_suite_collects_for_gpus() -> None:
+    """Recipes for hardware that is not here are code that no test on CPUs would run."""
+    for nodes in ((1,), (2,), (8,), (8,) * 4):
+        site = Where(device=Device.CUDA, backend="nccl", nodes=nodes)
+        assert len(plans_of("suites", site, KNOWN, {})) > 20
+
+
+def test_only_scaled_losses_are_asked_for_the_steps_that_they_leave_out() -> None:
+    """Else the suite of precisions could not pass anywhere."""
+    for site in (GPUS, GPUS.cpu(2)):
+        (made,) = plans_of("suites/knobs.py::precisions", site, KNOWN, {})
+        asked = [c.subject for c in made.contrasts if c.metric == "skipped_steps"]
+        assert asked == ["fp16"] and len(made.arms) >= 5
+
+
+def test_claims_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["possible", "suites/test_claims.py", "--on", "8xh100", "--results", str(tmp_path)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "claim_175m_b64_speedup_8" in shown and "limited by" in shown

@@ -1,0 +1,101 @@
+"""Physics of the terms: what must hold whatever the unknowns are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from harness.features.foresight import priors, terms
+from harness.features.foresight.physics.collectives import Fabric
+from harness.features.foresight.physics.laws import Law, amdahl, extrapolate, power, usl
+from harness.features.foresight.physics.stragglers import slowest_exponential, slowest_normal
+from harness.features.foresight.priors import PRIORS
+from harness.features.foresight.shapes import Kept, Model, Shape
+from harness.features.foresight.terms import UNKNOWNS, Term, Unknown
+
+MODEL = Model(name="m", params=1e9, layers=24, hidden=2048)
+FABRIC = Fabric(per_node=8, intra_bytes_per_s=300e9, inter_bytes_per_s=25e9)
+shapes = st.builds(
+    Shape,
+    ranks=st.sampled_from([16, 64, 512, 4096]), tensor=st.sampled_from([1, 4, 16]),
+    stages=st.sampled_from([1]), micros=st.integers(1, 16), micro_batch=st.floats(1, 32),
+    kept=st.sampled_from(list(Kept)), model=st.just(MODEL),
+)  # fmt: skip
+unknowns = st.lists(
+    st.floats(-2, 2), min_size=len(UNKNOWNS) + 1, max_size=len(UNKNOWNS) + 1
+)  # fmt: skip
+
+
+def draw(at: list[float]) -> np.ndarray:
+    """Unknowns so many spreads from their medians."""
+    mean, spread = priors.vectors(PRIORS, 1, True)
+    row: np.ndarray = mean + np.array(at) * np.minimum(spread, 1.0)
+    return row[None, :]
+
+
+def step(shape: Shape, fabric: Fabric, row: np.ndarray) -> float:
+    return float(terms.step_s(terms.facts([shape], [0], fabric, 8), row)[0, 0])
+
+
+@given(shape=shapes, at=unknowns, faster=st.floats(1, 64))
+@settings(max_examples=80, deadline=None)
+def test_bandwidth_never_hurts_and_latency_never_helps(
+    shape: Shape, at: list[float], faster: float
+) -> None:
+    row = draw(at)
+    quick = replace(
+        FABRIC, intra_bytes_per_s=FABRIC.intra_bytes_per_s * faster,
+        inter_bytes_per_s=FABRIC.inter_bytes_per_s * faster,
+    )  # fmt: skip
+    took = step(shape, FABRIC, row)
+    assert step(shape, quick, row) <= took * (1 + 1e-9)
+    slow = row.copy()
+    slow[0, UNKNOWNS.index(Unknown.LATENCY)] += np.log(faster)
+    assert step(shape, FABRIC, slow) >= took * (1 - 1e-9)
+
+
+@given(shape=shapes, at=unknowns)
+@settings(max_examples=40, deadline=None)
+def test_terms_are_no_less_than_nothing_and_sum_to_the_step(shape: Shape, at: list[float]) -> None:
+    given_ = terms.facts([shape], [0], FABRIC, 8)
+    parts = terms.seconds(given_, draw(at))
+    assert all(value[0, 0] >= 0 for value in parts.values())
+    assert sum(v[0, 0] for v in parts.values()) == pytest.approx(step(shape, FABRIC, draw(at)))
+
+
+def test_one_rank_exchanges_waits_and_grows_nothing() -> None:
+    given_ = terms.facts([Shape(ranks=1, model=MODEL)], [0], FABRIC, 1)
+    parts = terms.seconds(given_, draw([0.0] * (len(UNKNOWNS) + 1)))
+    for term in (Term.BYTES, Term.LATENCY, Term.TENSOR, Term.WAITING, Term.BUBBLE, Term.GROWTH):
+        assert parts[term][0, 0] == pytest.approx(0, abs=1e-12), term
+
+
+def test_a_sharded_step_costs_a_latency_that_grows_with_the_ranks() -> None:
+    sharded = [Shape(ranks=n, model=MODEL, kept=Kept.ALL_CUT) for n in (64, 4096)]
+    in_nodes = [replace(s, kept=Kept.NODE_CUT) for s in sharded]
+    small, large = (terms.data_exchange(s, FABRIC).latency_s for s in sharded)
+    assert large > 20 * small
+    assert terms.data_exchange(in_nodes[1], FABRIC).latency_s < large / 10
+
+
+def test_the_slowest_of_n_is_as_tabulated() -> None:
+    """Harter, Biometrika 1961, for 2, 8, 64; the others by integration elsewhere."""
+    known = {1: 0.0, 2: 0.5642, 8: 1.4236, 64: 2.3437, 1024: 3.2480, 10752: 3.870}
+    for ranks, expected in known.items():
+        assert slowest_normal(ranks) == pytest.approx(expected, abs=2e-3)
+    assert slowest_exponential(4) == pytest.approx(25 / 12, rel=1e-9)
+
+
+def test_laws_find_their_own_coefficients_again() -> None:
+    n = np.array([1.0, 2, 4, 8])
+    for law, form, coefficients in (
+        (Law.AMDAHL, amdahl, [0.03]), (Law.USL, usl, [0.02, 0.001]), (Law.POWER, power, [0.9]),
+    ):  # fmt: skip
+        measured = 100 * form(n, *coefficients)
+        (found,) = extrapolate(law, [1, 2, 4, 8], list(measured), [64])
+        assert found == pytest.approx(100 * form(np.array([64.0]), *coefficients)[0], rel=1e-3)
+    assert extrapolate(Law.CONSTANT, [4, 8], [40.0, 72.0], [16])[0] == 144.0
+    assert extrapolate(Law.USL, [8], [72.0], [16])[0] == 144.0, "one size holds no shape"

@@ -1,0 +1,161 @@
+"""``history``, ``ingest`` and asv on the same results, as their users call them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nights import CASE, SUBJECT, night, noisy
+
+from harness.features.history import asv
+from harness.features.history.night import keep, nights
+from harness.features.history.published import THEIRS, publish
+from harness.features.history.trends import trends
+from harness.interface.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture
+def slowed(tmp_path: Path) -> Path:
+    """Thirty nights, 5 % slower from the 21st on, when torch changed."""
+    levels = [0.1] * 20 + [0.105] * 10
+    for i, one in enumerate(noisy(levels)):
+        torch = "2.14.0" if i >= 20 else "2.13.0"
+        steps = {
+            CASE: one.cases[CASE].values["step_time"].value,
+            "fsdp/decoder-tiny/weak@4gpu": 0.2,
+        }
+        keep(night(i, steps, subject={**SUBJECT, "torch": torch}), tmp_path)
+    asv.write(tmp_path, nights(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_the_terminal_says_what_when_and_why(
+    columns: int, slowed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["history", "--results", str(slowed)]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= columns
+    assert "1 figure has become worse, last on 2026-01-21" in out
+    assert re.search(r"\+5\.\d% \[\+4\.\d, \+5\.\d\] since 2026-01-21:\s+torch 2\.13\.0", out)
+    assert "fsdp" not in out, "what is stable is only counted"
+    assert main(["history", "fsdp", "--results", str(slowed)]) == 0
+    assert "stable" in capsys.readouterr().out
+
+
+def test_it_is_a_gate_and_a_document(slowed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "--results", str(slowed), "--fail-on", "regressed", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    series = {(s["case"], s["figure"]): s for s in told["series"]}
+    slow = series[CASE, "step_time"]
+    assert slow["status"] == "regressed" and len(slow["nights"]) == 30
+    assert slow["changes"][0]["subject"] == ["torch 2.13.0 -> 2.14.0"]
+    assert main(["history", "fsdp", "--results", str(slowed), "--fail-on", "regressed"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["history"], "no night was ingested yet"),
+        (["history", "nobody"], "no case with 'nobody' in its name"),
+        (["history", "--figure", "speed"], "step_time, step_time_to_control"),
+    ],
+)
+def test_mistakes_say_what_to_do(
+    words: list[str], said: str, slowed: Path, tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    results = tmp_path_factory.mktemp("empty") if words == ["history"] else slowed
+    assert main([*words, "--results", str(results)]) == 4
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: bash scripts/system-packages.sh")
+def test_the_page_opens_without_a_network(slowed: Path) -> None:
+    page = slowed / "history.html"
+    assert main(["history", "--results", str(slowed), "--html", str(page)]) == 0
+    words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    words += ["--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", page.as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    assert done.stdout.count("<svg") == 2 and done.stdout.count("<button>") == 5
+    told = json.loads(re.search(r'id="history">(.*?)</script>', done.stdout, re.S)[1])  # type: ignore[index]
+    assert {s["status"] for s in told} == {"regressed", "stable"}
+    assert "http" not in re.sub(r"http://www.w3.org/\S*", "", page.read_text())
+
+
+def test_asvs_page_has_our_changes_and_links(slowed: Path) -> None:
+    found = trends(nights(slowed))
+    html = publish(slowed, found, asv.write(slowed, nights(slowed)))
+    (row,) = json.loads((html / "regressions.json").read_text())["regressions"]
+    assert row[0] == f"records.track_step_time('{CASE}')" and (html / row[1]).is_file()
+    index = json.loads((html / "index.json").read_text())
+    commit = index["revision_to_hash"][str(row[6][0][1])]
+    assert index["show_commit_url"] == "history.html#"
+    assert {*index["tags"]} >= {"torch-2.13.0", "torch-2.14.0"}
+    assert main(["history", "--results", str(slowed), "--html", str(html / "history.html")]) == 0
+    assert f'id="{commit[:8]}"' in (html / "history.html").read_text(), "where a point links to"
+    assert (html / THEIRS).is_file()
+
+
+def test_what_asv_itself_says_stands_beside(
+    slowed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(slowed, trends(nights(slowed)), asv.write(slowed, nights(slowed)))
+    main(["history", "--results", str(slowed)])
+    assert "asv's own detector agrees" in capsys.readouterr().out
+    theirs = slowed / "html" / THEIRS
+    theirs.write_text('{"regressions": []}')
+    main(["history", "--results", str(slowed)])
+    assert "asv's own detector does not see it" in capsys.readouterr().out
+
+
+def test_asv_reads_what_ingest_wrote_and_measures_the_core(tmp_path: Path) -> None:
+    for name in ("asv.conf.json", "benchmarks", "harness", "results/samples"):
+        source, target = ROOT / name, tmp_path / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    samples = [f"results/samples/{n}" for n in ("ddp-nano", "ddp-nano-again")]
+    home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+
+    def call(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", *words], cwd=tmp_path, env=home, capture_output=True, text=True,
+            check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    call("asv", "machine", "--yes", "--machine", "laptop")
+    core = call("asv", "run", "--quick", "--machine", "laptop", "--bench", "core.Core")
+    assert "core.Core.time_judge" in core and "failed" not in core
+    call("harness", "ingest", *samples)
+    call("asv", "check")
+    call("asv", "publish")
+    machines = {p.name for p in (tmp_path / "results/asv").iterdir() if p.is_dir()}
+    (machine,) = machines - {"laptop"}
+    compared = call("asv", "compare", "main~1", "main", "--machine", machine)
+    assert "records.track_step_time('ddp/decoder-nano/weak@2cpu')" in compared
+    assert "records.track_scaling_loss" in compared and "n/a" not in compared
+    (loss,) = (line for line in compared.splitlines() if "track_scaling_loss" in line)
+    assert "±" in loss and loss.split("|")[1].strip() == "", "undecided is no change"
+    assert "ddp/decoder-nano/weak@2cpu" in call("asv", "show", "main", "--machine", machine)
+    call("asv", "machine", "--yes", "--machine", machine)
+    call("asv", "run", "--machine", machine, "--bench", "records.track_scaling_loss", "ALL")
+    again = call("asv", "compare", "main~1", "main", "--machine", machine)
+    assert again.count("records.track_step_time(") == 3, "one environment, no line twice"
+    assert "n/a" not in again, "each commit is measured on its own night"
+    root = call("asv", "show", "main~2", "--machine", "laptop")
+    assert "core.Core.time_judge" in root, "what was measured before the first night is still there"

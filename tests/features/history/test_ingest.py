@@ -1,0 +1,281 @@
+"""Into the history: what is refused, any order, two at once, killed anywhere, broken on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from nights import CASE, SUBJECT, night
+
+from harness.base.errors import RecordError
+from harness.features.history import asv, ledger
+from harness.features.history.ingest import ingest
+from harness.features.history.night import keep, night_of, nights
+from harness.interface.cli.main import main
+from harness.record import Purpose
+from harness.record.store import load
+
+ROOT = Path(__file__).parents[3]
+SAMPLES = [ROOT / "results/samples" / name for name in ("ddp-nano", "ddp-nano-again")]
+
+
+def contents(results: Path) -> dict[str, str]:
+    """Every file of nights and asv's results, but for the time at which asv wrote it."""
+    found = [*(results / "nights").glob("*"), *(results / "asv").rglob("*.json")]
+    return {str(p.relative_to(results)): _digest(p) for p in sorted(found)}
+
+
+def _digest(path: Path) -> str:
+    told = json.loads(path.read_text())
+    if "results" in told:
+        at = [i for i, c in enumerate(told["result_columns"]) if c in ("started_at", "duration")]
+        rows = told["results"].items()
+        told["results"] = {k: [v for i, v in enumerate(r) if i not in at] for k, r in rows}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def commits(results: Path) -> list[str]:
+    return list(ledger.commits(results / asv.LEDGER).values())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both samples, ingested in peace."""
+    results = tmp_path_factory.mktemp("whole")
+    ingest(SAMPLES, results)
+    return results
+
+
+def test_a_run_is_kept_once(tmp_path: Path, whole: Path) -> None:
+    first = ingest(SAMPLES[:1], tmp_path)
+    assert [x.new for x in first] == [True] and first[0].num_values > 5
+    assert [x.new for x in ingest(SAMPLES, tmp_path)] == [False, True]
+    assert contents(tmp_path) == contents(whole) and commits(tmp_path) == commits(whole)
+
+
+def test_every_figure_of_the_sample_has_a_unit_and_a_value(whole: Path) -> None:
+    (kept,) = [n.cases["ddp/decoder-nano/weak@2cpu"] for n in nights(whole)][:1]
+    assert {*kept.values} == {
+        "step_time", "scaling_loss", "exposed_communication", "peak_memory", "wire_bytes",
+        "launch_cost",
+    }  # fmt: skip
+    assert kept.values["wire_bytes"].value == pytest.approx(919_808, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (dict(complete=False), "was interrupted"),
+        (dict(software={"torch": "2", "suite": "abc-dirty"}), "changes that no commit has"),
+    ],
+)
+def test_what_no_history_takes_is_refused(
+    edit: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    run = dataclasses.replace(load(SAMPLES[0]), **edit)  # type: ignore[arg-type]
+    with pytest.raises(RecordError, match=said):
+        night_of(run, tmp_path)
+
+
+def test_profiles_alone_are_no_night(tmp_path: Path) -> None:
+    run = load(SAMPLES[0])
+    kept = tuple(x for x in run.launches if x.purpose is not Purpose.TIMED)
+    with pytest.raises(RecordError, match="only profiles"):
+        night_of(dataclasses.replace(run, launches=kept), tmp_path)
+
+
+def test_of_several_runs_those_that_can_be_kept_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["ingest", str(tmp_path), *map(str, SAMPLES), "--results", str(tmp_path / "results")]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert f"not kept: {tmp_path}" in out and len(nights(tmp_path / "results")) == 2
+    assert main(["ingest", str(tmp_path), "--results", str(tmp_path)]) == 4, "alone it is an error"
+
+
+def test_a_comparison_of_environments_is_no_night(tmp_path: Path) -> None:
+    run = load(SAMPLES[0])
+    plans = [
+        dataclasses.replace(
+            plan,
+            arms=tuple(
+                dataclasses.replace(arm, case=dataclasses.replace(arm.case, setup="2.13"))
+                for arm in plan.arms
+            ),
+        )
+        for plan in run.plans
+    ]
+    with pytest.raises(RecordError, match="other environments"):
+        night_of(dataclasses.replace(run, plans=tuple(plans)), tmp_path)
+
+
+def test_a_node_swapped_for_an_equal_one_goes_on_with_the_series(tmp_path: Path) -> None:
+    run = load(SAMPLES[0])
+    other = dataclasses.replace(run.machine, host="spare-17", kernel="9.9.9")
+    swapped = dataclasses.replace(run, machine=other)
+    a, b = night_of(run, tmp_path), night_of(swapped, tmp_path)
+    assert a == b
+
+
+ORDERS = st.permutations(range(6))
+
+
+@settings(max_examples=6)
+@given(order=ORDERS, cut=st.integers(1, 5))
+def test_the_order_of_ingestion_does_not_matter(
+    order: list[int], cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    all_nights = [night(i, {CASE: 0.1 + i / 100}) for i in range(6)]
+    apart, together = (tmp_path_factory.mktemp("order") for _ in range(2))
+    for some in (order[:cut], order[cut:]):
+        for i in some:
+            keep(all_nights[i], apart)
+        asv.write(apart, nights(apart))
+    for one in all_nights:
+        keep(one, together)
+    asv.write(together, nights(together))
+    assert commits(apart) == commits(together) and len(commits(apart)) == 6
+    assert contents(apart) == contents(together)
+
+
+def test_what_asv_run_stored_follows_its_night(tmp_path: Path) -> None:
+    keep(night(3, {CASE: 0.1}), tmp_path)
+    (old,) = asv.write(tmp_path, nights(tmp_path)).values()
+    path = tmp_path / f"asv/8x-h100/{old[:8]}-scaleproof.json"
+    told = json.loads(path.read_text())
+    told["results"]["core.time_list"] = [[0.07], [], "1"]
+    path.write_text(json.dumps(told))
+    keep(night(1, {CASE: 0.1}), tmp_path)
+    _, new = asv.write(tmp_path, nights(tmp_path)).values()
+    assert new != old and not path.exists()
+    moved = json.loads((tmp_path / f"asv/8x-h100/{new[:8]}-scaleproof.json").read_text())
+    assert moved["results"]["core.time_list"][0] == [0.07] and moved["commit_hash"] == new
+
+
+def test_a_ledger_has_the_subject_and_a_tag_for_each_new_one(tmp_path: Path) -> None:
+    for i in range(4):
+        keep(night(i, {CASE: 0.1}, subject={**SUBJECT, "torch": f"2.{13 + i // 2}.0"}), tmp_path)
+    asv.write(tmp_path, nights(tmp_path))
+    git = ["git", "--git-dir", str(tmp_path / "axis.git")]
+    tags = subprocess.run([*git, "tag"], capture_output=True, text=True, check=True).stdout.split()
+    assert tags == ["driver-580.1", "suite-aaaa", "torch-2.13.0", "torch-2.14.0"]
+    words = [*git, "diff", "--unified=0", "main~2", "main"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert '+ "torch": "2.14.0"' in shown and "driver" not in shown
+
+
+KILLED_AT = [
+    "harness.features.history.night.keep",
+    "harness.features.history.ledger._import",
+    "harness.features.history.asv._moved",
+    "harness.features.history.asv._write",
+    "asv.results.Results.save",
+]
+KILL = """
+import os, signal, sys
+from pathlib import Path
+from pkgutil import resolve_name
+where, when = sys.argv[1], sys.argv[2]
+holder, _, name = where.rpartition(".")
+owner = resolve_name(holder)
+real = getattr(owner, name)
+def killed(*a, **k):
+    if when == "after":
+        real(*a, **k)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(owner, name, killed)
+from harness.features.history import ingest
+if where.endswith("night.keep"):
+    ingest.keep = killed
+ingest.ingest([Path(p) for p in sys.argv[4:]], Path(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("where", KILLED_AT)
+def test_killed_anywhere_the_next_call_repairs(
+    where: str, when: str, tmp_path: Path, whole: Path
+) -> None:
+    ingest(SAMPLES[:1], tmp_path)
+    words = [sys.executable, "-c", KILL, where, when, str(tmp_path), str(SAMPLES[1])]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    ingest(SAMPLES[1:], tmp_path)
+    assert contents(tmp_path) == contents(whole) and commits(tmp_path) == commits(whole)
+
+
+def test_two_at_once_lose_nothing(tmp_path: Path, whole: Path) -> None:
+    code = "import sys; from pathlib import Path; from harness.features.history.ingest import *;"
+    code += " ingest([Path(sys.argv[2])], Path(sys.argv[1]))"
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(run)], cwd=ROOT)
+        for run, _ in itertools.product(SAMPLES, range(2))
+    ]
+    assert [p.wait() for p in running] == [0] * 4
+    assert contents(tmp_path) == contents(whole) and commits(tmp_path) == commits(whole)
+
+
+BROKEN = {
+    "ledger without its head": "rm axis.git/HEAD",
+    "ledger without an object": "rm -rf axis.git/objects/??",
+    "ledger without its branch": "rm -f axis.git/refs/heads/main axis.git/packed-refs",
+    "ledger gone": "rm -rf axis.git",
+    "torn result": "for f in asv/*/*scaleproof.json; do echo '{' > $f; done",
+    "torn machine": "for f in asv/*/machine.json; do echo '{' > $f; done",
+    "torn list": "echo '{' > asv/benchmarks.json",
+    "results gone": "rm -rf asv",
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_is_made_anew(what: str, tmp_path: Path, whole: Path) -> None:
+    ingest(SAMPLES, tmp_path)
+    subprocess.run(BROKEN[what], shell=True, cwd=tmp_path, check=True)
+    ingest(SAMPLES[:1], tmp_path)
+    assert contents(tmp_path) == contents(whole), what
+    assert commits(tmp_path) == commits(whole), what
+
+
+def test_a_night_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    ingest(SAMPLES, tmp_path)
+    path = next((tmp_path / "nights").iterdir())
+    path.write_text("{")
+    with pytest.raises(RecordError, match="not a night") as error:
+        ingest(SAMPLES[:1], tmp_path)
+    assert str(path) in error.value.fix or "rm" in error.value.fix
+
+
+@pytest.mark.full
+def test_a_full_disk_loses_no_night(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    call = f"{sys.executable} -m harness ingest --results {disk}"
+    script = f"""
+        mount -t tmpfs -o size=200k results {disk} || exit 77
+        {call} {SAMPLES[0]} || exit 1
+        head -c 1m /dev/zero > {disk}/filler 2>/dev/null
+        {call} {SAMPLES[1]} 2> {tmp_path}/said && exit 2
+        rm {disk}/filler
+        {call} {SAMPLES[1]} || exit 3
+        ls {disk}/nights | wc -l > {tmp_path}/count
+        ls {disk}/asv/*/*scaleproof.json | wc -l >> {tmp_path}/count
+    """
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ},
+    )  # fmt: skip
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "count").read_text().split() == ["2", "2"]
+    assert "Traceback" not in (tmp_path / "said").read_text()

@@ -1,0 +1,269 @@
+"""Nights as cron starts them: measured, kept, told, cut off anywhere, twice at once, and pruned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from nights import SUBJECT, night
+from waiting import until
+
+from harness.base.errors import Exit
+from harness.features.history import asv
+from harness.features.history.ingest import ingest
+from harness.features.history.night import keep, nights
+from harness.features.history.nightly import notice
+from harness.features.history.nightly.config import Config
+from harness.features.history.nightly.stages import Rounds
+from harness.features.history.nightly.tonight import Tonight
+from harness.features.history.trends import Status, trends
+from harness.record.store import load
+
+ROOT = Path(__file__).parents[3]
+SUITE = """
+from harness import Protocol, ladder, scaling
+FAST = Protocol(steps=14, cut=2, min_blocks=2, max_blocks=2)
+def weak(site):
+    return [ladder(site.case("ddp/versioned-small", "weak"), (1,), baselines=(), metrics=("step_s",), protocol=FAST)]
+@scaling(weak)
+def test_mine(verdict):
+    pass
+"""
+CONFIG = """
+suites = ["test_mine.py"]
+arguments = ["--cpus", "1", "--scaling-path", "mine", "--scaling-no-timeline", "--scaling-no-fabric"]
+notify = "cat >> told.jsonl && echo ',' >> told.jsonl"
+publish = false
+wait = "0s"
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(
+        ["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def suites(tmp_path: Path) -> Path:
+    """A repository with one suite, a model that has versions, and a configuration."""
+    (tmp_path / "mine").mkdir()
+    shutil.copy(ROOT / "tests/plants/versioned.py", tmp_path / "mine")
+    (tmp_path / "test_mine.py").write_text(textwrap.dedent(SUITE))
+    (tmp_path / "nightly.toml").write_text(textwrap.dedent(CONFIG))
+    (tmp_path / ".gitignore").write_text("results/\n__pycache__/\ntold.jsonl\n")
+    git(tmp_path, "init", "-q")
+    commit(tmp_path)
+    return tmp_path
+
+
+def commit(folder: Path) -> str:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "x")
+    return git(folder, "rev-parse", "--short=12", "HEAD")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "harness", "nightly", *words]
+
+
+def call(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words), cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    )  # fmt: skip
+
+
+def told(folder: Path) -> list[dict[str, object]]:
+    path = folder / "told.jsonl"
+    return json.loads(f"[{path.read_text().rstrip().rstrip(',')}]") if path.is_file() else []
+
+
+def state(folder: Path) -> dict[str, object]:
+    return dict(json.loads((folder / "results/nightly.json").read_text()))
+
+
+def test_a_night_is_measured_once_and_cut_off_it_goes_on(suites: Path) -> None:
+    first = call(suites)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "too few nights to tell" in first.stdout
+    again = call(suites)
+    assert again.returncode == 0 and "tonight is done" in again.stderr
+    assert len(nights(suites / "results")) == 1, "not doubled"
+    (kept,) = nights(suites / "results")
+    assert kept.subject["suite"] == git(suites, "rev-parse", "--short=12", "HEAD")
+
+    # Killed in the middle of a measurement: the next call goes on with the same run.
+    running = subprocess.Popen(
+        command("--again"), cwd=suites, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    runs = suites / "results/runs"
+    new = until(lambda: [p for p in runs.glob("*/*/record.json") if p.parent.name != kept.run])
+    assert new, "the second night has begun"
+    second = call(suites)
+    assert second.returncode == 5 and "another night is being measured here" in second.stderr
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    assert not load(new[0].parent).complete, "killed too late: the night was over"
+    resumed = call(suites)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "going on with night" in resumed.stderr and "resuming" in resumed.stderr
+    assert [n.run for n in nights(suites / "results")] == [kept.run, new[0].parent.name]
+    assert state(suites)["stage"] == "done"
+
+
+@pytest.mark.parametrize("stage", ["keep", "again", "publish", "tell", "prune"])
+def test_cut_off_before_any_stage_nothing_is_measured_again(stage: str, suites: Path) -> None:
+    """From a night whose run is a shipped sample, so that it takes no measurement."""
+    results = suites / "results"
+    sample = ROOT / "results/samples/ddp-nano"
+    run = load(sample)
+    folder = results / "runs" / run.machine.hardware_class / run.run
+    shutil.copytree(sample, folder)
+    record = json.loads((folder / "record.json").read_text())
+    record["settings"]["nonce"] = "night-x"
+    (folder / "record.json").write_text(json.dumps(record))
+    digest = hashlib.sha256((folder / "record.json").read_bytes()).hexdigest()
+    (folder / "record.sha256").write_text(digest + "\n")
+    os.utime(folder / "record.json", (0, time.time() - 40 * 86400))
+    begun = {"nonce": "night-x", "begun_at": run.started_at, "stage": stage, "suites": 0}
+    (results / "nightly.json").write_text(json.dumps(begun))
+    if stage != "keep":
+        ingest([folder], results)
+    done = call(suites)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(nights(results)) == 1 and state(suites)["stage"] == "done"
+    assert not folder.exists(), "older than 30 days"
+
+
+@pytest.mark.full
+def test_a_measurement_that_is_killed_alone_is_gone_on_with(suites: Path) -> None:
+    """As by the kernel where memory is short: the night itself lives on."""
+    running = subprocess.Popen(
+        command(), cwd=suites, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert until(lambda: list((suites / "results/runs").glob("*/*/record.json")))
+    killed = subprocess.run(["pkill", "-KILL", "-P", str(running.pid)], check=False)
+    _, said = running.communicate(timeout=120)
+    assert killed.returncode == 0 and running.returncode == 11, said
+    assert "was cut off" in said and "it goes on from there" in said
+    assert call(suites).returncode == 0 and len(nights(suites / "results")) == 1
+
+
+def test_uncommitted_suites_are_refused_before_anything_is_measured(suites: Path) -> None:
+    (suites / "test_mine.py").write_text(SUITE + "# changed\n")
+    done = call(suites)
+    assert done.returncode == 4 and "no commit has" in done.stderr
+    assert not (suites / "results/runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('suite = ["a"]', "did you mean 'suites'?"),
+        ('keep = "a month"', "no length of time"),
+        ('rerun = "yes"', "expected a bool"),
+        ('notify_when = "sometimes"', "one of news, always"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_told(text: str, said: str, suites: Path) -> None:
+    (suites / "nightly.toml").write_text(text)
+    done = call(suites)
+    assert done.returncode == 4 and said in done.stderr, done.stderr
+
+
+@pytest.mark.full
+def test_a_suite_that_breaks_ends_the_night_with_an_error(suites: Path) -> None:
+    (suites / "test_mine.py").write_text("import nothing_like_that\n")
+    commit(suites)
+    done = call(suites)
+    assert done.returncode == 11 and "left no run" in done.stderr
+    (suites / "test_mine.py").write_text(textwrap.dedent(SUITE))
+    commit(suites)
+    assert call(suites).returncode == 0, "nothing was measured, so tonight is not done"
+
+
+def test_news_are_told_once(tmp_path: Path) -> None:
+    def found(days: int) -> list[notice.News]:
+        for i in range(days):
+            slow = 0.11 if i >= 20 else 0.1
+            subject = {**SUBJECT, "torch": "3" if i >= 20 else "2"}
+            keep(night(i, {"case": slow + (i % 3) * 1e-4}, subject=subject), tmp_path)
+        judged = trends(nights(tmp_path))
+        new = notice.news(judged, tmp_path)
+        notice.remember(tmp_path, new, judged)
+        return new
+
+    assert found(20) == []
+    (one,) = found(28)
+    assert one.status is Status.REGRESSED and "torch 2 -> 3" in one.line
+    assert found(28) == [] and found(29) == [], "an old change is no news"
+
+
+@pytest.mark.parametrize(
+    ("error", "steps", "suites", "ended"),
+    [
+        ("slot too short: 16 deadlines missed", {"case": 0.1}, 5, Exit.ERROR),
+        ("", {"case": 0.1}, 5, Exit.PASSED),
+        ("", {}, 5, Exit.NOTHING_JUDGED),
+        ("", {}, 0, Exit.NOTHING_JUDGED),
+        ("", {"case": 0.1}, 10, Exit.INCONCLUSIVE),
+    ],
+)
+def test_a_case_without_a_figure_is_an_error_every_night(
+    error: str, steps: dict[str, float], suites: int, ended: Exit, tmp_path: Path
+) -> None:
+    """It was one in the first of them only: from then on cron's mail was green."""
+    rounds = Rounds(Config(results=str(tmp_path)), print)
+    tonight = Tonight(nonce="night-x", begun_at="2026-01-31T02:00:00+00:00", suites=suites)
+    assert rounds._exit(tonight, [], night(3, steps, error=error)) is ended
+
+
+def test_a_command_that_fails_is_said_and_told_again(suites: Path) -> None:
+    results = suites / "results"
+    for i in range(30):
+        keep(night(i, {"case": (0.12 if i >= 20 else 0.1) + (i % 3) * 1e-4}), results)
+    asv.write(results, nights(results))
+    begun = {"nonce": "night-x", "begun_at": "2026-01-31T02:00:00+00:00", "stage": "tell"}
+    (results / "nightly.json").write_text(json.dumps({**begun, "suites": 0}))
+    config = (suites / "nightly.toml").read_text()
+    (suites / "nightly.toml").write_text(config.replace('notify = "cat', 'notify = "exit 3; cat'))
+    done = call(suites)
+    assert done.returncode == 11 and "notify failed, exit status 3" in done.stderr
+    (suites / "nightly.toml").write_text(config)
+    done = call(suites)
+    assert done.returncode == 1, "a figure became worse"
+    (document,) = told(suites)
+    assert [n["case"] for n in document["news"]] == ["case"] and document["exit"] == 1  # type: ignore[attr-defined, index]
+
+
+@pytest.mark.full
+def test_twenty_real_nights_find_date_and_blame_a_planted_slow_down(suites: Path) -> None:
+    model = suites / "mine/versioned.py"
+    commits = []
+    for number in range(20):
+        if number == 12:
+            model.write_text(model.read_text().replace("step_ms=20.0", "step_ms=21.0"))
+            commits += [git(suites, "rev-parse", "--short=12", "HEAD"), commit(suites)]
+        done = call(suites, "--again")
+        assert done.returncode in (0, 1), done.stdout + done.stderr
+    kept = nights(suites / "results")
+    trend = next(t for t in trends(kept) if t.series.quantity == "step_time")
+    assert trend.status is Status.REGRESSED and trend.last is not None
+    assert trend.last.run == kept[12].run and trend.last.size == pytest.approx(0.05, abs=0.002)
+    assert trend.why == f"suite {commits[0]} -> {commits[1]}"
+    news = [n for d in told(suites) for n in d["news"]]  # type: ignore[attr-defined]
+    assert [n["figure"] for n in news].count("step time") == 1, "told once"

@@ -1,0 +1,98 @@
+"""The rank scan: what it finds, when it says nothing, and the algebra of both."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from harness.features.history import null, scan
+
+VALUES = st.lists(st.floats(-5, 5), min_size=12, max_size=40)
+
+
+@pytest.mark.parametrize(("kind", "found_at_least"), [("none", 0.0), ("step", 0.86)])
+def test_what_it_finds_in_independent_nights(kind: str, found_at_least: float) -> None:
+    random = np.random.default_rng(5)
+    nights = random.normal(0, 0.02, (500, 60))
+    nights[:, 40:] += math.log(1.03) * (kind == "step")
+    changes = [scan.changes(x, 0.01) for x in nights]
+    found = [c for c in changes if c]
+    if kind == "none":
+        assert len(found) <= 0.01 * len(nights)
+        return
+    assert len(found) >= found_at_least * len(nights)
+    near = [c for c in found if any(abs(x.at - 40) <= 2 and x.size.by > 0 for x in c)]
+    assert len(near) >= 0.78 * len(found)
+    held = [c[0].size.low <= math.log(1.03) <= c[0].size.high for c in near if len(c) == 1]
+    assert 0.75 <= np.mean(held) <= 0.99  # chosen for their size, so a little less than 0.95
+
+
+def test_where_nothing_changes_both_directions_are_as_likely() -> None:
+    nights = np.random.default_rng(8).normal(0, 0.02, (1500, 40))
+    told = [c.size.by > 0 for x in nights for c in scan.changes(x, 0.01, alpha=0.1)]
+    assert len(told) > 100 and 0.4 <= np.mean(told) <= 0.6
+
+
+def test_wild_nights_do_not_hide_a_step_nor_make_one() -> None:
+    random = np.random.default_rng(6)
+    nights = random.normal(0, 0.005, (200, 60))
+    nights += np.where(random.random(nights.shape) < 0.05, 0.15, 0.0)
+    assert sum(bool(scan.changes(x, 0.01)) for x in nights) <= 4
+    nights[:, 40:] += 0.02
+    assert sum(bool(scan.changes(x, 0.01)) for x in nights) >= 190
+
+
+def test_every_level_is_found_and_dated() -> None:
+    random = np.random.default_rng(7)
+    levels = np.repeat([0.0, 0.05, 0.0, -0.03], [20, 15, 15, 20])
+    changes = scan.changes(levels + random.normal(0, 0.004, 70), 0.01)
+    assert [c.at for c in changes] == [20, 35, 50]
+    assert [round(c.size.by, 2) for c in changes] == [0.05, -0.05, -0.03]
+
+
+def test_a_figure_without_noise_changes_in_one_night() -> None:
+    (change,) = scan.changes([100.0] * 20 + [101.0] * 3, 0.001)
+    assert (change.at, change.p, change.size.by) == (20, 0.0, 1.0)
+    assert not scan.changes([100.0] * 30, 0.001)
+
+
+def test_a_change_below_the_floor_is_none() -> None:
+    values = [0.0, 0.001] * 10 + [0.02, 0.021] * 10
+    assert scan.changes(values, 0.01) and not scan.changes(values, 0.03)
+
+
+@given(VALUES)
+def test_only_the_order_of_values_counts(values: list[float]) -> None:
+    x = np.array(values)
+    assert scan.best(x) == pytest.approx(scan.best(2 * x))  # exact: a power of two
+
+
+@given(VALUES, st.floats(-3, 3))
+def test_a_size_moves_with_the_level(values: list[float], by: float) -> None:
+    before, after = np.array(values[:6]), np.array(values[6:])
+    size, moved = scan.shift(before, after), scan.shift(before, after + by)
+    assert moved.by == pytest.approx(size.by + by, abs=1e-9)
+    assert size.low <= size.by <= size.high
+
+
+def test_the_table_says_how_often_nothing_scores_as_high() -> None:
+    scores = null.highest(30, 20_000, np.random.default_rng(3))
+    for p in (0.1, 0.01):
+        share = np.mean([scan.p_value(float(s), 30) <= p for s in scores])
+        assert share == pytest.approx(p, rel=0.25)
+    assert scan.p_value(9.0, 60) < 1e-8 < scan.p_value(4.5, 60) < 1e-4, "the tail goes on"
+    assert [scan.p_value(s, 17) for s in (1.5, 2.5, 3.0)] == sorted(
+        [scan.p_value(s, 17) for s in (1.5, 2.5, 3.0)], reverse=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("last", "leapt"), [(0.0, False), (0.05, False), (0.2, True), (-0.2, True)]
+)
+def test_one_night_far_off_asks_for_another(last: float, leapt: bool) -> None:
+    usual = [0.001 * (-1) ** i for i in range(14)]
+    assert scan.leap([*usual, last], 0.1) is leapt
+    assert not scan.leap([0.1 * (-1) ** i for i in range(14)] + [last], 0.1), "as noisy as ever"

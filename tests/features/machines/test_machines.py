@@ -1,0 +1,192 @@
+"""Machines side by side: what is compared, what is left out, what is only shown."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from editing import even
+from hypothesis import given, strategies as st
+
+from harness.analysis.compare import Reading
+from harness.base.documents import from_doc, to_doc
+from harness.base.errors import SpecError
+from harness.cases.plan import Plan
+from harness.features.machines.machines import HardwareComparison, compare_hardware
+from harness.features.machines.report import table as hardware
+from harness.interface.cli.main import main
+from harness.record import Ceiling, RunRecord
+from harness.record.store import load
+
+Edit = Callable[[Any], None]
+
+
+def edited(run: RunRecord, *edits: Edit) -> RunRecord:
+    doc = json.loads(json.dumps(to_doc(run)))
+    for edit in edits:
+        edit(doc)
+    return from_doc(RunRecord, doc)
+
+
+def quiet(doc: Any) -> None:
+    even(doc, 0.9)
+
+
+def faster(factor: float) -> Edit:
+    def edit(doc: Any) -> None:
+        for x in doc["launches"]:
+            for r in x["ranks"]:
+                r["window_s"] /= factor
+
+    return edit
+
+
+def without(arm: str) -> Edit:
+    def edit(doc: Any) -> None:
+        doc["launches"] = [x for x in doc["launches"] if x["arm"] != arm]
+
+    return edit
+
+
+def of(found: HardwareComparison, side: str, world: str, strategy: str = "ddp") -> Any:
+    return next(
+        e for e in found.entries
+        if (e.side, e.case.world, e.case.strategy) == (side, world, strategy)
+    )  # fmt: skip
+
+
+def test_three_machines_are_held_against_the_first(sample_run: RunRecord) -> None:
+    runs = [edited(sample_run, quiet, faster(f)) for f in (1.0, 1.0, 1.3)]
+    found = compare_hardware(runs, "throughput")
+    assert [s.name for s in found.sides] == ["A", "B", "C"]
+    assert {e.reading for e in found.entries if e.side == "B"} == {Reading.SAME}
+    assert {e.reading for e in found.entries if e.side == "C"} == {Reading.FASTER}
+    assert [m.mean for m in found.means] == pytest.approx([1.0, 1.3], rel=0.001)
+    assert found.differs == () and found.missing == ()
+    assert "C is 1.3" in hardware.headline(found)
+    words = [line for line in hardware.lines(found, 100) if "2cpu  B" in line]
+    assert words and all("no difference" in line for line in words)
+
+
+def test_the_mean_is_over_what_all_ran(sample_run: RunRecord) -> None:
+    """C is 2x faster in the case that B lacks: that is in no mean, and said."""
+    b = edited(sample_run, quiet, without("@2"))
+    c = edited(sample_run, quiet, faster(2.0))
+    found = compare_hardware([edited(sample_run, quiet), b, c], "throughput")
+    assert found.num_common == 2
+    assert found.missing == ("ddp/decoder-nano/weak@2cpu: not measured on B",)
+    assert any("not in the mean" in text for text in hardware.notes(found))
+
+
+def test_unequal_machines_are_held_against_the_sum_of_their_devices(
+    sample_run: RunRecord,
+) -> None:
+    found = compare_hardware([edited(sample_run, quiet), edited(sample_run, quiet, faster(2))],
+                             "throughput")  # fmt: skip
+    a, b = found.totals
+    assert (a.devices, b.devices) == (2, 2)
+    assert a.together == pytest.approx(0.9 * 2 * a.alone, rel=0.01)
+    assert b.share == pytest.approx(0.9, rel=0.01)
+    assert b.ratio == pytest.approx(2.0) and b.ratio_alone == pytest.approx(2.0)
+
+
+def test_what_devices_reach_energy_prices_and_epochs(sample_run: RunRecord) -> None:
+    reached = to_doc(Ceiling(dtype="float32", matmul_flops=50e9, copy_bps=10e9))
+
+    def told(doc: Any) -> None:
+        for x in doc["launches"]:
+            if x["purpose"] == "gate" and x["arm"] == "plain":
+                x["ranks"][0]["ceiling"] = reached
+        for x in doc["launches"]:
+            x["gpus"] = [
+                dict(index=0, name="X", sm_clock_mhz=None, power_w=None, temp_c=None, throttle=[],
+                     energy_j=100.0)
+            ]  # fmt: skip
+        doc["settings"]["nodes"] = [2]
+
+    def epoch(doc: Any) -> None:
+        (plan,) = doc["plans"]
+        old = {x["plan"] for x in doc["launches"]} - {""}
+        plan["epoch_samples"] = 10_000
+        new = from_doc(Plan, plan).hash
+        for entry in (*doc["launches"], *doc["blocks"]):
+            entry["plan"] = new if entry["plan"] in old else entry["plan"]
+        doc["windows"] = {new: next(iter(doc["windows"].values()))}
+
+    run = edited(sample_run, quiet, told, epoch)
+    found = compare_hardware([run, run], "throughput", [7.2, None])
+    entry = of(found, "A", "2cpu")
+    row = 1 / entry.throughput
+    assert entry.price == pytest.approx(7.2 / 3600 * row * 1e6)
+    assert of(found, "A", "1cpu").price == pytest.approx(
+        3.6 / 3600 / of(found, "A", "1cpu").throughput * 1e6
+    ), "one device of two costs half"
+    assert of(found, "B", "2cpu").price is None
+    assert entry.epoch_s == pytest.approx(10_000 * row)
+    facts = run.described[entry.case.hash].facts
+    assert facts is not None
+    assert entry.attained == pytest.approx(
+        entry.throughput * facts.flops_per_sample / 2 / 50e9, rel=0.01
+    )
+    assert entry.energy_token_j == pytest.approx(entry.energy_j / facts.tokens_per_sample)
+    assert entry.price_tokens == pytest.approx(entry.price / facts.tokens_per_sample)
+    assert 0 < entry.headroom < 1
+    screen = "\n".join(hardware.lines(found, 300))
+    assert "price/M tokens" in screen and "epoch" in screen and "50 GFLOP/s" in screen
+
+
+def test_stand_ins_of_one_side_are_listed(sample_run: RunRecord) -> None:
+    def crowded(doc: Any) -> None:
+        doc["machine"]["num_cores"] = 1
+
+    found = compare_hardware([sample_run, edited(sample_run, crowded)], "throughput")
+    assert found.not_compared == ("ddp/decoder-nano/weak@2cpu: a stand-in",)
+    assert "num_cores: 2 | 1" in found.differs
+    with pytest.raises(SpecError, match="only stand-ins"):
+        compare_hardware([edited(sample_run, lambda d: [
+            a["case"].update(stand_in=["paced"]) for a in d["plans"][0]["arms"]
+        ])] * 2, "throughput")  # fmt: skip
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=3))
+def test_a_ratio_is_the_ratio(sample: Path, factors: list[float]) -> None:
+    run = load(sample)
+    runs = [edited(run, quiet, faster(f)) for f in (1.0, *factors)]
+    found = compare_hardware(runs, "throughput")
+    assert [m.mean for m in found.means] == pytest.approx(factors, rel=1e-6)
+
+
+def test_forms_agree(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare-hardware", str(sample), str(sample.with_name("ddp-nano-again"))]
+    main([*words, "--csv"])
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    main([*words, "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert [float(r["throughput"]) for r in rows] == [e["throughput"] for e in document["entries"]]
+    main([*words, "--markdown"])
+    told = capsys.readouterr().out
+    assert all(f"{e['ratio']:.3f}" in told for e in document["entries"] if e["ratio"])
+    main([*words, "--page", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text()
+    assert all(f'data-v="{e["throughput"]:.6g}"' in page for e in document["entries"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "two or more runs"),
+        (["--price", "Z=3"], "what an hour costs"),
+        (["--price", "A=dear"], "what an hour costs"),
+        (["--price", "A=0"], "what an hour costs"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(
+    sample: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(sample)] * (1 if not words else 2)
+    assert main(["compare-hardware", *runs, *words]) == 4
+    assert told in capsys.readouterr().err

@@ -1,0 +1,51 @@
+"""A planted flip of one bit is found, and its rank named; clean ranks are never accused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.analysis.verify import verify
+from harness.cases import CaseSpec, Catalogue, Device, Settings, Site
+from harness.features.nodes.checking import check_bits
+from harness.launch.wire.messages import Flip, Place
+from harness.measure.progress import Progress
+from harness.measure.session import Session
+from harness.record import store
+
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(3,))
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    made = Session(
+        Catalogue(), Settings(nodes=SITE.nodes, fabric=False), tmp_path_factory.mktemp("bits"), (),
+        Progress(),
+    )  # fmt: skip
+    with made:
+        yield made
+        record = made.save(complete=True)
+    found = verify(record, made.run.folder)
+    assert not found.differences, found.differences
+    assert store.load(made.run.folder).launches == record.launches
+
+
+@pytest.fixture
+def case() -> CaseSpec:
+    return Catalogue().normalise(SITE.case("ddp/mlp-nano"))
+
+
+def test_equal_ranks_are_not_accused(session: Session, case: CaseSpec) -> None:
+    launch = check_bits(session, case, steps=20)
+    assert launch.usable and launch.compared > 1000
+
+
+@pytest.mark.parametrize("place", list(Place))
+def test_the_rank_of_a_flipped_bit_is_named(session: Session, case: CaseSpec, place: Place) -> None:
+    """The lowest bit of a gradient, of what is sent, received or stored; a high one elsewhere."""
+    inside = place in (Place.WEIGHT, Place.ACTIVATION)
+    flip = Flip(place=place, rank=1, bit=22 if inside else 0, step=4, times=3)
+    launch = check_bits(session, case, steps=10, flip=flip)
+    assert launch.cause is None and not launch.usable
+    assert all(told.startswith("rank 1 (") for told in launch.wrong), launch.wrong

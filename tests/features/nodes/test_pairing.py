@@ -1,0 +1,85 @@
+"""A pair that broke, or whose ranks got wrong results, was not timed; its nodes are not seen."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.base.errors import Exit, LaunchError
+from harness.cases import Device, Site
+from harness.features.nodes import told
+from harness.features.nodes.pairing import Pairer
+from harness.interface.cli.main import main
+from harness.interface.cli.verbs.measure import fabric as verb
+from harness.record.fabric import Row
+
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,) * 4)
+
+
+def row(*, right: bool = True) -> Row:
+    return Row(
+        nodes=(1, 1), operation="all_reduce", payload_bytes=1 << 22, transport="tcp", time_s=0.1,
+        right=right,
+    )  # fmt: skip
+
+
+def pairer(answer: Any) -> Pairer:
+    """One whose bench answers for every pair what ``answer`` says of its nodes."""
+    notes: list[str] = []
+    run = SimpleNamespace(
+        nodes=[SimpleNamespace(host=f"n{i}") for i in range(4)], notes=notes, folder=None,
+        elapsed_s=0.0, seal=lambda: None, paired=lambda found: None,
+    )  # fmt: skip
+    bench = SimpleNamespace(
+        sweep_together=lambda cases, folder, hosts, only: [answer(pair) for pair in hosts]
+    )
+    progress = SimpleNamespace(show=lambda moment: None, note=lambda text: None)
+    session: Any = SimpleNamespace(run=run, bench=bench, progress=progress, ready=lambda: None)
+    return Pairer(session, SITE, 3)
+
+
+def test_wrong_results_are_no_time() -> None:
+    one = pairer(lambda pair: [row(right=2 not in pair)])
+    found = one.reduce({})
+    assert told.unseen(found) == ("n2",)
+    assert all(p.time_s is None for p in found.pairs if "n2" in (p.a, p.b))
+    assert all(p.time_s == 0.1 for p in found.pairs if "n2" not in (p.a, p.b))
+    assert any("a rank got a wrong result" in note for note in one._session.run.notes)
+
+
+def test_a_launch_that_broke_is_no_time() -> None:
+    one = pairer(lambda pair: LaunchError("node 1 is lost") if 1 in pair else [row()])
+    assert told.unseen(one.reduce({})) == ("n1",)
+    assert any(note.endswith("node 1 is lost") for note in one._session.run.notes)
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_every_node_is_seen_where_all_is_well(broken: bool) -> None:
+    once = {0: broken}
+
+    def answer(pair: tuple[int, int]) -> Any:
+        first, once[0] = once[0], False
+        return LaunchError("once") if first else [row()]
+
+    assert told.unseen(pairer(answer).reduce({})) == (), "other rounds have other pairs"
+
+
+def test_a_node_that_nobody_saw_is_an_error_whatever_else_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def asked(answer: Any) -> int:
+        one = pairer(answer)
+        session = SimpleNamespace(
+            save=lambda complete: None, run=SimpleNamespace(folder=tmp_path / "run")
+        )
+        monkeypatch.setattr(verb.measuring, "session", lambda *_: contextlib.nullcontext(session))
+        monkeypatch.setattr(verb, "Pairer", lambda *_: one)
+        return main(["pairs", "--engine", "emulated", "--nodes", "4x1"])
+
+    assert asked(lambda pair: [row()]) == Exit.PASSED
+    assert asked(lambda pair: [row(right=3 not in pair)]) == Exit.ERROR
+    assert "no launch ended well on n3" in capsys.readouterr().out

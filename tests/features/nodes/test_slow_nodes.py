@@ -1,0 +1,142 @@
+"""Rounds of pairs name planted nodes and links, nothing where there is none, and replay."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from harness.features.nodes import rounds, told
+from harness.features.nodes.evidence import log_evidence
+from harness.features.nodes.rounds import Seen
+from harness.record.fabric import Paired, Suspects
+
+#: Of the world's clusters: three quarters of them are steadier.
+SD = 0.0035
+
+
+def play(
+    num_nodes: int, slow: Mapping[tuple[int, ...], float], seed: int, most: int = 6, sd: float = SD
+) -> list[Seen]:
+    """Rounds of a world in which these nodes and links are slow."""
+    draw, seen = random.Random(seed), list[Seen]()
+    for number in range(most):
+        drift = draw.gauss(1, 0.05)  # what a round does to all of its pairs
+        for a, b in rounds.pairs(seen, num_nodes, seed):
+            keys = ((a,), (b,), (min(a, b), max(a, b)))
+            slower = 1 + max(slow.get(k, 0.0) for k in keys)
+            noise = math.exp(draw.gauss(0, sd))
+            seen.append(Seen(a, b, number, drift * slower * noise))
+    return seen
+
+
+def named(seen: list[Seen], num_nodes: int) -> set[tuple[int, ...]]:
+    return {one.nodes for one in rounds.conclude(seen, num_nodes)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), st.integers(24, 70))
+def test_slow_nodes_are_named_and_no_others(data: st.DataObject, num_nodes: int) -> None:
+    """Up to one of 24: in six rounds, without a word against the others."""
+    most = num_nodes // 24
+    nodes = st.lists(st.integers(0, num_nodes - 1), min_size=0, max_size=most, unique=True)
+    slow = {(n,): 0.025 for n in data.draw(nodes)}
+    seed = data.draw(st.integers(0, 1000))
+    assert named(play(num_nodes, slow, seed), num_nodes) == set(slow)
+
+
+def test_a_thousand_nodes_and_one_that_is_5_percent_slow() -> None:
+    """In three rounds; after the first two, only suspects are measured."""
+    seen = play(1024, {(700,): 0.05}, seed=3, most=3)
+    assert named(seen, 1024) == {(700,)}
+    assert len([s for s in seen if s.round == 2]) < 300
+
+
+@pytest.mark.parametrize("num_nodes", [3, 4, 5, 9])
+def test_few_nodes(num_nodes: int) -> None:
+    assert named(play(num_nodes, {(1,): 0.3}, 1), num_nodes) == {(1,)}
+    assert named(play(num_nodes, {}, 1), num_nodes) == set()
+
+
+def test_a_slow_link_is_not_blamed_on_its_nodes() -> None:
+    """A link that the first round drew; it is measured again, and named."""
+    (link, *_) = (tuple(sorted(pair)) for pair in rounds.pairs([], 32, 5))
+    seen = play(32, {link: 0.1}, seed=5)
+    assert named(seen, 32) == {link}
+    assert sum(s.link == link for s in seen) > 1
+
+
+@pytest.mark.parametrize("num_nodes", [3, 4, 6])
+def test_a_slow_link_of_few_nodes(num_nodes: int) -> None:
+    assert named(play(num_nodes, {(0, 2): 0.4}, 1), num_nodes) == {(0, 2)}
+
+
+def test_a_slow_node_does_not_blame_its_partners() -> None:
+    seen = play(16, {(2,): 0.5, (9,): 0.03}, seed=2)
+    assert named(seen, 16) == {(2,), (9,)}
+
+
+def test_one_slow_launch_names_nobody() -> None:
+    """Every twentieth launch is 5 % slower, whoever runs it: the others' scatter says so."""
+    wrong = 0
+    for seed in range(40):
+        draw, seen = random.Random(seed), list[Seen]()
+        for number in range(6):
+            for a, b in rounds.pairs(seen, 64, seed):
+                odd = 1.05 if draw.random() < 0.05 else 1.0
+                seen.append(Seen(a, b, number, odd * math.exp(draw.gauss(0, SD))))
+        wrong += bool(named(seen, 64))
+    assert wrong <= 1
+
+
+def test_nothing_is_left_to_find() -> None:
+    """Where nothing is slow, most worlds end after the two full rounds."""
+    seen = play(64, {}, seed=1, sd=0.001)
+    assert {s.round for s in seen} == {0, 1} and len(seen) == 64
+
+
+def test_evidence_is_an_e_value() -> None:
+    """Its mean over launches like the others' is at most 1, up to what the model misses."""
+    rng = np.random.default_rng(1)
+    told_ = []
+    for _ in range(400):
+        x = rng.normal(0, SD, 40)
+        log, _ = log_evidence(x[:2], x[2:], 0.01)
+        told_.append(math.exp(log))
+    assert np.mean(told_) < 1.5
+
+
+def _suspects() -> Suspects:
+    hosts = tuple(f"n{i}" for i in range(16))
+    seen = play(16, {(4,): 0.1}, seed=told.SEED)
+    pairs = [Paired(a=hosts[s.a], b=hosts[s.b], round=s.round, time_s=s.time_s) for s in seen]
+    return told.suspects(pairs, hosts, "ddp/decoder-nano")
+
+
+def test_suspects_replay() -> None:
+    suspects = _suspects()
+    assert suspects.nodes == ("n4",) and "n4 is 9.8% slower" in told.words(suspects.slow[0])
+    assert list(told.differences(suspects)) == []
+
+
+def test_a_doctored_search_is_found() -> None:
+    """A name that is left out, a pair that was made fast, a round that had other pairs."""
+    suspects = _suspects()
+    assert list(told.differences(replace(suspects, nodes=())))
+    fast = [replace(p, time_s=1.0) if "n4" in (p.a, p.b) else p for p in suspects.pairs]
+    assert list(told.differences(replace(suspects, pairs=tuple(fast))))
+    assert list(told.differences(replace(suspects, pairs=suspects.pairs[:-1])))
+
+
+def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:
+    """Its launches broke: ``pairs`` says so, and does not pass."""
+    suspects = _suspects()
+    assert told.unseen(suspects) == ()
+    broken = [replace(p, time_s=None) if "n7" in (p.a, p.b) else p for p in suspects.pairs]
+    assert told.unseen(told.suspects(broken, suspects.hosts, suspects.case)) == ("n7",)
+    assert told.unseen(replace(suspects, pairs=())) == suspects.hosts

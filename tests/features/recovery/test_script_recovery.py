@@ -1,0 +1,148 @@
+"""A user's own training is broken and resumed: what was lost, and whether it goes on as before."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.base.errors import Exit, LaunchError
+from harness.cases import Catalogue, Course, Device, Fault, Settings, Site
+from harness.cases.script import script_plan
+from harness.features.recovery.report import recovery
+from harness.features.recovery.scripted import ScriptRecoverer, continued, went_on_at
+from harness.interface.cli.main import main
+from harness.measure.progress import Progress
+from harness.measure.session import Session
+from harness.record import Continued, Trial, Update
+from harness.record.store import load
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+#: ``resumes.py`` saves every 4 updates.
+AFTER = 6
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    settings = Settings(fabric=False, timeline=False, nodes=(2,), folder=str(SCRIPTS))
+    made = Session(Catalogue(), settings, tmp_path_factory.mktemp("runs"), (), Progress())
+    yield made
+    made.close()
+
+
+def broken(session: Session, monkeypatch: pytest.MonkeyPatch, how: str, fault: Fault) -> Trial:
+    """One trial, of the second rank for a hang."""
+    monkeypatch.chdir(SCRIPTS)
+    case = script_plan(["resumes.py", how], SITE).arm("@2").case
+    recoverer = ScriptRecoverer(session, shlex.join(["resumes.py", how]), AFTER)
+    recoverer.measure(Course(case=case, fault=fault), 1)
+    return session.run.recoveries[-1]
+
+
+@pytest.mark.parametrize(
+    ("how", "goes_on", "lost"),
+    [
+        ("well", Continued.EXACTLY, 2),
+        ("reshuffles", Continued.OTHER_SAMPLES, 2),
+        ("weights only", Continued.OTHER_LOSSES, 2),
+        ("forgets", Continued.BEGINNING, 6),
+        ("rounds", Continued.OTHER_WEIGHTS, None),
+    ],
+)
+def test_how_a_training_goes_on_is_said(
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    goes_on: Continued,
+    lost: int | None,
+) -> None:
+    trial = broken(session, monkeypatch, how, Fault.KILL)
+    assert (trial.continued, trial.lost) == (goes_on, lost)
+    assert trial.blamed == trial.rank == 0
+    parts = (trial.detect_s, trial.stop_s, trial.start_s, trial.group_s, trial.step_s)
+    assert min(parts) >= 0 and trial.group_s > 0 and trial.step_s > 0
+    assert (trial.load_s > 0) == (how != "forgets") and trial.stall_s > 0
+
+
+def test_a_training_that_hangs_is_ended_and_resumed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = broken(session, monkeypatch, "well", Fault.HANG)
+    assert trial.continued is Continued.EXACTLY and trial.blamed == trial.rank
+    assert trial.detect_s > 5
+
+
+def test_a_training_that_is_too_short_to_be_broken_says_so(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(SCRIPTS)
+    case = script_plan(["resumes.py", "well", "--short"], SITE).arm("@2").case
+    recoverer = ScriptRecoverer(session, case.script, 20)
+    with pytest.raises(LaunchError, match="the training ends after 12 updates"):
+        recoverer.measure(Course(case=case, fault=Fault.KILL), 1)
+
+
+def test_as_its_user_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(SCRIPTS)
+    words = [
+        "--trials",
+        "1",
+        "--break-after",
+        str(AFTER),
+        "--cpus",
+        "2",
+        "--results",
+        str(tmp_path),
+    ]
+    before = sorted(SCRIPTS.iterdir())
+    assert main(["recover", "--script", *words, "--", "resumes.py", "well"]) == Exit.NOTHING_JUDGED
+    told = " ".join(capsys.readouterr().out.split())
+    assert "after kill: the training goes on exactly; 2 updates" in told
+    assert sorted(SCRIPTS.iterdir()) == before
+    (folder,) = {p.parent for p in tmp_path.rglob("record.json")}
+    assert recovery.lines(load(folder))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ddp/decoder-nano", "--script", "--cpus", "2", "--", "resumes.py"], "does not go with"),
+        (["--cpus", "2"], "nothing to break"),
+        (["--script", "--cpus", "2", "--resume-with", "no", "--", "resumes.py"], "'no' is neither"),
+    ],
+)
+def test_what_cannot_be_broken_is_said(
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(SCRIPTS)
+    assert main(["recover", *words]) == Exit.USAGE
+    assert said in capsys.readouterr().err
+
+
+def journal(*states: str, loss: float = 1.0, samples: str = "a") -> list[Update]:
+    return [
+        Update(at=float(i), began_at=0.0, state=s, samples=samples, loss=loss, spent_s={})
+        for i, s in enumerate(states)
+    ]
+
+
+def test_every_rank_has_to_go_on_from_the_same_update() -> None:
+    both = [journal("0", "1", "2"), journal("0", "x", "y")]
+    assert went_on_at(both, [journal("2", "3"), journal("y", "z")]) == 2
+    assert went_on_at(both, [journal("2", "3"), journal("x", "z")]) is None
+    assert went_on_at(both, [journal("0", "1"), journal("0", "x")]) == 0
+
+
+@pytest.mark.parametrize(("loss", "how"), [(1.0, "exactly"), (1.01, "other losses")])
+def test_a_rank_whose_losses_leave_the_curve_is_found(loss: float, how: str) -> None:
+    whole = [journal("0", "1", "2", "3"), journal("0", "1", "2", "3")]
+    resumed = [journal("1", "2", "3"), journal("1", "2", "3", loss=loss)]
+    assert str(continued(1, whole, resumed)).endswith(how)

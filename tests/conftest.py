@@ -29,7 +29,18 @@ settings.register_profile("no timing assertion", deadline=None)
 settings.load_profile("no timing assertion")
 MUTANTS = Path(__file__).parent / "mutants"
 #: Folders whose tests start worlds of processes.
-LONG = {"contract", "faults", "recovery", "history", "launch", "interface", "docs", "e2e", "acceptance", "strict"}
+LONG = {
+    "contract",
+    "faults",
+    "recovery",
+    "history",
+    "launch",
+    "interface",
+    "docs",
+    "e2e",
+    "acceptance",
+    "strict",
+}
 pytest_plugins = ["pytester"]
 
 

@@ -1,0 +1,76 @@
+"""A feature is whole: its folder can be deleted, and everything else is as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cases.heads import read_head
+
+ROOT = Path(__file__).parents[2]
+FEATURES = ROOT / "harness" / "features"
+ALL = sorted(p.name for p in FEATURES.iterdir() if (p / "__init__.py").is_file())
+#: CI takes out one that adds a section, a series and the plugin's courses, and one that adds most
+#: of the verbs.
+SOON = ("recovery", "history")
+SAMPLE = "results/samples/ddp-nano"
+#: Imports every module but those that need torch.
+IMPORTS = """
+import importlib, pathlib, harness
+root = pathlib.Path(harness.__file__).parent
+for path in sorted(root.rglob("*.py")):
+    parts = path.relative_to(root.parent).with_suffix("").parts
+    if parts[1] != "training" and parts[-1] != "__main__" and "startup" not in parts:
+        importlib.import_module(".".join(parts).removesuffix(".__init__"))
+"""
+
+
+def without(feature: str, folder: Path) -> Path:
+    """A copy of the project in which nobody ever wrote this feature."""
+    skipped = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("harness", "tests", "suites", "results/samples", "examples", "docs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=skipped)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder / name)
+    shutil.rmtree(folder / "harness/features" / feature)
+    shutil.rmtree(folder / "tests/features" / feature, ignore_errors=True)
+    return folder
+
+
+def run(folder: Path, *words: str) -> str:
+    """What a program says in this copy, which must end well."""
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (words, done.stdout[-1500:], done.stderr[-1500:])
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "feature", [pytest.param(f, marks=[pytest.mark.full] * (f not in SOON)) for f in ALL]
+)
+def test_the_core_does_without_it(feature: str, tmp_path: Path) -> None:
+    """Every module is imported, a record is shown and verified; its verbs are gone."""
+    folder = without(feature, tmp_path)
+    run(folder, "-c", IMPORTS)
+    assert "everything agrees" in run(folder, "-m", "harness", "verify", SAMPLE)
+    run(folder, "-m", "harness", "report", SAMPLE)
+    told = run(folder, "-m", "harness", "--help")
+    heads = (read_head(path)[1].get("HELP", {}) for path in (FEATURES / feature).rglob("*.py"))
+    gone = {verb for head in heads for verb in head}
+    assert gone and not gone & set(told.split())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("feature", ALL)
+def test_the_tests_of_the_core_pass_without_it(feature: str, tmp_path: Path) -> None:
+    folder = without(feature, tmp_path)
+    core = ["analysis", "cases", "record", "interface/report", "interface/schema", "test_rooms.py"]
+    tests = [f"tests/{name}" for name in core if (folder / "tests" / name).exists()]
+    run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, as below
     from harness.cases import (
+        Arm,
         Batching,
         CaseSpec,
+        Contrast,
         Course,
         Fault,
         Mode,
@@ -18,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers, as below
         Precision,
         Protocol,
         Site,
+        Threshold,
     )
     from harness.cases.courses import resharded
     from harness.cases.recipes import (
@@ -31,16 +34,15 @@ if TYPE_CHECKING:  # for type checkers, as below
         learning,
         like,
         plain,
-        recovering,
-        scaling,
         shapes,
         strong_worlds,
         versus,
     )
     from harness.cases.script import script
     from harness.cases.site import rungs
+    from harness.cases.suites import recovering, scaling
     from harness.interface import frames
-    from harness.record import Category, Expected, ModelFacts, WhatRan
+    from harness.record import Category, Expected, ModelFacts, Verdict, WhatRan
     from harness.training.context import Knobs, RankContext, Trainer
     from harness.training.data import Batch, images, labels, uniform
     from harness.training.feeds import Feed, Source
@@ -52,15 +54,18 @@ if TYPE_CHECKING:  # for type checkers, as below
 
 _NAMES = {
     "interface": "frames",
-    "record": "Category Expected ModelFacts WhatRan",
-    "cases": "Batching CaseSpec Course Fault Mode Plan Precision Protocol Site",
+    "record": "Category Expected ModelFacts Verdict WhatRan",
+    "cases": (
+        "Arm Batching CaseSpec Contrast Course Fault Mode Plan Precision Protocol Site Threshold"
+    ),
     "cases.courses": "resharded",
     "cases.recipes": (
-        "ON_GPUS PACED REAL Recipe beside control ladder learning like plain recovering scaling"
+        "ON_GPUS PACED REAL Recipe beside control ladder learning like plain"
         " shapes strong_worlds versus"
     ),
     "cases.script": "script",
     "cases.site": "rungs",
+    "cases.suites": "recovering scaling",
     "training.context": "Knobs RankContext Trainer",
     "training.data": "Batch images labels uniform",
     "training.feeds": "Feed Source",

@@ -194,6 +194,17 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     if not links:
         yield f"{chain.FILE} is missing: this run was chained"
         return
+    yield from _ends(run, links)
+    if links[0].kind is not Kind.SEALED:
+        yield "the chain does not begin with what was settled before the first launch"
+        return
+    yield from _sealed(run, links)
+    yield from _announced(run, links)
+    yield from _entered(run, links)
+
+
+def _ends(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
+    """The chain ends where the record does, and nothing lies behind its end."""
     if run.head not in {link.hash for link in links}:
         yield "the chain is not the one that the record ends with"
     elif run.complete and run.head != links[-1].hash:
@@ -201,19 +212,27 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     ends = [link.number for link in links if link.kind is Kind.ENDED]
     if ends and ends[0] != links[-1].number:
         yield f"the chain goes on behind its end, link {ends[0]}"
-    if links[0].kind is not Kind.SEALED:
-        yield "the chain does not begin with what was settled before the first launch"
-        return
+    if run.complete and links[-1].kind is not Kind.ENDED:
+        yield "the record is complete, but the chain does not end"
+
+
+def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
+    """What was settled before the first launch is what it was."""
     sealed = links[0].body
     names = ["schema", "run", "started_at", "settings", "machine", "software", "thresholds"]
     for name in [*names, *(["facts"] if "facts" in sealed else [])]:
         if _json(getattr(run, name)) != sealed.get(name):
             yield f"{name} is not what was sealed before the first launch"
-    alone = not any(link.kind is Kind.SITTING for link in links)
-    if alone and _json(run.admission) != sealed.get("admission"):
+    if any(link.kind is Kind.SITTING for link in links):
+        return  # each sitting has its own
+    if _json(run.admission) != sealed.get("admission"):
         yield "admission is not what was found before the first launch"
-    if alone and _json(run.environment) != sealed.get("environment"):
+    if _json(run.environment) != sealed.get("environment"):
         yield "environment is not what was sealed before the first launch"
+
+
+def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
+    """Plans, and what was expected of their cases, are those that were announced."""
     plans = {p.hash: _json(p) for p in run.plans}
     for body in chain.bodies(links, Kind.PLAN):
         if plans.get(body["hash"]) != body["plan"]:
@@ -222,6 +241,10 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
         for case, answer in body.items():
             if case not in run.described or _json(run.described[case]) != answer:
                 yield f"what is expected of case {case} is not what its files said"
+
+
+def _entered(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
+    """Everything that was measured is in the record as it was entered."""
     for kind, entries in (
         (Kind.LAUNCH, run.launches),
         (Kind.BLOCK, run.blocks),
@@ -231,12 +254,10 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
         yield from _alike(kind, _json(entries), chain.bodies(links, kind), whole=run.complete)
     rows = [row for body in chain.bodies(links, Kind.SWEEP) for row in body]
     yield from _alike(Kind.SWEEP, _json(run.fabric), rows, whole=run.complete)
-    for module in features.modules("AUDIT"):
-        yield from module.differences(run)
     pairs = [] if run.suspects is None else [_json(run.suspects)]
     yield from _alike(Kind.PAIRED, pairs, chain.bodies(links, Kind.PAIRED), whole=run.complete)
-    if run.complete and links[-1].kind is not Kind.ENDED:
-        yield "the record is complete, but the chain does not end"
+    for module in features.modules("AUDIT"):
+        yield from module.differences(run)
 
 
 def _alike(kind: Kind, record: Json, links: list[Json], *, whole: bool) -> Iterator[str]:

@@ -111,7 +111,7 @@ class Costs:
         return max(LEAST_STEP_S, flops / rate, talking_s)
 
 
-def coming(
+def coming(  # noqa: PLR0913
     plans: Sequence[Plan],
     arms: Mapping[str, Sequence[Arm]],
     costs: Costs,

@@ -1,3 +1,5 @@
 """Attributes by which functions of a suite are known: ``@scaling`` sets them, pytest looks."""
 
 MARK, RECOVERS = "__scaleproof_recipes__", "__scaleproof_recoveries__"
+#: What a function of ``@scaling`` requires.
+BOUNDS = "__scaleproof_bounds__"

@@ -28,10 +28,26 @@ def check(case: CaseSpec, supports: Supports, sizes: Sizes) -> None:
         raise SpecError(what, where=case.id, expected=expected, fix=fix or "scaleproof list")
 
 
-def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple[str, str, str]]:
+Mistakes = Iterator[tuple[str, str, str]]
+
+
+def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
     """What is wrong, what was expected, and a fix, in the order in which a user should see it."""
+    yield from _unsupported(case, supports, sizes)
+    yield from _numbers(case)
+    yield from _batches(case, supports)
+    yield from _shares(case)
+    yield from _mesh(case, supports)
+    yield from _sharing(case, supports)
+    yield from _computed(case)
+    yield from _stragglers(case)
+    yield from _places(case, sizes)
+    yield from _mode(case)
+
+
+def _unsupported(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
+    """What the strategy or the model does not have."""
     strategy, model = f"strategy {case.strategy!r}", f"model {case.model!r}"
-    strong = case.mode is Mode.STRONG
     if case.size not in sizes:
         what = f"{model} has no size {case.size!r}{nearest(case.size, sizes)}"
         yield what, ", ".join(sizes), "scaleproof list models"
@@ -45,40 +61,62 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
         yield f"{strategy} {need} compressor", "for example compressed:topk/decoder-tiny", fix
     if supports.worlds == "one" and case.world_size != 1:
         yield f"{strategy} runs one rank only", "1 rank", ""
+    if case.phase is Passes.FORWARD and not supports.forward:
+        yield f"{strategy} does not go forward alone", "phase=train", "--set phase=train"
+
+
+def _numbers(case: CaseSpec) -> Mistakes:
+    """Numbers that are too small, or none."""
     for name in ("micro_batch", "global_batch", "seq_len", "accumulate", "devices_per_rank"):
         if (value := getattr(case, name)) is not None and value < 1:
             yield f"{name} = {value}", "at least 1", f"--set {name}=1"
-    if not 0 < case.last_batch <= 1:
-        yield f"last_batch = {case.last_batch}", "a share above 0, at most 1", ""
-    if case.last_batch < 1 and not supports.uneven:
-        yield f"{strategy} has no short last batch", "last_batch=1.0", "--set last_batch=1.0"
-    if case.phase is Passes.FORWARD and not supports.forward:
-        yield f"{strategy} does not go forward alone", "phase=train", "--set phase=train"
-    if case.last_batch < 1 and case.accumulate > 1:
-        yield "a short last batch is not cut again", "accumulate=1", "--set accumulate=1"
     for name, least in (("clip", 0), ("warm_up", 0), ("base_batch", 1)):
         if (value := getattr(case, name)) < least or not math.isfinite(value):
             yield f"{name} = {value}", f"a number of at least {least}", f"--set {name}={least}"
+
+
+def _batches(case: CaseSpec, supports: Supports) -> Mistakes:
+    """A last batch that is none, or that the strategy cannot train."""
+    if not 0 < case.last_batch <= 1:
+        yield f"last_batch = {case.last_batch}", "a share above 0, at most 1", ""
+    if case.last_batch < 1 and not supports.uneven:
+        what = f"strategy {case.strategy!r} has no short last batch"
+        yield what, "last_batch=1.0", "--set last_batch=1.0"
+    if case.last_batch < 1 and case.accumulate > 1:
+        yield "a short last batch is not cut again", "accumulate=1", "--set accumulate=1"
+
+
+def _shares(case: CaseSpec) -> Mistakes:
+    """Shares of the batch that are not one for each rank."""
     if case.shares and (len(case.shares) != case.world_size or min(case.shares) <= 0):
         what = f"shares {case.shares} for {case.world_size} ranks"
         yield what, "a number above 0 for each rank", "--set shares=[1,0.5]"
-    yield from _mesh(case, supports)
-    yield from _sharing(case, supports)
-    yield from _computed(case)
+
+
+def _stragglers(case: CaseSpec) -> Mistakes:
+    """Ranks that are slow on purpose, where that means nothing."""
     try:
-        if case.slowed and case.device is Device.CUDA:
-            yield (
-                "stragglers slow CPU cores, which a GPU's rank hardly needs",
-                "CPU ranks",
-                "--cpus 2",
-            )
+        slow_on_gpus = case.slowed and case.device is Device.CUDA
     except ValueError as error:
         yield str(error), "RANK:SHARE, separated by commas", "--set stragglers=1:0.5"
+        return
+    if slow_on_gpus:
+        what = "stragglers slow CPU cores, which a GPU's rank hardly needs"
+        yield what, "CPU ranks", "--cpus 2"
+
+
+def _places(case: CaseSpec, sizes: Sizes) -> Mistakes:
+    """A sequence that the model has not, or nodes that are not those of the world."""
     if case.seq_len is not None and "seq" not in sizes[case.size]:
-        yield f"{model} has no sequence length", "no seq_len", ""
+        yield f"model {case.model!r} has no sequence length", "no seq_len", ""
     if sum(case.nodes) != case.world_size or min(case.nodes) < 1:
         what = f"nodes {case.nodes} do not add up to {case.world_size} ranks"
         yield what, "as many ranks on all nodes as the world size", ""
+
+
+def _mode(case: CaseSpec) -> Mistakes:
+    """The batch that a mode needs, and the one that it derives."""
+    strong = case.mode is Mode.STRONG
     if strong and case.global_batch is None:
         yield "strong mode needs a global batch", "global_batch", "--set global_batch=16"
     if strong and case.micro_batch is not None:
@@ -87,7 +125,7 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Iterator[tuple
         yield "weak mode derives the global batch", "micro_batch alone", ""
 
 
-def _mesh(case: CaseSpec, supports: Supports) -> Iterator[tuple[str, str, str]]:
+def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
     """A mesh that is none, that the strategy cannot lay out, or that has not the case's ranks."""
     own = f"{supports.dims[0]}:{case.world_size}"
     if not case.mesh:
@@ -112,7 +150,7 @@ def _mesh(case: CaseSpec, supports: Supports) -> Iterator[tuple[str, str, str]]:
 _NOT_OVER_GLOO = (Dim.FSDP, Dim.PP, Dim.TP, Dim.CP, Dim.EP)
 
 
-def _sharing(case: CaseSpec, supports: Supports) -> Iterator[tuple[str, str, str]]:
+def _sharing(case: CaseSpec, supports: Supports) -> Mistakes:
     """Ranks that share a GPU talk over gloo, which stages few collectives through the host."""
     if StandIn.SHARED_GPU not in case.stand_in or case.world_size == 1:
         return
@@ -123,7 +161,7 @@ def _sharing(case: CaseSpec, supports: Supports) -> Iterator[tuple[str, str, str
             return
 
 
-def _computed(case: CaseSpec) -> Iterator[tuple[str, str, str]]:
+def _computed(case: CaseSpec) -> Mistakes:
     """Kernels that the device has not, and settings of what was not asked for."""
     if case.checkpoint_every < 1:
         what = f"checkpoint_every = {case.checkpoint_every}"

@@ -7,13 +7,10 @@ memory saved, codec break-even, A/A and the pinned control are all contrasts of 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from harness.base.errors import SpecError
-from harness.base.marks import MARK, RECOVERS
 from harness.cases.batching import alike
 from harness.cases.case import PLAIN, Ablation, CaseSpec, Data, Mode
-from harness.cases.courses import Course
 from harness.cases.metrics import Form, metric
 from harness.cases.plan import Arm, Contrast, Plan, Protocol, Role
 from harness.cases.site import Site
@@ -22,7 +19,6 @@ from harness.cases.site import Site
 Recipe = Callable[[Site], Sequence[Plan]]
 #: Ranks on each node of a world of that size.
 Nodes = Callable[[int], tuple[int, ...]]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 REAL = Protocol(steps=32, cut=6)
 PACED = Protocol(steps=16, cut=2)
@@ -101,7 +97,7 @@ _AGAINST: Mapping[str, Callable[[CaseSpec, Sequence[int], Nodes], list[Against]]
 }
 
 
-def ladder(
+def ladder(  # noqa: PLR0913
     case: CaseSpec,
     worlds: Sequence[int],
     *,
@@ -367,30 +363,3 @@ def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:
     assert case.mode is Mode.STRONG and case.global_batch is not None
     shards = [n * case.accumulate for n in worlds]
     return tuple(n for n, s in zip(worlds, shards, strict=True) if case.global_batch % s == 0)
-
-
-def scaling(*recipes: Recipe) -> Callable[[Function], Function]:
-    """One pytest item per verdict of the plans that ``recipes`` return for the site.
-
-    The function takes ``verdict`` and may add asserts of its own; the verdict itself is enforced
-    by the plugin, so a body of only a docstring is enough.
-    """
-
-    def mark(function: Function) -> Function:
-        setattr(function, MARK, recipes)
-        return function
-
-    return mark
-
-
-def recovering(*recipes: Callable[[Site], list[Course]]) -> Callable[[Function], Function]:
-    """One pytest item per course that ``recipes`` return for the site: broken, and gone on with.
-
-    The function takes ``verdict``: the worst that rules on recovery come to.
-    """
-
-    def mark(function: Function) -> Function:
-        setattr(function, RECOVERS, recipes)
-        return function
-
-    return mark

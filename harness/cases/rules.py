@@ -163,52 +163,60 @@ def load_thresholds(path: Path, known: Catalogue | None = None) -> tuple[Thresho
 
 
 def _rule(table: Table, problems: Problems) -> Threshold | None:
-    v, before = table.values, len(problems.found)
-
-    def line(key: str) -> int:
-        return table.lines.get(key, table.line)
-
-    try:
-        metric = metrics.metric(v["metric"])
-    except KeyError:
-        hint = meant(v["metric"], metrics.METRICS) or f"one of {', '.join(metrics.METRICS)}"
-        problems.add(line("metric"), f"no metric {v['metric']!r}", hint)
-        return None
-    if v["unit"] != metric.unit:
-        problems.add(
-            line("unit"),
-            f"{v['metric']} is in {metric.unit!r}, not {v['unit']!r}",
-            f'unit = "{metric.unit}"',
-        )
-    if "at_least" not in v and "at_most" not in v:
-        problems.add(table.line, "a rule needs a bound", "add at_least or at_most")
-    elif v.get("at_least", -1e300) > v.get("at_most", 1e300):
-        problems.add(line("at_least"), "at_least is above at_most: no value can pass")
-    for key in ("world", "nodes"):
-        sizes = v.get(key)
-        listed = [sizes] if isinstance(sizes, int) else sizes
-        if listed is not None and not (listed and all(0 < n <= LARGEST for n in listed)):
-            problems.add(line(key), f"{key} = {sizes} is of no run", "numbers from 1 on")
-    for key, what, right in vacuous.bounds(v):
-        problems.add(line(key), what, right)
-    if metric.form is Form.RATIO and "baseline" not in v:
-        problems.add(
-            table.line,
-            f"{v['metric']} needs a baseline",
-            f"baseline = one of {', '.join(BASELINES)}",
-        )
-    if metric.scaling and "mode" not in v:
-        problems.add(table.line, f"{v['metric']} needs a mode", 'mode = "weak" or "strong"')
-    if ("waiver" in v) != ("waiver_expires" in v):
-        problems.add(line("waiver"), "a waiver needs a reason and waiver_expires (a date)")
+    """A table as a rule; None if something is wrong with it."""
+    values, before = table.values, len(problems.found)
+    _check_metric(table, problems)
+    if len(problems.found) == before:
+        _check_bounds(table, problems)
     if len(problems.found) > before:
         return None
     doc: dict[str, Json] = {
-        k: [n] if k in ("world", "nodes") and isinstance(n, int) else n for k, n in v.items()
+        k: [n] if k in ("world", "nodes") and isinstance(n, int) else n for k, n in values.items()
     }
     if expires := doc.pop("waiver_expires", None):
-        doc["waiver"] = {"reason": v["waiver"], "expires": expires.isoformat()}
+        doc["waiver"] = {"reason": values["waiver"], "expires": expires.isoformat()}
     return from_doc(Threshold, doc)
+
+
+def _check_metric(table: Table, problems: Problems) -> None:
+    """The metric is one, in its unit, and has what it is held against."""
+    name = table.values["metric"]
+    try:
+        metric = metrics.metric(name)
+    except KeyError:
+        hint = meant(name, metrics.METRICS) or f"one of {', '.join(metrics.METRICS)}"
+        problems.add(table.lines.get("metric", table.line), f"no metric {name!r}", hint)
+        return
+    if (unit := table.values["unit"]) != metric.unit:
+        told = f"{name} is in {metric.unit!r}, not {unit!r}"
+        problems.add(table.lines.get("unit", table.line), told, f'unit = "{metric.unit}"')
+    if metric.form is Form.RATIO and "baseline" not in table.values:
+        hint = f"baseline = one of {', '.join(BASELINES)}"
+        problems.add(table.line, f"{name} needs a baseline", hint)
+    if metric.scaling and "mode" not in table.values:
+        problems.add(table.line, f"{name} needs a mode", 'mode = "weak" or "strong"')
+
+
+def _check_bounds(table: Table, problems: Problems) -> None:
+    """There is a bound, and something can meet it and miss it."""
+    values = table.values
+
+    def add(key: str, what: str, hint: str = "") -> None:
+        problems.add(table.lines.get(key, table.line), what, hint)
+
+    if "at_least" not in values and "at_most" not in values:
+        problems.add(table.line, "a rule needs a bound", "add at_least or at_most")
+    elif values.get("at_least", -1e300) > values.get("at_most", 1e300):
+        add("at_least", "at_least is above at_most: no value can pass")
+    for key in ("world", "nodes"):
+        sizes = values.get(key)
+        listed = [sizes] if isinstance(sizes, int) else sizes
+        if listed is not None and not (listed and all(0 < n <= LARGEST for n in listed)):
+            add(key, f"{key} = {sizes} is of no run", "numbers from 1 on")
+    for key, what, right in vacuous.bounds(values):
+        add(key, what, right)
+    if ("waiver" in values) != ("waiver_expires" in values):
+        add("waiver", "a waiver needs a reason and waiver_expires (a date)")
 
 
 def reach(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields as dataclass_fields, replace
 from typing import Any
 
 from harness.base.errors import SpecError, nearest
@@ -73,6 +73,12 @@ class Site:
             stand_in=frozenset(stand_in),
             environment=environment.of_backends(self.backend) or None,
         )
+        known = [f.name for f in dataclass_fields(CaseSpec)]
+        for unknown in (name for name in fields if name not in known):
+            raise SpecError(
+                f"{name}: a case has no field {unknown!r}{nearest(unknown, known)}",
+                expected=", ".join(known), fix="scaleproof list",
+            )  # fmt: skip
         return replace(base, **fields)
 
     def fabric(self, nodes: tuple[int, ...], knobs: Mapping[str, Any]) -> CaseSpec:

@@ -27,7 +27,7 @@ class LocalTrainer:
     resumable = True
     weighted = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         module: nn.Module,
         ctx: RankContext,

@@ -18,6 +18,7 @@ COVERED = {
     "accelerator.py repeatable": GATE,
     "accelerator.py usual": GATE,
     "accelerator.py name": TIMED,
+    "accelerator.py uuid": TIMED,
     "accelerator.py synchronize": TIMED,
     "accelerator.py events": TIMED,
     "accelerator.py allocator": TIMED,

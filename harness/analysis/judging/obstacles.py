@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from harness.analysis.judging.pairs import rests_on
 from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import references, same_training
-from harness.cases import CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
+from harness.cases import Arm, CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRecord, Status
 
@@ -23,38 +23,52 @@ ROUNDED_LIMIT = 2e-2
 
 
 def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
-    """What keeps this contrast from being judged, if anything does."""
-    arms = [plan.arm(n) for n in (contrast.subject, *contrast.baseline)]
-    for arm in arms:
-        described = run.described.get(arm.case.hash)
+    """What keeps this contrast from being judged, if anything does: the first reason counts."""
+    for look in (_not_launched, _not_smallest, _gated, _mismatched, _unreferenced, _launched):
+        if (why := look(run, plan, contrast)) is not None:
+            return why
+    return None
+
+
+def _arms(plan: Plan, contrast: Contrast) -> list[Arm]:
+    return [plan.arm(name) for name in (contrast.subject, *contrast.baseline)]
+
+
+def _not_launched(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+    """A case that was refused, that broke before its launch, or that does not fit."""
+    for arm in _arms(plan, contrast):
+        name, described = arm.case.id, run.described.get(arm.case.hash)
         if described is None:
-            return unmeasured(run, plan, f"{arm.case.id} was not measured")
+            return unmeasured(run, plan, f"{name} was not measured")
         if described.error:
-            return Conclusion(
-                Status.ERROR, Reason.LAUNCH_FAILED, f"{arm.case.id}: {described.error}"
-            )
+            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, f"{name}: {described.error}")
         if described.unsupported:
-            return Conclusion(
-                Status.SKIP, Reason.UNSUPPORTED, f"{arm.case.id}: {described.unsupported}"
-            )
+            return Conclusion(Status.SKIP, Reason.UNSUPPORTED, f"{name}: {described.unsupported}")
         if not fits(described, arm.case, run.machine):
-            return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, f"{arm.case.id} does not fit here")
-    if contrast.against == "smallest_fit" and contrast.baseline[0] != smallest_fit(run, plan):
-        return Conclusion(
-            Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest_fit(run, plan)}"
-        )
-    checked = run.gates
-    for arm in arms:
-        gate = checked.get(arm.case.hash)
+            return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, f"{name} does not fit here")
+    return None
+
+
+def _not_smallest(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+    """A baseline that is not the smallest rung that fits."""
+    if contrast.against != "smallest_fit":
+        return None
+    smallest = smallest_fit(run, plan)
+    if contrast.baseline[0] == smallest:
+        return None
+    return Conclusion(Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest}")
+
+
+def _gated(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+    """What the correctness gates of the arms say."""
+    for arm in _arms(plan, contrast):
+        gate = run.gates.get(arm.case.hash)
         if arm.role is Role.CONTROL:
             return _control(gate)
         if arm.role is Role.ABLATION or arm.case.script:
             continue  # wrong on purpose; a script is checked in each of its launches
-        if gate is None and (lower := _stopped_at(run, plan, arm.case, checked)) is not None:
-            why = f"{arm.case.id} was not launched: the climb ended at {lower}, which is wrong"
-            return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, why)
         if gate is None:
-            return unmeasured(run, plan, f"{arm.case.id} was never checked")
+            return _ungated(run, plan, arm.case)
         if (impossible := not_here(arm.case, gate)) is not None:
             return impossible
         if (failure := gate_failure(gate)) is not None:
@@ -63,16 +77,39 @@ def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | Non
                 reason = Reason.WRONG_BYTES
             whose = "" if arm.name == contrast.subject else f"{arm.case.id}: "
             return Conclusion(Status.ERROR, reason, f"{whose}{failure}")
-    if (mismatch := _unlike(run, plan, contrast) or _norms(plan, contrast, checked)) is not None:
-        return Conclusion(Status.ERROR, Reason.INCORRECT, mismatch)
-    for arm in arms:
+    return None
+
+
+def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Conclusion:
+    """Why nobody checked a case."""
+    if (lower := _stopped_at(run, plan, case, run.gates)) is not None:
+        why = f"{case.id} was not launched: the climb ended at {lower}, which is wrong"
+        return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, why)
+    return unmeasured(run, plan, f"{case.id} was never checked")
+
+
+def _mismatched(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+    """Arms that do not train the same."""
+    told = _unlike(run, plan, contrast) or _norms(plan, contrast, run.gates)
+    return None if told is None else Conclusion(Status.ERROR, Reason.INCORRECT, told)
+
+
+def _unreferenced(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+    """A reference that broke; one that found no memory only leaves losses uncompared."""
+    for arm in _arms(plan, contrast):
         compared = references.launch_of(run.references, run.described, arm.case.hash)
-        out_of_memory = compared is not None and not_here(arm.case, compared) is not None
-        if compared is not None and compared.status is LaunchStatus.FAILED and not out_of_memory:
+        if compared is None or compared.status is not LaunchStatus.FAILED:
+            continue
+        if not_here(arm.case, compared) is None:
             told = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
             return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, told)
-    found = (_of_launch(run, plan, launch) for launch in rests_on(run, plan, contrast))
-    return next((why for why in found if why is not None), None)
+    return None
+
+
+def _launched(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+    """The first launch that the contrast rests on, and that is no evidence."""
+    reasons = (_of_launch(run, plan, launch) for launch in rests_on(run, plan, contrast))
+    return next((why for why in reasons if why is not None), None)
 
 
 def _unlike(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
@@ -212,17 +249,24 @@ def smallest_fit(run: RunRecord, plan: Plan) -> str:
 
 
 def gate_failure(gate: LaunchRecord) -> str | None:
-    """The first check that failed, as a sentence; None if all hold on every rank."""
+    """The check that failed, as a sentence; None if all hold on every rank.
+
+    Of several it is the one that comes first in training, whichever rank it failed on: what follows
+    is its symptom.
+    """
     if gate.status is not LaunchStatus.OK:
         return f"correctness gate: {blame(gate)}"
-    for rank in gate.ranks:
-        for check in rank.checks:
-            if not check.ok:
-                figures = "" if check.value is None else f" {check.value:.6g}"
-                if check.limit is not None:
-                    figures += f", allowed {check.limit:.6g}"
-                detail = f" ({check.detail})" if check.detail else ""
-                return f"{check.name} on rank {rank.rank}:{figures}{detail}"
+    failed = [(rank.rank, check) for rank in gate.ranks for check in rank.checks if not check.ok]
+    if failed:
+        order: dict[str, int] = {}
+        for rank in gate.ranks:
+            order |= {check.name: place for place, check in enumerate(rank.checks)}
+        number, check = min(failed, key=lambda f: (order[f[1].name], f[0]))
+        figures = "" if check.value is None else f" {check.value:.6g}"
+        if check.limit is not None:
+            figures += f", allowed {check.limit:.6g}"
+        detail = f" ({check.detail})" if check.detail else ""
+        return f"{check.name} on rank {number}:{figures}{detail}"
     if not gate.ranks or not all(r.checks for r in gate.ranks):
         return "correctness gate: nothing was checked"
     return None

@@ -65,7 +65,7 @@ class Figures:
     final_loss: float | None
 
 
-def figures(
+def figures(  # noqa: PLR0913
     case: CaseSpec,
     expected: Expected | None,
     ranks: Sequence[RankRecord],

@@ -54,6 +54,7 @@ class Matched:
 
 
 def match(ranks: Sequence[Lanes]) -> Matched:
+    """Every collective with all ranks' parts of it, every message with its two ends."""
     size = max(r.world_size for r in ranks)
     if not any(r.ops for r in ranks):
         return Matched()
@@ -61,31 +62,38 @@ def match(ranks: Sequence[Lanes]) -> Matched:
         return Matched(refused="only 1 traces were given")
     by_key: dict[tuple[object, ...], dict[int, list[Op]]] = {}
     for lane in ranks:
-        for op in lane.ops:
-            if op.group == ALONE:
-                continue
+        for op in (op for op in lane.ops if op.group != ALONE):
             by_key.setdefault(_key(lane.rank, op), {}).setdefault(lane.rank, []).append(op)
     if size > len(ranks) and not _whole_groups(by_key):
         return Matched(refused=f"only {len(ranks)} of {size} traces were given")
-    meetings, lone = [], 0
+    meetings, lone = list[Meeting](), 0
     for key, by_rank in by_key.items():
-        kind, first = str(key[1]), next(iter(by_rank.values()))[0]
+        first = next(iter(by_rank.values()))[0]
         if key[0] == "collective" and first.seq >= 0 and len(by_rank) < first.size:
             lone += 1  # at the edge of a capture
             continue
-        if key[0] == "p2p" and len(by_rank) != 2:
-            return Matched(refused=f"a {kind} has no matching peer operation in these traces")
-        counts = {r: len(ops) for r, ops in by_rank.items()}
-        if len(set(counts.values())) > 1:
-            return Matched(refused=f"{kind}: the ranks' counts differ, {counts}")
-        if key[0] == "collective" and len(by_rank) != len(ranks) and not key[2]:
-            return Matched(refused=f"{kind}: only ranks {sorted(by_rank)} issued it")
-        for together in zip(*by_rank.values(), strict=True):
-            sizes = {o.payload for o in together if o.payload >= 0}
-            if len(sizes) > 1 and key[0] == "collective":
-                return Matched(refused=f"{kind}: ranks disagree on its size, {sorted(sizes)}")
-            meetings.append(Meeting(ops=dict(zip(by_rank, together, strict=True))))
+        if refused := _unmatched(key, by_rank, len(ranks)):
+            return Matched(refused=refused)
+        together = zip(*by_rank.values(), strict=True)
+        meetings += [Meeting(ops=dict(zip(by_rank, ops, strict=True))) for ops in together]
     return Matched(meetings=tuple(meetings), lone=lone)
+
+
+def _unmatched(key: tuple[object, ...], by_rank: Mapping[int, Sequence[Op]], num_ranks: int) -> str:
+    """Why the operations of one key are no meetings; empty if they are."""
+    collective, kind = key[0] == "collective", str(key[1])
+    if not collective and len(by_rank) != 2:
+        return f"a {kind} has no matching peer operation in these traces"
+    counts = {r: len(ops) for r, ops in by_rank.items()}
+    if len(set(counts.values())) > 1:
+        return f"{kind}: the ranks' counts differ, {counts}"
+    if collective and len(by_rank) != num_ranks and not key[2]:
+        return f"{kind}: only ranks {sorted(by_rank)} issued it"
+    for together in zip(*by_rank.values(), strict=True):
+        sizes = {op.payload for op in together if op.payload >= 0}
+        if collective and len(sizes) > 1:
+            return f"{kind}: ranks disagree on its size, {sorted(sizes)}"
+    return ""
 
 
 def _whole_groups(by_key: Mapping[tuple[object, ...], Mapping[int, Sequence[Op]]]) -> bool:

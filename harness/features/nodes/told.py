@@ -59,10 +59,13 @@ def unseen(found: Suspects) -> tuple[str, ...]:
 
 
 def differences(run: RunRecord) -> Iterator[str]:
+    """What ``verify`` finds where a record names other nodes than its pairs do."""
+    if run.suspects is not None and run.suspects.hosts:
+        yield from replayed(run.suspects)
+
+
+def replayed(recorded: Suspects) -> Iterator[str]:
     """Where a round had other pairs than those before it lead to, or other nodes are named."""
-    recorded = run.suspects
-    if recorded is None or not recorded.hosts:
-        return
     measured, of, case = recorded.pairs, recorded.hosts, recorded.case
     again = suspects(measured, of, case)
     if (again.nodes, again.links) != (recorded.nodes, recorded.links):

@@ -12,11 +12,11 @@ SERIES = "recovery"
 
 def series(run: RunRecord) -> Iterator[Series]:
     """Trials first."""
-    yield from _recoveries(run.recoveries)
-    yield from _goodputs(run.played)
+    yield from recoveries(run.recoveries)
+    yield from goodputs(run.played)
 
 
-def _goodputs(played: Sequence[Played]) -> Iterator[Series]:
+def goodputs(played: Sequence[Played]) -> Iterator[Series]:
     """Trainings that faults of a schedule interrupted; each play of a case is a value."""
     drawn = [p for p in played if p.mtbf_s is not None]
     for case in dict.fromkeys(p.case for p in drawn):
@@ -28,7 +28,7 @@ def _goodputs(played: Sequence[Played]) -> Iterator[Series]:
         )  # fmt: skip
 
 
-def _recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
+def recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
     """Trials by case, fault, way of saving and new world."""
     for name in dict.fromkeys(t.name for t in trials):
         named = [t for t in trials if t.name == name]

@@ -1,11 +1,12 @@
 """``pytest suites/ --gpus 8``: a guest in every project, at work only where a suite is.
 
 Without a suite there are the long options and nothing else: no short ones, no markers, no look at
-the environment, and nothing is imported for them. A suite is a file with ``@scaling`` or
-``@recovering``; what is done with it is in ``items.py``.
+the environment, and nothing is imported for them. A suite is a file that imports from ``harness``
+and calls ``scaling`` or ``recovering``; what is done with it is in ``items.py``.
 """
 
 import argparse
+import ast
 import os
 import warnings
 from collections.abc import Generator, Iterator
@@ -29,8 +30,8 @@ TIERS = (
     "acceptance: suites that measure published claims",
 )
 #: A suite is looked for this deep, in so many files.
-DEPTH, FILES = 3, 2000
-_SUITE = (b"@scaling", b"@recovering")
+DEPTH, FILES = 8, 2000
+_CALLED = {"scaling", "recovering"}
 _NEAR = pytest.StashKey[bool]()
 
 
@@ -88,11 +89,19 @@ def _tests(config: pytest.Config) -> Iterator[Path]:
 
 
 def _is_suite(path: Path) -> bool:
+    """By its syntax, however ``harness`` is imported and the decorator is written."""
     try:
-        text = path.read_bytes()
-    except OSError:
+        source = path.read_bytes()
+        if b"harness" not in source or not any(name.encode() in source for name in _CALLED):
+            return False  # most files of most projects, without parsing them
+        nodes = list(ast.walk(ast.parse(source)))
+    except (OSError, SyntaxError, ValueError):
         return False
-    return any(mark in text for mark in _SUITE)
+    modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+    modules += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    used = {n.attr if isinstance(n, ast.Attribute) else n.id for n in nodes
+            if isinstance(n, ast.Attribute | ast.Name)}  # fmt: skip
+    return any(name.split(".")[0] == "harness" for name in modules) and not _CALLED.isdisjoint(used)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,9 +11,9 @@ import pytest
 from harness.analysis.judging import pairs, verdicts
 from harness.base.errors import Exit, ScaleproofError, SpecError
 from harness.base.files import UnwrittenError
-from harness.base.marks import MARK, RECOVERS
+from harness.base.marks import BOUNDS, MARK, RECOVERS
 from harness.base.numbers import duration
-from harness.cases import Catalogue, Contrast, Course, Site, Threshold, targets
+from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold, targets
 from harness.interface import options
 from harness.interface.offered import OPTIONS
 from harness.interface.plugin import benchmark
@@ -77,6 +77,7 @@ def generate(metafunc: pytest.Metafunc) -> None:
             for raw in recipe(scaling.site):
                 plan = targets.normalise(raw, scaling.catalogue, bool(setups))
                 scaling.plans.setdefault(plan.hash, plan)
+                rules = scaling.required(folder, _own_rules(metafunc, plan))
                 for contrast in pairs.judged_of(plan, rules, hardware):
                     case = plan.arm(contrast.subject).case
                     matched = verdicts.rules_for(rules, case, contrast, hardware)
@@ -86,6 +87,12 @@ def generate(metafunc: pytest.Metafunc) -> None:
     several = {i for i in ids if ids.count(i) > 1}
     names = [f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in expectations]
     metafunc.parametrize("verdict", expectations, ids=names, indirect=True)
+
+
+def _own_rules(metafunc: pytest.Metafunc, plan: Plan) -> tuple[Threshold, ...]:
+    """What the function itself requires of a plan."""
+    bounds = getattr(metafunc.function, BOUNDS, None)
+    return () if bounds is None else tuple(bounds.rules(metafunc.function.__name__, plan))
 
 
 @contextlib.contextmanager

@@ -78,6 +78,11 @@ class Scaling:
             self.rules[folder] = options.thresholds(file, [folder], self.catalogue, expected)
         return self.rules[folder]
 
+    def required(self, folder: Path, rules: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
+        """The rules of a folder, with those that a function of it states."""
+        self.rules[folder] = tuple(dict.fromkeys((*self.thresholds(folder), *rules)))
+        return self.rules[folder]
+
     def all_rules(self) -> tuple[Threshold, ...]:
         """The rules of every suite folder: each judges whatever it matches."""
         return tuple(dict.fromkeys(t for rules in self.rules.values() for t in rules))

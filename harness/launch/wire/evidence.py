@@ -65,7 +65,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def rank_end(
+def rank_end(  # noqa: PLR0913
     out: Path,
     beats: Beats,
     rank: int,

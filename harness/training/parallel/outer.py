@@ -58,7 +58,7 @@ def trainer(
     return kind(model, ctx, placements=("apart",))
 
 
-def expected(
+def expected(  # noqa: PLR0913
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, period: int,
     sent: Traffic, formula: str, states: int = 0,
 ) -> Expected:  # fmt: skip

@@ -138,28 +138,25 @@ def sent(
     total, found = Traffic(), cuts(model)
     if ranks == 1:
         return total
-    scatter = traffic.reduce_scatter(case.backend)
-    for name, (into, out, wanted, tokens) in _flowing(model, inputs):
-        how = found.get(name)
-        if how is None:
+    for name, flow in _flowing(model, inputs):
+        if (how := found.get(name)) is None:
             continue
         if sequence:
-            for kind, parameter in model.get_submodule(name).named_parameters():
-                if how is Cut.NORM or (how is Cut.ROW and kind == "bias"):
-                    total += traffic.all_reduce(float(parameter.nbytes), ranks)
-        if how in (Cut.COLUMN, Cut.LOGITS):
-            if sequence:
-                total += traffic.all_gather(into / ranks, ranks)
-            if wanted:
-                total += scatter(into, ranks) if sequence else traffic.all_reduce(into, ranks)
-        if how in (Cut.ROW, Cut.VOCABULARY):
-            total += scatter(out, ranks) if sequence else traffic.all_reduce(out, ranks)
-            if sequence:
-                total += traffic.all_gather(out / ranks, ranks)
-        if how is Cut.LOGITS and not loss:
-            total += traffic.all_gather(out / ranks, ranks)
+            total += _whole_gradients(model.get_submodule(name), how, ranks)
+        total += _activations(how, flow, case.backend, ranks, sequence)
         if how is Cut.LOGITS and loss:
-            total += traffic.all_reduce(FP32 * tokens, ranks) * 3
+            total += traffic.all_reduce(FP32 * flow.tokens, ranks) * 3
+        elif how is Cut.LOGITS:
+            total += traffic.all_gather(flow.out / ranks, ranks)
+    return total
+
+
+def _whole_gradients(layer: nn.Module, how: Cut, ranks: int) -> Traffic:
+    """Gradients of whole parameters, of which each rank has seen a part of the sequence."""
+    total = Traffic()
+    for kind, parameter in layer.named_parameters():
+        if how is Cut.NORM or (how is Cut.ROW and kind == "bias"):
+            total += traffic.all_reduce(float(parameter.nbytes), ranks)
     return total
 
 
@@ -170,6 +167,21 @@ class Flow(NamedTuple):
     out: float
     wanted: bool
     tokens: float
+
+
+def _activations(how: Cut, flow: Flow, backend: str, ranks: int, sequence: bool) -> Traffic:
+    """What a layer's input and output send, forwards and backwards."""
+    total, scatter = Traffic(), traffic.reduce_scatter(backend)
+    if how in (Cut.COLUMN, Cut.LOGITS):
+        if sequence:
+            total += traffic.all_gather(flow.into / ranks, ranks)
+        if flow.wanted:
+            total += scatter(flow.into, ranks) if sequence else traffic.all_reduce(flow.into, ranks)
+    if how in (Cut.ROW, Cut.VOCABULARY):
+        total += scatter(flow.out, ranks) if sequence else traffic.all_reduce(flow.out, ranks)
+        if sequence:
+            total += traffic.all_gather(flow.out / ranks, ranks)
+    return total
 
 
 def _flowing(model: nn.Module, inputs: Tensor) -> Iterator[tuple[str, Flow]]:

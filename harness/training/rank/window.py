@@ -147,7 +147,7 @@ class StepLog:
         )
 
 
-def measure(
+def measure(  # noqa: PLR0913
     trainer: Trainer,
     feed: Feed,
     window: Window,

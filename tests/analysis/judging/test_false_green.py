@@ -198,6 +198,32 @@ def test_a_launch_whose_losses_nobody_compared_is_no_evidence(sample_run: RunRec
     assert "losses were compared" in found.detail
 
 
+def test_the_gate_names_the_first_check_that_failed_whichever_rank_it_was_on(
+    sample_run: RunRecord,
+) -> None:
+    """A forgotten broadcast shows in rank 0's gradients, too: that is its symptom."""
+    gate = next(x for x in sample_run.launches if len(x.ranks) > 1 and x.ranks[0].checks)
+
+    def checks(*wrong: str) -> tuple[Check, ...]:
+        return tuple(
+            Check(name=name, ok=name not in wrong, value=None, limit=None, detail="")
+            for name in ("start_parameters", "gradients", "losses")
+        )
+
+    first, second, *rest = gate.ranks
+    told = gate_failure(
+        dataclasses.replace(
+            gate,
+            ranks=(
+                dataclasses.replace(first, checks=checks("gradients", "losses")),
+                dataclasses.replace(second, checks=checks("start_parameters", "gradients")),
+                *rest,
+            ),
+        )
+    )
+    assert told == "start_parameters on rank 1:"
+
+
 @pytest.mark.parametrize("purpose", ["gate", "timed"])
 def test_out_of_memory_does_not_fit_and_is_no_wrong_training(
     sample_run: RunRecord, purpose: str

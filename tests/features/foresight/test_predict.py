@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from tests.features.foresight.test_table import LADDER, PUBLISHED, table
 
 from harness.base.errors import SpecError
 from harness.features.foresight import terms
@@ -22,6 +21,7 @@ from harness.features.foresight.learned import Regime, learned
 from harness.features.foresight.outlook import outlooks
 from harness.features.foresight.predict import Predicted, predict
 from harness.features.foresight.published.table import Table, read
+from tests.features.foresight.test_table import LADDER, PUBLISHED, table
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from harness.base.errors import Exit, LaunchError
 from harness.cases import Device, Site
 from harness.features.nodes import told
 from harness.features.nodes.pairing import Pairer
+from harness.features.nodes.verbs import pairs as verb
 from harness.interface.cli.main import main
-from harness.interface.cli.verbs.measure import fabric as verb
 from harness.record.fabric import Row
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,) * 4)

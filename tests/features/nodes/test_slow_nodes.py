@@ -121,16 +121,16 @@ def _suspects() -> Suspects:
 def test_suspects_replay() -> None:
     suspects = _suspects()
     assert suspects.nodes == ("n4",) and "n4 is 9.8% slower" in told.words(suspects.slow[0])
-    assert list(told.differences(suspects)) == []
+    assert list(told.replayed(suspects)) == []
 
 
 def test_a_doctored_search_is_found() -> None:
     """A name that is left out, a pair that was made fast, a round that had other pairs."""
     suspects = _suspects()
-    assert list(told.differences(replace(suspects, nodes=())))
+    assert list(told.replayed(replace(suspects, nodes=())))
     fast = [replace(p, time_s=1.0) if "n4" in (p.a, p.b) else p for p in suspects.pairs]
-    assert list(told.differences(replace(suspects, pairs=tuple(fast))))
-    assert list(told.differences(replace(suspects, pairs=suspects.pairs[:-1])))
+    assert list(told.replayed(replace(suspects, pairs=tuple(fast))))
+    assert list(told.replayed(replace(suspects, pairs=suspects.pairs[:-1])))
 
 
 def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:

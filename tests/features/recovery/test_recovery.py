@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.analysis.judging.series import _recoveries
 from harness.base.errors import Exit, LaunchError
 from harness.cases import CaseSpec, Catalogue, Course, Device, Fault, Settings, Site
 from harness.features.recovery.recoverer import Recoverer, deadlines
+from harness.features.recovery.series import recoveries
 from harness.interface.cli.main import main
 from harness.launch.engine import Where
 from harness.launch.engines import emulated
@@ -146,7 +146,7 @@ def test_restarts_that_are_used_up_name_every_cause(launcher: Bench, tmp_path: P
 def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Bench, tmp_path: Path) -> None:
     trial = one(launcher, tmp_path, Course(case=case_of(launcher, "forgetful"), fault=Fault.KILL))
     assert not trial.equal
-    (one_series,) = _recoveries((trial,))
+    (one_series,) = recoveries((trial,))
     assert "bit for bit" in one_series.wrong
 
 

@@ -11,7 +11,7 @@ import pytest
 from harness.base.errors import Exit, LaunchError
 from harness.cases import Catalogue, Course, Device, Fault, Settings, Site
 from harness.cases.script import script_plan
-from harness.features.recovery.report import recovery
+from harness.features.recovery.report import trials
 from harness.features.recovery.scripted import ScriptRecoverer, continued, went_on_at
 from harness.interface.cli.main import main
 from harness.measure.progress import Progress
@@ -105,7 +105,7 @@ def test_as_its_user_runs_it(
     assert "after kill: the training goes on exactly; 2 updates" in told
     assert sorted(SCRIPTS.iterdir()) == before
     (folder,) = {p.parent for p in tmp_path.rglob("record.json")}
-    assert recovery.lines(load(folder))
+    assert trials.lines(load(folder))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import Exit
+from harness.interface.plugin import hooks
 
 SUITE = """
     from harness import Protocol, Site, control, ladder, scaling
@@ -389,3 +390,93 @@ def test_a_recovery_is_an_item_with_the_worst_of_its_verdicts(
     result = run(pytester, "-v")
     result.stdout.fnmatch_lines(["*test_recovery?ddp-mlp-nano-weak@2cpu-kill?*", f"{status}*"])
     assert result.ret == code
+
+
+@pytest.mark.parametrize(
+    ("text", "is_suite"),
+    [
+        ("from harness import scaling\n@scaling(f)\ndef test(verdict): ...", True),
+        ("import harness as h\n@h.scaling(f)\ndef test(verdict): ...", True),
+        ("from harness import scaling\ntest = scaling(f)(lambda verdict: None)", True),
+        ("from harness import scaling as measured\n", False),
+        ("# from harness import scaling: @scaling\n", False),
+        ("from mine import scaling\n@scaling('harness')\ndef test(): ...", False),
+        ("from harness import scaling\n@scaling(f\n", False),
+    ],
+)
+def test_a_suite_is_known_by_its_syntax(tmp_path: Path, text: str, is_suite: bool) -> None:
+    (tmp_path / "test_x.py").write_text(text)
+    assert hooks._is_suite(tmp_path / "test_x.py") is is_suite
+
+
+#: What an operator writes: what is measured, and what is required, in one line each.
+SHORT_SUITE = """
+    import harness as h
+    from harness import Verdict, scaling
+
+    PLANTED = {"paced.mode": "schedule", "paced.plant": "2:0.85"}
+
+    @h.scaling("ddp/paced-small", knobs=PLANTED, efficiency={2: 0.8})
+    def test_holds(verdict: Verdict) -> None:
+        assert verdict.value < 0.9
+
+    @scaling("ddp/paced-small", mode="strong", global_batch=64, speedup={2: 1.9}, baseline="wrapped")
+    def test_strong(verdict):
+        pass
+"""
+
+
+def test_a_case_and_its_bound_are_a_suite(pytester: pytest.Pytester) -> None:
+    folder = pytester.mkdir("a") / "b" / "c" / "d"  # deeper than most
+    folder.mkdir(parents=True)
+    (folder / "test_short.py").write_text(textwrap.dedent(SHORT_SUITE))
+    result = run(pytester, "--collect-only", "-q", "--cpus", "2")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "*test_holds[[]ddp-paced_small-weak-2cpu*-efficiency]",
+            "*test_strong[[]ddp-paced_small-strong-2cpu*-speedup-wrapped]",
+        ]
+    )
+
+
+@pytest.mark.full
+@pytest.mark.alone
+def test_a_bound_in_a_suite_judges(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_short="""
+        from harness import scaling
+
+        PLANTED = {"paced.mode": "schedule", "paced.plant": "2:0.85"}
+
+        @scaling("ddp/paced-small", knobs=PLANTED, efficiency=0.8)
+        def test_holds(verdict):
+            assert verdict.value < 0.9
+
+        @scaling("ddp/paced-small", knobs=PLANTED, seed=1, efficiency={2: 0.95})
+        def test_misses(verdict):
+            pass
+        """
+    )
+    run(pytester, "--cpus", "2").assert_outcomes(passed=1, failed=1)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("@scaling(3)", "@scaling(3)"),
+        ("@scaling", "@scaling without a case"),
+        ("@scaling()", "@scaling without a case"),
+        ("@scaling(lambda site: [], precision='bf16')", "@scaling: precision of a recipe"),
+        ("@scaling('ddp')", "'ddp' is not a case"),
+        ("@scaling('ddp/mlp-nano', precison='bf16')", "precison"),
+    ],
+)
+def test_a_mistake_in_the_decorator_is_one_clear_error(
+    pytester: pytest.Pytester, line: str, told: str
+) -> None:
+    pytester.makepyfile(f"from harness import scaling\n{line}\ndef test_x(verdict): ...\n")
+    result = run(pytester, "--cpus", "2")
+    text = result.stdout.str() + result.stderr.str()
+    assert result.ret == Exit.USAGE and told in text and "Traceback" not in text, text
+    assert "\n  try " in text

@@ -1,0 +1,161 @@
+"""Suites: how a test says what is measured, and what is required of it.
+
+@scaling("ddp/decoder-350m", precision="autocast", efficiency=0.90)
+def test_ddp(verdict):
+'''Throughput per rank holds as ranks are added.'''
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from harness.base.errors import SpecError
+from harness.base.marks import BOUNDS, MARK, RECOVERS
+from harness.cases.case import CaseSpec, Device, Mode
+from harness.cases.courses import Course
+from harness.cases.metrics import metric
+from harness.cases.plan import Plan, Role
+from harness.cases.recipes import ON_GPUS, REAL, Recipe, ladder, strong_worlds
+from harness.cases.rules import Source, Threshold
+from harness.cases.site import Site
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+#: A bound at every rung, or one for some world sizes: ``0.9``, ``{8: 6.8}``.
+Bound = float | Mapping[int, float]
+EXAMPLE = '@scaling("ddp/decoder-tiny", efficiency=0.9)'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a test requires of its plans, by metric, against one kind of baseline."""
+
+    least: Mapping[str, Bound]
+    baseline: str | None
+
+    def rules(self, name: str, plan: Plan) -> list[Threshold]:
+        """The rules of the test of that name on a plan; each judges the plan's own cases."""
+        subject = next(arm.case for arm in plan.arms if arm.role is Role.SUBJECT)
+        out = []
+        for of, bound in self.least.items():
+            by_world = bound if isinstance(bound, Mapping) else {0: bound}
+            for world, least in by_world.items():
+                out.append(
+                    Threshold(
+                        name=f"{name}_{of}{f'_{world}' if world else ''}",
+                        case=re.sub(r"([*?[])", r"[\1]", subject.family + subject.extras),
+                        metric=of,
+                        unit=metric(of).unit,
+                        source=Source.REQUIREMENT,
+                        mode=subject.mode,
+                        baseline=self.baseline,
+                        world=(world,) if world else (),
+                        at_least=float(least),
+                    )
+                )
+        return out
+
+
+def scaling(
+    *what: Recipe | str,
+    mode: str = Mode.WEAK,
+    baseline: str | None = None,
+    efficiency: Bound | None = None,
+    speedup: Bound | None = None,
+    **fields: Any,
+) -> Callable[[Function], Function]:
+    """One pytest item per verdict of what is named, over the worlds of the site.
+
+    The function takes ``verdict`` and may add asserts of its own; the verdict itself is enforced
+    by the plugin, so a body of only a docstring is enough.
+
+    Args:
+        what: a case, ``"ddp/decoder-350m"``, or recipes, which return plans for a site.
+        mode: of a named case: weak, or strong with ``global_batch``.
+        baseline: what a named case and the bounds are held against: plain (the default of a case)
+            or any other kind that ``ladder`` has.
+        efficiency, speedup: the least that is required at every rung, or by world size.
+        fields: of a named case, as ``--set`` takes them: ``precision="autocast"``.
+    """
+    named = [one for one in what if isinstance(one, str)]
+    bounds = {"efficiency": efficiency, "speedup": speedup}
+    least = {name: bound for name, bound in bounds.items() if bound is not None}
+    metrics = tuple(least) or ("efficiency",)
+    against = baseline or ("plain" if named else None)
+    recipes = tuple(
+        _named(one, Mode(mode), against or "plain", metrics, fields)
+        if isinstance(one, str)
+        else one
+        for one in what
+    )
+    if (mistake := _mistake(what, fields)) is not None:
+        recipes = (_refusing(mistake),)
+    if len(what) == 1 and _is_test(what[0]):  # ``@scaling`` without a call
+        setattr(what[0], MARK, recipes)
+        return cast(Callable[[Function], Function], what[0])
+
+    def mark(function: Function) -> Function:
+        setattr(function, MARK, recipes)
+        setattr(function, BOUNDS, Bounds(least=least, baseline=against))
+        return function
+
+    return mark
+
+
+def recovering(*recipes: Callable[[Site], list[Course]]) -> Callable[[Function], Function]:
+    """One pytest item per course that ``recipes`` return for the site: broken, and gone on with.
+
+    The function takes ``verdict``: the worst that rules on recovery come to.
+    """
+
+    def mark(function: Function) -> Function:
+        setattr(function, RECOVERS, recipes)
+        return function
+
+    return mark
+
+
+def _named(
+    name: str, mode: Mode, baseline: str, metrics: Sequence[str], fields: Mapping[str, Any]
+) -> Recipe:
+    """A ladder of a case over the site's worlds."""
+
+    def recipe(site: Site) -> list[Plan]:
+        case: CaseSpec = site.case(name, mode, **fields)
+        worlds = strong_worlds(case, site.worlds) if mode is Mode.STRONG else site.worlds
+        rungs = worlds if baseline == "wrapped" else ([n for n in worlds if n > 1] or worlds)
+        protocol = ON_GPUS if site.device is Device.CUDA else REAL
+        return [
+            ladder(
+                case, rungs, shape=site.shape, baselines=(baseline,), metrics=metrics,
+                protocol=protocol,
+            )
+        ]  # fmt: skip
+
+    return recipe
+
+
+def _is_test(what: object) -> bool:
+    """Whether this is the function below the decorator, not a recipe."""
+    return callable(what) and "verdict" in getattr(what, "__code__", _is_test.__code__).co_varnames
+
+
+def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | None:
+    """What is wrong with the arguments of ``@scaling``, told when the suite is collected."""
+    wrong = [one for one in what if not callable(one) and not isinstance(one, str)]
+    if wrong:
+        told, expected = f"@scaling({wrong[0]!r})", "a case or a recipe"
+    elif not what or _is_test(what[0]):
+        told, expected = "@scaling without a case", "what is measured"
+    elif fields and not any(isinstance(one, str) for one in what):
+        told, expected = f"@scaling: {', '.join(fields)} of a recipe", "fields of a named case"
+    else:
+        return None
+    return SpecError(told, expected=f"{expected}: {EXAMPLE}", fix="scaleproof init suites")
+
+
+def _refusing(mistake: SpecError) -> Recipe:
+    def recipe(site: Site) -> list[Plan]:
+        raise mistake
+
+    return recipe

@@ -94,11 +94,11 @@ def _complete(words: Sequence[str]) -> NoReturn:
     """What a shell asks for at TAB, after ``eval "$(register-python-argcomplete scaleproof)"``."""
     import argcomplete
 
-    argcomplete.autocomplete(parser(_module(words)))
+    argcomplete.autocomplete(parser(module_of(words)))
     raise SystemExit(Exit.INTERNAL)  # autocomplete has left already
 
 
-def _module(words: Sequence[str]) -> ModuleType | None:
+def module_of(words: Sequence[str]) -> ModuleType | None:
     """The file of the verb that is asked for."""
     known = verbs()
     file = next((known[word] for word in words if word in known), None)
@@ -109,7 +109,7 @@ def _module(words: Sequence[str]) -> ModuleType | None:
 
 def run(words: Sequence[str]) -> Answer:
     mine, own = _split(words)
-    module = _module(mine)
+    module = module_of(mine)
     parsed = parser(module).parse_args(mine)
     assert module is not None
     if own and not getattr(parsed, "script", False):

@@ -1,0 +1,217 @@
+#!/usr/bin/env python
+"""Write the reference pages and the drawings of docs/ from the code.
+
+python scripts/pages.py            # options.md, api.md, folders.svg, verdict.svg
+python scripts/pages.py --check    # exit 1 if one of them is not up to date
+"""
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import harness
+from harness.cases.features import FEATURES
+from harness.interface.cli.main import module_of as verb_module, parser, verbs
+
+DOCS = ROOT / "docs"
+#: Options of every verb, told once.
+OF_ALL = {"-h", "--json"}
+
+
+def options() -> str:
+    """Every option of every verb, from the parsers themselves."""
+    lines = [
+        "# Options", "",
+        "Every verb with its options, as `scaleproof VERB --help` tells them; `--json` prints one"
+        " JSON document. Written by `python scripts/pages.py`.", "",
+    ]  # fmt: skip
+    for verb in sorted(verbs()):
+        of_verb = parser(verb_module([verb])).verbs[verb]
+        lines += [f"## {verb}", "", f"{_sentence(of_verb.description or '')}", ""]
+        rows = [_row(a) for a in of_verb._actions if OF_ALL.isdisjoint(a.option_strings)]
+        if rows:
+            lines += ["| option | is |", "|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _row(action: argparse.Action) -> str:
+    name = ", ".join(action.option_strings) or action.metavar or action.dest
+    value = ""
+    if action.option_strings and action.nargs != 0:
+        value = (
+            f" {action.metavar or '|'.join(map(str, action.choices or ())) or action.dest.upper()}"
+        )
+    told = (action.help or "").replace("%%", "%").replace("|", "\\|")
+    told = re.sub(r"%\(default\)s", str(action.default), told)
+    return f"| `{name}{value}`".replace("|", "\\|").replace("\\|", "|", 1) + f" | {told} |"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def api() -> str:
+    """What ``harness`` offers, from its docstrings."""
+    lines = [
+        "# What `harness` offers", "",
+        "These are the names that suites and users' own files import; the folders behind them may"
+        " change. Those below `harness.training` import torch when they are asked for. Written by"
+        " `python scripts/pages.py`.", "",
+    ]  # fmt: skip
+    for room, names in _by_room().items():
+        lines += [f"## {room}", ""]
+        for name in names:
+            lines += _described(name, getattr(harness, name))
+    return "\n".join(lines)
+
+
+def _by_room() -> Mapping[str, list[str]]:
+    titles = {
+        "suites and recipes": ("cases", "interface"), "results": ("record",),
+        "strategies, models, codecs and inputs": ("training",),
+    }  # fmt: skip
+    places = {name: harness._PLACE[name].split(".")[1] for name in harness.__all__}
+    return {
+        title: [name for name in harness.__all__ if places[name] in rooms]
+        for title, rooms in titles.items()
+    }
+
+
+def _described(name: str, value: Any) -> Iterator[str]:
+    """A heading with the signature, and the docstring."""
+    signature = ""
+    if inspect.isfunction(value):
+        signature = str(inspect.signature(value))
+        signature = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", signature)
+    yield f"### `{name}`"
+    yield ""
+    if signature:
+        yield from ("```python", f"{name}{signature}", "```", "")
+    doc = inspect.getdoc(value) if inspect.isroutine(value) or inspect.isclass(value) else None
+    if inspect.ismodule(value):
+        doc = inspect.getdoc(value)
+    if doc and not doc.startswith(f"{name}("):  # the one that a dataclass makes
+        yield from (doc, "")
+
+
+#: What each layer is about, bottom first; layers side by side share a row.
+LAYERS = (
+    (("base", "documents, errors, statistics"),),
+    (("host", "this machine"),),
+    (("cases", "what is asked"),),
+    (("record", "what was measured"),),
+    (("launch", "starting ranks"), ("analysis", "samples to verdicts")),
+    (("training", "the ranks; torch"), ("measure", "a run in the making")),
+    (("interface", "what people touch"),),
+)
+STYLE = 'font-family="system-ui,sans-serif" font-size="13" fill="#1b1f24" text-anchor="middle"'
+
+
+def folders() -> str:
+    """The layers of the package with the features on top; an import points down."""
+    on_top = sorted(p.name for p in FEATURES.iterdir() if (p / "__init__.py").is_file())
+    rows = [*LAYERS, tuple((name, "") for name in on_top)]
+    there = {p.name for p in (ROOT / "harness").iterdir() if p.is_dir() and p.name[0] != "_"}
+    drawn = {name for row in LAYERS for name, _ in row} | {"features"}
+    assert there == drawn, f"draw {there ^ drawn}"
+    width, height, gap = 760, 46, 10
+    body = []
+    for number, row in enumerate(rows):
+        y = (len(rows) - 1 - number) * (height + gap) + gap
+        size = (width - gap * (len(row) + 1)) / len(row)
+        for place, (name, about) in enumerate(row):
+            x = gap + place * (size + gap)
+            feature = number == len(rows) - 1
+            body.append(
+                _box(x, y, size, height, name, about, "#eef4ff" if not feature else "#fff4e0")
+            )
+    total = len(rows) * (height + gap) + 34
+    body.append(
+        f'<text x="{width / 2}" y="{total - 10}" {STYLE}>Imports point down. Features (top row)'
+        " import the core, never each other; nobody in the core imports a feature.</text>"
+    )
+    return _svg(width, total, body, "The folders of harness, as layers")
+
+
+def verdict() -> str:
+    """The steps of docs/one-verdict.md, from left to right and down."""
+    page = (DOCS / "one-verdict.md").read_text()
+    steps = re.findall(r"^\| (\d+) \| `([\w.]+)` in `([\w/.]+)` \|", page, re.M)
+    width, across, size, height = 760, 4, 172, 58
+    body = []
+    for number, function, file in steps:
+        row, place = divmod(int(number) - 1, across)
+        column = place if row % 2 == 0 else across - 1 - place
+        x, y = 14 + column * (size + 14), 14 + row * (height + 30)
+        color = "#ffe3e3" if function == "judge" else "#eef4ff"
+        short = file.removeprefix("harness/")
+        body.append(_box(x, y, size, height, f"{number}  {function}", short, color))
+        if int(number) < len(steps):
+            body.append(_arrow(x, y, size, height, row, place == across - 1))
+    total = 14 + (-(-len(steps) // across)) * (height + 30)
+    return _svg(width, total, body, "One verdict, step by step")
+
+
+def _box(x: float, y: float, width: float, height: float, name: str, about: str, fill: str) -> str:
+    middle, lines = x + width / 2, y + height / 2
+    first = lines - 4 if about else lines + 5
+    small = STYLE.replace('"13"', '"10"')
+    style = STYLE.replace('"13"', '"12"') if len(name) > 20 else STYLE
+    told = f'<text x="{middle:.1f}" y="{lines + 13:.1f}" {small}>{escape(about)}</text>'
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="6" fill="{fill}"'
+        f' stroke="#8aa0b8"/><text x="{middle:.1f}" y="{first:.1f}" {style}'
+        f' font-weight="600">{escape(name)}</text>{told if about else ""}'
+    )
+
+
+def _arrow(x: float, y: float, size: float, height: float, row: int, down: bool) -> str:
+    if down:
+        middle = x + size / 2
+        points = f"M{middle:.1f} {y + height:.1f} V{y + height + 28:.1f}"
+    elif row % 2 == 0:
+        points = f"M{x + size:.1f} {y + height / 2:.1f} H{x + size + 12:.1f}"
+    else:
+        points = f"M{x:.1f} {y + height / 2:.1f} H{x - 12:.1f}"
+    return f'<path d="{points}" stroke="#4a5b6c" fill="none" marker-end="url(#end)"/>'
+
+
+def _svg(width: float, height: float, body: list[str], title: str) -> str:
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"'
+        f' aria-label="{title}"><title>{title}</title><defs><marker id="end" viewBox="0 0 8 8"'
+        ' refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z"'
+        ' fill="#4a5b6c"/></marker></defs><rect width="100%" height="100%" fill="#ffffff"/>'
+    )
+    return "\n".join([head, *body, "</svg>", ""])
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "options.md": options, "api.md": api, "folders.svg": folders, "verdict.svg": verdict,
+}  # fmt: skip
+
+
+def main(words: list[str]) -> int:
+    """Write the pages, or with ``--check`` name those that are not up to date."""
+    old = []
+    for name, write in PAGES.items():
+        text, path = write(), DOCS / name
+        if "--check" not in words:
+            path.write_text(text)
+        elif not path.is_file() or path.read_text() != text:
+            old.append(name)
+    if old:
+        sys.stderr.write(f"not up to date: {', '.join(old)}; run: python scripts/pages.py\n")
+    return int(bool(old))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

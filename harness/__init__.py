@@ -42,6 +42,8 @@ if TYPE_CHECKING:  # for type checkers, as below
     from harness.cases.site import rungs
     from harness.cases.suites import recovering, scaling
     from harness.interface import frames
+    from harness.launch.children import InheritingJob, agent_command
+    from harness.launch.engine import Capabilities, Command, Deployment, Job
     from harness.record import Category, Expected, ModelFacts, Verdict, WhatRan
     from harness.training.context import Knobs, RankContext, Trainer
     from harness.training.data import Batch, images, labels, uniform
@@ -54,6 +56,8 @@ if TYPE_CHECKING:  # for type checkers, as below
 
 _NAMES = {
     "interface": "frames",
+    "launch.children": "InheritingJob agent_command",
+    "launch.engine": "Capabilities Command Deployment Job",
     "record": "Category Expected ModelFacts Verdict WhatRan",
     "cases": (
         "Arm Batching CaseSpec Contrast Course Fault Mode Plan Precision Protocol Site Threshold"

@@ -75,7 +75,9 @@ def api() -> str:
 
 def _by_room() -> Mapping[str, list[str]]:
     titles = {
-        "suites and recipes": ("cases", "interface"), "results": ("record",),
+        "suites and recipes": ("cases", "interface"),
+        "results": ("record",),
+        "engines": ("launch",),
         "strategies, models, codecs and inputs": ("training",),
     }  # fmt: skip
     places = {name: harness._PLACE[name].split(".")[1] for name in harness.__all__}

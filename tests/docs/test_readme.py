@@ -90,10 +90,6 @@ def test_user_files_of_the_docs_are_the_ones_in_examples() -> None:
         assert len(code.splitlines()) <= 30
 
 
-def test_the_readme_is_read_in_one_go() -> None:
-    assert len(README.splitlines()) <= 200
-
-
 def test_the_tree_of_the_readme_exists() -> None:
     tree = re.search(r"```text\n(harness/.*?)```", README, re.S)
     assert tree

@@ -1,0 +1,72 @@
+"""What docs/extending.md says is done literally, in a copy of the tree, and it works."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+SAMPLE = "results/samples/ddp-nano"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy with every file that the page says to write into the package."""
+    folder = tmp_path_factory.mktemp("tree")
+    skipped = shutil.ignore_patterns("__pycache__")
+    for name in ("harness", "scripts", "docs", "results/samples", "tests/interface/schema"):
+        if (ROOT / name).exists():
+            shutil.copytree(ROOT / name, folder / name, ignore=skipped)
+    for name, text in re.findall(r"```python\n# (harness/\S+\.py)\n(.*?)```", PAGE, re.S):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not (path.parent / "__init__.py").exists():
+            (path.parent / "__init__.py").write_text('"""Mine."""\n')
+        path.write_text(text)
+    (entry,) = re.findall(r'```python\n("p95_step_s".*?)\n```', PAGE)
+    metrics = folder / "harness/cases/metrics.py"
+    metrics.write_text(
+        metrics.read_text().replace(
+            "METRICS: Mapping[str, Metric] = {",
+            "METRICS: Mapping[str, Metric] = {\n    " + entry.replace("p95_step_s", "tail_step_s"),
+        )
+    )
+    return folder
+
+
+def run(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "100"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_verb(tree: Path) -> None:
+    assert "hello" in run(tree, "-m", "harness", "--help")
+    assert run(tree, "-m", "harness", "hello", ".") == " 0 runs\n"
+    run(tree, "-m", "harness.interface.schema")
+    schema = json.loads((tree / "harness/interface/schema/answers.schema.json").read_text())
+    assert "hello" in schema["properties"]
+    run(tree, "scripts/pages.py")
+    assert "## hello" in (tree / "docs/options.md").read_text()
+
+
+def test_a_feature_and_a_metric(tree: Path) -> None:
+    """Its sentence is in the report; a rule may ask for the metric."""
+    assert " launches send their greetings" in run(tree, "-m", "harness", "report", SAMPLE)
+    rules = tree / "rules.toml"
+    rules.write_text(
+        '[[rule]]\nname = "tail"\ncase = "ddp/*"\nmetric = "tail_step_s"\nat_most = 1.0\n'
+        'unit = "s"\nsource = "requirement"\n'
+    )
+    assert "tail" in run(tree, "-m", "harness", "rules", str(rules))

@@ -21,7 +21,7 @@ from harness.analysis.verify import verify
 from harness.base import modules
 from harness.features.history import asv, scan
 from harness.features.history.ingest import ingest
-from harness.features.history.night import Kept, Night, Value, keep, nights
+from harness.features.history.night import KeptFigure, Night, Value, keep, nights
 from harness.features.history.trends import trends
 from harness.interface.cli.main import main
 from harness.interface.report.page import page
@@ -44,7 +44,7 @@ def year(results: Path, num_nights: int, num_cases: int) -> None:
                 "peak_memory": Value(value=1e8 + c),
             }
             name = f"ddp/decoder-tiny/weak@{c + 2}cpu"
-            cases[name] = Kept(hash=f"{c}", stand_in=False, values=values)
+            cases[name] = KeptFigure(hash=f"{c}", stand_in=False, values=values)
         when = first + datetime.timedelta(days=i)
         night = Night(
             run=f"{when:%Y%m%d-%H%M%S}-{i:04x}", started_at=when.isoformat(), hardware="bench",

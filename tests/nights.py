@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from harness.features.history.night import Kept, Night, Value
+from harness.features.history.night import KeptFigure, Night, Value
 
 CASE = "ddp/decoder-tiny/weak@4gpu"
 FIRST = datetime.datetime(2026, 1, 1, 2, tzinfo=datetime.UTC)
@@ -36,7 +36,7 @@ def night(
         values = {"step_time": value(step)}
         if control is not None:
             values["step_time_to_control"] = Value(value=control, low=control, high=control)
-        kept = Kept(hash=hash, stand_in=stand_in, values={} if error else values, error=error)
+        kept = KeptFigure(hash=hash, stand_in=stand_in, values={} if error else values, error=error)
         cases[case] = kept
     return Night(
         run=f"{when:%Y%m%d-%H%M%S}-{day:04x}", started_at=when.isoformat(), hardware="8x-h100",

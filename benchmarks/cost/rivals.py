@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 
 from harness.base import modules
 from harness.cases import Catalogue
-from harness.training.rank.invariants import Bucket
+from harness.training.rank.invariants import CodecBucket
 
 #: What a method is given, by everybody alike. A threshold of 4 is met by some 5 % of what is owed.
 KNOBS: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ class Hooked(Entrant):
     """A communication hook of DDP, ours or torch's."""
 
     def __init__(self, shape: tuple[int, int], hook: Callable[..., Any]) -> None:
-        self.hook, self.bucket = hook, Bucket([nn.Parameter(torch.zeros(shape))])
+        self.hook, self.bucket = hook, CodecBucket([nn.Parameter(torch.zeros(shape))])
 
     def load(self, gradient: Tensor) -> None:
         self.bucket.fill(gradient)

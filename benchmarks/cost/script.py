@@ -29,7 +29,7 @@ from harness.cases import CaseSpec, Device, Mode
 from harness.cases.script import parse
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec, Script
-from harness.training.rank.setup import Place
+from harness.training.rank.setup import RankPlace
 from harness.training.script.evidence import begin, rank_of
 from harness.training.script.hooks import Hooks
 from harness.training.script.observed import Observed
@@ -133,7 +133,7 @@ def watch() -> None:
     )  # fmt: skip
     task = Script(folder=str(folder), steps=FOREVER, cut=4)
     spec = LaunchSpec(launch="cost", case=case, out=str(folder), task=task, files={})
-    place = Place(
+    place = RankPlace(
         rank=0, world_size=1, local_rank=0, node=0, device=0, cpus=(0,), parent=0,
         store=lambda: torch.distributed.HashStore(),
     )  # fmt: skip

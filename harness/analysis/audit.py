@@ -90,14 +90,16 @@ def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
 def _times(run: RunRecord) -> Iterator[str]:
     """Launches follow each other, last as long as they step, and lie within the run."""
     began = datetime.datetime.fromisoformat(run.started_at)
-    last, slot = began - datetime.timedelta(seconds=1), ""
+    last = began - datetime.timedelta(seconds=1)
+    slot = ""
     for x in run.launches:
         at = datetime.datetime.fromisoformat(x.started_at)
         beside = bool(x.slot) and x.slot == slot
         if not beside and at < last - datetime.timedelta(seconds=CLOCK_S):
             yield f"{x.launch} began before the launch before it had ended"
             return
-        ended, slot = at + datetime.timedelta(seconds=x.wall_s), x.slot
+        ended = at + datetime.timedelta(seconds=x.wall_s)
+        slot = x.slot
         last = max(last, ended) if beside else ended
         stepping = max((r.stepping_s for r in x.ranks), default=0.0)
         if x.status is LaunchStatus.OK and x.wall_s + CLOCK_S < stepping:

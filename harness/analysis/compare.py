@@ -96,10 +96,11 @@ def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> 
         )
     others = [side_by_side(a, b, m, hardware=False).rows for m in COMPARABLE if m != metric]
     return replace(
-        side_by_side(a, b, metric, hardware=False), forced=tuple(unlike),
+        side_by_side(a, b, metric, hardware=False),
+        forced=tuple(unlike),
         others=tuple(row for rows in others for row in rows if row.ratio is not None),
         shifts=tuple(_shifts(a, b)),
-    )  # fmt: skip
+    )
 
 
 def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
@@ -116,9 +117,11 @@ def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
         else:
             whole = {}
         yield Shift(
-            case=case.id, before_ns=old.step_ns, after_ns=new.step_ns,
+            case=case.id,
+            before_ns=old.step_ns,
+            after_ns=new.step_ns,
             terms_ns={t: new.mean_ns(t) - old.mean_ns(t) for t in known} | whole,
-        )  # fmt: skip
+        )
 
 
 def _cases(run: RunRecord) -> list[CaseSpec]:
@@ -154,7 +157,8 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
         reading = Reading.ONLY_A if not y else Reading.ONLY_B
         if x and y:
             difference, radius, variance = _welch(x, y)
-            ratio, reading = math.exp(difference), Reading.TOO_FEW
+            ratio = math.exp(difference)
+            reading = Reading.TOO_FEW
             if radius is not None:
                 low, high = math.exp(difference - radius), math.exp(difference + radius)
                 reading = _reading(low, high, METRICS[metric].more_is_better)
@@ -172,7 +176,7 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
                 reading=reading,
                 efficiency_a=efficiency_a.get(key),
                 efficiency_b=efficiency_b.get(key),
-            )  # fmt: skip
+            )
         )
     mean = mean_low = mean_high = None
     if logs:
@@ -182,9 +186,14 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
         if not math.isnan(radius_mean):  # one case without an interval: nobody knows the mean's
             mean_low, mean_high = math.exp(center - radius_mean), math.exp(center + radius_mean)
     return Comparison(
-        metric=metric, rows=tuple(rows), mean=mean, mean_low=mean_low, mean_high=mean_high,
-        differs=differing(a, b), not_compared=tuple(not_compared),
-    )  # fmt: skip
+        metric=metric,
+        rows=tuple(rows),
+        mean=mean,
+        mean_low=mean_low,
+        mean_high=mean_high,
+        differs=differing(a, b),
+        not_compared=tuple(not_compared),
+    )
 
 
 def _reading(low: float, high: float, more_is_better: bool) -> Reading:

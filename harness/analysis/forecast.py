@@ -25,7 +25,8 @@ START_S = {Device.CPU: 0.15, Device.CUDA: 8.0}
 #: Seconds to find what Inductor has compiled before in its cache, for each world.
 COMPILED_S = 10.0
 #: Seconds to train a gate's twin on one rank, and to write down and read a profile.
-GATE_S, PROFILE_S = 0.3, {Device.CPU: 1.0, Device.CUDA: 4.0}
+GATE_S = 0.3
+PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
 #: A step is not shorter than its own Python.
 LEAST_STEP_S = 2e-3
 #: Further blocks that a judged plan wants on average: few on a quiet host, more on a noisy one.
@@ -44,7 +45,7 @@ class Coming:
     seconds: float
 
 
-class Costs:
+class LaunchCosts:
     """What launches of these plans take, in s: as those that there are, else as closed forms say.
 
     ``link_bytes`` is what a rank's slowest link carries, in B/s; 0: nobody knows.
@@ -82,7 +83,8 @@ class Costs:
             start += COMPILED_S
         if purpose is Purpose.GATE:
             return start + GATE_S * case.world_size
-        step, facts = self.step_s(case), self._described[case.hash].facts
+        step = self.step_s(case)
+        facts = self._described[case.hash].facts
         if purpose is Purpose.REFERENCE and facts is not None and facts.step_s is not None:
             step = LEAST_STEP_S  # nobody waits for a stand-in there
         more = PROFILE_S[case.device] if purpose is Purpose.PROFILE else 0.0
@@ -114,7 +116,7 @@ class Costs:
 def coming(  # noqa: PLR0913
     plans: Sequence[Plan],
     arms: Mapping[str, Sequence[Arm]],
-    costs: Costs,
+    costs: LaunchCosts,
     described: Mapping[str, Described],
     slots: Slots,
     *,
@@ -171,7 +173,8 @@ def _have(
     plans: Sequence[Plan], launches: Sequence[LaunchRecord], described: Mapping[str, Described]
 ) -> Counter[object]:
     """How often there is what; probes stand beside the pilots of their case."""
-    by_hash, slots = {plan.hash: plan for plan in plans}, set[tuple[str, str]]()
+    by_hash = {plan.hash: plan for plan in plans}
+    slots = set[tuple[str, str]]()
     have: Counter[object] = Counter()
     for x in launches:
         if x.slot and (x.slot, x.case) in slots:

@@ -10,7 +10,8 @@ from harness.record import RunRecord
 def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:
     """(rule, what it met, why nothing) of every rule; nothing for a run without cases."""
     cases = [a.case for p in run.plans for a in p.arms]
-    hardware, others = run.machine.hardware_class, series(run)
+    hardware = run.machine.hardware_class
+    others = series(run)
     judged = [
         (p.arm(c.subject).case, c)
         for p in run.plans
@@ -23,6 +24,7 @@ def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:
     for rule in run.thresholds:
         met, why = reach(rule, judged, hardware, device, largest, nodes)
         if any(other.matched_by(rule, run) for other in others):
-            met, why = Reach.MATCHED, ""
+            met = Reach.MATCHED
+            why = ""
         out.append((rule, met, why))
     return out

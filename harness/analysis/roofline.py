@@ -34,10 +34,13 @@ def mfu_of(described: Described, case: CaseSpec, gpu: str | None) -> float | Non
 
     It is above 1 where attention is causal, since MFU counts all of its scores (PaLM, 2022).
     """
-    sheet, facts, expected = named(gpu), described.facts, described.expected
+    sheet = named(gpu)
+    facts = described.facts
+    expected = described.expected
     if sheet is None or facts is None or expected is None or described.work is None:
         return None
-    peak, bound = sheet.tflops.get(case.dtype), roofline(described.work, sheet, case.world_size)
+    peak = sheet.tflops.get(case.dtype)
+    bound = roofline(described.work, sheet, case.world_size)
     if peak is None or bound is None:
         return None
     flops = facts.flops_per_sample * described.work.samples

@@ -125,9 +125,11 @@ def _gate(launch: LaunchRecord) -> Iterator[str]:
         for c in rank.checks:
             if not c.ok or c.value is None or c.limit is None or math.isnan(c.limit):
                 continue
-            least, most = -math.inf, c.limit
+            least = -math.inf
+            most = c.limit
             if c.name == "progress":
-                least, most = c.limit, math.inf
+                least = c.limit
+                most = math.inf
             elif c.name.startswith("bytes."):
                 least, most = 0.99 * c.limit - 64, 1.05 * c.limit + SENT_SLACK * len(launch.ranks)
             if not least <= c.value <= most:
@@ -172,7 +174,8 @@ def _launch(
         curve = curves.of(launch.case) if compared else None
     except RecordError as error:
         return _Launch(differences=(str(error),))
-    expected, traceless = run.described[launch.case].expected, False
+    expected = run.described[launch.case].expected
+    traceless = False
     differences = []
     slot = run.by_slot[launch.slot] if launch.slot else ()
     beside = [rank for other in slot if other is not launch for rank in other.ranks]
@@ -260,7 +263,8 @@ def _digest(path: Path) -> str:
 
 def _windows(run: RunRecord, folder: Path) -> list[str]:
     """Whether steps and cuts are those that the pilots ask for, and were kept to."""
-    out, known = [], dict[str, pilots.Pilot]()
+    out = []
+    known = dict[str, pilots.Pilot]()
     if run.complete and run.windows:
         sd = pilots.launch_sd(pilots.read(run, folder, known=known))
         if not same(sd, run.launch_sd):

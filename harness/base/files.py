@@ -11,7 +11,8 @@ from harness.base.errors import Exit, ScaleproofError, SpecError
 
 #: Bytes below which a disk counts as full when a rank has just failed, and before a run begins:
 #: its chain must have room for what is measured, and the record for an end.
-FLOOR_BYTES, ROOM_BYTES = 64 << 10, 128 << 10
+FLOOR_BYTES = 64 << 10
+ROOM_BYTES = 128 << 10
 #: What a file system says that is full, or whose user's share of it is.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -75,8 +76,9 @@ def put(path: Path, body: bytes, option: str) -> None:
     except OSError as error:
         raise SpecError(
             f"{option} {path}: cannot be written: {error.strerror or error}",
-            expected="a file in a folder of yours", fix=f"{option} ./{path.name}",
-        ) from None  # fmt: skip
+            expected="a file in a folder of yours",
+            fix=f"{option} ./{path.name}",
+        ) from None
 
 
 def write(texts: Mapping[Path, str | bytes]) -> None:

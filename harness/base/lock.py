@@ -29,9 +29,11 @@ class Lock:
             holder = os.pread(held, 64, 0).decode(errors="replace") or "another process"
             self.release()
             raise RecordError(
-                f"this run is being measured by {holder}", where=str(folder),
-                expected="one program at a time", fix=f"scaleproof report {folder}",
-            ) from None  # fmt: skip
+                f"this run is being measured by {holder}",
+                where=str(folder),
+                expected="one program at a time",
+                fix=f"scaleproof report {folder}",
+            ) from None
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise

@@ -89,7 +89,8 @@ def evenly(costs: Sequence[float], parts: int) -> list[int]:
                 for start in range(part - 1, end)
                 if (part - 1, start) in best
             )
-    out, end = [], len(costs)
+    out = []
+    end = len(costs)
     for part in range(parts, 0, -1):
         start = best[part, end][1]
         out.append(end - start)

@@ -28,7 +28,8 @@ def keys_of(cls: type, **others: Key | None) -> dict[str, Key]:
 
     A tuple admits one value as well; a field with a default may be missing.
     """
-    hints, out = get_type_hints(cls), dict[str, Key]()
+    hints = get_type_hints(cls)
+    out = dict[str, Key]()
     for f in dataclasses.fields(cls):
         hint: Any = hints[f.name]
         each = get_origin(hint) is tuple
@@ -87,7 +88,7 @@ class Problems:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class TomlTable:
     """One table of the file: its values, and the line of every key."""
 
     line: int
@@ -108,9 +109,10 @@ def read(path: Path, option: str, then: str = "scaleproof plan") -> tuple[dict[s
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         raise ConfigError(
-            f"line {line} is not UTF-8 text", where=str(path),
+            f"line {line} is not UTF-8 text",
+            where=str(path),
             fix=f"iconv -f latin1 -t utf-8 {path}",
-        ) from None  # fmt: skip
+        ) from None
     problems = Problems(path, text.splitlines(), then)
     try:
         return tomllib.loads(text), problems
@@ -121,7 +123,7 @@ def read(path: Path, option: str, then: str = "scaleproof plan") -> tuple[dict[s
         raise
 
 
-def read_tables(path: Path, name: str, option: str) -> tuple[list[Table], Problems]:
+def read_tables(path: Path, name: str, option: str) -> tuple[list[TomlTable], Problems]:
     """All ``[[name]]`` tables of a TOML file; anything else at top level is a problem."""
     doc, problems = read(path, option)
     for key in doc.keys() - {name}:
@@ -140,11 +142,11 @@ def read_tables(path: Path, name: str, option: str) -> tuple[list[Table], Proble
         for number in range(start + 1, end):
             if match := re.match(r"\s*([A-Za-z0-9_-]+)\s*=", problems.lines[number - 1]):
                 lines.setdefault(match[1], number)
-        tables.append(Table(line=start, values=values, lines=lines))
+        tables.append(TomlTable(line=start, values=values, lines=lines))
     return tables, problems
 
 
-def check_table(table: Table, keys: Mapping[str, Key], problems: Problems, name: str) -> bool:
+def check_table(table: TomlTable, keys: Mapping[str, Key], problems: Problems, name: str) -> bool:
     """Check one table against its keys; False if anything was wrong."""
     before = len(problems.found)
     missing = [k for k, rule in keys.items() if rule.required and k not in table.values]

@@ -20,12 +20,12 @@ from harness.cases.case import (
     Stepping,
     digest,
 )
-from harness.cases.catalogue import Catalogue, Entry, Kind
+from harness.cases.catalogue import Catalogue, Entry, EntryKind
 from harness.cases.courses import Course, Fault
 from harness.cases.heads import EngineFacts, Supports
 from harness.cases.mesh import DATA, Dim, Mesh
 from harness.cases.metrics import Form, Metric
 from harness.cases.plan import BASELINES, PROFILED, Arm, Contrast, Plan, Protocol, Role, Window
-from harness.cases.rules import Reach, Source, Statistic, Threshold, Waiver
+from harness.cases.rules import BoundSource, Reach, Statistic, Threshold, Waiver
 from harness.cases.settings import Settings
 from harness.cases.site import Site

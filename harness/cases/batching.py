@@ -58,7 +58,8 @@ def batching(case: CaseSpec, default_micro: int, mesh: Mesh) -> Batching:
     if case.shares and shards != case.world_size:
         raise ValueError("this strategy does not support shards of unequal size")
     if case.mode is Mode.WEAK:
-        total, rest = (case.micro_batch or default_micro) * case.world_size, 0
+        total = (case.micro_batch or default_micro) * case.world_size
+        rest = 0
     else:
         assert case.global_batch is not None
         total, rest = divmod(case.global_batch, case.accumulate)
@@ -96,9 +97,10 @@ def alike(case: CaseSpec, target: CaseSpec) -> CaseSpec:
         unit = target.world_size * target.accumulate
         raise SpecError(
             f"a batch of {target.global_batch} does not divide over {target.world_size} ranks",
-            where=target.id, expected=f"a multiple of {unit}",
+            where=target.id,
+            expected=f"a multiple of {unit}",
             fix=f"global_batch={unit * max(1, target.global_batch // unit)}",
-        )  # fmt: skip
+        )
     return replace(case, mode=Mode.WEAK, global_batch=None, micro_batch=micro_batch)
 
 

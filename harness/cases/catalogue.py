@@ -23,7 +23,7 @@ from harness.cases.heads import EngineFacts, Supports, facts, read_head
 from harness.cases.mesh import Mesh
 
 
-class Kind(NamedTuple):
+class EntryKind(NamedTuple):
     """What can be named: its word, the folder that has it, the name that marks its heads."""
 
     word: str
@@ -32,11 +32,11 @@ class Kind(NamedTuple):
 
 
 _KINDS = {
-    "strategies": Kind("strategy", "training/strategies", "SUPPORTS"),
-    "models": Kind("model", "training/models", "SIZES"),
-    "compressors": Kind("compressor", "training/compressors", "ERROR_BOUND"),
-    "inputs": Kind("input", "training/inputs", "INPUT"),
-    "engines": Kind("engine", "launch/engines", "ENGINE"),
+    "strategies": EntryKind("strategy", "training/strategies", "SUPPORTS"),
+    "models": EntryKind("model", "training/models", "SIZES"),
+    "compressors": EntryKind("compressor", "training/compressors", "ERROR_BOUND"),
+    "inputs": EntryKind("input", "training/inputs", "INPUT"),
+    "engines": EntryKind("engine", "launch/engines", "ENGINE"),
 }
 KINDS = (*_KINDS, "suites")
 
@@ -132,13 +132,15 @@ class Catalogue:
             if meant := [f for p in self.paths if (f := p / f"{name}.py").is_file()]:
                 raise SpecError(
                     f"a {_word(kind)} needs {_KINDS[kind].mark} at its top level, as a literal",
-                    where=str(meant[0]), expected=f"{_KINDS[kind].mark} = ...",
+                    where=str(meant[0]),
+                    expected=f"{_KINDS[kind].mark} = ...",
                     fix=f"grep -n {_KINDS[kind].mark} {meant[0]}",
-                )  # fmt: skip
+                )
             raise SpecError(
-                f"no {_word(kind)} named {name!r}{nearest(name, known)}", expected=", ".join(known),
+                f"no {_word(kind)} named {name!r}{nearest(name, known)}",
+                expected=", ".join(known),
                 fix=f"scaleproof list {kind}",
-            )  # fmt: skip
+            )
         return known[name]
 
     def files(self, case: CaseSpec) -> dict[str, str]:
@@ -177,9 +179,11 @@ class Catalogue:
         mesh = Mesh.parse(case.mesh)
         usual = str(mesh) in ("", str(strategy.supports.mesh(replace(case, mesh=""))))
         return replace(
-            case, knobs=dict(sorted(knobs.items())), stand_in=frozenset(stand_in),
+            case,
+            knobs=dict(sorted(knobs.items())),
+            stand_in=frozenset(stand_in),
             mesh="" if usual else str(mesh),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def checked(entries: Sequence[Entry], asked: Mapping[str, Json], where: str) -> dict[str, Json]:

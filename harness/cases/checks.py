@@ -167,8 +167,9 @@ def _computed(case: CaseSpec) -> Mistakes:
         what = f"checkpoint_every = {case.checkpoint_every}"
         yield what, "at least 1", "--set checkpoint_every=1"
     for name, is_asked in (
-        ("checkpoint_every", case.checkpoint_every != 1), ("selective", case.selective),
-    ):  # fmt: skip
+        ("checkpoint_every", case.checkpoint_every != 1),
+        ("selective", case.selective),
+    ):
         if is_asked and not case.checkpoint:
             yield f"{name} says how to checkpoint", "checkpoint=true", "--set checkpoint=true"
     if case.checkpoint and case.offload:
@@ -213,23 +214,28 @@ def check_knobs(
     for key, value in asked.items():
         if key not in defaults:
             raise SpecError(
-                f"unknown knob {key!r}{nearest(key, defaults)}", where=where,
+                f"unknown knob {key!r}{nearest(key, defaults)}",
+                where=where,
                 expected=", ".join(sorted(k for k in defaults if not k.endswith(".version"))),
                 fix="scaleproof list",
-            )  # fmt: skip
+            )
         want = type(defaults[key])
         value = float(value) if want is float and type(value) is int else value
         if type(value) is not want:
             raise SpecError(
-                f"knob {key} = {value!r}", where=where, expected=want.__name__,
+                f"knob {key} = {value!r}",
+                where=where,
+                expected=want.__name__,
                 fix="scaleproof list",
-            )  # fmt: skip
+            )
         least, most = ranges.get(key, (0, LARGEST))
         if want in (int, float) and not least <= value <= most:
             raise SpecError(
-                f"knob {key} = {value!r}", where=where, expected=f"from {least:g} to {most:g}",
+                f"knob {key} = {value!r}",
+                where=where,
+                expected=f"from {least:g} to {most:g}",
                 fix=f"--set {key}={defaults[key]}",
-            )  # fmt: skip
+            )
         if value != defaults[key]:
             knobs[key] = value
     return knobs

@@ -32,7 +32,8 @@ class Course:
 
     @property
     def name(self) -> str:
-        size, into = self.case.world_size, self.into or self.case
+        size = self.case.world_size
+        into = self.into or self.case
         return title(self.case.id, self.fault, self.asynchronous, size, into.world_size)
 
     def victim(self, i: int) -> int:

@@ -131,9 +131,10 @@ def read_head(path: Path) -> tuple[str, dict[str, Json]]:
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) else ""
         told = error.msg if isinstance(error, SyntaxError) else str(error)
         raise SpecError(
-            f"is not valid Python: {told}{line}", where=str(path),
+            f"is not valid Python: {told}{line}",
+            where=str(path),
             fix=f"python -m py_compile {path}",
-        ) from None  # fmt: skip
+        ) from None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -165,9 +166,11 @@ def facts(kind: type[Facts], head: Json, where: str) -> Facts:
 def _literals(tree: ast.Module) -> Iterator[tuple[str, Json]]:
     for node in tree.body:
         if isinstance(node, ast.AnnAssign):
-            target, value = cast(ast.expr, node.target), node.value
+            target = cast(ast.expr, node.target)
+            value = node.value
         elif isinstance(node, ast.Assign):
-            target, value = node.targets[0], node.value
+            target = node.targets[0]
+            value = node.value
         else:
             continue
         if isinstance(target, ast.Name) and target.id.isupper() and value is not None:

@@ -84,7 +84,8 @@ class Mesh:
         for dim, size in reversed(list(self.sizes.items())):
             rank, along = divmod(rank, size)
             if dim in dims:
-                index, stride = index + along * stride, stride * size
+                index = index + along * stride
+                stride = stride * size
         return index
 
     def shard(self, rank: int) -> int:
@@ -96,7 +97,8 @@ class Mesh:
         others leave; these shrink, outermost first, where there are too few ranks.
         """
         free = next((d for d in self.sizes if d in DATA), next(iter(self.sizes), Dim.DP))
-        left, sizes = world_size, dict(self.sizes)
+        left = world_size
+        sizes = dict(self.sizes)
         for dim in reversed([d for d in self.sizes if d is not free]):
             sizes[dim] = math.gcd(sizes[dim], left)
             left //= sizes[dim]

@@ -82,9 +82,7 @@ _RATE_RATIO = replace(_RATE, form=Form.RATIO, unit="1")
 _STEP = Metric(
     form=Form.ABSOLUTE, unit="s", read="steps.mean_s", tail="steps.p95_s", more_is_better=False
 )
-_PEAK = Metric(
-    form=Form.ABSOLUTE, unit="B", read="peak_bytes", more_is_better=False, of_time=False
-)  # fmt: skip
+_PEAK = Metric(form=Form.ABSOLUTE, unit="B", read="peak_bytes", more_is_better=False, of_time=False)
 _SENT = replace(_PEAK, read="sent_bytes", between_ranks=True)
 _TO_LOSS = Metric(form=Form.ABSOLUTE, unit="s", read="reached.seconds", more_is_better=False)
 _SAMPLES_TO_LOSS = replace(_TO_LOSS, unit="samples", read="reached.samples", of_time=False)

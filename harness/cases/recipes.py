@@ -128,9 +128,11 @@ def ladder(  # noqa: PLR0913
     case = alike(case, target) if target else case
     if unknown := [kind for kind in baselines if kind not in _AGAINST]:
         raise SpecError(
-            f"no baseline named {unknown[0]!r}", where=case.id, expected=", ".join(_AGAINST),
+            f"no baseline named {unknown[0]!r}",
+            where=case.id,
+            expected=", ".join(_AGAINST),
             fix="scaleproof plan",
-        )  # fmt: skip
+        )
     rungs = [_rung(case, n, nodes, Role.SUBJECT) for n in worlds]
     against = [a for kind in dict.fromkeys(baselines) for a in _AGAINST[kind](case, worlds, nodes)]
     arms = {arm.name: arm for arm in rungs}
@@ -155,7 +157,8 @@ def ladder(  # noqa: PLR0913
 
 def _contrasts(name: str, n: int, against: Sequence[Against]) -> Iterator[Contrast]:
     """One metric of the rung of ``n`` ranks, against everything that it can be held against."""
-    asked, subject = metric(name), f"@{n}"
+    asked = metric(name)
+    subject = f"@{n}"
     if asked.form is Form.ABSOLUTE:
         yield Contrast(
             name=f"{name}{subject}", metric=name, subject=subject, baseline=(), against="nothing"
@@ -186,40 +189,49 @@ def shapes(
     cases = [case.at(sum(nodes), nodes) for nodes in layouts]
     if len(layouts[0]) != 1 or len({c.world_size for c in cases}) != 1:
         raise SpecError(
-            f"shapes {', '.join(c.world for c in cases)}", where=case.id,
+            f"shapes {', '.join(c.world for c in cases)}",
+            where=case.id,
             expected="layouts of equally many ranks, the first on one node",
             fix="shapes(case, [(8,), (4, 4)])",
-        )  # fmt: skip
+        )
     inside, *across = [Arm(name=c.world, case=c, role=Role.SUBJECT) for c in cases]
     return Plan(
         name=f"{case.family}{case.extras} shapes",
         arms=(replace(inside, role=Role.BASELINE), *across),
         contrasts=tuple(
             Contrast(
-                name=f"throughput_ratio@{arm.name}/one_node", metric="throughput_ratio",
-                subject=arm.name, baseline=(inside.name,), against="one_node",
+                name=f"throughput_ratio@{arm.name}/one_node",
+                metric="throughput_ratio",
+                subject=arm.name,
+                baseline=(inside.name,),
+                against="one_node",
             )
             for arm in across
         ),
         protocol=protocol,
-    )  # fmt: skip
+    )
 
 
 def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
     """A rung without its communication, or with its data at hand: what that saves is its cost."""
     if kind is Ablation.DATA and rung.case.data == Data.RESIDENT:
         raise SpecError(
-            "the data of this case is on the device already: nothing to ablate", where=rung.case.id,
-            expected="data=loaded", fix="--set data=loaded",
-        )  # fmt: skip
+            "the data of this case is on the device already: nothing to ablate",
+            where=rung.case.id,
+            expected="data=loaded",
+            fix="--set data=loaded",
+        )
     case = rung.case.fed_by(Data.RESIDENT)
     if kind is Ablation.COMMUNICATION:
         case = replace(rung.case, communicate=False)
     arm = Arm(name=f"{rung.name}-{kind}", case=case, role=Role.ABLATION)
     contrast = Contrast(
-        name=f"{kind}_cost{rung.name}", metric=f"{kind}_cost", subject=arm.name,
-        baseline=(rung.name,), against="rung",
-    )  # fmt: skip
+        name=f"{kind}_cost{rung.name}",
+        metric=f"{kind}_cost",
+        subject=arm.name,
+        baseline=(rung.name,),
+        against="rung",
+    )
     return arm, contrast
 
 
@@ -262,7 +274,7 @@ def beside(
                     subject=arm,
                     baseline=() if absolute else (first,),
                     against="nothing" if absolute else "other",
-                )  # fmt: skip
+                )
             )
     return Plan(
         name=name,
@@ -321,9 +333,12 @@ def pinned(plan: Plan) -> Plan:
         name=f"{last.name}-{PINNED}", case=replace(last.case, setup=PINNED), role=Role.BASELINE
     )
     ratio = Contrast(
-        name=f"throughput_ratio{last.name}/{PINNED}", metric="throughput_ratio",
-        subject=last.name, baseline=(arm.name,), against=PINNED,
-    )  # fmt: skip
+        name=f"throughput_ratio{last.name}/{PINNED}",
+        metric="throughput_ratio",
+        subject=last.name,
+        baseline=(arm.name,),
+        against=PINNED,
+    )
     return replace(plan, arms=(arm, *plan.arms), contrasts=(*plan.contrasts, ratio))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.base.documents import Json, from_doc
 from harness.base.errors import meant
-from harness.base.toml import Key, Problems, Table, check_table, keys_of, read_tables
+from harness.base.toml import Key, Problems, TomlTable, check_table, keys_of, read_tables
 from harness.cases import metrics, vacuous
 from harness.cases.case import CaseSpec, Device, Mode
 from harness.cases.catalogue import Catalogue
@@ -27,7 +27,7 @@ class Statistic(StrEnum):
     WORST = "worst"
 
 
-class Source(StrEnum):
+class BoundSource(StrEnum):
     """Where a bound comes from. ``claimed`` and ``provisional`` can pass nothing by themselves."""
 
     REQUIREMENT = "requirement"
@@ -68,7 +68,7 @@ class Threshold:
     case: str
     metric: str
     unit: str
-    source: Source
+    source: BoundSource
     mode: Mode | None = None
     baseline: str | None = None
     device: Device | None = None
@@ -162,9 +162,10 @@ def load_thresholds(path: Path, known: Catalogue | None = None) -> tuple[Thresho
     return tuple(r for r in rules if r is not None)
 
 
-def _rule(table: Table, problems: Problems) -> Threshold | None:
+def _rule(table: TomlTable, problems: Problems) -> Threshold | None:
     """A table as a rule; None if something is wrong with it."""
-    values, before = table.values, len(problems.found)
+    values = table.values
+    before = len(problems.found)
     _check_metric(table, problems)
     if len(problems.found) == before:
         _check_bounds(table, problems)
@@ -178,7 +179,7 @@ def _rule(table: Table, problems: Problems) -> Threshold | None:
     return from_doc(Threshold, doc)
 
 
-def _check_metric(table: Table, problems: Problems) -> None:
+def _check_metric(table: TomlTable, problems: Problems) -> None:
     """The metric is one, in its unit, and has what it is held against."""
     name = table.values["metric"]
     try:
@@ -197,7 +198,7 @@ def _check_metric(table: Table, problems: Problems) -> None:
         problems.add(table.line, f"{name} needs a mode", 'mode = "weak" or "strong"')
 
 
-def _check_bounds(table: Table, problems: Problems) -> None:
+def _check_bounds(table: TomlTable, problems: Problems) -> None:
     """There is a bound, and something can meet it and miss it."""
     values = table.values
 

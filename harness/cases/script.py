@@ -21,7 +21,7 @@ EXAMPLE = f"{RUN} train.py --lr 3e-4"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class ScriptCommand:
     """What each rank runs: a Python file, or with ``module`` what ``python -m`` takes.
 
     With a ``launcher`` it starts the ranks itself: these are all its words, ``{ranks}`` and the
@@ -40,7 +40,7 @@ class Command:
         return "".join(c if c.isalnum() else "_" for c in stem)
 
 
-def parse(words: Sequence[str]) -> Command:
+def parse(words: Sequence[str]) -> ScriptCommand:
     """``train.py ARGS``, ``python train.py ARGS`` or ``-m package.train ARGS``.
 
     SpecError for anything else, and for a secret among the words: the record keeps them.
@@ -54,28 +54,30 @@ def parse(words: Sequence[str]) -> Command:
     if rest[0] == "-m":
         if len(rest) == 1:
             raise SpecError("-m without a module", expected="-m package.train", fix=EXAMPLE)
-        return Command(target=rest[1], module=True, args=tuple(rest[2:]))
+        return ScriptCommand(target=rest[1], module=True, args=tuple(rest[2:]))
     if not rest[0].endswith(".py"):
         return _launched(words)
-    return Command(target=rest[0], module=False, args=tuple(rest[1:]))
+    return ScriptCommand(target=rest[0], module=False, args=tuple(rest[1:]))
 
 
-def _launched(words: Sequence[str]) -> Command:
+def _launched(words: Sequence[str]) -> ScriptCommand:
     """A launcher's command: it has to be told how many ranks to start."""
     script = next((w for w in words if w.endswith(".py")), "")
     if programs.which(words[0]) is None or not script:
         raise SpecError(
-            f"{words[0]!r} is neither a Python file nor a program here", where=shlex.join(words),
+            f"{words[0]!r} is neither a Python file nor a program here",
+            where=shlex.join(words),
             expected="train.py, python train.py, -m package.train, or a launcher with a script",
             fix=EXAMPLE,
-        )  # fmt: skip
+        )
     if not any("{ranks}" in w or "{world}" in w for w in words):
         raise SpecError(
-            "the launcher is not told how many ranks to start", where=shlex.join(words),
+            "the launcher is not told how many ranks to start",
+            where=shlex.join(words),
             expected="{ranks} for those of a node, {world} for all; {node} and {nodes}",
             fix=f"{RUN} {LAUNCHED}",
-        )  # fmt: skip
-    return Command(target=script, module=False, args=(), launcher=tuple(words))
+        )
+    return ScriptCommand(target=script, module=False, args=(), launcher=tuple(words))
 
 
 def script_plan(
@@ -94,9 +96,11 @@ def script_plan(
     command = parse(words)
     if not command.module and not Path(command.target).is_file():
         raise SpecError(
-            f"{command.target}: no such file", where=str(Path.cwd()),
-            expected="a Python file, as from this folder", fix=f"ls {Path(command.target).parent}",
-        )  # fmt: skip
+            f"{command.target}: no such file",
+            where=str(Path.cwd()),
+            expected="a Python file, as from this folder",
+            fix=f"ls {Path(command.target).parent}",
+        )
     if site.world_size < 2:
         raise SpecError(
             "one rank has nothing to be compared with", expected="at least 2 ranks", fix=EXAMPLE

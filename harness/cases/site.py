@@ -44,7 +44,8 @@ class Site:
 
     def shape(self, world_size: int) -> tuple[int, ...]:
         """Ranks per node of a smaller world: nodes are filled in order."""
-        left, out = world_size, []
+        left = world_size
+        out = []
         for ranks in self.nodes:
             if left <= 0:
                 break
@@ -77,8 +78,9 @@ class Site:
         for unknown in (name for name in fields if name not in known):
             raise SpecError(
                 f"{name}: a case has no field {unknown!r}{nearest(unknown, known)}",
-                expected=", ".join(known), fix="scaleproof list",
-            )  # fmt: skip
+                expected=", ".join(known),
+                fix="scaleproof list",
+            )
         return replace(base, **fields)
 
     def fabric(self, nodes: tuple[int, ...], knobs: Mapping[str, Any]) -> CaseSpec:
@@ -137,9 +139,11 @@ def resolve(
     if facts.remote and cpus is None and (gpus is None or not gpus.isdigit()):
         raise SpecError(
             f"--engine {engine} reaches other machines: state the number of ranks",
-            expected="--gpus N or --cpus N", fix=f"--engine {engine} --nodes 2 --gpus 16",
-        )  # fmt: skip
-    here, build = len(nvml.gpus()), accelerators.torch_build()
+            expected="--gpus N or --cpus N",
+            fix=f"--engine {engine} --nodes 2 --gpus 16",
+        )
+    here = len(nvml.gpus())
+    build = accelerators.torch_build()
     version = machine.software().get("torch", "")
     unfit = accelerators.no_cuda(build, version)
     if cpus is None and not here and not facts.remote:
@@ -152,9 +156,13 @@ def resolve(
         raise SpecError(f"--gpus {gpus}: {unfit.what}", expected=unfit.expected, fix=unfit.fix)
     several = num_nodes > 1 and (one_machine or facts.one_machine)
     site = Site(
-        device=Device.CPU, backend="gloo", nodes=given, engine=engine,
-        emulated=facts.always_emulated or several, faults=facts.faults,
-    )  # fmt: skip
+        device=Device.CPU,
+        backend="gloo",
+        nodes=given,
+        engine=engine,
+        emulated=facts.always_emulated or several,
+        faults=facts.faults,
+    )
     if gpus is None:
         total = cpus if cpus is not None else max(machine.physical_cores(), num_nodes)
         return replace(site, nodes=given or _split(total, num_nodes, "--cpus"))
@@ -174,9 +182,10 @@ def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
     """What an engine says of itself; SpecError if there is none, or too few nodes of it."""
     if name not in known:
         raise SpecError(
-            f"--engine {name}: no such engine{nearest(name, known)}", expected=", ".join(known),
+            f"--engine {name}: no such engine{nearest(name, known)}",
+            expected=", ".join(known),
             fix="scaleproof list engines",
-        )  # fmt: skip
+        )
     facts = known[name].engine
     if parse_nodes(nodes)[0] > 1 and not facts.multi_node:
         several = [n for n, e in known.items() if e.engine.multi_node]
@@ -195,14 +204,16 @@ def _wanted_gpus(gpus: str, here: int, num_nodes: int, *, anywhere: bool, shared
     wanted = here - here % num_nodes if gpus == "auto" else int(gpus)
     if wanted == 0 or (here == 0 and not anywhere):
         raise SpecError(
-            f"--gpus {gpus}: no usable GPU here", expected="an NVIDIA driver and a GPU",
+            f"--gpus {gpus}: no usable GPU here",
+            expected="an NVIDIA driver and a GPU",
             fix="--cpus 2",
-        )  # fmt: skip
+        )
     if wanted > here and not shared and not anywhere:
         raise SpecError(
             f"--gpus {gpus}: only {here} usable GPUs on this node",
-            expected=f"at most {here} (CUDA_VISIBLE_DEVICES may hide some)", fix=f"--gpus {here}",
-        )  # fmt: skip
+            expected=f"at most {here} (CUDA_VISIBLE_DEVICES may hide some)",
+            fix=f"--gpus {here}",
+        )
     return wanted
 
 
@@ -213,9 +224,10 @@ def parse_nodes(text: str) -> tuple[int, tuple[int, ...]]:
         many, x, ranks = part.partition("x")
         if not many.isdigit() or (x and not ranks.isdigit()):
             raise SpecError(
-                f"--nodes {text}", expected="a number, or ranks on each: 4+8+16, 2x8",
+                f"--nodes {text}",
+                expected="a number, or ranks on each: 4+8+16, 2x8",
                 fix="--nodes 2",
-            )  # fmt: skip
+            )
         shape += [int(ranks)] * int(many) if x else [int(many)]
     if min(shape, default=0) < 1:
         raise SpecError(f"--nodes {text}", expected="at least 1", fix="--nodes 1")

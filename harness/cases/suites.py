@@ -17,7 +17,7 @@ from harness.cases.courses import Course
 from harness.cases.metrics import metric
 from harness.cases.plan import Plan, Role
 from harness.cases.recipes import ON_GPUS, REAL, Recipe, ladder, strong_worlds
-from harness.cases.rules import Source, Threshold
+from harness.cases.rules import BoundSource, Threshold
 from harness.cases.site import Site
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -46,7 +46,7 @@ class Bounds:
                         case=re.sub(r"([*?[])", r"[\1]", subject.family + subject.extras),
                         metric=of,
                         unit=metric(of).unit,
-                        source=Source.REQUIREMENT,
+                        source=BoundSource.REQUIREMENT,
                         mode=subject.mode,
                         baseline=self.baseline,
                         world=(world,) if world else (),
@@ -127,10 +127,14 @@ def _named(
         protocol = ON_GPUS if site.device is Device.CUDA else REAL
         return [
             ladder(
-                case, rungs, shape=site.shape, baselines=(baseline,), metrics=metrics,
+                case,
+                rungs,
+                shape=site.shape,
+                baselines=(baseline,),
+                metrics=metrics,
                 protocol=protocol,
             )
-        ]  # fmt: skip
+        ]
 
     return recipe
 
@@ -144,11 +148,13 @@ def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | N
     """What is wrong with the arguments of ``@scaling``, told when the suite is collected."""
     wrong = [one for one in what if not callable(one) and not isinstance(one, str)]
     if wrong:
-        told, expected = f"@scaling({wrong[0]!r})", "a case or a recipe"
+        told = f"@scaling({wrong[0]!r})"
+        expected = "a case or a recipe"
     elif not what or _is_test(what[0]):
         told, expected = "@scaling without a case", "what is measured"
     elif fields and not any(isinstance(one, str) for one in what):
-        told, expected = f"@scaling: {', '.join(fields)} of a recipe", "fields of a named case"
+        told = f"@scaling: {', '.join(fields)} of a recipe"
+        expected = "fields of a named case"
     else:
         return None
     return SpecError(told, expected=f"{expected}: {EXAMPLE}", fix="scaleproof init suites")

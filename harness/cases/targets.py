@@ -97,16 +97,19 @@ def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
         name, _, tail = name.rpartition("/")
         if tail not in set(Mode):
             raise SpecError(
-                f"no mode {tail!r}{nearest(tail, Mode)}", where=f"{name}/{tail}",
-                expected=" or ".join(Mode), fix=f"{name}/{Mode.WEAK}",
-            )  # fmt: skip
+                f"no mode {tail!r}{nearest(tail, Mode)}",
+                where=f"{name}/{tail}",
+                expected=" or ".join(Mode),
+                fix=f"{name}/{Mode.WEAK}",
+            )
         mode = Mode(tail)
     return changed(site.case(name, mode), settings)
 
 
 def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
     """The case with fields and knobs that are set; SpecError for what none has."""
-    fields, knobs = {}, dict(case.knobs)
+    fields = {}
+    knobs = dict(case.knobs)
     for key, value in settings.items():
         if "." in key:
             knobs[key] = value
@@ -115,8 +118,9 @@ def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
         else:
             raise SpecError(
                 f"--set {key}: no such field{nearest(key, SETTABLE)}",
-                expected=f"{', '.join(SETTABLE)}, or file.knob", fix="scaleproof list",
-            )  # fmt: skip
+                expected=f"{', '.join(SETTABLE)}, or file.knob",
+                fix="scaleproof list",
+            )
     try:
         return from_doc(CaseSpec, {**to_doc(replace(case, knobs=knobs)), **fields}, "--set")
     except ValueError as error:
@@ -148,9 +152,10 @@ def _recipes(
         line = next((f.lineno for f in reversed(frames) if f.filename == str(path.resolve())), "")
         raise SpecError(
             f"cannot be imported: {type(error).__name__}: {error}",
-            where=f"{path}:{line}" if line else str(path), expected="a file of recipes",
+            where=f"{path}:{line}" if line else str(path),
+            expected="a file of recipes",
             fix=f"python {path}",
-        ) from None  # fmt: skip
+        ) from None
     if function is not None:
         recipe = getattr(module, function, None)
         if recipe is None:
@@ -174,9 +179,10 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
     if not isinstance(plans, list | tuple) or not all(isinstance(p, Plan) for p in plans):
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} is not a recipe: it does not return plans",
-            where=str(path), expected="a function of the site that returns a list of plans",
+            where=str(path),
+            expected="a function of the site that returns a list of plans",
             fix="scaleproof list suites",
-        )  # fmt: skip
+        )
     return plans
 
 
@@ -201,6 +207,7 @@ def _learns(plan: Plan, known: Catalogue) -> None:
         if by := known.get("strategies", arm.case.strategy).supports.beside:
             raise SpecError(
                 f"how fast {arm.case.strategy} steps says nothing of how it learns",
-                where=arm.case.id, expected=f"time_to_loss or samples_to_loss, beside {by}",
+                where=arm.case.id,
+                expected=f"time_to_loss or samples_to_loss, beside {by}",
                 fix=f"scaleproof run {arm.case.family}",
-            )  # fmt: skip
+            )

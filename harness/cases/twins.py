@@ -21,7 +21,8 @@ def candidates(
     ``less`` are knobs of the strategy at fewer than the case asks for, so that few steps check it.
     """
     case = replace(case, knobs={**case.knobs, **less})
-    shards, strong = case.world_size * case.accumulate, case.mode is Mode.STRONG
+    shards = case.world_size * case.accumulate
+    strong = case.mode is Mode.STRONG
     for name, size in sizes.items():
         if name == case.size and case.seq_len is None:
             break

@@ -28,7 +28,8 @@ def bounds(rule: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
         if bound is None:
             continue
         below, above = bound <= low, bound >= high
-        told, least = f"{key} = {bound:g}", key == "at_least"
+        told = f"{key} = {bound:g}"
+        least = key == "at_least"
         if not math.isfinite(bound):
             yield key, f"{told} is no bound", "a finite number"
         elif metric.form is Form.GATE and (key, bound) != ("at_least", 1):
@@ -49,7 +50,8 @@ def unknown(rule: Mapping[str, Json], known: Catalogue) -> tuple[str, str] | Non
     """Why a rule's pattern can match no case there is, and what may be meant; None if it can."""
     if metrics.metric(rule["metric"]).measured_by:
         return None  # sweeps and trials have names of their own
-    pattern, names = str(rule["case"]), families(known)
+    pattern = str(rule["case"])
+    names = families(known)
     if matching(pattern, names):
         return None
     family = _family(pattern)

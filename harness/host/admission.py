@@ -61,11 +61,13 @@ def examine(*, on_gpus: bool) -> tuple[Finding, ...]:
 def load() -> Finding:
     """CPU time that others use while we sleep. A busy host is given some seconds to calm down."""
     cpus = os.sched_getaffinity(0)
-    share, workers = 0.0, Workers()
+    share = 0.0
+    workers = Workers()
     for _ in range(LOOKS):
         before, began = machine.busy_s(cpus), time.monotonic()
         time.sleep(LOOK_S)
-        after, took = machine.busy_s(cpus), time.monotonic() - began
+        after = machine.busy_s(cpus)
+        took = time.monotonic() - began
         if before is None or after is None:
             return Finding(check="load", level=Level.OK, text="n/a: no /proc/stat")
         share = (after - before) / took / len(cpus)
@@ -154,7 +156,8 @@ def gpus(devices: Sequence[nvml.Gpu]) -> list[Finding]:
         text = f"equal GPUs have unequal clocks: {min(clocks)} to {max(clocks)} MHz"
         out.append(_bad("gpus", text, "nvidia-smi --reset-applications-clocks"))
     if len(names) > 1:
-        text, advice = f"unequal: {' + '.join(names)}", "use baseline sum_of_devices"
+        text = f"unequal: {' + '.join(names)}"
+        advice = "use baseline sum_of_devices"
         out.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
     num_cpus = len(os.sched_getaffinity(0))
     if num_cpus < CPUS_PER_GPU * len(devices):

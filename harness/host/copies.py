@@ -15,13 +15,14 @@ from harness.base.errors import SpecError
 from harness.base.numbers import si
 
 #: What a launch copies at most: bytes, and files.
-MOST_BYTES, MOST_FILES = 2 << 30, 20_000
+MOST_BYTES = 2 << 30
+MOST_FILES = 20_000
 #: Folders that a training does not read.
 LEFT_OUT = frozenset({".git", ".hg", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
 @dataclass(frozen=True)
-class Entry:
+class CopiedEntry:
     """A folder, a file or a link, ``name`` below the copied folder.
 
     ``source`` is what is copied; with ``link`` nothing is copied, and it is what is linked to.
@@ -32,7 +33,7 @@ class Entry:
     link: str = ""
 
 
-def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[Entry]:
+def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[CopiedEntry]:
     """What a copy of ``folder`` consists of, folders before what is in them.
 
     ``results`` is where runs are written, and left out; ``data`` are paths that are shared.
@@ -43,26 +44,26 @@ def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[E
 
 def _inside(
     here: Path, name: Path, root: Path, results: Path, shared: set[Path]
-) -> Iterator[Entry]:
+) -> Iterator[CopiedEntry]:
     for entry in sorted(os.scandir(here), key=lambda e: e.name):
         path, target = Path(entry.path), Path(os.path.realpath(entry.path))
         at = name / entry.name
         if target in shared:
-            yield Entry(at, path, link=str(target))
+            yield CopiedEntry(at, path, link=str(target))
         elif path.is_symlink() and target.is_relative_to(root):  # the copy's own, wherever that is
-            yield Entry(at, path, link=os.path.relpath(target, (root / at).parent))
+            yield CopiedEntry(at, path, link=os.path.relpath(target, (root / at).parent))
         elif path.is_dir():
             if entry.name in LEFT_OUT or results.is_relative_to(target):
                 continue
             if root.is_relative_to(target):
                 continue  # a link to a folder above: its copy would have no end
             if (path / "pyvenv.cfg").is_file():
-                yield Entry(at, path, link=str(target))
+                yield CopiedEntry(at, path, link=str(target))
                 continue
-            yield Entry(at, path)
+            yield CopiedEntry(at, path)
             yield from _inside(path, at, root, results, shared)
         elif path.is_file() and os.access(path, os.R_OK):
-            yield Entry(at, path)
+            yield CopiedEntry(at, path)
 
 
 def copy(folder: Path, into: Path, results: Path, data: Sequence[str] = ()) -> None:
@@ -84,9 +85,11 @@ def refuse_large(folder: Path, results: Path, data: tuple[str, ...]) -> None:
     for path in data:
         if not (folder / path).exists():
             raise SpecError(
-                f"--data {path}: no such file or folder", where=str(folder),
-                expected="what the script only reads", fix=f"ls {folder}",
-            )  # fmt: skip
+                f"--data {path}: no such file or folder",
+                where=str(folder),
+                expected="what the script only reads",
+                fix=f"ls {folder}",
+            )
     size: dict[str, int] = {}
     number: dict[str, int] = {}
     for entry in entries(folder, results, data):

@@ -61,7 +61,8 @@ def beside(first: int, count: int, *, tasks: int = 1) -> tuple[int, ...]:
     Where each rank of a node is a task of its own (``tasks``), a scheduler binds each to its own
     CPUs: these are not divided again. All allowed ones where no GPU can be asked.
     """
-    allowed, near_each = os.sched_getaffinity(0), near_gpus()
+    allowed = os.sched_getaffinity(0)
+    near_each = near_gpus()
     bound = tasks > 1 and len(allowed) < (os.cpu_count() or 1)
     own = [device % len(near_each) for device in range(first, first + count)] if near_each else []
     parts = slices([near_each[d] for d in own] if bound else near_each, allowed)

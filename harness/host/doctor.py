@@ -10,7 +10,8 @@ from harness.host import accelerators, admission, environment, facts, machine, n
 from harness.host.admission import Finding, Level
 
 #: Locked memory that RDMA needs, and shared memory that NCCL and data loaders do: bytes.
-_LOCKED, _SHARED = 32 << 30, 8 << 30
+_LOCKED = 32 << 30
+_SHARED = 8 << 30
 
 
 def examine() -> list[Finding]:
@@ -60,7 +61,8 @@ def _shared_memory() -> Finding:
     except OSError:
         advice = "mount /dev/shm: NCCL and data loaders need it"
         return _found("shared memory", False, "/dev/shm is missing", advice)
-    text, advice = f"{free >> 20} MiB free in /dev/shm", "enlarge /dev/shm (containers: --shm-size)"
+    text = f"{free >> 20} MiB free in /dev/shm"
+    advice = "enlarge /dev/shm (containers: --shm-size)"
     enough = _SHARED if nvml.gpus() else 64 << 20
     return _found("shared memory", free > enough, text, advice)
 
@@ -116,6 +118,14 @@ def _ways() -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    _torch, _plugin, _governor, _clock, _shared_memory, _locked_memory, _files, _gpus, _ways,
+    _torch,
+    _plugin,
+    _governor,
+    _clock,
+    _shared_memory,
+    _locked_memory,
+    _files,
+    _gpus,
+    _ways,
     _leftovers,
-)  # fmt: skip
+)

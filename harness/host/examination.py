@@ -9,5 +9,7 @@ def examination() -> dict[str, Json]:
     decisive = admission.examine(on_gpus=True)
     findings = (*doctor.examine(), *decisive)
     return {
-        "facts": facts.facts(), "findings": to_doc(findings), "admission": to_doc(decisive),
-    }  # fmt: skip
+        "facts": facts.facts(),
+        "findings": to_doc(findings),
+        "admission": to_doc(decisive),
+    }

@@ -46,8 +46,9 @@ def parse(text: str) -> Hardware:
         hint = f"; {close}" if (close := meant(wrong, devices.sheets())) else ""
         raise SpecError(
             f"--on {text}: no such hardware{hint}",
-            expected=f"8xh100, 64x8xh200 (of {_known()}), or a file", fix="--on 8xh100",
-        )  # fmt: skip
+            expected=f"8xh100, 64x8xh200 (of {_known()}), or a file",
+            fix="--on 8xh100",
+        )
     sheet = devices.sheets()[found[3]]
     return _of(text, sheet, int(found[2]), int(found[1] or 1))
 
@@ -62,29 +63,43 @@ def of_machine(name: str, machine: Machine, nodes: tuple[int, ...]) -> Hardware:
     if sheet is None:
         raise SpecError(
             f"--on {name}: nothing is known of the links of {machine.gpu or 'a CPU'}",
-            expected=f"a run on {_known()}", fix="--on my.toml   # with link_gb_s",
-        )  # fmt: skip
+            expected=f"a run on {_known()}",
+            fix="--on my.toml   # with link_gb_s",
+        )
     return Hardware(
-        name=name, machine=machine, nodes=nodes, link_bytes=1e9 * sheet.link_gb_s,
+        name=name,
+        machine=machine,
+        nodes=nodes,
+        link_bytes=1e9 * sheet.link_gb_s,
         network_bytes=1e9 * sheet.network_gb_s,
-    )  # fmt: skip
+    )
 
 
 def _of(name: str, sheet: Sheet, gpus: int, nodes: int) -> Hardware:
     if min(gpus, nodes) < 1:
         raise SpecError(f"--on {name}", expected="at least 1 node of 1 GPU", fix="--on 8xh100")
     machine = Machine(
-        cpu="planned", num_cores=16 * gpus, memory_gib=HOST_GIB * gpus, gpu=sheet.gpu,
-        num_gpus=gpus, gpu_memory_gib=sheet.memory_gib, host=name, kernel="", driver=None,
-    )  # fmt: skip
+        cpu="planned",
+        num_cores=16 * gpus,
+        memory_gib=HOST_GIB * gpus,
+        gpu=sheet.gpu,
+        num_gpus=gpus,
+        gpu_memory_gib=sheet.memory_gib,
+        host=name,
+        kernel="",
+        driver=None,
+    )
     return Hardware(
-        name=name, machine=machine, nodes=(gpus,) * nodes, link_bytes=1e9 * sheet.link_gb_s,
+        name=name,
+        machine=machine,
+        nodes=(gpus,) * nodes,
+        link_bytes=1e9 * sheet.link_gb_s,
         network_bytes=1e9 * sheet.network_gb_s,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stated:
+class StatedHardware:
     """A ``[[hardware]]`` table; of a known ``gpu`` the rest may be left out."""
 
     gpu: str
@@ -95,7 +110,7 @@ class Stated:
     network_gb_s: float = 0.0
 
 
-_KEYS = keys_of(Stated)
+_KEYS = keys_of(StatedHardware)
 
 
 def _stated(path: Path) -> Hardware:
@@ -110,7 +125,7 @@ def _stated(path: Path) -> Hardware:
         problems.add(1, f"{len(tables)} tables [[hardware]]", "one: gpu, gpus, nodes")
     problems.raise_any()
     (table,) = tables
-    asked = Stated(**table.values)
+    asked = StatedHardware(**table.values)
     known = devices.sheets().get(asked.gpu.lower()) or devices.named(asked.gpu)
     sheet = known or Sheet(gpu=asked.gpu, memory_gib=0, link_gb_s=0.0)
     stated = ("memory_gib", "link_gb_s", "network_gb_s")

@@ -87,7 +87,8 @@ def busy_s(cpus: Collection[int]) -> float | None:
         name, *fields = line.split()
         if name in names and len(fields) >= 8:
             user, nice, system, _idle, _iowait, _irq, _softirq, steal = map(int, fields[:8])
-            total, seen = total + user + nice + system + steal, seen + 1
+            total = total + user + nice + system + steal
+            seen = seen + 1
     return total / os.sysconf("SC_CLK_TCK") if seen == len(names) else None
 
 

@@ -201,7 +201,7 @@ def poll() -> list[dict[str, Json]]:
         return [_reading(d, links=True) for d in _visible(nvml)] if nvml is not None else []
 
 
-class Watch:
+class DeviceWatch:
     """Reads every visible device again and again, in a thread and an NVML session of its own.
 
     Whoever serves the ranks does not wait for it: an answer of the PCIe counters takes 20 ms, so
@@ -210,10 +210,12 @@ class Watch:
 
     def __init__(self, every_s: float, *, links: bool) -> None:
         self.polls: list[list[dict[str, Json]]] = []
-        self._every_s, self._links, self._over = every_s, links, threading.Event()
+        self._every_s = every_s
+        self._links = links
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._read, name="nvml", daemon=True)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "DeviceWatch":
         self._thread.start()
         return self
 

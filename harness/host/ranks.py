@@ -14,7 +14,7 @@ SPY_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rank:
+class RankProcess:
     """One process of a distributed job."""
 
     pid: int
@@ -22,26 +22,30 @@ class Rank:
     world_size: int
 
 
-def of_job(pid: int) -> list[Rank]:
+def of_job(pid: int) -> list[RankProcess]:
     """A process and its descendants that have a rank, in their order; ScaleproofError if none."""
     if not Path(f"/proc/{pid}").is_dir():
         raise ScaleproofError(
-            f"no process {pid} here", expected="the process of a launcher or of a rank",
+            f"no process {pid} here",
+            expected="the process of a launcher or of a rank",
             fix="pgrep -af torchrun",
-        )  # fmt: skip
-    family, found = [pid], dict[int, Rank]()
+        )
+    family = [pid]
+    found = dict[int, RankProcess]()
     for one in family:
         family += _children(one)
         here = variables(one)
         if here.get("RANK", "").isdigit():
             rank = int(here["RANK"])
             world = int(here.get("WORLD_SIZE") or 0)
-            found.setdefault(rank, Rank(pid=one, rank=rank, world_size=world))
+            found.setdefault(rank, RankProcess(pid=one, rank=rank, world_size=world))
     if not found:
         raise ScaleproofError(
-            f"neither process {pid} nor what it started has a RANK", where=f"/proc/{pid}/environ",
-            expected="a job that was started as torchrun does", fix=f"pstree -p {pid}",
-        )  # fmt: skip
+            f"neither process {pid} nor what it started has a RANK",
+            where=f"/proc/{pid}/environ",
+            expected="a job that was started as torchrun does",
+            fix=f"pstree -p {pid}",
+        )
     return [found[rank] for rank in sorted(found)]
 
 
@@ -78,8 +82,9 @@ def spy() -> str:
     if (found := programs.which("py-spy")) is None:
         raise ScaleproofError(
             "py-spy is not installed: it looks into processes without stopping them",
-            expected="py-spy on the PATH", fix="pip install py-spy",
-        )  # fmt: skip
+            expected="py-spy on the PATH",
+            fix="pip install py-spy",
+        )
     return found
 
 
@@ -101,7 +106,7 @@ def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
                 f"process {pid} cannot be looked at: {told[-1]}",
                 expected="a Python process of yours, and the right to trace it",
                 fix=f"sudo env PATH=$PATH scaleproof attach {pid}",
-            )  # fmt: skip
+            )
     if done.returncode:
         return []
     threads: list[dict[str, Any]] = json.loads(done.stdout)

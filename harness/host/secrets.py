@@ -140,7 +140,8 @@ def _words_of(value: str) -> list[str]:
 def _secrets_of(words: Sequence[str]) -> Iterator[Secret]:
     """Every secret of a command; of those that overlap the first."""
     every = sorted(itertools.chain(_of_options(words), _of_looks(words)))
-    word, end = -1, 0
+    word = -1
+    end = 0
     for secret in every:
         if secret.word != word or secret.start >= end:
             word, end = secret.word, secret.end

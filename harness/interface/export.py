@@ -39,9 +39,10 @@ def table(frame: pd.DataFrame, form: str) -> bytes:
         return frame.to_json(orient="records", lines=True, double_precision=15).encode()
     if importlib.util.find_spec("pyarrow") is None:
         raise SpecError(
-            "Parquet needs the package pyarrow", expected="or another form: .csv, .jsonl",
+            "Parquet needs the package pyarrow",
+            expected="or another form: .csv, .jsonl",
             fix="pip install 'scaleproof[parquet]'",
-        )  # fmt: skip
+        )
     whole = frame.copy()
     mixed = [name for name in whole.columns if str(whole[name].dtype) == "object"]
     for column in mixed:  # lists, and columns of several kinds
@@ -84,7 +85,8 @@ def openmetrics(runs: Sequence[RunRecord]) -> str:
         where = {"machine": run.machine.hardware_class, "run": run.run}
         for plan in run.plans:
             for arm in plan.arms:
-                row, labels = arm_row(run, plan, arm), {**where, "case": arm.case.id}
+                row = arm_row(run, plan, arm)
+                labels = {**where, "case": arm.case.id}
                 add("throughput_samples_per_second", labels, row.throughput)
                 add("step_seconds", labels, row.step_s)
                 add("peak_memory_bytes", labels, row.peak_bytes)
@@ -95,13 +97,18 @@ def openmetrics(runs: Sequence[RunRecord]) -> str:
                 add("efficiency_low_ratio", labels, p.efficiency_low)
                 add("efficiency_high_ratio", labels, p.efficiency_high)
         for v in run.verdicts:
-            told = {"metric": v.metric, "against": v.against, "rule": v.rule or "",
-                    "status": str(v.status)}  # fmt: skip
+            told = {
+                "metric": v.metric,
+                "against": v.against,
+                "rule": v.rule or "",
+                "status": str(v.status),
+            }
             add("verdict_info", {**where, "case": v.case, **told}, 1.0)
     lines = []
     for name, unit, what in _GAUGES:
-        kind, family = ("info", name.removesuffix("_info")) if name.endswith("_info") else (
-            "gauge", name)  # fmt: skip
+        kind, family = (
+            ("info", name.removesuffix("_info")) if name.endswith("_info") else ("gauge", name)
+        )
         lines.append(f"# TYPE scaleproof_{family} {kind}")
         lines += [f"# UNIT scaleproof_{family} {unit}"] if unit else []
         lines.append(f"# HELP scaleproof_{family} {what}")

@@ -106,7 +106,13 @@ def _step_rows(run: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
             samples = load_samples(folder, x.launch, rank)
             for i, (step_s, loss) in enumerate(zip(samples.step_s, samples.loss, strict=True)):
                 yield dict(
-                    run=run.run, launch=x.launch, arm=x.arm, rank=rank.rank, step=i, kept=i >= cut,
-                    step_s=float(step_s), loss=float(loss),
+                    run=run.run,
+                    launch=x.launch,
+                    arm=x.arm,
+                    rank=rank.rank,
+                    step=i,
+                    kept=i >= cut,
+                    step_s=float(step_s),
+                    loss=float(loss),
                     rss_bytes=int(samples.rss_bytes[i]) or None,
-                )  # fmt: skip
+                )

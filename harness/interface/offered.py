@@ -24,30 +24,108 @@ class Option:
 OPTIONS = (
     Option(name="gpus", help="GPU ranks: a number or 'auto'", kwargs={"metavar": "N"}),
     Option(name="cpus", help="CPU ranks over gloo", kwargs={"metavar": "N", "type": int}),
-    Option(name="nodes", help="number of nodes, or the ranks on each node: 4+8+16, 2x8", kwargs={"metavar": "N", "default": "1"}),
-    Option(name="engine", help="engine that starts the ranks, see `scaleproof list engines`", kwargs={"metavar": "NAME", "default": "local"}),
-    Option(name="cluster", help="cluster file, with a table of settings for each engine", kwargs={"metavar": "FILE"}),
-    Option(name="shared-gpu", help="let ranks share a GPU over gloo (labelled stand-in)", kwargs={"action": "store_true"}),
-    Option(name="results", help="where runs are written (default: results)", kwargs={"metavar": "DIR"}),
-    Option(name="thresholds", help="thresholds file (default: thresholds.toml beside the suite)", kwargs={"metavar": "FILE"}),
-    Option(name="references", help="expected values of this hardware: a file, or a folder of them", kwargs={"metavar": "PATH"}),
-    Option(name="path", help="folder with your own strategies, models, compressors or engines", kwargs={"metavar": "DIR", "action": "append", "default": []}),
-    Option(name="data", help="file or folder that a script only reads: all launches share it, everything else is copied for each", kwargs={"metavar": "PATH", "action": "append", "default": []}),
-    Option(name="heartbeat", help="file that says where the run is, rewritten every 5 s, for a watchdog or Prometheus", kwargs={"metavar": "FILE"}),
-    Option(name="time-budget", cases=True, help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided plans during the first 260 s)", kwargs={"metavar": "TIME"}),
-    Option(name="no-timeline", cases=True, help="skip the profiled launches, which show where the time went", kwargs={"action": "store_true", "default": False}),
-    Option(name="operators", cases=True, help="profile every operator of CPU ranks too (slower by a tenth where steps are short)", kwargs={"action": "store_true", "default": False}),
-    Option(name="no-fabric", cases=True, help="skip the sweep of the collectives before the first training", kwargs={"action": "store_true", "default": False}),
-    Option(name="one-by-one", cases=True, help="launch one world at a time (default: small ones side by side, on nodes or GPUs of their own)", kwargs={"action": "store_true", "default": False}),
-    Option(name="control", cases=True, help="interpreter of an environment that stays as it is: the largest rung of every ladder is measured with it, too, in the same blocks", kwargs={"metavar": "PYTHON"}),
-    Option(name="nonce", help="a text of whoever asked for this run, sealed before its first launch", kwargs={"metavar": "TEXT"}),
-    Option(name="strict", cases=True, help="judge the worst pair of launches instead of the mean", kwargs={"action": "store_true", "default": False}),
-)  # fmt: skip
+    Option(
+        name="nodes",
+        help="number of nodes, or the ranks on each node: 4+8+16, 2x8",
+        kwargs={"metavar": "N", "default": "1"},
+    ),
+    Option(
+        name="engine",
+        help="engine that starts the ranks, see `scaleproof list engines`",
+        kwargs={"metavar": "NAME", "default": "local"},
+    ),
+    Option(
+        name="cluster",
+        help="cluster file, with a table of settings for each engine",
+        kwargs={"metavar": "FILE"},
+    ),
+    Option(
+        name="shared-gpu",
+        help="let ranks share a GPU over gloo (labelled stand-in)",
+        kwargs={"action": "store_true"},
+    ),
+    Option(
+        name="results", help="where runs are written (default: results)", kwargs={"metavar": "DIR"}
+    ),
+    Option(
+        name="thresholds",
+        help="thresholds file (default: thresholds.toml beside the suite)",
+        kwargs={"metavar": "FILE"},
+    ),
+    Option(
+        name="references",
+        help="expected values of this hardware: a file, or a folder of them",
+        kwargs={"metavar": "PATH"},
+    ),
+    Option(
+        name="path",
+        help="folder with your own strategies, models, compressors or engines",
+        kwargs={"metavar": "DIR", "action": "append", "default": []},
+    ),
+    Option(
+        name="data",
+        help="file or folder that a script only reads: all launches share it, everything else is copied for each",
+        kwargs={"metavar": "PATH", "action": "append", "default": []},
+    ),
+    Option(
+        name="heartbeat",
+        help="file that says where the run is, rewritten every 5 s, for a watchdog or Prometheus",
+        kwargs={"metavar": "FILE"},
+    ),
+    Option(
+        name="time-budget",
+        cases=True,
+        help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided plans during the first 260 s)",
+        kwargs={"metavar": "TIME"},
+    ),
+    Option(
+        name="no-timeline",
+        cases=True,
+        help="skip the profiled launches, which show where the time went",
+        kwargs={"action": "store_true", "default": False},
+    ),
+    Option(
+        name="operators",
+        cases=True,
+        help="profile every operator of CPU ranks too (slower by a tenth where steps are short)",
+        kwargs={"action": "store_true", "default": False},
+    ),
+    Option(
+        name="no-fabric",
+        cases=True,
+        help="skip the sweep of the collectives before the first training",
+        kwargs={"action": "store_true", "default": False},
+    ),
+    Option(
+        name="one-by-one",
+        cases=True,
+        help="launch one world at a time (default: small ones side by side, on nodes or GPUs of their own)",
+        kwargs={"action": "store_true", "default": False},
+    ),
+    Option(
+        name="control",
+        cases=True,
+        help="interpreter of an environment that stays as it is: the largest rung of every ladder is measured with it, too, in the same blocks",
+        kwargs={"metavar": "PYTHON"},
+    ),
+    Option(
+        name="nonce",
+        help="a text of whoever asked for this run, sealed before its first launch",
+        kwargs={"metavar": "TEXT"},
+    ),
+    Option(
+        name="strict",
+        cases=True,
+        help="judge the worst pair of launches instead of the mean",
+        kwargs={"action": "store_true", "default": False},
+    ),
+)
 
 
 def from_environment(option: Option) -> Any:
     """An option's value by ``SCALEPROOF_NAME``, else its default; SpecError for what is none."""
-    name, kwargs = f"SCALEPROOF_{option.name.replace('-', '_').upper()}", option.kwargs
+    name = f"SCALEPROOF_{option.name.replace('-', '_').upper()}"
+    kwargs = option.kwargs
     value = os.environ.get(name)
     if value is None:
         return kwargs.get("default")

@@ -62,7 +62,8 @@ def site(values: Mapping[str, Any], known: Catalogue) -> Site:
 
 def engine_settings(values: Mapping[str, Any], known: Catalogue) -> Mapping[str, Json]:
     """What the cluster file says for the engine that is asked for."""
-    engine, file = values.get("engine") or "local", values.get("cluster")
+    engine = values.get("engine") or "local"
+    file = values.get("cluster")
     if engine not in known.entries["engines"]:
         return {}  # ``resolve`` says so
     return cluster.settings(Path(file) if file else None, engine, known.entries["engines"])
@@ -98,9 +99,10 @@ def setups(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     python = shutil.which(given)
     if python is None:
         raise SpecError(
-            f"--control {given}: no such program", expected="the python of an environment",
+            f"--control {given}: no such program",
+            expected="the python of an environment",
             fix="python -m venv pinned && pinned/bin/pip install scaleproof torch==VERSION",
-        )  # fmt: skip
+        )
     return ((PINNED, str(Path(python).absolute())),)
 
 

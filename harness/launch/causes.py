@@ -53,15 +53,27 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
         return None
     by_order = sorted(failed, key=lambda e: e.order)
     ways = (
-        _lost, _raised, _signalled, _left, partial(_cut_off, unreachable=unreachable), _stopped,
-        _asleep, _out_of_step, _aborted, _late, _silent,
-    )  # fmt: skip
+        _lost,
+        _raised,
+        _signalled,
+        _left,
+        partial(_cut_off, unreachable=unreachable),
+        _stopped,
+        _asleep,
+        _out_of_step,
+        _aborted,
+        _late,
+        _silent,
+    )
     suspect = next(filter(None, (find(by_order) for find in ways)), None) or _noticed(by_order)
     culprit = next(e for e in ends if e.rank == suspect.rank)
     return Cause(
-        **vars(suspect), phase=culprit.phase, step=culprit.step, node=culprit.node,
+        **vars(suspect),
+        phase=culprit.phase,
+        step=culprit.step,
+        node=culprit.node,
         victims=tuple(e.rank for e in failed if e.rank != culprit.rank),
-    )  # fmt: skip
+    )
 
 
 def _lost(failed: Sequence[RankEnd]) -> Suspect | None:
@@ -161,7 +173,8 @@ def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
     slow = parting.behind & working
     if slow and not parting.usual:
         return None
-    sure, rank = parting.sure and not slow, min(parting.odd)
+    sure = parting.sure and not slow
+    rank = min(parting.odd)
     return Suspect(rank=rank, kind="collective", message=str(parting), sure=sure)
 
 

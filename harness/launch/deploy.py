@@ -20,9 +20,10 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
     engine = make(entry)
     if not (here := engine.probe()).available:
         raise LaunchError(
-            f"engine {entry.name}: {here.reason}", expected="an engine that can be used here",
+            f"engine {entry.name}: {here.reason}",
+            expected="an engine that can be used here",
             fix="scaleproof doctor",
-        )  # fmt: skip
+        )
     if isinstance(engine, Fleet):  # it starts whole worlds itself
         engine.configure(where.settings)
         return engine
@@ -38,7 +39,8 @@ def setup(where: Where, name: str, python: str) -> Where:
     """
     folder = (where.folder / "setups" / name).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    package, start = folder / "path" / programs.PACKAGE.name, folder / "python"
+    package = folder / "path" / programs.PACKAGE.name
+    start = folder / "python"
     package.parent.mkdir(exist_ok=True)
     if not package.is_symlink():
         package.symlink_to(programs.PACKAGE)
@@ -86,7 +88,9 @@ def _again(
 def _listening(entry: Entry, where: Where) -> tuple[Deployment, Listener | None]:
     """What an engine is asked for, and who waits for its agents, if they dial in."""
     asked = where.settings
-    listener, join, token_file = None, "", where.folder / "token"
+    listener = None
+    join = ""
+    token_file = where.folder / "token"
     if entry.engine.joins:
         given = asked.get("token_file")
         if given:

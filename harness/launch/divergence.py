@@ -68,7 +68,7 @@ def divergence(flights: Mapping[int, Sequence[Collective]]) -> Divergence | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Late:
+class LateRank:
     """The rank that came last to a collective, by so many seconds after the first."""
 
     rank: int
@@ -77,7 +77,7 @@ class Late:
     by_s: float
 
 
-def latest(flights: Mapping[int, Sequence[Collective]]) -> Late | None:
+def latest(flights: Mapping[int, Sequence[Collective]]) -> LateRank | None:
     """Who came late to the last collective that all did; None if nobody did."""
     last = [
         {rank: log[number] for rank, log in flying.items() if number in log}
@@ -91,7 +91,7 @@ def latest(flights: Mapping[int, Sequence[Collective]]) -> Late | None:
     by_s = at[rank].created_s - min(c.created_s for c in at.values())
     if by_s < LATE_S:
         return None
-    return Late(rank=rank, number=at[rank].number, what=at[rank].operation, by_s=by_s)
+    return LateRank(rank=rank, number=at[rank].number, what=at[rank].operation, by_s=by_s)
 
 
 def _logs(flights: Mapping[int, Sequence[Collective]]) -> Logs:

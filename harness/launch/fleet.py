@@ -16,7 +16,7 @@ from harness.cases import CaseSpec
 from harness.launch.cluster import WAITS
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.hearing import TICK_S, Ear, unreachable
-from harness.launch.link import Link
+from harness.launch.link import AgentLink
 from harness.launch.renewal import Again, clear, mend
 from harness.launch.roll_call import agree, fit, joined
 from harness.launch.running import Running
@@ -46,10 +46,11 @@ class Fleet:
         per_rank = where.settings.get("tasks") == "rank"
         self.num_agents = sum(where.nodes) if per_rank else len(where.nodes)
         self.queued_s = 0.0
-        self._said, self._polled_at = (State.PENDING, ""), 0.0
+        self._said = (State.PENDING, "")
+        self._polled_at = 0.0
         self._job: Job | None = None
         self._listener: Listener | None = None
-        self._links: list[Link] = []
+        self._links: list[AgentLink] = []
         self._met = False
         waits = {**WAITS, **where.settings}
         self._join_s, self._queue_s, self._lost_s = (float(waits[name]) for name in WAITS)
@@ -65,7 +66,9 @@ class Fleet:
             self._job, self._listener = self._begin()
             self._polled_at = 0.0
             channels = self._job.channels()
-            self._links = [Link(node=node, channel=channels[node]) for node in sorted(channels)]
+            self._links = [
+                AgentLink(node=node, channel=channels[node]) for node in sorted(channels)
+            ]
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -90,9 +93,11 @@ class Fleet:
         silent = list(self._links)  # of thousands, only these are looked at whenever one comes
         while len(self._links) < self.num_agents or silent:
             silent += joined(self._listener, self._links, TICK_S)
-            within_s, heard = TICK_S if self._listener is None else 0, silent
+            within_s = TICK_S if self._listener is None else 0
+            heard = silent
             if time.monotonic() - looked_at > TICK_S:
-                looked_at, heard = time.monotonic(), self._links
+                looked_at = time.monotonic()
+                heard = self._links
             for link, message, _ in self._ear.receive(heard, within_s):
                 if "hello" in message:
                     link.about = from_doc(Node, message["hello"])
@@ -103,9 +108,11 @@ class Fleet:
                 since = time.monotonic()
             if state is State.PENDING and self._queue_s and self.queued_s > self._queue_s:
                 raise LaunchError(
-                    f"still in the queue after {self.queued_s:.0f} s: {says}", where="engine",
-                    expected=f"nodes within queue_s = {self._queue_s:g}", fix="squeue --start",
-                )  # fmt: skip
+                    f"still in the queue after {self.queued_s:.0f} s: {says}",
+                    where="engine",
+                    expected=f"nodes within queue_s = {self._queue_s:g}",
+                    fix="squeue --start",
+                )
             lost = [link for link in heard if link.lost]
             if lost:  # what its process said last is known a moment later
                 self._polled_at = 0.0
@@ -144,7 +151,8 @@ class Fleet:
         """How the job is doing; a scheduler is asked once a second at most."""
         assert self._job is not None
         if time.monotonic() - self._polled_at > POLL_S:
-            self._said, self._polled_at = self._job.poll(), time.monotonic()
+            self._said = self._job.poll()
+            self._polled_at = time.monotonic()
         return self._said
 
     def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
@@ -163,7 +171,7 @@ class Fleet:
         abouts = [link.about for link in here if link.about is not None]
         return [(node, told["examined"]) for node, told in zip(abouts, said, strict=True)]
 
-    def _ask(self, links: Sequence[Link], asked: Json, within_s: float) -> list[Json]:
+    def _ask(self, links: Sequence[AgentLink], asked: Json, within_s: float) -> list[Json]:
         """What each of these agents answers; LaunchError if one is lost, or says nothing."""
         for link in links:
             link.send(asked)
@@ -215,16 +223,18 @@ class Fleet:
         for world in worlds:
             world.watch()
 
-    def _check_alive(self, links: Sequence[Link]) -> None:
+    def _check_alive(self, links: Sequence[AgentLink]) -> None:
         """LaunchError if one of these is lost, with what the engine says of it."""
         if lost := [link for link in links if link.lost]:
             says = self._job.poll()[1] if self._job is not None else ""
             why = "; ".join(f"{x.name}: {x.lost}" for x in lost) + (f" ({says})" if says else "")
             self.close()
             raise LaunchError(
-                why, where="engine", expected="every node can run: python -c 'import torch'",
+                why,
+                where="engine",
+                expected="every node can run: python -c 'import torch'",
                 fix="scaleproof doctor",
-            )  # fmt: skip
+            )
 
     def close(self) -> None:
         """Let the agents go, and end the job that started them."""
@@ -235,7 +245,10 @@ class Fleet:
             self._listener.close()
         if self._job is not None:
             self._job.stop()
-        self._job, self._listener, self._links, self._met = None, None, [], False
+        self._job = None
+        self._listener = None
+        self._links = []
+        self._met = False
 
 
 def _ended(world: Running, ear: Ear, lost_s: float) -> Ended:
@@ -243,12 +256,15 @@ def _ended(world: Running, ear: Ear, lost_s: float) -> Ended:
     agents = "+".join(x.about.agent for x in world.links if x.about is not None)
     asked = world.failing and len(world.links) > 1
     return Ended(
-        ranks=world.ends(), agent=agents, noticed_at=world.noticed_at, lasted_s=world.lasted_s,
+        ranks=world.ends(),
+        agent=agents,
+        noticed_at=world.noticed_at,
+        lasted_s=world.lasted_s,
         unreachable=unreachable(ear, world.links, lost_s) if asked else (),
-    )  # fmt: skip
+    )
 
 
-def absent(links: Sequence[Link], wanted: int, says: str) -> LaunchError:
+def absent(links: Sequence[AgentLink], wanted: int, says: str) -> LaunchError:
     """Some of the wanted agents never came: which ones, and what their engine ``says``."""
     here = [link.about.order for link in links if link.about is not None]
     missing = sorted(set(range(wanted)) - {*here}) if -1 not in here else []
@@ -256,11 +272,13 @@ def absent(links: Sequence[Link], wanted: int, says: str) -> LaunchError:
     lost = [f"{link.name}: {link.lost}" for link in links if link.lost]
     lost = [*lost[:SHOWN], *([f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else [])]
     return LaunchError(
-        f"{len(here)} of {wanted} agents are ready{whose}: " + "; ".join(lost or [says])
+        f"{len(here)} of {wanted} agents are ready{whose}: "
+        + "; ".join(lost or [says])
         + (f" ({says})" if lost and says else ""),
-        where="engine", expected="every node can run: python -c 'import torch, harness'",
+        where="engine",
+        expected="every node can run: python -c 'import torch, harness'",
         fix="scaleproof doctor",
-    )  # fmt: skip
+    )
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -284,7 +302,7 @@ def _allow(descriptors: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def seats(specs: Sequence[LaunchSpec], links: Sequence[Link]) -> list[tuple[int, ...]]:
+def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple[int, ...]]:
     """The nodes of each world: those that it names, others in the place of those left out.
 
     LaunchError if there are not enough.
@@ -300,15 +318,17 @@ def seats(specs: Sequence[LaunchSpec], links: Sequence[Link]) -> list[tuple[int,
         if not spare:
             raise LaunchError(
                 f"{out_of[node].name} is lost ({out_of[node].lost}), and no other node is free",
-                where="engine", expected=f"{len(taken)} nodes", fix="scaleproof doctor",
-            )  # fmt: skip
+                where="engine",
+                expected=f"{len(taken)} nodes",
+                fix="scaleproof doctor",
+            )
         stands_in[node] = spare.pop(0)
     return [tuple(stands_in.get(node, node) for node in hosts) for hosts in wanted]
 
 
 def shares(
-    spec: LaunchSpec, links: Sequence[Link], where: Where, hosts: Sequence[int] = ()
-) -> list[tuple[Link, Share]]:
+    spec: LaunchSpec, links: Sequence[AgentLink], where: Where, hosts: Sequence[int] = ()
+) -> list[tuple[AgentLink, Share]]:
     """Which agent starts which ranks; with an agent for each rank, every one of them one.
 
     Beside other worlds a rank has the cores that its devices would have in the largest world:
@@ -319,13 +339,19 @@ def shares(
     devices = spec.devices or (0,) * len(sizes)
     by_node = len(links) == len(where.nodes)
     starts = [sum(where.nodes[:n]) for n in range(len(where.nodes))]
-    out, first = [], 0
+    out = []
+    first = 0
     for node, device, count in zip(chosen, devices, sizes, strict=True):
         place = Share(
-            node=node, first=first, count=count, node_first=first, node_count=count,
-            device=device, core=starts[node] + device if spec.devices else first * per_rank,
+            node=node,
+            first=first,
+            count=count,
+            node_first=first,
+            node_count=count,
+            device=device,
+            core=starts[node] + device if spec.devices else first * per_rank,
             agents=1 if by_node else where.nodes[node],
-        )  # fmt: skip
+        )
         if by_node:
             out.append((links[node], place))
         else:

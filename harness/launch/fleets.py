@@ -28,9 +28,10 @@ class Fleets:
         if setup not in self._others:
             if setup not in self._setups:
                 raise SpecError(
-                    f"no setup {setup!r}", expected=", ".join(self._setups) or "--control PYTHON",
+                    f"no setup {setup!r}",
+                    expected=", ".join(self._setups) or "--control PYTHON",
                     fix="scaleproof run --help",
-                )  # fmt: skip
+                )
             self._others[setup] = self._started(setup, self._setups[setup])
         return self._others[setup]
 
@@ -40,10 +41,11 @@ class Fleets:
             fleet.ready()
         except LaunchError as error:
             raise LaunchError(
-                f"its agents do not start: {error.what}", where=f"setup {setup} ({python})",
+                f"its agents do not start: {error.what}",
+                where=f"setup {setup} ({python})",
                 expected="an environment with torch and what scaleproof needs",
                 fix=f"{python} -m pip install torch scaleproof",
-            ) from None  # fmt: skip
+            ) from None
         return fleet
 
     def software(self) -> dict[str, dict[str, str]]:
@@ -66,7 +68,8 @@ class Fleets:
     @property
     def notes(self) -> list[str]:
         """What the engine has to say of itself, for the record."""
-        queued_s, here = self.own.queued_s, environment.of_backends()
+        queued_s = self.own.queued_s
+        here = environment.of_backends()
         out = [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
         for number, node in enumerate(self.own.nodes):
             for name, value in node.environment.items():

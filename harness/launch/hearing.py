@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 from harness.base.documents import to_doc
-from harness.launch.link import Link, Message
+from harness.launch.link import AgentLink, Message
 from harness.launch.wire.channel import Channel
 
 TICK_S = 0.2
@@ -24,21 +24,22 @@ class Ear:
     def __init__(self) -> None:
         self._listened_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
-        self._heard: dict[Channel, Link] = {}
+        self._heard: dict[Channel, AgentLink] = {}
 
     def receive(
-        self, links: Sequence[Link], timeout_s: float = TICK_S
-    ) -> list[tuple[Link, Message, bytes]]:
+        self, links: Sequence[AgentLink], timeout_s: float = TICK_S
+    ) -> list[tuple[AgentLink, Message, bytes]]:
         """What has come within that time, of every link."""
         self._attend(links)
         ready = self._selector.select(timeout_s if self._heard else 0)
         now = time.monotonic()
-        listened_s, self._listened_at = min(now - self._listened_at, ROUND_S), now
+        listened_s = min(now - self._listened_at, ROUND_S)
+        self._listened_at = now
         for link in links:
             link.silent_s += listened_s
         return [(key.data, *pair) for key, _ in ready for pair in key.data.receive()]
 
-    def _attend(self, links: Sequence[Link]) -> None:
+    def _attend(self, links: Sequence[AgentLink]) -> None:
         """Listen to these links, and to no others."""
         wanted = {link.channel: link for link in links if link.channel is not None}
         for channel in [c for c in self._heard if wanted.get(c) is not self._heard[c]]:
@@ -50,7 +51,7 @@ class Ear:
                 self._heard[channel] = link
 
 
-def unreachable(ear: Ear, links: Sequence[Link], within_s: float) -> tuple[int, ...]:
+def unreachable(ear: Ear, links: Sequence[AgentLink], within_s: float) -> tuple[int, ...]:
     """Nodes that fewer than half of the others can connect to."""
     alive = [x for x in links if x.channel is not None and x.about is not None]
     doors = [to_doc(x.about.door) for x in alive if x.about is not None]

@@ -11,7 +11,7 @@ Message = dict[str, Json]
 
 
 @dataclass
-class Link:
+class AgentLink:
     """One agent and what it has said."""
 
     node: int
@@ -51,7 +51,8 @@ class Link:
 
     def hear(self) -> None:
         """It has been heard of just now."""
-        self.heard_at, self.silent_s = time.monotonic(), 0.0
+        self.heard_at = time.monotonic()
+        self.silent_s = 0.0
 
     def lose(self, why: str) -> None:
         """Nothing more is expected of it."""

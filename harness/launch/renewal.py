@@ -9,7 +9,7 @@ from harness.base.documents import from_doc
 from harness.base.errors import LaunchError
 from harness.launch.engine import Job, State, Watch, Where
 from harness.launch.hearing import TICK_S, Ear
-from harness.launch.link import Link
+from harness.launch.link import AgentLink
 from harness.launch.roll_call import examine
 from harness.launch.wire.channel import Channel, Listener
 from harness.launch.wire.messages import Node
@@ -18,7 +18,7 @@ from harness.launch.wire.messages import Node
 Again: TypeAlias = Callable[[Job, int, str], tuple[Channel | None, Listener | None]]
 
 
-def clear(links: list[Link], job: Job) -> None:
+def clear(links: list[AgentLink], job: Job) -> None:
     """End what lost agents have left behind, at once."""
     for link in links:
         if link.lost and not link.left_out:
@@ -26,7 +26,13 @@ def clear(links: list[Link], job: Job) -> None:
 
 
 def mend(
-    links: list[Link], job: Job, again: Again, where: Where, ear: Ear, within_s: float, watch: Watch
+    links: list[AgentLink],
+    job: Job,
+    again: Again,
+    where: Where,
+    ear: Ear,
+    within_s: float,
+    watch: Watch,
 ) -> list[str]:
     """Renew every link that was lost, or leave its node out from now on; what there is to tell."""
     notes = []
@@ -47,7 +53,7 @@ def mend(
     return notes
 
 
-def _fits(fresh: Link, place: int, links: list[Link], where: Where) -> None:
+def _fits(fresh: AgentLink, place: int, links: list[AgentLink], where: Where) -> None:
     """LaunchError if the new agent is not what the lost one was to the others."""
     assert fresh.about is not None
     others = [x for i, x in enumerate(links) if i != place and x.about is not None]
@@ -56,12 +62,13 @@ def _fits(fresh: Link, place: int, links: list[Link], where: Where) -> None:
 
 
 def _dialed(
-    link: Link, job: Job, again: Again, ear: Ear, within_s: float, watch: Callable[[str], None]
-) -> Link:
+    link: AgentLink, job: Job, again: Again, ear: Ear, within_s: float, watch: Callable[[str], None]
+) -> AgentLink:
     """A new agent on the node of one that was lost; LaunchError if it does not come."""
     assert link.about is not None
     channel, listener = again(job, link.node, link.about.machine.host)
-    fresh, since = Link(node=link.node, channel=channel), time.monotonic()
+    fresh = AgentLink(node=link.node, channel=channel)
+    since = time.monotonic()
     try:
         while fresh.about is None:
             if listener is not None and fresh.channel is None:

@@ -9,19 +9,19 @@ from harness.cases import Device
 from harness.host import accelerators
 from harness.host.machine import Machine
 from harness.launch.engine import Where
-from harness.launch.link import Link
+from harness.launch.link import AgentLink
 from harness.launch.wire.channel import Listener
 
 
-def joined(listener: Listener | None, links: list[Link], within_s: float) -> list[Link]:
+def joined(listener: Listener | None, links: list[AgentLink], within_s: float) -> list[AgentLink]:
     """Links to the agents that dial in within that time; ``links`` gets them, too."""
     channels = listener.accept(within_s) if listener is not None else []
-    new = [Link(node=len(links) + i, channel=channel) for i, channel in enumerate(channels)]
+    new = [AgentLink(node=len(links) + i, channel=channel) for i, channel in enumerate(channels)]
     links += new
     return new
 
 
-def agree(links: list[Link], where: Where, num_agents: int) -> None:
+def agree(links: list[AgentLink], where: Where, num_agents: int) -> None:
     """Number the agents, so that ranks lie alike in every run; refuse nodes that are unlike.
 
     ``num_agents`` are wanted: one for each node, or one for each rank.
@@ -30,18 +30,21 @@ def agree(links: list[Link], where: Where, num_agents: int) -> None:
     links.sort(key=_place)
     for number, link in enumerate(links):
         link.node = number
-    seen: dict[Machine, Link] = {}
+    seen: dict[Machine, AgentLink] = {}
     for link in links:
         assert link.about is not None
         examine(link, links[0], seen.setdefault(link.about.machine, link), where, by_node)
 
 
-def examine(link: Link, first_link: Link, same: Link, where: Where, by_node: bool = True) -> None:
+def examine(
+    link: AgentLink, first_link: AgentLink, same: AgentLink, where: Where, by_node: bool = True
+) -> None:
     """LaunchError if this agent does not fit the others, or what was asked for.
 
     ``same`` is the first agent of its machine, which may be itself.
     """
-    first, about = first_link.about, link.about
+    first = first_link.about
+    about = link.about
     assert first is not None and about is not None
     for name in ("scaleproof", "torch"):
         here, there = first.software.get(name), about.software.get(name)
@@ -69,7 +72,7 @@ def examine(link: Link, first_link: Link, same: Link, where: Where, by_node: boo
         )
 
 
-def fit(links: Sequence[Link], where: Where) -> None:
+def fit(links: Sequence[AgentLink], where: Where) -> None:
     """LaunchError if a node's torch cannot give each of its ranks a GPU, where they need one."""
     if where.device is not Device.CUDA:
         return
@@ -82,15 +85,16 @@ def fit(links: Sequence[Link], where: Where) -> None:
         if cores < wanted:
             raise LaunchError(
                 f"{link.name} gives its agent {cores} CPU cores for {wanted} ranks with a GPU each",
-                expected="a core for each rank at least", fix="cpus = 8   # in the cluster file",
-            )  # fmt: skip
+                expected="a core for each rank at least",
+                fix="cpus = 8   # in the cluster file",
+            )
         about, version = link.about, link.about.software.get("torch", "")
         found = accelerators.misfit(about.accelerators, about.machine, version, wanted)
         if found is not None:
             raise LaunchError(f"{link.name}: {found.what}", expected=found.expected, fix=found.fix)
 
 
-def _place(link: Link) -> tuple[object, ...]:
+def _place(link: AgentLink) -> tuple[object, ...]:
     """Where an agent comes: where it was started as, else by its address."""
     assert link.about is not None
     order, host = link.about.order, link.about.door.host

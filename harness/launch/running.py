@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.base.documents import from_doc, to_doc
-from harness.launch.link import Link, Message
+from harness.launch.link import AgentLink, Message
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 
 #: Seconds without a beat, while it was listened for, after which an agent counts as lost; and for
@@ -21,9 +21,11 @@ class Running:
     """What is known of the launch so far. ``watch`` is called a few times a second."""
 
     def __init__(
-        self, spec: LaunchSpec, shares: Sequence[tuple[Link, Share]], lost_s: float = LOST_S
+        self, spec: LaunchSpec, shares: Sequence[tuple[AgentLink, Share]], lost_s: float = LOST_S
     ) -> None:
-        self.spec, self.links, self._lost_s = spec, [link for link, _ in shares], lost_s
+        self.spec = spec
+        self.links = [link for link, _ in shares]
+        self._lost_s = lost_s
         self._spec_text = json.dumps(to_doc(spec)).encode()  # once: it is long where nodes are many
         self.failing = False
         self._began = time.monotonic()
@@ -37,7 +39,7 @@ class Running:
             link.hear()
         self._send_share(self.links[0])
 
-    def _send_share(self, link: Link, store: Address | None = None) -> None:
+    def _send_share(self, link: AgentLink, store: Address | None = None) -> None:
         self._started.add(link.node)
         share = dataclasses.replace(self._shares[link.node], store=store)
         link.send({"launch": self.spec.launch, "share": to_doc(share)}, self._spec_text)
@@ -54,7 +56,7 @@ class Running:
             return 0
         return int(min(beat[1] for beats in self._beats.values() for beat in beats))
 
-    def hear(self, link: Link, message: Message, blob: bytes) -> None:
+    def hear(self, link: AgentLink, message: Message, blob: bytes) -> None:
         """Take one message of an agent."""
         if link.node not in self._shares or message.get("of") != self.spec.launch:
             return
@@ -78,7 +80,7 @@ class Running:
             else:
                 link.lose(f"its agent reports {len(ends)} ranks, expected {share.count}")
 
-    def _close(self, link: Link, ends: list[RankEnd]) -> None:
+    def _close(self, link: AgentLink, ends: list[RankEnd]) -> None:
         """Nothing more of this launch is to come from there."""
         self._ended[link.node] = ends
         self.lasted_s = time.monotonic() - self._began
@@ -86,7 +88,8 @@ class Running:
     def fail(self) -> None:
         """Note that the world is broken somewhere."""
         if not self.failing:
-            self.failing, self._failed_at = True, time.monotonic()
+            self.failing = True
+            self._failed_at = time.monotonic()
             self.noticed_at = time.time()
 
     def watch(self) -> None:
@@ -117,21 +120,30 @@ class Running:
             if link.node in self._started and link.node not in self._ended:
                 link.send({"kill": self.spec.launch})
 
-    def _unseen(self, link: Link) -> list[RankEnd]:
+    def _unseen(self, link: AgentLink) -> list[RankEnd]:
         """The ends of ranks that nothing more is heard of."""
-        share, beats = self._shares[link.node], self._beats.get(link.node, [])
+        share = self._shares[link.node]
+        beats = self._beats.get(link.node, [])
         out = []
         for i in range(share.count):
             step = int(beats[i][1]) if i < len(beats) else 0
             out.append(
                 RankEnd(
-                    rank=share.first + i, pid=0, exit_code=None, signal=None, killed=not link.lost,
-                    finished=False, phase="", step=step, silent_s=time.monotonic() - link.heard_at,
-                    order=0, node=share.node,
+                    rank=share.first + i,
+                    pid=0,
+                    exit_code=None,
+                    signal=None,
+                    killed=not link.lost,
+                    finished=False,
+                    phase="",
+                    step=step,
+                    silent_s=time.monotonic() - link.heard_at,
+                    order=0,
+                    node=share.node,
                     ended_s=time.monotonic() - self._began,
                     lost=f"{link.name}: {link.lost}" if link.lost else "",
                 )
-            )  # fmt: skip
+            )
         return out
 
     def ends(self) -> tuple[RankEnd, ...]:

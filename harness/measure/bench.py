@@ -158,27 +158,36 @@ class Bench:
 
         Raises LaunchError if the case asks for links or stragglers that this engine does not make.
         """
-        option, facts = f"--engine {self.engine.name}", self.engine.engine
+        option = f"--engine {self.engine.name}"
+        facts = self.engine.engine
         if (case.slowed or case.slow_nodes) and not facts.slows_ranks:
             raise LaunchError(
-                f"stragglers are not supported with {option}", where=case.id,
-                expected="an engine whose agents start the ranks", fix="--engine local",
-            )  # fmt: skip
+                f"stragglers are not supported with {option}",
+                where=case.id,
+                expected="an engine whose agents start the ranks",
+                fix="--engine local",
+            )
         if (network := self.catalogue.network(case)) and not facts.shapes_links:
             raise LaunchError(
-                f"{option} cannot shape links, but {network[0][0]} is set", where=case.id,
+                f"{option} cannot shape links, but {network[0][0]} is set",
+                where=case.id,
                 expected="the engine of this knob",
                 fix=f"--engine {network[0][0].partition('.')[0]}",
-            )  # fmt: skip
+            )
         self._count += 1
         name = f"{name}-{self._count:04}"
         out = folder / "launches" / name
         out.mkdir(parents=True, exist_ok=True)
         return LaunchSpec(
-            launch=name, case=case, out=str(out.resolve()), task=task, hosts=hosts,
+            launch=name,
+            case=case,
+            out=str(out.resolve()),
+            task=task,
+            hosts=hosts,
             files={} if isinstance(task, Sweep) else self.catalogue.files(case),
-            detailed=detailed, deadlines=deadlines,
-        )  # fmt: skip
+            detailed=detailed,
+            deadlines=deadlines,
+        )
 
     def count_on(self, folder: Path) -> None:
         """Number launches after those that are in a run's folder: no two share one."""
@@ -210,7 +219,7 @@ class Bench:
         slot = specs[0].launch if len(specs) > 1 else ""
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         profiled = bool(orders[0].window.profiled)
-        watch = nvml.Watch(POLL_PROFILED_S if profiled else POLL_GPUS_S, links=profiled)
+        watch = nvml.DeviceWatch(POLL_PROFILED_S if profiled else POLL_GPUS_S, links=profiled)
         on_gpus = orders[0].arm.case.device is Device.CUDA
         with watch if on_gpus else contextlib.nullcontext():
             ended = self._run_together(specs, on_step)
@@ -233,7 +242,8 @@ class Bench:
     def _spec_of(
         self, order: Order, folder: Path, described: Described, detailed: bool
     ) -> LaunchSpec:
-        case, seat = order.arm.case, order.seat
+        case = order.arm.case
+        seat = order.seat
         task = _task(order, self.catalogue, described)
         arm = _ODD.sub("-", order.arm.name.strip("@"))  # an arm's name may have spaces
         name = f"{order.plan.hash[:6]}-{order.label}-{arm}"
@@ -246,7 +256,8 @@ class Bench:
 
 def _task(order: Order, catalogue: Catalogue, described: Described) -> Task:
     """What the ranks are to do for this order."""
-    case, window = order.arm.case, order.window
+    case = order.arm.case
+    window = order.window
     if order.script is not None:
         return order.script
     if order.purpose is Purpose.GATE:
@@ -265,11 +276,14 @@ def _swept(
     cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None:
         return LaunchError(
-            f"the fabric sweep broke: rank {cause.rank}: {cause.message}", where=spec.case.world,
-            expected="collectives that work", fix=f"less {spec.out}/rank{cause.rank}.log",
-        )  # fmt: skip
+            f"the fabric sweep broke: rank {cause.rank}: {cause.message}",
+            where=spec.case.world,
+            expected="collectives that work",
+            fix=f"less {spec.out}/rank{cause.rank}.log",
+        )
     rows = json.loads((Path(spec.out) / "rank0.json").read_text())
-    number, network = int(spec.launch.rpartition("-")[2]), label(catalogue.network(spec.case))
+    number = int(spec.launch.rpartition("-")[2])
+    network = label(catalogue.network(spec.case))
     knobs = spec.case.knobs_of(engine.name, engine.knobs)
     rate_mbit = knobs.get("rate_mbit") if engine.engine.shapes_links else None
     parsed = (from_doc(Row, r) for r in rows)
@@ -334,9 +348,12 @@ def _figured(
     beside: Sequence[RankRecord],
 ) -> LaunchRecord:
     """The launch with what follows from its ranks' samples, and from their traces."""
-    case, expected, ranks = order.arm.case, described.expected, launch.ranks
+    case = order.arm.case
+    expected = described.expected
+    ranks = launch.ranks
     samples = [load_samples(folder, launch.launch, r) for r in ranks]
-    cut, curve = order.window.cut, order.reference
+    cut = order.window.cut
+    curve = order.reference
     target = figures.target(order.plan, described)
     derived = figures.figures(case, expected, ranks, samples, cut, curve, beside, target)
     launch = replace(launch, **vars(derived))
@@ -362,7 +379,8 @@ def alone(case: CaseSpec, described: Described, streamed: bool) -> CaseSpec:
     shards = 1 if streamed else described.reference.shards
     if shards == case.world_size:
         return case
-    nodes, left = list[int](), shards
+    nodes = list[int]()
+    left = shards
     for ranks in case.nodes:
         nodes += [min(ranks, left)] if left else []
         left -= min(ranks, left)

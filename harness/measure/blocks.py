@@ -12,10 +12,12 @@ from harness.record import Block, Reason, Verdict
 def drawn(plan: Plan, attempt: int, number: int, slots: Sequence[Sequence[Arm]]) -> Block:
     """A block of these arms, those of a slot at once, in the order that the plan's seed draws."""
     block = Block(
-        plan=plan.hash, attempt=attempt, number=number,
+        plan=plan.hash,
+        attempt=attempt,
+        number=number,
         arms=tuple(arm.name for slot in slots for arm in slot),
         together=tuple(map(len, slots)) if any(len(slot) > 1 for slot in slots) else (),
-    )  # fmt: skip
+    )
     return block.drawn(plan.protocol.seed)
 
 

@@ -23,7 +23,8 @@ def climb(
     arms = sorted(plan.arms, key=lambda a: a.case.world_size)
     possible = [a for a in arms if _possible(session, a)]
     checked = [a for a in possible if a.role is not Role.ABLATION and not a.case.script]
-    right, ended = {a.name for a in possible} - {a.name for a in checked}, set[str]()
+    right = {a.name for a in possible} - {a.name for a in checked}
+    ended = set[str]()
     for slot in together.groups(session, plan, checked):
         new = {a.case.hash: a for a in slot if a.case.strategy not in ended}
         missing = [a for case, a in new.items() if case not in gated]

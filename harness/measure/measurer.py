@@ -33,7 +33,9 @@ class Measurer:
     """Measures plans; ``run`` is what it has so far."""
 
     def __init__(self, session: Session) -> None:
-        self._session, self.run, self._progress = session, session.run, session.progress
+        self._session = session
+        self.run = session.run
+        self._progress = session.progress
         self._budget_s = session.settings.budget_s
         self._limit_s = self._budget_s or session.settings.more_until_s
         self._arms: dict[str, list[Arm]] = {}  # what is worth timing
@@ -98,7 +100,8 @@ class Measurer:
             except UnwrittenError:
                 raise
             except ScaleproofError as error:
-                self._broken[plan.hash], self._arms[plan.hash] = error, []
+                self._broken[plan.hash] = error
+                self._arms[plan.hash] = []
                 self._progress.note(f"{plan.name}: {error.what}")
 
     def _climb(self, plan: Plan) -> None:
@@ -153,7 +156,8 @@ class Measurer:
         if not (failing := unconfirmed(judged())):
             return
         arms = self._arms[plan.hash] = blocks.needed(self.run, plan, failing, self._arms[plan.hash])
-        cost_s, least = self.run.block_s([[arm] for arm in arms]), plan.protocol.min_blocks
+        cost_s = self.run.block_s([[arm] for arm in arms])
+        least = plan.protocol.min_blocks
         if not self.run.in_time(least * cost_s, self._budget_s):
             return
         self._progress.note(f"{plan.name}: a FAIL is measured again before it is reported")
@@ -211,7 +215,8 @@ class Measurer:
     def _usable(self, plan: Plan, launches: Sequence[LaunchRecord]) -> bool:
         """Whether the plan goes on: a failed launch ends it, a profile or an ablation itself."""
         for launch in (x for x in launches if not (x.usable or x.discarded)):
-            arm, wrong = plan.arm(launch.arm), [*launch.wrong, obstacles.blame(launch)]
+            arm = plan.arm(launch.arm)
+            wrong = [*launch.wrong, obstacles.blame(launch)]
             self._progress.note(f"{arm.case.id}: {wrong[0]}")
             if launch.purpose is Purpose.PROFILE:
                 return False
@@ -234,12 +239,18 @@ def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[
     """How long these plans still take, by what is known. ``arms`` are those that are timed."""
     run = session.run
     possible = {p.hash: arms.get(p.hash) or _described(session, p) for p in plans}
-    costs = forecast.Costs(plans, run.described, run.machine, run.launches)
+    costs = forecast.LaunchCosts(plans, run.described, run.machine, run.launches)
     coming = forecast.coming(
-        plans, possible, costs, run.described, functools.partial(together.groups, session),
-        launches=run.launches, windows=run.windows, timeline=session.settings.timeline,
+        plans,
+        possible,
+        costs,
+        run.described,
+        functools.partial(together.groups, session),
+        launches=run.launches,
+        windows=run.windows,
+        timeline=session.settings.timeline,
         outline=session.settings.outline,
-    )  # fmt: skip
+    )
     return sum(launch.seconds for launch in coming)
 
 
@@ -255,7 +266,8 @@ def moment(
 ) -> Moment:
     """Where a run is as a launch begins. ``arms`` are those that plans are timed with, so far."""
     run = session.run
-    timed, plans = run.timed(order.plan), [p.hash for p in run.plans]
+    timed = run.timed(order.plan)
+    plans = [p.hash for p in run.plans]
     seen = timed[-1].throughput if timed else None
     most = 2 * order.plan.protocol.min_blocks * len(arms.get(order.plan.hash, ()))
     return Moment(

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from harness.analysis.packing import Seat
-from harness.analysis.samples.references import Curve
+from harness.analysis.samples.references import LossCurve
 from harness.cases import Arm, Plan, Window
 from harness.launch.wire.messages import Flip, Script
 from harness.record import Purpose
@@ -25,7 +25,7 @@ class Order:
     window: Window
     turn: int = -1
     attempt: int = 0
-    reference: Curve | None = None
+    reference: LossCurve | None = None
     seat: Seat | None = None
     streamed: bool = False
     script: Script | None = None

@@ -21,14 +21,18 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
         )
     if old.schema != SCHEMA:
         raise RecordError(
-            f"the run was started by an older version (schema {old.schema})", where=str(folder),
-            expected=f"schema {SCHEMA}", fix="scaleproof run CASE",
-        )  # fmt: skip
+            f"the run was started by an older version (schema {old.schema})",
+            where=str(folder),
+            expected=f"schema {SCHEMA}",
+            fix="scaleproof run CASE",
+        )
     if old.machine.hardware_class != machine.hardware_class:
         raise RecordError(
-            f"the run was measured on {old.machine.hardware_class}", where=str(folder),
-            expected=machine.hardware_class, fix="scaleproof run CASE",
-        )  # fmt: skip
+            f"the run was measured on {old.machine.hardware_class}",
+            where=str(folder),
+            expected=machine.hardware_class,
+            fix="scaleproof run CASE",
+        )
     return old
 
 

@@ -56,12 +56,14 @@ class Run:
         now = datetime.datetime.now(datetime.UTC)
         self.name = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         self.started_at = now.isoformat(timespec="seconds")
-        self._before_s, self._began = 0.0, time.monotonic()
+        self._before_s = 0.0
+        self._began = time.monotonic()
         self.plans, self.described = list[Plan](), dict[str, Described]()
         self.launches, self.blocks = list[LaunchRecord](), list[Block]()
         self.windows: dict[str, dict[str, Window]] = {}
         self.fabric, self.recoveries, self.played = list[Row](), list[Trial](), list[Played]()
-        self.out_of_time, self.notes = list[str](), doctor.notes()
+        self.out_of_time = list[str]()
+        self.notes = doctor.notes()
         self.admission: tuple[Finding, ...] = ()
         self.launch_sd: float | None = None
         self.setups: Mapping[str, Mapping[str, str]] = {}
@@ -93,14 +95,18 @@ class Run:
         old = unfinished(folder, self.machine)
         self._opened = folder
         self.name, self.started_at, self._before_s = old.run, old.started_at, old.elapsed_s
-        self.described, self.notes = dict(old.described), list(old.notes)
-        self.plans, self.thresholds = list(old.plans), old.thresholds
+        self.described = dict(old.described)
+        self.notes = list(old.notes)
+        self.plans = list(old.plans)
+        self.thresholds = old.thresholds
         self.windows = {plan: dict(windows) for plan, windows in old.windows.items()}
         self.admission, self.launch_sd = old.admission, old.launch_sd
         self.launches, self.fabric = list(old.launches), list(old.fabric)
         self.recoveries, self.blocks = list(old.recoveries), list(old.blocks)
         self.played = list(old.played)
-        self.setups, self.suspects, self.facts = dict(old.setups), old.suspects, old.facts
+        self.setups = dict(old.setups)
+        self.suspects = old.suspects
+        self.facts = old.facts
         known = {x.launch for x in self.launches}
         there = {p.name for p in (folder / "launches").glob("*") if p.is_dir()}
         self._link(Kind.SITTING, {"machine": self.machine, "cut": sorted(there - known)})
@@ -153,8 +159,9 @@ class Run:
             launches = [replace(x, purpose=Purpose.FLAKED) for x in launches]
             self.notes += [
                 f"{x.launch}: {x.cause.message}; launched once more"
-                for x in launches if x.passing and x.cause is not None
-            ]  # fmt: skip
+                for x in launches
+                if x.passing and x.cause is not None
+            ]
         self._link(Kind.LAUNCH, *launches)
         self.launches += launches
         return list(launches)
@@ -202,9 +209,13 @@ class Run:
         """Say in the chain what a resumed run, or a reader, could not know of launches alone."""
         if self._chain is not None:
             told = dict(
-                notes=self.notes, out_of_time=self.out_of_time, launch_sd=self.launch_sd,
-                nodes=self.nodes, setups=self.setups, elapsed_s=self.elapsed_s,
-            )  # fmt: skip
+                notes=self.notes,
+                out_of_time=self.out_of_time,
+                launch_sd=self.launch_sd,
+                nodes=self.nodes,
+                setups=self.setups,
+                elapsed_s=self.elapsed_s,
+            )
             self._link(Kind.STATE, told)
 
     def release(self) -> None:
@@ -244,10 +255,17 @@ class Run:
 def _sealed(run: Run) -> Json:
     """What is settled before anything is launched."""
     return dict(
-        run=run.name, schema=SCHEMA, started_at=run.started_at, settings=run.settings,
-        machine=run.machine, software=run.software, admission=run.admission,
-        environment=environment.recorded(), thresholds=run.thresholds, facts=run.facts,
-    )  # fmt: skip
+        run=run.name,
+        schema=SCHEMA,
+        started_at=run.started_at,
+        settings=run.settings,
+        machine=run.machine,
+        software=run.software,
+        admission=run.admission,
+        environment=environment.recorded(),
+        thresholds=run.thresholds,
+        facts=run.facts,
+    )
 
 
 def _so_far(run: Run, catalogue: Catalogue, head: str, complete: bool) -> RunRecord:

@@ -17,7 +17,8 @@ from harness.record.fabric import label, shapes
 
 class Sweeper:
     def __init__(self, session: Session) -> None:
-        self._session, self._run = session, session.run
+        self._session = session
+        self._run = session.run
 
     def first(self, plans: Sequence[Plan]) -> None:
         """One sweep over every network that these plans use, where there is none yet.
@@ -34,9 +35,12 @@ class Sweeper:
             if label(network) in done:
                 continue
             site = Site(
-                device=settings.device, backend=case.backend, nodes=settings.nodes,
-                engine=settings.engine, emulated=StandIn.EMULATED in case.stand_in,
-            )  # fmt: skip
+                device=settings.device,
+                backend=case.backend,
+                nodes=settings.nodes,
+                engine=settings.engine,
+                emulated=StandIn.EMULATED in case.stand_in,
+            )
             try:
                 self.sweep(site, dict(network), 1)
             except ScaleproofError as error:
@@ -64,10 +68,19 @@ class Sweeper:
             for shape in shapes(site.nodes):
                 case = site.fabric(shape, knobs)
                 moment = Moment(
-                    plan=case.world, number=1, num_plans=1, arm="", purpose=Purpose.FABRIC,
-                    launch=i + 1, num_launches=times, step=0, num_steps=0, elapsed_s=0.0,
-                    left_s=None, last="",
-                )  # fmt: skip
+                    plan=case.world,
+                    number=1,
+                    num_plans=1,
+                    arm="",
+                    purpose=Purpose.FABRIC,
+                    launch=i + 1,
+                    num_launches=times,
+                    step=0,
+                    num_steps=0,
+                    elapsed_s=0.0,
+                    left_s=None,
+                    last="",
+                )
                 self._session.progress.show(moment)
                 rows = self._session.bench.sweep(case, self._run.folder)
                 self._run.swept([dataclasses.replace(row, attempt=attempt) for row in rows])

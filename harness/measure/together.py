@@ -82,13 +82,15 @@ def orders(  # noqa: PLR0913
 ) -> list[Order]:
     """Orders of launches at once; ``window`` where it is not the plan's own."""
     run = session.run
-    usual, frozen = plan.pilot, dict[str, Window]()
+    usual = plan.pilot
+    frozen = dict[str, Window]()
     if purpose is Purpose.PROFILE:
         usual = plan.profile(run.settings.outline)
     elif purpose in (Purpose.PROBE, Purpose.ROUND):
         usual = plan.window
     elif purpose is Purpose.TIMED:
-        usual, frozen = plan.window, dict(run.windows.get(plan.hash, {}))
+        usual = plan.window
+        frozen = dict(run.windows.get(plan.hash, {}))
     compared = purpose in references.COMPARED
     again = purpose is Purpose.PILOT and turn == 1
     windows = {arm.name: window or frozen.get(arm.name, usual) for arm in arms}
@@ -99,16 +101,22 @@ def orders(  # noqa: PLR0913
     }
     wanted = [
         Order(
-            plan=plan, arm=arm, purpose=purpose, turn=turn, attempt=attempt, streamed=streamed,
-            window=windows[arm.name], reference=_curve(run, arm.case) if compared else None,
+            plan=plan,
+            arm=arm,
+            purpose=purpose,
+            turn=turn,
+            attempt=attempt,
+            streamed=streamed,
+            window=windows[arm.name],
+            reference=_curve(run, arm.case) if compared else None,
             script=scripts.get(arm.name),
         )
         for arm in arms
-    ]  # fmt: skip
+    ]
     return _seated(session, plan, wanted)
 
 
-def _curve(run: Run, case: CaseSpec) -> references.Curve | None:
+def _curve(run: Run, case: CaseSpec) -> references.LossCurve | None:
     """What a case's losses are compared with, if it was trained."""
     return references.curve(run.folder, run.launches, run.described, case.hash)
 
@@ -122,9 +130,10 @@ def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Sc
     settings, engine = session.settings, session.engine
     if not engine.engine.slows_ranks:
         raise SpecError(
-            f"--engine {engine.name} starts ranks of the harness's own", expected="another engine",
+            f"--engine {engine.name} starts ranks of the harness's own",
+            expected="another engine",
             fix=f"scaleproof run --script --cpus 2 -- {LAUNCHED}",
-        )  # fmt: skip
+        )
     folder = settings.folder or str(Path.cwd())
     known = {a.case.hash: a.case.model for p in session.run.plans for a in p.arms}
     seen = {

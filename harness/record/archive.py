@@ -74,7 +74,8 @@ def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Ma
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, body in [(MANIFEST, told), *((n, files[n]) for n in digests)]:
             member = tarfile.TarInfo(name)
-            member.size, member.mode = len(body), 0o644
+            member.size = len(body)
+            member.mode = 0o644
             tar.addfile(member, io.BytesIO(body))
     return gzip.compress(plain.getvalue(), mtime=0), manifest
 
@@ -87,9 +88,11 @@ def read(path: Path) -> tuple[Manifest, dict[str, bytes]]:
     except (OSError, tarfile.TarError, EOFError) as error:
         why = getattr(error, "strerror", None) or error
         raise RecordError(
-            f"no archive of runs: {why}", where=str(path), expected="what scaleproof pack wrote",
+            f"no archive of runs: {why}",
+            where=str(path),
+            expected="what scaleproof pack wrote",
             fix=f"scaleproof pack RUN --to {path.name}",
-        ) from None  # fmt: skip
+        ) from None
     try:
         manifest = from_doc(Manifest, json.loads(files.pop(MANIFEST)), "manifest")
     except (KeyError, ValueError) as error:
@@ -111,9 +114,10 @@ def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
     for name, target in targets.items():
         if target.is_file() and target.read_bytes() != files[name]:
             raise RecordError(
-                f"{target} is there, and another one than in the archive", where=str(path),
+                f"{target} is there, and another one than in the archive",
+                where=str(path),
                 fix=f"scaleproof unpack {path} --to elsewhere",
-            )  # fmt: skip
+            )
     for name, target in targets.items():
         put(target, files[name], "--to")
     return manifest, [results / p.folder for p in manifest.runs]
@@ -135,6 +139,8 @@ def _body(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
 
 def _damaged(path: Path, what: str) -> RecordError:
     return RecordError(
-        what, where=str(path), expected="the archive as it was packed",
+        what,
+        where=str(path),
+        expected="the archive as it was packed",
         fix="copy it from its source again",
-    )  # fmt: skip
+    )

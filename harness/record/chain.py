@@ -70,7 +70,8 @@ class Chain:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._lock = folder / FILE, Lock(folder)
+        self._path = folder / FILE
+        self._lock = Lock(folder)
         for torn in folder.glob(".record.json.*"):  # of a program that was killed as it wrote
             torn.unlink(missing_ok=True)
         self.links = list(read(folder))
@@ -151,16 +152,19 @@ def read(folder: Path) -> tuple[Link, ...]:
         before = links[-1].hash if links else ""
         if (link.number, link.before) != (number, before) or link.line != line:
             raise RecordError(
-                "the chain is broken: this line does not follow from the one before", where=where,
-                expected=f"link {number} after {before[:12] or 'nothing'}", fix=_FIX,
-            )  # fmt: skip
+                "the chain is broken: this line does not follow from the one before",
+                where=where,
+                expected=f"link {number} after {before[:12] or 'nothing'}",
+                fix=_FIX,
+            )
         links.append(_checked(link, where))
     return tuple(links)
 
 
 def _checked(link: Link, where: str) -> Link:
     """A link whose body has what its readers look up; RecordError otherwise."""
-    body, keys = link.body, _KEYS.get(link.kind, ())
+    body = link.body
+    keys = _KEYS.get(link.kind, ())
     known = isinstance(body, list if link.kind is Kind.SWEEP else dict)
     missing = [key for key in keys if not known or key not in body]
     if link.kind is Kind.PLAN and not missing and not isinstance(body["plan"], dict):

@@ -36,9 +36,12 @@ def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) ->
     """How many of these steps ranks talk in: of the first ``until`` in all, then in the last of
     each period, the next one ``growth`` times as long.
     """
-    at, length, found = -1, float(period), 0
+    at = -1
+    length = float(period)
+    found = 0
     while at < steps.stop:
-        at, length = at + round(length), length * growth
+        at = at + round(length)
+        length = length * growth
         found += at in steps and at >= until
     return found + len(range(steps.start, min(until, steps.stop)))
 

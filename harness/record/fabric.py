@@ -20,7 +20,8 @@ OPERATIONS: Mapping[str, str] = {
     "send_recv": "1",
 }
 #: Payloads up to this are judged by their latency, from the other on by their bandwidth.
-LATENCY_BYTES, BANDWIDTH_BYTES = 1024, 1 << 20
+LATENCY_BYTES = 1024
+BANDWIDTH_BYTES = 1 << 20
 
 
 def factor(operation: str, n: int) -> float:

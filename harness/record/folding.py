@@ -29,9 +29,11 @@ def begun(links: Sequence[Link], where: str) -> RunRecord:
     """A run of which nothing but its chain is there; RecordError if that has no beginning."""
     if not links or links[0].kind is not Kind.SEALED or links[0].body.get("schema") != SCHEMA:
         raise RecordError(
-            "the chain does not begin a run of this version", where=where,
-            expected=f"a line {Kind.SEALED}, schema {SCHEMA}", fix="scaleproof run CASE",
-        )  # fmt: skip
+            "the chain does not begin a run of this version",
+            where=where,
+            expected=f"a line {Kind.SEALED}, schema {SCHEMA}",
+            fix="scaleproof run CASE",
+        )
     told = links[0].body
     return RunRecord(
         schema=SCHEMA,

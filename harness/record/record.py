@@ -50,7 +50,8 @@ class Block:
     def passes(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
         """(turn, arms that run at once) of every slot, there and back."""
         first = 2 * self.number
-        there, back = self.slots, self.slots[::-1]
+        there = self.slots
+        back = self.slots[::-1]
         return (*((first, slot) for slot in there), *((first + 1, slot) for slot in back))
 
     def drawn(self, seed: int) -> Block:

@@ -43,9 +43,11 @@ def redact(
         clean = from_doc(RunRecord, cleaned(doc), "record")
     except ValueError as error:
         raise RecordError(
-            f"a name to take out is a word of the record itself: {error}", where=run.run,
-            expected="hosts and users with names of their own", fix="scaleproof pack RUN",
-        ) from None  # fmt: skip
+            f"a name to take out is a word of the record itself: {error}",
+            where=run.run,
+            expected="hosts and users with names of their own",
+            fix="scaleproof pack RUN",
+        ) from None
     anew = _hashes(run, clean)
 
     def renamed(value: Json) -> Json:
@@ -53,7 +55,8 @@ def redact(
 
     new: list[Link] = []
     for link in links:
-        before, body = new[-1].hash if new else "", link.body
+        before = new[-1].hash if new else ""
+        body = link.body
         if link.kind is Kind.SEALED:
             body = {**body, "environment": secrets.kept(body["environment"])}
         new.append(replace(link, before=before, body=renamed(body)))
@@ -77,11 +80,12 @@ def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
     hosts = dict.fromkeys(
         h
         for h in (
-            run.machine.host, *(m.host for m in run.nodes),
+            run.machine.host,
+            *(m.host for m in run.nodes),
             *(r.host for x in run.launches for r in x.ranks),
         )
         if h
-    )  # fmt: skip
+    )
     out = {host: f"host-{i}" for i, host in enumerate(hosts)}
     out |= {h.partition(".")[0]: name for h, name in list(out.items()) if "." in h}
     users = dict.fromkeys(_HOME.findall(json.dumps(doc)))

@@ -33,9 +33,10 @@ def sign(folder: Path, key: Path, passphrase: str | None = None) -> Signature:
     links = chain.read(folder)
     if not links or links[-1].kind is not chain.Kind.ENDED:
         raise RecordError(
-            "only a complete, chained run can be signed", where=str(folder),
+            "only a complete, chained run can be signed",
+            where=str(folder),
             fix=f"scaleproof run --resume {folder}",
-        )  # fmt: skip
+        )
     private = _private(key, passphrase)
     head = links[-1].hash
     form = _library("serialization")
@@ -87,9 +88,10 @@ def _private(path: Path, passphrase: str | None) -> Any:
         )
     except (OSError, ValueError, TypeError) as error:
         raise SpecError(
-            f"--key {path}: {error}", expected="an ed25519 key of OpenSSH",
+            f"--key {path}: {error}",
+            expected="an ed25519 key of OpenSSH",
             fix="ssh-keygen -t ed25519 -f site_key",
-        ) from None  # fmt: skip
+        ) from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise SpecError(
             f"--key {path}: not an ed25519 key", fix="ssh-keygen -t ed25519 -f site_key"

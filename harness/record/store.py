@@ -105,9 +105,11 @@ def load(folder: Path) -> RunRecord:
     links = chain.read(path.parent)
     if not path.is_file() and not links:
         raise RecordError(
-            "no record.json here", where=str(folder), expected="a run's folder",
+            "no record.json here",
+            where=str(folder),
+            expected="a run's folder",
             fix="ls results/runs/*/*",
-        )  # fmt: skip
+        )
     try:
         begun = _record(path) if path.is_file() else folding.begun(links, str(path.parent))
         return _named(folding.folded(begun, links))
@@ -133,9 +135,11 @@ def _record(path: Path) -> RunRecord:
     seen.update(memoryview(text)[found.end() if found else 0 :])
     if wanted and wanted != seen.hexdigest():
         raise RecordError(
-            "record.json was changed after it was written", where=str(path),
-            expected=f"sha256 {wanted[:12]}...", fix=TAKE,
-        )  # fmt: skip
+            "record.json was changed after it was written",
+            where=str(path),
+            expected=f"sha256 {wanted[:12]}...",
+            fix=TAKE,
+        )
     return _typed(text, stamped=found is not None)
 
 
@@ -148,9 +152,11 @@ def _typed(text: bytes, *, stamped: bool) -> RunRecord:
         launches = elements(doc.pop("launches", b"[]"))
         doc = {name: json.loads(bytes(value)) for name, value in doc.items()}
     except ValueError:  # not written as we do: decoding all of it says what is wrong
-        doc, launches = json.loads(text), []
+        doc = json.loads(text)
+        launches = []
     if launches and doc.get("schema") not in range(UNCHANGED_SINCE, SCHEMA + 1):
-        doc, launches = json.loads(text), []
+        doc = json.loads(text)
+        launches = []
     if stamped:
         doc.pop(DIGEST)
     record = from_doc(RunRecord, upgrade(doc, SCHEMA), "record")
@@ -197,9 +203,11 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
         raise RecordError("samples are missing", where=str(path), fix=TAKE) from None
     if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:
         raise RecordError(
-            "samples were changed after they were written", where=str(path),
-            expected=f"sha256 {rank.samples_sha256[:12]}...", fix=TAKE,
-        )  # fmt: skip
+            "samples were changed after they were written",
+            where=str(path),
+            expected=f"sha256 {rank.samples_sha256[:12]}...",
+            fix=TAKE,
+        )
     try:
         with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
             return Samples(**{name: arrays[name] for name in arrays.files})

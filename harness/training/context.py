@@ -277,7 +277,8 @@ def placed(loaded: Loaded, ctx: RankContext, batch: Batch) -> Batch:
     places = ctx.mesh.size(Dim.CP)
     if places == 1:
         return batch
-    length, place = batch.inputs.shape[1], ctx.mesh.place(ctx.rank, Dim.CP)
+    length = batch.inputs.shape[1]
+    place = ctx.mesh.place(ctx.rank, Dim.CP)
     knobs = loaded.knobs(ctx.case)
     own = loaded.strategy.positions(knobs, length, places)[place].to(ctx.device)
     return replace(batch, inputs=batch.inputs[:, own], targets=batch.targets[:, own])
@@ -298,6 +299,7 @@ def on_device(case: CaseSpec, batch: Batch, device: torch.device) -> Batch:
     if case.precision is Precision.BF16 and inputs.is_floating_point():
         inputs = inputs.to(torch.bfloat16)
     return replace(
-        batch, inputs=inputs.to(device, non_blocking=pinned),
+        batch,
+        inputs=inputs.to(device, non_blocking=pinned),
         targets=batch.targets.to(device, non_blocking=pinned),
-    )  # fmt: skip
+    )

@@ -53,7 +53,8 @@ def _said(error: BaseException) -> str:
 
 def placed(error: BaseException, files: Mapping[str, str]) -> str:
     """An error in one line, with the innermost line of a user's file that it went through."""
-    said, kind = _said(error), type(error).__name__
+    said = _said(error)
+    kind = type(error).__name__
     told = f"{kind}: {said}" if said else kind
     folders = {str(Path(file).parent) for file in files.values() if file.endswith(".py")}
     frames = traceback.extract_tb(error.__traceback__)

@@ -62,7 +62,8 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
         told = replace(told, limit=ROUNDED)
     if told is not None and expected.reorders:
         told = replace(told, limit=max(told.limit, rounding(case)))
-    twin, on_gpu = accepted_twin(loaded, case), _work(loaded, case, facts)
+    twin = accepted_twin(loaded, case)
+    on_gpu = _work(loaded, case, facts)
     return Described(facts=facts, expected=expected, reference=told, twin=twin, work=on_gpu)
 
 
@@ -156,7 +157,8 @@ def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Mod
     one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     with FlopCounterMode(display=False) as counter:
         loaded.model.loss(model(one.inputs), one.targets).backward()
-    counted, stated = counter.get_total_flops(), facts.flops_per_sample
+    counted = counter.get_total_flops()
+    stated = facts.flops_per_sample
     if stated > FLOPS_SLACK * counted:
         raise AssertionError(
             f"{case.model}: flops() states {stated:.4g} a sample, but the matrix products and"
@@ -181,7 +183,8 @@ def reference(
     loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Module
 ) -> Reference | None:
     """What the losses of a case are compared with; None for a case that is wrong on purpose."""
-    cut, supports = case_batching(loaded, case), loaded.supports
+    cut = case_batching(loaded, case)
+    supports = loaded.supports
     if not case.communicate:
         return None
     parts = loaded.knobs(case)[supports.parts] if supports.parts else case.accumulate
@@ -242,7 +245,8 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         model = build_model(loaded, untuned(case), seed=case.seed)
     refuse(model, case)
     one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
-    x, activations = one.inputs, 0
+    x = one.inputs
+    activations = 0
     for block in parts(model):
         x = block(x)
         activations += x.numel() * x.element_size()

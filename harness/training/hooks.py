@@ -128,7 +128,8 @@ class ErrorFeedback:
 
     def add(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         """The gradient plus what is still owed, flat; a new tensor."""
-        owed, flat = self.owed.get(parameter), gradient.flatten()
+        owed = self.owed.get(parameter)
+        flat = gradient.flatten()
         return flat.clone() if owed is None else flat + owed
 
     def take(self, parameter: Tensor, gradient: Tensor) -> Tensor:

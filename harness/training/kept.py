@@ -23,7 +23,7 @@ FAKE = FakeTensorMode()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptBytes:
     """Bytes that a step holds besides weights, gradients and moments.
 
     ``blocks`` is what each block keeps of a sample, the last one with the loss; ``again`` what the
@@ -53,7 +53,7 @@ class _Count:
     blocks: list[_Block] = field(default_factory=list)
 
 
-def kept(loaded: Loaded, case: CaseSpec) -> Kept:
+def kept(loaded: Loaded, case: CaseSpec) -> KeptBytes:
     """Counted for one sample and for two; of a checkpointed block only the output is kept (of a
     selective one its matrix products, too), and one block at a time is computed again, or fetched
     from the host.
@@ -73,10 +73,12 @@ def kept(loaded: Loaded, case: CaseSpec) -> Kept:
     blocks = [max(0, b - a) for a, b in zip(first, second, strict=True)]
     blocks[-1] += max(0, counts[1].loss - counts[0].loss)
     again = max(0, most[1] - most[0]) if leaves_out else 0
-    return Kept(
-        per_sample=max(0, two - one), constant=max(0, 2 * one - two), blocks=tuple(blocks),
+    return KeptBytes(
+        per_sample=max(0, two - one),
+        constant=max(0, 2 * one - two),
+        blocks=tuple(blocks),
         again=again,
-    )  # fmt: skip
+    )
 
 
 def _recomputed(place: int, case: CaseSpec) -> bool:
@@ -115,7 +117,8 @@ class _Products(TorchDispatchMode):
 
 
 def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
-    count, seen = _Count(), dict[int, Tensor]()
+    count = _Count()
+    seen = dict[int, Tensor]()
 
     def keep(tensor: Tensor) -> Tensor:
         seen.setdefault(tensor.untyped_storage()._cdata, tensor)
@@ -125,7 +128,8 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
         return sum(t.untyped_storage().nbytes() for k, t in seen.items() if k not in weights)
 
     batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
-    one, usual = (batch.inputs, batch.targets), torch.get_default_dtype()
+    one = (batch.inputs, batch.targets)
+    usual = torch.get_default_dtype()
     with contextlib.ExitStack() as stack:
         stack.enter_context(FAKE)
         if case.precision is Precision.BF16:
@@ -140,10 +144,12 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
         products = stack.enter_context(_Products())
         x = inputs
         for block in parts(model):
-            before, multiplied = held(), products.num_bytes
+            before = held()
+            multiplied = products.num_bytes
             x = block(x)
             output = x.numel() * x.element_size()
-            own, multiplied = held() - before, products.num_bytes - multiplied
+            own = held() - before
+            multiplied = products.num_bytes - multiplied
             count.blocks.append(_Block(own, output, multiplied))
         before = held()
         loaded.model.loss(x, targets)

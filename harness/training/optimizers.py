@@ -67,9 +67,13 @@ class LARS(LayerWise):
     """
 
     def __init__(
-        self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.9,
-        weight_decay: float = 1e-4, trust: float = 1e-2,
-    ) -> None:  # fmt: skip
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        trust: float = 1e-2,
+    ) -> None:
         defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust)
         super().__init__(params, defaults)
 
@@ -98,9 +102,13 @@ class LAMB(LayerWise):
     """Adam's direction, each tensor's step as long as its weights (You et al., 2020)."""
 
     def __init__(
-        self, params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6, weight_decay: float = 1e-2,
-    ) -> None:  # fmt: skip
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 1e-2,
+    ) -> None:
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         super().__init__(params, defaults)
 

@@ -43,7 +43,9 @@ class Sparse:
     """
 
     def __init__(self, ctx: RankContext, rho: float, choose: Choose, feedback: bool) -> None:
-        self.world, self.rho, self.choose = ctx.world_size, rho, choose
+        self.world = ctx.world_size
+        self.rho = rho
+        self.choose = choose
         self.feedback = ErrorFeedback() if feedback else None
         self.used = 0.0
 
@@ -59,21 +61,26 @@ class Sparse:
             self.feedback.owe(parameter, wanted.index_fill(0, index, 0.0))
 
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        flat, indices, values = bucket.buffer(), [], []
+        flat = bucket.buffer()
+        indices = []
+        values = []
         offset = room = used = 0
         with lap("encode"):
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
                 wanted = self.wanted(parameter, gradient)
                 k = kept(wanted.numel(), self.rho)
                 index = self.choose(wanted, k)
-                value, spare = wanted[index].float(), k - len(index)
+                value = wanted[index].float()
+                spare = k - len(index)
                 self.sent(parameter, wanted, index)
                 if spare:
                     index = torch.cat((index, index.new_zeros(spare)))
                     value = torch.cat((value, value.new_zeros(spare)))
                 indices.append((index + offset).to(torch.int32))
                 values.append(value.view(torch.int32))
-                offset, room, used = offset + wanted.numel(), room + k, used + k - spare
+                offset = offset + wanted.numel()
+                room = room + k
+                used = used + k - spare
             message = torch.cat((*indices, *values))
         self.used = used / room
         every = all_gather(message, self.world).view(self.world, 2, -1)

@@ -123,7 +123,9 @@ class Gathered(Coded):
         self.finish = finish
 
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        flat, codec, world = bucket.buffer(), self.codec, self.ctx.world_size
+        flat = bucket.buffer()
+        codec = self.codec
+        world = self.ctx.world_size
         wanted = self.wanted(bucket, codec.unit)
         n = len(wanted)
         with lap("encode"):
@@ -176,7 +178,9 @@ class TwoPhase(Coded):
         self.of_sums: dict[int, Tensor] = {}  # by the bucket's size: its part is this rank's
 
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        flat, codec, world = bucket.buffer(), self.codec, self.ctx.world_size
+        flat = bucket.buffer()
+        codec = self.codec
+        world = self.ctx.world_size
         m = padded(math.ceil(flat.numel() / world), codec.unit)
         wanted = self.wanted(bucket, m * world)
         with lap("encode"):

@@ -75,7 +75,8 @@ def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
 
     As ``kept``, to be called in a process that trains nothing.
     """
-    watch, usual = _Watch(), torch.get_default_dtype()
+    watch = _Watch()
+    usual = torch.get_default_dtype()
     batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     one = (batch.inputs, batch.targets)
     compiled = case.compiled == Compiled.INDUCTOR
@@ -107,9 +108,11 @@ def _summed(operators: Sequence[_Operator], case: CaseSpec, samples: int, weight
         if operator.kind:
             narrow = operator.kind == "product" and operator.dtype == "float32"
             product = Product(
-                kind=operator.kind, flops=operator.flops, moved_bytes=operator.moved_bytes,
+                kind=operator.kind,
+                flops=operator.flops,
+                moved_bytes=operator.moved_bytes,
                 dtype=case.dtype if narrow and case.tf32 else operator.dtype,
-            )  # fmt: skip
+            )
             counted[product] += case.accumulate
     return Work(
         samples=samples * case.accumulate,

@@ -19,7 +19,7 @@ from harness.cases.recipes import ladder
 from harness.cases.targets import case_of, normalise
 from harness.features.foresight.held_out import Evaluation, evaluate
 from harness.features.foresight.own import runs
-from harness.features.foresight.published.table import Table
+from harness.features.foresight.published.table import PublishedTable
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
@@ -78,7 +78,7 @@ def compared(folder: Path, rates: Sequence[float]) -> Evaluation:
         found = [load(path) for path in sorted((folder / f"{rate:g}").glob("*/runs/*/*"))]
         for name, of in runs.ladders(found, known).items():
             table = runs.table(f"{rate:g} Mbit/s {name}", of, known, on=SMALL)
-            assert isinstance(table, Table), table
+            assert isinstance(table, PublishedTable), table
             tables.append(replace(table, family="real"))
     return evaluate(tables)
 

@@ -24,7 +24,7 @@ from statistics import median
 from harness.analysis.judging import pairs as paired
 from harness.analysis.judging.judge import estimate, judge
 from harness.base.documents import from_doc, to_doc
-from harness.cases import Catalogue, Device, Form, Plan, Protocol, Settings, Site, Source, Threshold
+from harness.cases import Catalogue, Device, Form, Plan, Protocol, Settings, Site, BoundSource, Threshold
 from harness.cases.recipes import ladder
 from harness.cases.targets import normalise
 from harness.measure.measurer import Measurer
@@ -57,7 +57,7 @@ class Ladder:
     def decided(self, bound: float) -> Status:
         """The verdict on ``at_least = bound``, looked at after every block from the fourth."""
         rule = Threshold(
-            name="b", case="*", metric="efficiency", unit="1", source=Source.REQUIREMENT,
+            name="b", case="*", metric="efficiency", unit="1", source=BoundSource.REQUIREMENT,
             at_least=bound,
         )  # fmt: skip
         for n in range(min(8, len(self.pairs)), len(self.pairs) + 1, 2):

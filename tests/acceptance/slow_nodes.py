@@ -23,7 +23,7 @@ from harness.cases import Catalogue, Device, Settings, Site
 from harness.cases.targets import case_of
 from harness.features.nodes import rounds
 from harness.features.nodes.pairing import Pairer
-from harness.features.nodes.rounds import Seen
+from harness.features.nodes.rounds import TimedPair
 from harness.features.nodes.told import words
 from harness.measure.progress import Progress
 from harness.measure.session import Session
@@ -64,7 +64,7 @@ def play(
     most: int = ROUNDS,
 ) -> Told:  # fmt: skip
     """One world: rounds until nothing is left to find; ``slow`` are nodes and links."""
-    rng, seen, last = np.random.default_rng(seed), list[Seen](), 0
+    rng, seen, last = np.random.default_rng(seed), list[TimedPair](), 0
     named = frozenset[tuple[int, ...]]()
     for number in range(most):
         chosen = rounds.pairs(seen, num_nodes, seed)
@@ -72,7 +72,7 @@ def play(
             break
         for (a, b), more in zip(chosen, noise(rng, len(chosen)), strict=True):
             slower = (slow.get(k, 0.0) for k in ((a,), (b,), (min(a, b), max(a, b))))
-            seen.append(Seen(a, b, number, float(more) * (1 + max(slower))))
+            seen.append(TimedPair(a, b, number, float(more) * (1 + max(slower))))
         now = frozenset(one.nodes for one in rounds.conclude(seen, num_nodes))
         last, named = (last, named) if now == named else (number + 1, now)
     return Told(frozenset(slow), named, last, 2 * len(seen))

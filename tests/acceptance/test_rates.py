@@ -11,11 +11,11 @@ import rates
 from harness.analysis.judging import standard
 from harness.analysis.judging.judge import judge
 from harness.base.stats import t_interval
-from harness.cases import Form, Source, Threshold
+from harness.cases import Form, BoundSource, Threshold
 from harness.record import Status
 
 RULE = Threshold(
-    name="bound", case="*", metric="efficiency", unit="1", source=Source.REQUIREMENT,
+    name="bound", case="*", metric="efficiency", unit="1", source=BoundSource.REQUIREMENT,
     at_least=rates.BOUND,
 )  # fmt: skip
 RUNS = pytest.mark.parametrize(

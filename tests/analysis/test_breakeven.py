@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from harness.analysis.choices.breakeven import Cost, breakeven
+from harness.analysis.choices.breakeven import EncodingCost, breakeven
 
 
-def cost(step_s: float, sent: float) -> Cost:
-    return Cost(
+def cost(step_s: float, sent: float) -> EncodingCost:
+    return EncodingCost(
         name="", case="", step_s=step_s, sent_bytes=sent, bytes_per_parameter=0.0, encode_s=None,
         decode_s=None, loss=None, pays={},
     )  # fmt: skip

@@ -28,7 +28,7 @@ def coming(
     slots: forecast.Slots = one_by_one,
 ) -> list[forecast.Coming]:
     plans = plans or run.plans
-    costs = forecast.Costs(plans, run.described, run.machine, launches)
+    costs = forecast.LaunchCosts(plans, run.described, run.machine, launches)
     arms = {plan.hash: plan.arms for plan in plans}
     return list(
         forecast.coming(

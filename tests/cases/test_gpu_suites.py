@@ -15,7 +15,7 @@ from harness.analysis.judging import obstacles
 from harness.analysis.judging.pairs import judged_of
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
-from harness.cases import CaseSpec, Catalogue, Device, Plan, Precision, Site, Source, Threshold
+from harness.cases import CaseSpec, Catalogue, Device, Plan, Precision, Site, BoundSource, Threshold
 from harness.cases.rules import load_thresholds
 from harness.cases.targets import normalise
 from harness.host import hardware
@@ -76,7 +76,7 @@ def test_every_family_has_a_rule_on_8_gpus_that_is_honest_about_its_source(
     site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
     found = [r for rules in judging(families(recipes, site)[family]).values() for r in rules]
     assert {world for r in found for world in r.world or ()} >= {2, 4, 8}
-    assert {r.source for r in found} == {Source.PROVISIONAL}
+    assert {r.source for r in found} == {BoundSource.PROVISIONAL}
 
 
 def test_one_gpu_can_pass_nothing(recipes: Any) -> None:

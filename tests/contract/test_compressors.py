@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from harness.cases import Catalogue
 from harness.training import sparse, transports
 from harness.training.compressors import countsketch, int8, natural, onebit, qsgd, randomk, topk
-from harness.training.rank.invariants import Bucket
+from harness.training.rank.invariants import CodecBucket
 
 CODECS = [n for n, e in Catalogue().entries["compressors"].items() if not e.head.get("CONTROL")]
 quick = settings(
@@ -53,7 +53,7 @@ def test_error_feedback_telescopes(shapes: list[tuple[int, int]], name: str, see
     """What was sent in all rounds, plus what is owed, is all there was."""
     generator = torch.Generator().manual_seed(seed)
     parameters = [torch.nn.Parameter(torch.zeros(s)) for s in shapes]
-    bucket, encode = Bucket(parameters), hook(name, **WITH_FEEDBACK[name])
+    bucket, encode = CodecBucket(parameters), hook(name, **WITH_FEEDBACK[name])
     n = sum(p.numel() for p in parameters)
     total = sent = torch.zeros(n)
     for _ in range(12):
@@ -71,7 +71,7 @@ def test_error_feedback_telescopes(shapes: list[tuple[int, int]], name: str, see
 @given(st.integers(1, 2000), st.sampled_from([16, 64, 256]), st.integers(0, 99))
 def test_int8_error_is_at_most_half_a_step(n: int, block: int, seed: int) -> None:
     x = torch.randn(1, -(-n // block) * block, generator=torch.Generator().manual_seed(seed)) * 10
-    codec = int8.Codec({"block": block}, torch.Generator())
+    codec = int8.Int8Codec({"block": block}, torch.Generator())
     message = codec.encode(x)
     assert message.numel() == x.numel() * (1 + 4 / block), "one byte each, four a block"
     scale = x.view(-1, block).abs().amax(1) / 127
@@ -109,7 +109,7 @@ def test_messages_are_as_long_as_they_say(name: str, rows: int) -> None:
 
 def test_natural_takes_the_powers_of_two_beside_it() -> None:
     x = torch.tensor([[3.0, -0.75, 1e-38, 0.0, 4.0, -5e7]])
-    codec = natural.Codec({}, torch.Generator().manual_seed(0))
+    codec = natural.NaturalCodec({}, torch.Generator().manual_seed(0))
     seen = torch.cat([codec.decode(codec.encode(x), 6) for _ in range(400)])
     assert set(seen[:, 0].tolist()) == {2.0, 4.0} and set(seen[:, 1].tolist()) == {-0.5, -1.0}
     assert (seen[:, 2] == 0).all() and (seen[:, 3] == 0).all() and (seen[:, 4] == 4.0).all()
@@ -119,7 +119,7 @@ def test_natural_takes_the_powers_of_two_beside_it() -> None:
 
 def test_qsgd_levels_are_beside_the_value() -> None:
     x = torch.randn(1, 512, generator=torch.Generator().manual_seed(1))
-    codec = qsgd.Codec({"block": 512}, torch.Generator().manual_seed(0))
+    codec = qsgd.QsgdCodec({"block": 512}, torch.Generator().manual_seed(0))
     step = float(x.norm()) / qsgd.LEVELS
     assert ((codec.decode(codec.encode(x), 512) - x).abs() < step * 1.0001).all()
 
@@ -143,7 +143,7 @@ def test_a_sketch_finds_the_largest() -> None:
     gradient = torch.randn(4000, generator=torch.Generator().manual_seed(0)) * 0.01
     large = torch.tensor([7, 99, 1234, 3999])
     gradient[large] = torch.tensor([5.0, -4.0, 3.0, -6.0])
-    bucket = Bucket([torch.nn.Parameter(torch.zeros(4000))])
+    bucket = CodecBucket([torch.nn.Parameter(torch.zeros(4000))])
     found = hook("countsketch", rho=0.01)(bucket.fill(gradient)).wait()
     assert (found[large] == gradient[large]).all()
     assert countsketch.KNOBS["rows"] % 2, "a median of an even number of rows leans to one side"
@@ -176,7 +176,7 @@ def test_stateless_compressors_stay_below_their_stated_error(name: str) -> None:
     module = importlib.import_module(f"harness.training.compressors.{name}")
     parameters = [torch.nn.Parameter(torch.zeros(300, 40))]
     gradient = torch.randn(300, 40)
-    seen = hook(name)(Bucket(parameters).fill(gradient.flatten())).wait()
+    seen = hook(name)(CodecBucket(parameters).fill(gradient.flatten())).wait()
     assert (seen.view_as(gradient) - gradient).norm() / gradient.norm() <= module.ERROR_BOUND
 
 
@@ -189,5 +189,5 @@ def test_blocks_that_fill_no_bytes_are_refused(name: str) -> None:
 
 def test_signs_of_a_block_have_its_mean_magnitude() -> None:
     x = torch.tensor([[1.0, -3.0, 2.0, -2.0, 1.0, -3.0, 2.0, -2.0]])
-    codec = onebit.Codec({"block": 8}, torch.Generator())
+    codec = onebit.OneBitCodec({"block": 8}, torch.Generator())
     assert codec.decode(codec.encode(x), 8).tolist() == [[2.0, -2.0] * 4]

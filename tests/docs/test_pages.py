@@ -30,9 +30,9 @@ def test_every_page_is_in_the_index_and_in_the_site() -> None:
 def test_every_word_of_an_answer_is_in_the_glossary() -> None:
     """The words that verbs answer in stand in one table, with their exit status."""
     from harness.analysis.compare import Reading
-    from harness.features.foresight.claims import Status as Claimed
+    from harness.features.foresight.claims import ClaimStatus as Claimed
     from harness.features.foresight.possible import Chance
-    from harness.features.history.trends import Status as Trending
+    from harness.features.history.trends import TrendStatus as Trending
     from harness.record import Status
 
     page = (DOCS / "glossary.md").read_text()

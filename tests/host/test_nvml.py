@@ -192,7 +192,7 @@ def test_a_watch_has_one_session_and_reads_links_on_request(fake: Fake) -> None:
     begun: list[int] = []
     fake.nvmlInit = lambda: begun.append(1)  # type: ignore[method-assign]
     for links in (False, True):
-        with nvml.Watch(0.001, links=links) as watch:
+        with nvml.DeviceWatch(0.001, links=links) as watch:
             assert until(lambda: len(watch.polls) >= 3)
         assert all(("pcie_tx_kb_s" in r) is links for poll in watch.polls for r in poll)
     assert len(begun) == 2, "one for each watch, however often it reads"
@@ -200,6 +200,6 @@ def test_a_watch_has_one_session_and_reads_links_on_request(fake: Fake) -> None:
 
 def test_a_watch_without_a_driver_reads_nothing(fake: Fake) -> None:
     fake.missing.add("driver")
-    with nvml.Watch(0.001, links=False) as watch:
+    with nvml.DeviceWatch(0.001, links=False) as watch:
         pass
     assert watch.polls == []

@@ -19,7 +19,7 @@ from harness.host import machine
 from harness.host.accelerators import Accelerators
 from harness.launch.engine import State, Where
 from harness.launch.fleet import Fleet, seats
-from harness.launch.link import Link
+from harness.launch.link import AgentLink
 from harness.launch.roll_call import fit
 from harness.launch.wire.channel import Channel, Listener, dial, make_token, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Sweep
@@ -183,13 +183,13 @@ def test_a_node_with_fewer_cores_than_gpu_ranks_is_refused() -> None:
     about = node(0, build="cuda 13.0", names=("NVIDIA H100",) * 8)
     poor = replace(about, machine=replace(about.machine, num_cores=1))
     where = Where(nodes=(8,), device=Device.CUDA)
-    fit([Link(node=0, channel=None, about=about)], where)
+    fit([AgentLink(node=0, channel=None, about=about)], where)
     with pytest.raises(LaunchError, match="1 CPU cores for 8 ranks"):
-        fit([Link(node=0, channel=None, about=poor)], where)
+        fit([AgentLink(node=0, channel=None, about=poor)], where)
 
 
-def _links(nodes: int, *left_out: int) -> list[Link]:
-    links = [Link(node=n, channel=None) for n in range(nodes)]
+def _links(nodes: int, *left_out: int) -> list[AgentLink]:
+    links = [AgentLink(node=n, channel=None) for n in range(nodes)]
     for n in left_out:
         links[n].lost, links[n].left_out = "its agent is gone", True
     return links

@@ -9,7 +9,7 @@ import pytest
 from harness.launch import hearing
 from harness.launch.fleet import absent, ranges
 from harness.launch.hearing import Ear
-from harness.launch.link import Link
+from harness.launch.link import AgentLink
 from harness.launch.wire.channel import Channel
 
 
@@ -27,7 +27,10 @@ def test_a_stall_of_ours_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) ->
     clock = Clock()
     monkeypatch.setattr(hearing, "time", clock)
     ours, theirs = socket.socketpair()
-    link, other = Link(node=0, channel=Channel(ours, dialed=False)), Channel(theirs, dialed=True)
+    link, other = (
+        AgentLink(node=0, channel=Channel(ours, dialed=False)),
+        Channel(theirs, dialed=True),
+    )
     ear = Ear()
     clock.now += 60.0  # a filer that does not answer
     ear.receive([link], 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.base.documents import to_doc
 from harness.cases import Device, Site
 from harness.launch import causes
-from harness.launch.link import Link
+from harness.launch.link import AgentLink
 from harness.launch.running import Running
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd, Share, Timed
@@ -36,7 +36,9 @@ def share(node: int, count: int) -> Share:
 def test_nodes_that_were_never_asked_to_start_ranks_are_not_waited_for(tmp_path: Path) -> None:
     """Rank 0's agent dies before anybody knows where its store is."""
     pairs = [socket.socketpair() for _ in range(3)]
-    links = [Link(node=i, channel=Channel(ours, dialed=False)) for i, (ours, _) in enumerate(pairs)]
+    links = [
+        AgentLink(node=i, channel=Channel(ours, dialed=False)) for i, (ours, _) in enumerate(pairs)
+    ]
     shares = [share(node=i, count=1) for i in range(3)]
     running = Running(spec(tmp_path, 1, 1, 1), list(zip(links, shares, strict=True)))
     links[0].lose("its agent is gone")
@@ -54,7 +56,7 @@ def test_nodes_that_were_never_asked_to_start_ranks_are_not_waited_for(tmp_path:
 
 def test_an_agent_that_leaves_out_a_rank_is_not_believed(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    link = Link(node=0, channel=Channel(ours, dialed=False))
+    link = AgentLink(node=0, channel=Channel(ours, dialed=False))
     with theirs:
         running = Running(spec(tmp_path, 2), [(link, share(node=0, count=2))])
         running.hear(link, {"ended": [to_doc(end(0))], "of": "x"}, b"")
@@ -68,7 +70,7 @@ def test_an_agent_that_leaves_out_a_rank_is_not_believed(tmp_path: Path) -> None
 
 def test_a_file_that_comes_in_pieces_is_whole_and_replaces_an_older_one(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    link = Link(node=0, channel=Channel(ours, dialed=False))
+    link = AgentLink(node=0, channel=Channel(ours, dialed=False))
     running = Running(spec(tmp_path, 1), [(link, share(node=0, count=1))])
     (tmp_path / "rank0.json").write_text("from an earlier launch")
     for begins, piece in ((True, b"ab"), (False, b"cd")):

@@ -13,7 +13,7 @@ import torch
 from harness.analysis.judging.notices import PAYLOAD_SHARE, findings, shaped
 from harness.analysis.judging.series import series
 from harness.analysis.judging.verdicts import verdicts
-from harness.cases import Catalogue, Settings, Source, Threshold, Waiver
+from harness.cases import Catalogue, Settings, BoundSource, Threshold, Waiver
 from harness.cases.rules import reach
 from harness.host.admission import Finding, Level
 from harness.interface.report.fabric import lines
@@ -88,7 +88,7 @@ def test_a_collective_that_did_nothing_is_not_right(operation: str, rank: int) -
 def rule(**fields: Any) -> Threshold:
     made = Threshold(
         name="r", case="fabric/all_reduce", metric="bus_bandwidth", unit="B/s",
-        source=Source.REQUIREMENT, at_least=1e6,
+        source=BoundSource.REQUIREMENT, at_least=1e6,
     )  # fmt: skip
     return replace(made, **fields)
 

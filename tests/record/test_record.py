@@ -21,7 +21,7 @@ from harness.analysis.judging.notices import findings
 from harness.analysis.judging.points import points
 from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.samples import figures
-from harness.analysis.samples.references import Curve, astray
+from harness.analysis.samples.references import LossCurve, astray
 from harness.analysis.verify import verify
 from harness.base import packs
 from harness.base.documents import from_doc, to_doc
@@ -571,7 +571,7 @@ def test_rounding_may_grow_but_a_cheat_does_not_pass_for_it(
     losses = np.linspace(3, 2, 80)
     mine = losses.copy()
     mine[step:] *= 1 + off
-    curve = Curve(losses=losses, limit=2e-5)
+    curve = LossCurve(losses=losses, limit=2e-5)
     samples = dataclasses.replace(make([[0]] * 80), loss=mine)
     assert bool(astray([samples], curve)) is told
     assert astray([samples], dataclasses.replace(curve, limit=0.0)), "to the bit, where it is exact"

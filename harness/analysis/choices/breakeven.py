@@ -40,7 +40,7 @@ class Pays:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class EncodingCost:
     """One codec, or dense training. Times in s, bytes of the busiest rank in a step.
 
     ``exchange_s`` is what its step takes beyond training apart, None of one that encodes, or where
@@ -81,7 +81,7 @@ def link_bps(run: RunRecord, case: CaseSpec) -> float:
     return told * 1e6 if told else 8 * float(largest.bus_bps or math.inf)
 
 
-def costs(run: RunRecord, plan: Plan) -> list[Cost]:
+def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
     """Every case of a plan, in its order; all are held against its first two, dense in fp32 and in
     half precision.
     """
@@ -96,11 +96,12 @@ def costs(run: RunRecord, plan: Plan) -> list[Cost]:
         described = run.described.get(arm.case.hash)
         if step_s is None or described is None or described.facts is None:
             continue
-        here, sent = link_bps(run, arm.case), _sent(launches)
+        here = link_bps(run, arm.case)
+        sent = _sent(launches)
         coded = [x.codec_s for x in launches if x.codec_s is not None]
         losses = [x.final_loss for x in launches if x.final_loss is not None]
         out.append(
-            Cost(
+            EncodingCost(
                 name=arm.name,
                 case=arm.case.hash,
                 step_s=step_s,
@@ -142,7 +143,8 @@ def _step_s(launches: Mapping[int, LaunchRecord]) -> float | None:
 
 def _exchange_s(launches: Mapping[int, LaunchRecord], apart_s: float | None) -> float | None:
     """What steps take beyond training apart; None where that is a codec's work, too."""
-    step_s, coded = _step_s(launches), any(x.codec_s is not None for x in launches.values())
+    step_s = _step_s(launches)
+    coded = any(x.codec_s is not None for x in launches.values())
     if step_s is None or apart_s is None or coded:
         return None
     return max(0.0, step_s - apart_s)
@@ -168,7 +170,8 @@ def _pays(
     saved = _sent(list(dense.values())) - _sent(list(codec.values()))
     if not more:
         return
-    found, sending_s = stats.t_interval(more, ALPHA), list[float]()
+    found = stats.t_interval(more, ALPHA)
+    sending_s = list[float]()
     for launches in (dense, codec):
         exchange_s = _exchange_s(launches, apart_s)
         bytes_s = 8 * _sent(list(launches.values())) / here

@@ -61,9 +61,13 @@ def losses(rung: Rung, known: Catalogue) -> Iterator[Loss]:
         if rung.expected is not None and not (term is Term.COMPUTE and rung.arm.case.stand_in):
             may_help = tuple(remedies(term, rung.arm.case, rung.expected, known))
         yield Loss(
-            case=rung.arm.case.id, term=term, excess_ns=float(excess), share=share,
-            gain=found.gain(term), remedies=may_help,
-        )  # fmt: skip
+            case=rung.arm.case.id,
+            term=term,
+            excess_ns=float(excess),
+            share=share,
+            gain=found.gain(term),
+            remedies=may_help,
+        )
 
 
 def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
@@ -73,15 +77,20 @@ def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
     arms += [Arm(name=r.name, case=r.of(case), role=Role.SUBJECT) for r in changes]
     contrasts = tuple(
         Contrast(
-            name=f"throughput_ratio@{r.name}", metric="throughput_ratio", subject=r.name,
-            baseline=(NOW,), against="other",
+            name=f"throughput_ratio@{r.name}",
+            metric="throughput_ratio",
+            subject=r.name,
+            baseline=(NOW,),
+            against="other",
         )
         for r in changes
-    )  # fmt: skip
+    )
     return Plan(
-        name=f"{case.id}: what may help", arms=tuple(arms), contrasts=contrasts,
+        name=f"{case.id}: what may help",
+        arms=tuple(arms),
+        contrasts=contrasts,
         protocol=replace(rung.plan.protocol, min_blocks=BLOCKS, max_blocks=BLOCKS),
-    )  # fmt: skip
+    )
 
 
 def tried(record: RunRecord, plan: Plan, changes: Sequence[Remedy]) -> list[Tried]:
@@ -102,6 +111,6 @@ def tried(record: RunRecord, plan: Plan, changes: Sequence[Remedy]) -> list[Trie
                 worst=None if v is None else v.worst,
                 num_pairs=0 if v is None else v.n,
                 why="not measured" if v is None else v.detail if value is None else "",
-            )  # fmt: skip
+            )
         )
     return sorted(out, key=lambda t: -(t.ratio or 0.0))

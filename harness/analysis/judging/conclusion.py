@@ -26,25 +26,45 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
         conclusion = _survives(question, rule, run, judged)
     conclusion = _waived(conclusion, rule, run)
     bare = Verdict(
-        contrast=question.name, case=question.case, case_hash=question.case_hash,
-        plan=question.plan, metric=question.metric, against=question.against,
-        rule=rule.name if rule else None, bound=rule.bound if rule else "",
-        status=conclusion.status, reason=conclusion.reason, detail=conclusion.detail,
-        value=None, low=None, high=None, n=0, mde=None, pairs=(), launches=question.launches,
+        contrast=question.name,
+        case=question.case,
+        case_hash=question.case_hash,
+        plan=question.plan,
+        metric=question.metric,
+        against=question.against,
+        rule=rule.name if rule else None,
+        bound=rule.bound if rule else "",
+        status=conclusion.status,
+        reason=conclusion.reason,
+        detail=conclusion.detail,
+        value=None,
+        low=None,
+        high=None,
+        n=0,
+        mde=None,
+        pairs=(),
+        launches=question.launches,
         waived=conclusion.reason is Reason.WAIVED,
-    )  # fmt: skip
+    )
     if judged is None:
         return bare
     e = judged.estimate
     return replace(
         bare,
-        value=e.value, low=e.low, high=e.high, n=e.n, sd=e.sd, mde=judged.mde,
-        pairs=question.first, again=question.again, evidence=judged.evidence,
+        value=e.value,
+        low=e.low,
+        high=e.high,
+        n=e.n,
+        sd=e.sd,
+        mde=judged.mde,
+        pairs=question.first,
+        again=question.again,
+        evidence=judged.evidence,
         p95=estimate(question.p95, form).value if question.p95 else None,
         worst=worst(question.first, rule, form),
         lag1=lag1(question.first),
         doubt=question.doubt.detail if question.doubt is not None else "",
-    )  # fmt: skip
+    )
 
 
 def _judged(question: Question, values: Sequence[float], rule: Threshold | None) -> Judged:
@@ -104,18 +124,23 @@ def _tilted(question: Question, rule: Threshold | None, judged: Judged) -> Concl
 
 def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judged) -> Conclusion:
     """What is left of a FAIL after a fresh set: a FAIL, or no decision; never a PASS."""
-    status, reason = Status.INCONCLUSIVE, Reason.UNCONFIRMED
+    status = Status.INCONCLUSIVE
+    reason = Reason.UNCONFIRMED
     if question.again:
         second = _judged(question, question.again, rule)
         figure = f"{second.estimate.value:.4g} in {second.estimate.n} fresh pairs"
         if second.status is Status.FAIL and second.missed is first.missed:
-            status, reason, why = Status.FAIL, Reason.NOT_MET, f"confirmed: {figure}"
+            status = Status.FAIL
+            reason = Reason.NOT_MET
+            why = f"confirmed: {figure}"
         else:
-            reason, why = Reason.DISAGREE, f"a fresh set does not confirm the FAIL: {figure}"
+            reason = Reason.DISAGREE
+            why = f"a fresh set does not confirm the FAIL: {figure}"
     elif run.complete:
         why = "no fresh set of launches has confirmed the FAIL"
     else:
-        reason, why = Reason.INTERRUPTED, "the run stopped before a fresh set of launches"
+        reason = Reason.INTERRUPTED
+        why = "the run stopped before a fresh set of launches"
     return Conclusion(status, reason, f"{first.detail}; {why}")
 
 

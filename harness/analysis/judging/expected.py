@@ -29,7 +29,7 @@ from harness.analysis.judging.fingerprint import as_items, fingerprint
 from harness.base.documents import from_doc
 from harness.base.errors import ConfigError
 from harness.base.toml import Key, check_table, keys_of, read_tables
-from harness.cases import BASELINES, Form, Source, Threshold, metrics
+from harness.cases import BASELINES, BoundSource, Form, Threshold, metrics
 from harness.record import RunRecord
 from harness.record.store import write_text
 
@@ -37,7 +37,7 @@ STATUSES = ("measured", "derived", "claimed", "provisional")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
+class ExpectedValue:
     """One expected value. ``lower`` and ``upper`` are relative to it; None is an open side."""
 
     case: str
@@ -65,7 +65,7 @@ class Reference:
             case=self.case,
             metric=self.metric,
             unit=self.unit,
-            source=Source(self.status),
+            source=BoundSource(self.status),
             baseline=self.baseline,
             hardware=hardware,
             at_least=None if self.lower is None else self.value * (1 + self.lower),
@@ -76,7 +76,7 @@ class Reference:
 
 
 _KEYS = keys_of(
-    Reference,
+    ExpectedValue,
     status=Key(kind=str, required=True, choices=STATUSES),
     date=Key(kind=datetime.date, required=True),
     baseline=Key(kind=str, choices=BASELINES),
@@ -88,7 +88,7 @@ def path_for(place: Path, hardware: str) -> Path:
     return place / f"{hardware}.toml" if place.is_dir() or not place.suffix else place
 
 
-def load(path: Path) -> tuple[Reference, ...]:
+def load(path: Path) -> tuple[ExpectedValue, ...]:
     """Read a references file; ConfigError lists every mistake with its line."""
     tables, problems = read_tables(path, "reference", "--references")
     references = []
@@ -109,7 +109,7 @@ def load(path: Path) -> tuple[Reference, ...]:
             problems.add(table.line, "a reference needs lower or upper", "lower = -0.05")
         if v.get("lower", 0) > 0 or v.get("upper", 0) < 0:
             problems.add(table.line, "lower must be <= 0 and upper >= 0 (relative to value)")
-        references.append(from_doc(Reference, {**v, "date": v["date"].isoformat()}))
+        references.append(from_doc(ExpectedValue, {**v, "date": v["date"].isoformat()}))
     keys = [r.key for r in references]
     for key in {k for k in keys if keys.count(k) > 1}:
         problems.add(0, f"two references for {key[0]} {key[1]}")
@@ -117,7 +117,7 @@ def load(path: Path) -> tuple[Reference, ...]:
     return tuple(references)
 
 
-def write(path: Path, references: Sequence[Reference]) -> None:
+def write(path: Path, references: Sequence[ExpectedValue]) -> None:
     lines = ["# Expected values of this hardware class; `scaleproof baseline` reads and writes it."]
     for r in references:
         lines += ["", "[[reference]]"]
@@ -129,23 +129,24 @@ def write(path: Path, references: Sequence[Reference]) -> None:
     write_text(path, "\n".join(lines) + "\n")
 
 
-def measured(run: RunRecord, tolerance: float) -> list[Reference]:
+def measured(run: RunRecord, tolerance: float) -> list[ExpectedValue]:
     """What a run says of its hardware: every ratio it measured, and each subject's throughput.
 
     Stand-ins are left out: they say nothing of hardware. Each side is open by ``tolerance``.
     """
-    out: dict[tuple[str, str, str | None], Reference] = {}
+    out: dict[tuple[str, str, str | None], ExpectedValue] = {}
     items = as_items(fingerprint(run))
     for plan in run.plans:
         subjects = {c.subject: c for c in plan.contrasts if c.baseline}
         rates = [pairs.absolute("throughput", name) for name in subjects]
         for contrast in (*plan.contrasts, *rates):
-            case, metric = plan.arm(contrast.subject).case, metrics.metric(contrast.metric)
+            case = plan.arm(contrast.subject).case
+            metric = metrics.metric(contrast.metric)
             values = pairs.pairs(run, plan, contrast).values
             if run.stand_ins(case) or not values or metric.form is Form.GATE:
                 continue
             e = judge.estimate(values, metric.form)
-            reference = Reference(
+            reference = ExpectedValue(
                 case=case.id,
                 metric=contrast.metric,
                 unit=metric.unit,
@@ -168,8 +169,9 @@ def rules(place: Path, hardware: str) -> tuple[Threshold, ...]:
     path = path_for(place, hardware)
     if not path.is_file():
         raise ConfigError(
-            "no references for this hardware", where=str(path),
+            "no references for this hardware",
+            where=str(path),
             expected=f"a file of [[reference]] tables for {hardware}",
             fix=f"scaleproof baseline set RUN --references {place}",
-        )  # fmt: skip
+        )
     return tuple(r.threshold(hardware) for r in load(path))

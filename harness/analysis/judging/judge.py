@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.analysis.judging import sequential, standard
 from harness.analysis.judging.standard import ALPHA
-from harness.cases import Form, Source, Statistic, Threshold
+from harness.cases import BoundSource, Form, Statistic, Threshold
 from harness.record import Reason, Status
 
 
@@ -134,9 +134,14 @@ def judge(
 
     def judged(status: Status, reason: Reason, detail: str, **more: Any) -> Judged:
         return Judged(
-            status=status, reason=reason, detail=detail, estimate=e, mde=mde,
-            allowance=allowance, **more,
-        )  # fmt: skip
+            status=status,
+            reason=reason,
+            detail=detail,
+            estimate=e,
+            mde=mde,
+            allowance=allowance,
+            **more,
+        )
 
     if rule is None:
         return judged(Status.RECORDED, Reason.NO_RULE, "no rule applies")
@@ -144,7 +149,8 @@ def judge(
         few = f"n = {e.n}: {standard.FIRST_LOOK} pairs of launches are judged at the earliest"
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
     sides = _sides(values, rule, form, allowance)
-    strict, below = rule.statistic is Statistic.WORST, [s for s in sides if s.missed()]
+    strict = rule.statistic is Statistic.WORST
+    below = [s for s in sides if s.missed()]
     if strict:
         below = [s for s in sides if min(s.values) < s.bound]
     if below:
@@ -157,7 +163,7 @@ def judge(
         return judged(Status.FAIL, Reason.NOT_MET, detail, evidence=against, missed=below[0].end)
     if (still_open := _open(sides, rule, allowance, horizon)) is not None:
         return judged(Status.INCONCLUSIVE, *still_open)
-    if rule.source in (Source.CLAIMED, Source.PROVISIONAL):
+    if rule.source in (BoundSource.CLAIMED, BoundSource.PROVISIONAL):
         detail = f"{rule.bound} is met, but a {rule.source} bound alone gives no PASS"
         return judged(Status.RECORDED, Reason.PROVISIONAL, detail)
     spare = f", with {allowance:.1%} to spare for slow launches that were not seen"
@@ -185,7 +191,8 @@ def _open(
 
 def _sides(values: Sequence[float], rule: Threshold, form: Form, allowance: float) -> list[_Side]:
     """Each end of the bound, on the scale of the interval: logs of ratios, plain values else."""
-    up, ratio = list(values), form is not Form.ABSOLUTE
+    up = list(values)
+    ratio = form is not Form.ABSOLUTE
     ends = [(End.LOW, rule.at_least, 1), (End.HIGH, rule.at_most, -1)]
     if ratio:
         up = [math.log(v) for v in values]

@@ -99,7 +99,7 @@ def slow_devices(run: RunRecord) -> list[SlowDevice]:
                         device=x.devices[0],
                         slower=-math.expm1(speed - usual),
                         among=len(launches),
-                    )  # fmt: skip
+                    )
                 )
     return out
 

@@ -37,7 +37,8 @@ def _arms(plan: Plan, contrast: Contrast) -> list[Arm]:
 def _not_launched(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
     """A case that was refused, that broke before its launch, or that does not fit."""
     for arm in _arms(plan, contrast):
-        name, described = arm.case.id, run.described.get(arm.case.hash)
+        name = arm.case.id
+        described = run.described.get(arm.case.hash)
         if described is None:
             return unmeasured(run, plan, f"{name} was not measured")
         if described.error:

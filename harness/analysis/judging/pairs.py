@@ -64,7 +64,8 @@ def pairs(
     Empty as soon as one launch of these arms failed, ran something else than was asked, or lacks
     the metric: a mean over the others would hide it.
     """
-    metric, tail = metrics.metric(contrast.metric), statistic is Statistic.P95
+    metric = metrics.metric(contrast.metric)
+    tail = statistic is Statistic.P95
     names = (contrast.subject, *contrast.baseline)
     by_turn: dict[int, dict[str, LaunchRecord]] = {}
     for launch in timed(run, plan, attempt, purpose_of(contrast.metric)):

@@ -75,7 +75,8 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
 def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """FLOP/s per rank: throughput x closed-form FLOPs of a sample / ranks; None if unknown."""
     case = plan.arm(arm).case
-    described, seen = run.described.get(case.hash), throughput(run, plan, arm)
+    described = run.described.get(case.hash)
+    seen = throughput(run, plan, arm)
     if described is None or described.facts is None or seen is None:
         return None
     return seen * described.facts.flops_per_sample / case.world_size or None
@@ -92,7 +93,8 @@ def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
 
 def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """Model FLOPs utilisation: achieved over peak; None for a device without a known peak."""
-    achieved, case = flops(run, plan, arm), plan.arm(arm).case
+    achieved = flops(run, plan, arm)
+    case = plan.arm(arm).case
     if achieved is None or run.machine.gpu is None or case.device is Device.CPU:
         return None
     if run.machine.mig:

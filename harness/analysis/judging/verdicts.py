@@ -40,7 +40,8 @@ def of_series(run: RunRecord) -> tuple[Verdict, ...]:
 
 
 def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
-    hardware, out = run.machine.hardware_class, list[Verdict]()
+    hardware = run.machine.hardware_class
+    out = list[Verdict]()
     for contrast in judged_of(plan, run.thresholds, hardware):
         case = plan.arm(contrast.subject).case
         rules = rules_for(run.thresholds, case, contrast, hardware)
@@ -53,9 +54,14 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
     """All that bears on one contrast under one rule, read from the record once."""
     case = plan.arm(contrast.subject).case
     bare = Question(
-        name=contrast.name, case=case.id, case_hash=case.hash, plan=plan.hash,
-        metric=contrast.metric, against=contrast.against, obstacle=obstacle(run, plan, contrast),
-    )  # fmt: skip
+        name=contrast.name,
+        case=case.id,
+        case_hash=case.hash,
+        plan=plan.hash,
+        metric=contrast.metric,
+        against=contrast.against,
+        obstacle=obstacle(run, plan, contrast),
+    )
     if bare.obstacle is not None:
         return bare
     statistic = rule.statistic if rule else Statistic.MEAN

@@ -28,14 +28,14 @@ class Odd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ComparedBits:
     """How many hashes were compared with others', and where they differed."""
 
     num: int
     odd: tuple[Odd, ...]
 
 
-def compare(samples: Sequence[Samples]) -> Compared:
+def compare(samples: Sequence[Samples]) -> ComparedBits:
     """Hashes of every rank of a launch, in the order of ranks."""
     bits = np.array([s.bits for s in samples])  # ranks, steps, copies, tensors
     received = np.array([s.received for s in samples])  # ranks, steps, sources
@@ -50,7 +50,7 @@ def compare(samples: Sequence[Samples]) -> Compared:
                 odd += _computed(step, who, [row.tobytes() for row in rows])
         odd += _exchanged(step, bits, received)
     odd += _stored(stored)
-    return Compared(num=bits.size + received.size + stored.size, odd=tuple(odd))
+    return ComparedBits(num=bits.size + received.size + stored.size, odd=tuple(odd))
 
 
 def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[Odd]:
@@ -92,7 +92,7 @@ _TOLD = {
 }
 
 
-def told(compared: Compared, ranks: Sequence[RankRecord]) -> tuple[str, ...]:
+def told(compared: ComparedBits, ranks: Sequence[RankRecord]) -> tuple[str, ...]:
     """A line for each rank, or each few that differ, and for what went wrong there."""
     groups = defaultdict[tuple[tuple[int, ...], str], list[int]](list)
     for one in compared.odd:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.samples import script
-from harness.analysis.samples.references import Curve, astray, mean_losses
+from harness.analysis.samples.references import LossCurve, astray, mean_losses
 from harness.analysis.samples.steadiness import steadiness
 from harness.base import stats
 from harness.cases import CaseSpec, Compiled, Plan, StandIn, Window
@@ -32,7 +32,8 @@ from harness.record.store import Samples
 
 #: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0. Beside it the
 #: protocol of small messages, in bytes a step and other rank.
-SENT_RATIO, MESSAGE_SLACK = (0.98, 1.05), 16_384
+SENT_RATIO = (0.98, 1.05)
+MESSAGE_SLACK = 16_384
 #: A step that takes so many times the median is a stall.
 STALL = 3.0
 #: Bytes past the sockets, over the closed form, that are none of the training's.
@@ -71,7 +72,7 @@ def figures(  # noqa: PLR0913
     ranks: Sequence[RankRecord],
     samples: Sequence[Samples],
     cut: int,
-    reference: Curve | None = None,
+    reference: LossCurve | None = None,
     beside: Sequence[RankRecord] = (),
     target: float | None = None,
 ) -> Figures:
@@ -137,7 +138,7 @@ def target(plan: Plan, described: Described) -> float | None:
     return None if plan.to_loss is None or floor is None else floor + plan.to_loss
 
 
-def compared(samples: Sequence[Samples], reference: Curve | None) -> int:
+def compared(samples: Sequence[Samples], reference: LossCurve | None) -> int:
     """How many steps' losses could be compared with the reference's."""
     if reference is None or not samples:
         return 0
@@ -335,7 +336,8 @@ def _other(case: CaseSpec, expected: Expected, r: RankRecord) -> Iterator[str]:
     if r.ran.compressor != (case.compressor or ""):
         yield f"rank {r.rank}: compressor {r.ran.compressor}, not {case.compressor}"
     if expected.staleness is not None and (r.ran.staleness or 0) > expected.staleness:
-        behind, most = r.ran.staleness, expected.staleness
+        behind = r.ran.staleness
+        most = expected.staleness
         yield f"rank {r.rank}: trained {behind} steps behind the slowest, at most {most}"
 
 
@@ -366,7 +368,7 @@ def wrong(
     ranks: Sequence[RankRecord],
     samples: Sequence[Samples],
     cut: int,
-    reference: Curve | None = None,
+    reference: LossCurve | None = None,
     seen: int | None = None,
 ) -> tuple[str, ...]:
     """What did not run as asked. A launch with anything here is never judged."""

@@ -74,9 +74,11 @@ def windows(
 
     Ranks that talk every so many steps are timed for whole periods of it.
     """
-    sd, out = launch_sd(pilots), {}
+    sd = launch_sd(pilots)
+    out = {}
     for arm in plan.arms:
-        window, told = _window(plan, arm, pilots, sd), described.get(arm.case.hash)
+        window = _window(plan, arm, pilots, sd)
+        told = described.get(arm.case.hash)
         period = told.expected.period if told and told.expected else 1
         kept = -(-(window.steps - window.cut) // period) * period
         out[arm.name] = replace(window, steps=window.cut + kept)
@@ -93,7 +95,8 @@ def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
     matching = _matching(plan, arm, pilots)
     if len(matching) != 1:
         return False
-    kept, steps = plan.window.steps - plan.window.cut, matching[0].steps
+    kept = plan.window.steps - plan.window.cut
+    steps = matching[0].steps
     usual = median(steps)
     stood_s = sum(s - usual for s in steps if s > figures.STALL * usual)
     return 2 * steadiness.warm_up(steps) > kept or stood_s > STOOD * sum(steps)
@@ -114,6 +117,7 @@ def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> 
     cut = plan.pilot.cut + warm_up
     kept = pilot.steps[cut - plan.pilot.cut :]
     worth = steadiness.best_steps(kept, pilot.launch_s, sd or 0.0, least)
-    step_s, asked = median(kept), plan.protocol
+    step_s = median(kept)
+    asked = plan.protocol
     cut = max(cut, math.ceil(asked.cut_s / step_s))
     return Window(steps=cut + max(worth, math.ceil(asked.kept_s / step_s)), cut=cut)

@@ -16,7 +16,7 @@ STREAMED_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class LossCurve:
     """Mean loss of each step, and how far a launch may be off, relatively (0: to the bit)."""
 
     losses: np.ndarray
@@ -50,13 +50,14 @@ def curve(
     launches: Sequence[LaunchRecord],
     described: Mapping[str, Described],
     case: str,
-) -> Curve | None:
+) -> LossCurve | None:
     """What a case's losses have to be; None where there is nothing to compare with."""
-    launch, wanted = launch_of(launches, described, case), described[case].reference
+    launch = launch_of(launches, described, case)
+    wanted = described[case].reference
     if launch is None or wanted is None or launch.status is not LaunchStatus.OK:
         return None
     samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
-    return Curve(losses=mean_losses(samples), limit=wanted.limit)
+    return LossCurve(losses=mean_losses(samples), limit=wanted.limit)
 
 
 class Curves:
@@ -64,9 +65,9 @@ class Curves:
 
     def __init__(self, run: RunRecord, folder: Path) -> None:
         self._run, self._folder = run, folder
-        self._read: dict[tuple[str, float], Curve | None] = {}
+        self._read: dict[tuple[str, float], LossCurve | None] = {}
 
-    def of(self, case: str) -> Curve | None:
+    def of(self, case: str) -> LossCurve | None:
         """What a case's losses have to be; cases that train alike share it."""
         wanted = self._run.described[case].reference
         if wanted is None:
@@ -86,7 +87,7 @@ def mean_losses(samples: Sequence[Samples]) -> np.ndarray:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def astray(samples: Sequence[Samples], curve: Curve) -> str:
+def astray(samples: Sequence[Samples], curve: LossCurve) -> str:
     """From which step on the losses are not the reference's; empty if they are."""
     mine = mean_losses(samples)
     steps = min(len(mine), len(curve.losses))

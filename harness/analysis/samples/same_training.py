@@ -39,7 +39,8 @@ def _differences(
             )
     if not mine or not base:
         return
-    a, b = mine[0], base[0]
+    a = mine[0]
+    b = base[0]
     if _seen(a).optimizers != _seen(b).optimizers:
         yield f"optimizers: {_seen(a).optimizers} step here, {_seen(b).optimizers} on one rank"
     if (here := a.ranks[0].ran.compute_dtype) != (there := b.ranks[0].ran.compute_dtype):

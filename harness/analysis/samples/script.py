@@ -110,8 +110,13 @@ def wrong(
     if [r.rank for r in ranks] != list(range(case.world_size)) or len(watched) != len(ranks):
         have = [r.rank for r in ranks]
         return (f"world: ranks {have} were watched, expected {case.world_size} ranks",)
-    return (*_world(case, watched), *_steps(watched), *_samples(case, ranks, samples),
-            *_training(case, ranks, watched), *_losses(samples))  # fmt: skip
+    return (
+        *_world(case, watched),
+        *_steps(watched),
+        *_samples(case, ranks, samples),
+        *_training(case, ranks, watched),
+        *_losses(samples),
+    )
 
 
 def _world(case: CaseSpec, watched: Sequence[Watched]) -> Iterator[str]:
@@ -143,7 +148,8 @@ def _steps(watched: Sequence[Watched]) -> Iterator[str]:
 def _samples(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
 ) -> Iterator[str]:
-    said, why = declared(case), counted(ranks, samples)
+    said = declared(case)
+    why = counted(ranks, samples)
     if why:
         if said is None:
             yield f"samples: {why}: say how many a step has on one rank, --samples-per-step N"

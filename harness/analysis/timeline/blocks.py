@@ -54,7 +54,8 @@ class Blocks:
             while chunk := handle.read(BLOCK_BYTES):
                 yield chunk
             return
-        member, inside = zlib.decompressobj(wbits=31), False
+        member = zlib.decompressobj(wbits=31)
+        inside = False
         while chunk := handle.read(max(1, BLOCK_BYTES // 8)):
             while chunk:
                 try:
@@ -62,7 +63,8 @@ class Blocks:
                 except zlib.error as error:
                     self.broken = f"the compressed file is damaged ({error})"
                     return
-                inside, chunk = not member.eof, member.unconsumed_tail or member.unused_data
+                inside = not member.eof
+                chunk = member.unconsumed_tail or member.unused_data
                 if member.eof:
                     member = zlib.decompressobj(wbits=31)
                 if text:

@@ -170,7 +170,8 @@ def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
     for r in ranks:
         if r.wait_free_ns is None:
             continue
-        by_clock, free = r.mean_ns(Term.WAIT), sum(r.wait_free_ns) / len(r.step_ns)
+        by_clock = r.mean_ns(Term.WAIT)
+        free = sum(r.wait_free_ns) / len(r.step_ns)
         step_ns = sum(r.step_ns) / len(r.step_ns)
         if abs(by_clock - free) > clock_ns + 0.05 * step_ns:
             out.append(
@@ -196,7 +197,8 @@ def _blame(
             low, high = windows[rank]
             if m is opening:  # that a capture begins later on one rank is nobody's waiting
                 low = max(low, op.start + max(0, windows[m.last][0] - low))
-            start, end = max(op.start, op.waited, low), min(op.end, m.last_start, high)
+            start = max(op.start, op.waited, low)
+            end = min(op.end, m.last_start, high)
             if rank != m.last and end > start:
                 spans.setdefault((m.last, rank), []).append((start, end))
     for (late, rank), pairs in spans.items():

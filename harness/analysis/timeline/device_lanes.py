@@ -124,8 +124,10 @@ def _gaps(
     idle = subtract(span, busy)
     following = np.searchsorted(trace.start[rows], idle[:, 1], side="left")
     has = following < len(rows)
-    idle, following = idle[has], following[has]
-    idle, following = idle[launched[following] != _NONE], following[launched[following] != _NONE]
+    idle = idle[has]
+    following = following[has]
+    idle = idle[launched[following] != _NONE]
+    following = following[launched[following] != _NONE]
     first, last = idle[:, 0], idle[:, 1]
     begins = np.clip(launched[following], first, last)
     over = np.clip(returned[following] + _BEGINS_NS, begins, last)

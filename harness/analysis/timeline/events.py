@@ -21,12 +21,33 @@ from harness.analysis.timeline.blocks import BORDER
 INT64 = (1 << 63) - 1
 #: Kinds of events that are understood, or are known to take no time of a device.
 Kind = Literal[
-    "cpu_op", "user_annotation", "gpu_user_annotation", "kernel", "gpu_memcpy", "gpu_memset",
-    "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver", "cuda_sync",
-    "cuda_event", "overhead", "cpu_instant_event", "external_correlation", "cuda_profiler_range",
-    "gpu_pm_counter", "privateuse1_runtime", "privateuse1_driver", "",
-    "python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g",
-]  # fmt: skip
+    "cpu_op",
+    "user_annotation",
+    "gpu_user_annotation",
+    "kernel",
+    "gpu_memcpy",
+    "gpu_memset",
+    "cuda_runtime",
+    "cuda_driver",
+    "hip_runtime",
+    "xpu_runtime",
+    "xpu_driver",
+    "cuda_sync",
+    "cuda_event",
+    "overhead",
+    "cpu_instant_event",
+    "external_correlation",
+    "cuda_profiler_range",
+    "gpu_pm_counter",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+    "",
+    "python_function",
+    "Trace",
+    "fwdbwd",
+    "async_cpu_to_gpu",
+    "ac2g",
+]
 #: Python frames and graph nodes: up to nine tenths of a trace with stacks, none of it timed here.
 DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g"})
 _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:)', re.S)
@@ -40,13 +61,25 @@ class Ties(msgspec.Struct, frozen=True, gc=False, rename={"collective": "Collect
     collective: str = ""
 
 
-class Args(msgspec.Struct, frozen=True, gc=False, rename={
-    "collective": "Collective name", "nelems": "In msg nelems",
-    "group": "Process Group Name", "ranks": "Process Group Ranks", "size": "Group size",
-    "seq": "Seq", "dtype": "dtype", "types": "Input type",
-    "source": "Src Rank", "target": "Dst Rank", "dims": "Input Dims",
-    "inputs": "Concrete Inputs",
-}):  # fmt: skip
+class Args(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename={
+        "collective": "Collective name",
+        "nelems": "In msg nelems",
+        "group": "Process Group Name",
+        "ranks": "Process Group Ranks",
+        "size": "Group size",
+        "seq": "Seq",
+        "dtype": "dtype",
+        "types": "Input type",
+        "source": "Src Rank",
+        "target": "Dst Rank",
+        "dims": "Input Dims",
+        "inputs": "Concrete Inputs",
+    },
+):
     """What an event may carry beside its times; everything optional.
 
     Nothing here is a view of the text: a trace keeps some of these, and would keep its blocks.
@@ -66,9 +99,15 @@ class Args(msgspec.Struct, frozen=True, gc=False, rename={
     types: Any = None
 
 
-class Memory(msgspec.Struct, frozen=True, gc=False, rename={
-    "allocated": "Total Allocated", "kind": "Device Type",
-}):  # fmt: skip
+class MemoryEvents(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename={
+        "allocated": "Total Allocated",
+        "kind": "Device Type",
+    },
+):
     """What is allocated after an allocation, on a kind of device."""
 
     allocated: int = -1
@@ -76,7 +115,7 @@ class Memory(msgspec.Struct, frozen=True, gc=False, rename={
 
 
 NO_ARGS = msgspec.Raw(b"{}")
-_T = TypeVar("_T", Ties, Args, Memory)
+_T = TypeVar("_T", Ties, Args, MemoryEvents)
 
 
 class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
@@ -117,7 +156,7 @@ def _decoder(*kinds: Any) -> Any:
 
 
 _usual, _any = _decoder(_Usual, Instant, *_OTHERS), _decoder(Event, Instant, *_OTHERS)
-_of = {of: _decoder(of) for of in (Ties, Args, Memory)}
+_of = {of: _decoder(of) for of in (Ties, Args, MemoryEvents)}
 
 
 class Found(NamedTuple):

@@ -145,7 +145,8 @@ def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) ->
         peers[kind].append(int(peer))
     groups = _groups(trace)
     for row in np.flatnonzero(gloo).tolist():
-        kind, args = trace.names[trace.name[row]].removeprefix("gloo:"), trace.extra.get(row)
+        kind = trace.names[trace.name[row]].removeprefix("gloo:")
+        args = trace.extra.get(row)
         yield Op(
             start=int(trace.start[row]),
             end=int(trace.end[row]),

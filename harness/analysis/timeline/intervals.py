@@ -18,11 +18,13 @@ EMPTY: Intervals = np.empty((0, 2), dtype=np.int64)
 def union(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
     """The instants that any of these intervals covers; they may overlap and be empty."""
     full = ends > starts
-    starts, ends = starts[full], ends[full]
+    starts = starts[full]
+    ends = ends[full]
     if not len(starts):
         return EMPTY
     order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    starts = starts[order]
+    ends = np.maximum.accumulate(ends[order])
     first = np.concatenate(([True], starts[1:] > ends[:-1]))
     last = np.concatenate((first[1:], [True]))
     return np.stack([starts[first], ends[last]], axis=1)
@@ -57,7 +59,8 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     """The instants of ``a`` that are not in ``b``."""
     if not len(a) or not len(b):
         return a
-    low, high = min(a[0, 0], b[0, 0]), max(a[-1, 1], b[-1, 1])
+    low = min(a[0, 0], b[0, 0])
+    high = max(a[-1, 1], b[-1, 1])
     edges = np.concatenate(([low], b.ravel(), [high]))
     gaps = edges.reshape(-1, 2)
     return intersect(a, gaps[gaps[:, 1] > gaps[:, 0]])

@@ -56,10 +56,11 @@ def host_steps(
     repeated = ", ".join(f"{name} ({times}x)" for name, times in _repeated(trace))
     if step_name is not None:
         raise ScaleproofError(
-            f"no annotation is named {step_name!r}", where=trace.path,
+            f"no annotation is named {step_name!r}",
+            where=trace.path,
             expected=f"one of those that repeat: {repeated or 'there are none'}",
             fix="scaleproof timeline PATH --ranges",
-        )  # fmt: skip
+        )
     busiest = int(np.bincount(trace.thread).argmax())
     edges = np.array([trace.start.min(), trace.end.max()], dtype=np.int64)
     why = "no ProfilerStep in the trace: the whole trace counts as one step"

@@ -66,7 +66,8 @@ def match(ranks: Sequence[Lanes]) -> Matched:
             by_key.setdefault(_key(lane.rank, op), {}).setdefault(lane.rank, []).append(op)
     if size > len(ranks) and not _whole_groups(by_key):
         return Matched(refused=f"only {len(ranks)} of {size} traces were given")
-    meetings, lone = list[Meeting](), 0
+    meetings = list[Meeting]()
+    lone = 0
     for key, by_rank in by_key.items():
         first = next(iter(by_rank.values()))[0]
         if key[0] == "collective" and first.seq >= 0 and len(by_rank) < first.size:
@@ -81,7 +82,8 @@ def match(ranks: Sequence[Lanes]) -> Matched:
 
 def _unmatched(key: tuple[object, ...], by_rank: Mapping[int, Sequence[Op]], num_ranks: int) -> str:
     """Why the operations of one key are no meetings; empty if they are."""
-    collective, kind = key[0] == "collective", str(key[1])
+    collective = key[0] == "collective"
+    kind = str(key[1])
     if not collective and len(by_rank) != 2:
         return f"a {kind} has no matching peer operation in these traces"
     counts = {r: len(ops) for r, ops in by_rank.items()}

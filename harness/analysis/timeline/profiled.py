@@ -61,9 +61,10 @@ def budget_of(
     if budget.device == "cpu" and any(rank.device != "cpu" for rank in ranks):
         raise ScaleproofError(
             "its traces have no device activity: CUPTI is missing, or another tool holds it",
-            where=launch, expected="kernels in the traces", fix="end nsys and DCGM profiling, or"
-            " use --no-timeline",
-        )  # fmt: skip
+            where=launch,
+            expected="kernels in the traces",
+            fix="end nsys and DCGM profiling, or use --no-timeline",
+        )
     for trace, rank in zip(traces, budget.ranks, strict=True):
         seen = len(rank.step_ns) + (budget.device == "cuda")  # a device's first step is the anchor
         problem = trace.partial

@@ -23,7 +23,7 @@ from harness.analysis.timeline.events import (
     Event,
     Found,
     Kind,
-    Memory,
+    MemoryEvents,
     Ties,
     arguments,
     decode,
@@ -48,9 +48,13 @@ LATEST_BASE_NS = 1 << 62
 _BARE = frozenset({"cpu_op", "Operator", "user_annotation"})
 _COLUMNS = ("start", "end", "name", "cat", "thread", "correlation", "stream")
 _GROWN = {
-    "start": np.int64, "end": np.int64, "name": np.int32, "place": np.int32,
-    "correlation": np.int64, "stream": np.int64,
-}  # fmt: skip
+    "start": np.int64,
+    "end": np.int64,
+    "name": np.int32,
+    "place": np.int32,
+    "correlation": np.int64,
+    "stream": np.int64,
+}
 #: Names of what communicates: its arguments matter.
 _TALKS = ("c10d::", "gloo:")
 
@@ -166,19 +170,22 @@ class _Growing:
 
     def add(self, found: Found) -> None:
         if instants := [e for e in found.instants if abs(e.ts) < LATEST_US]:
-            memory = arguments([e.args for e in instants], Memory)
+            memory = arguments([e.args for e in instants], MemoryEvents)
             at = _ns(np.array([e.ts for e in instants]))
             sizes = _integers([m.allocated for m in memory])
             kinds = _integers([m.kind for m in memory])
             self.allocated.append(np.stack([at, sizes, kinds], axis=1)[sizes >= 0])
-        events, n = found.timed, len(found.timed)
+        events = found.timed
+        n = len(found.timed)
         ts = np.fromiter([e.ts for e in events], np.float64, n)
         dur = np.fromiter([e.dur for e in events], np.float64, n)
         timely = (np.abs(ts) < LATEST_US) & (dur >= 0) & (dur < LATEST_US)
         if not timely.all():
             events = list(compress(events, timely))
-            ts, dur = ts[timely], dur[timely]
-            self.untimely, n = self.untimely + n - len(events), len(events)
+            ts = ts[timely]
+            dur = dur[timely]
+            self.untimely = self.untimely + n - len(events)
+            n = len(events)
         if not n:
             return
         names, places = self.names, self.places
@@ -238,7 +245,9 @@ def _narrow(values: NDArray[np.int64]) -> NDArray[np.int32] | NDArray[np.int64]:
 
 def read(path: Path) -> Trace:
     """Read one trace, plain or gzipped; ScaleproofError if it is none."""
-    columns, skipped, blocks = _Growing(), 0, Blocks(path)
+    columns = _Growing()
+    skipped = 0
+    blocks = Blocks(path)
     enabled = gc.isenabled()
     gc.disable()  # else half of the time goes into looking for cycles that cannot be there
     try:
@@ -279,10 +288,11 @@ def _unknown(path: Path, columns: _Growing) -> list[str]:
         streams = np.frombuffer(columns.grown["stream"], dtype=np.int64)[rows]
         if _OTHER_DEVICES.search(kind) or (streams >= 0).any():
             raise ScaleproofError(
-                f"device events of kind {kind!r} are not understood", where=str(path),
+                f"device events of kind {kind!r} are not understood",
+                where=str(path),
                 expected="a trace of CPU, CUDA, ROCm or XPU",
                 fix="report the kind as an issue, with a trace of a few steps",
-            )  # fmt: skip
+            )
         out.append(f"events of kind {kind!r} are left out")
     return out
 
@@ -300,9 +310,11 @@ def _trace(
     base = max(0, _whole(meta.get("baseTimeNanoseconds")))
     if base > LATEST_BASE_NS:
         raise ScaleproofError(
-            f"baseTimeNanoseconds is {base}, which is no time", where=str(path),
-            expected="nanoseconds since 1970", fix="correct the header, or remove the field",
-        )  # fmt: skip
+            f"baseTimeNanoseconds is {base}, which is no time",
+            where=str(path),
+            expected="nanoseconds since 1970",
+            fix="correct the header, or remove the field",
+        )
     start, end = columns.whole("start"), columns.whole("end")
     np.negative(end, out=end)  # in place: here a large trace is at its largest
     order = np.lexsort((end, start))  # of two that start together, the one around comes first

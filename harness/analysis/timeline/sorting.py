@@ -23,8 +23,10 @@ def lanes(trace: Trace, rank: int | None = None, step_name: str | None = None) -
         lane = host_lanes(trace, known, step_name)
     if (lane.edges[1:] <= lane.edges[:-1]).any() or len(lane.edges) < 2:
         raise ScaleproofError(
-            "no step in this trace has a length", where=trace.path,
-            expected="steps that run something", fix="profile 3 steps and more, then try again",
-        )  # fmt: skip
+            "no step in this trace has a length",
+            where=trace.path,
+            expected="steps that run something",
+            fix="profile 3 steps and more, then try again",
+        )
     unsure = lane.unsure + ((trace.partial,) if trace.partial else ()) + trace.notes
     return replace(lane, unsure=unsure)

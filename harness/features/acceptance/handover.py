@@ -154,9 +154,12 @@ def _requirement(
     worst = evidence[0][1].status if evidence else None
     failed = worst in (Status.FAIL, Status.ERROR)
     return Requirement(
-        rule=rule, status=worst, evidence=tuple(evidence),
-        waived=failed and rule.waived(today), late=late,
-    )  # fmt: skip
+        rule=rule,
+        status=worst,
+        evidence=tuple(evidence),
+        waived=failed and rule.waived(today),
+        late=late,
+    )
 
 
 def of_no_system(run: RunRecord, verdict: Verdict) -> bool:
@@ -220,13 +223,20 @@ def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
 
 def _seal(run: RunRecord, folder: Path) -> Seal:
     verified = verify(run, folder)
-    wrong, made = list(verified.differences), signature.signed(folder)
+    wrong = list(verified.differences)
+    made = signature.signed(folder)
     if made is not None and (why := signature.holds(made, run.head)):
         wrong.append(why)
     if not run.head:
         wrong.append("the run is unchained: whether launches were left out cannot be said")
     return Seal(
-        run=run.run, folder=str(folder), started_at=run.started_at, complete=run.complete,
-        head=run.head, signer=made.key if made is not None else "",
-        num_launches=len(run.launches), differences=tuple(wrong), command=run.settings.argv,
-    )  # fmt: skip
+        run=run.run,
+        folder=str(folder),
+        started_at=run.started_at,
+        complete=run.complete,
+        head=run.head,
+        signer=made.key if made is not None else "",
+        num_launches=len(run.launches),
+        differences=tuple(wrong),
+        command=run.settings.argv,
+    )

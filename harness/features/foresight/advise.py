@@ -62,6 +62,9 @@ def advise(known: Posterior, target: Shape) -> Advice:
     affordable = np.where(cost <= cost[-1] * 1.001, after, np.inf)
     best = int(np.argmin(affordable))
     return Advice(
-        shape=sizes[best], before_sd=float(np.sqrt(before)), after_sd=float(np.sqrt(after[best])),
-        cost_s=float(cost[best]), doubling_sd=float(np.sqrt(after[-1])),
-    )  # fmt: skip
+        shape=sizes[best],
+        before_sd=float(np.sqrt(before)),
+        after_sd=float(np.sqrt(after[best])),
+        cost_s=float(cost[best]),
+        doubling_sd=float(np.sqrt(after[-1])),
+    )

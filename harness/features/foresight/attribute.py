@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from harness.features.foresight import terms
 from harness.features.foresight.infer import Posterior
 from harness.features.foresight.shapes import Shape
-from harness.features.foresight.terms import Term
+from harness.features.foresight.terms import ForeseenTerm
 
 Array = NDArray[np.float64]
 #: What takes less than this share limits nothing.
@@ -22,23 +22,25 @@ KNEE, LIKELY = 0.10, 0.2
 class Attribution:
     """``shares`` of the step sum to 1; ``lost`` sums to 1 - efficiency."""
 
-    limiter: Term
-    shares: Mapping[Term, float]
-    lost: Mapping[Term, float]
+    limiter: ForeseenTerm
+    shares: Mapping[ForeseenTerm, float]
+    lost: Mapping[ForeseenTerm, float]
 
 
-def limiter(shares: Mapping[Term, float], lost: Mapping[Term, float]) -> Term:
+def limiter(
+    shares: Mapping[ForeseenTerm, float], lost: Mapping[ForeseenTerm, float]
+) -> ForeseenTerm:
     """What took most of the efficiency; where little was lost, the largest overhead of the step.
 
     Compute where neither is more than LITTLE. Growth is none: it only says that something is not
     explained.
     """
-    causes = [t for t in Term if t not in (Term.COMPUTE, Term.GROWTH)]
+    causes = [t for t in ForeseenTerm if t not in (ForeseenTerm.COMPUTE, ForeseenTerm.GROWTH)]
     for of in (lost, shares) if sum(lost.values()) > LITTLE else (shares,):
         largest = max(causes, key=of.__getitem__)
         if of[largest] >= LITTLE:
             return largest
-    return Term.COMPUTE
+    return ForeseenTerm.COMPUTE
 
 
 def attribute(
@@ -52,7 +54,7 @@ def attribute(
     given = terms.seconds(known.facts([base, *shapes]), known.mode[None, :])
     total = np.array([base_s, *step_s])
     exact = {term: value[0] for term, value in given.items()}
-    exact[Term.GROWTH] = exact[Term.GROWTH] + total - sum(exact.values())
+    exact[ForeseenTerm.GROWTH] = exact[ForeseenTerm.GROWTH] + total - sum(exact.values())
     work = np.array([s.flops / s.ranks for s in (base, *shapes)])
     out = []
     for i in range(1, len(total)):
@@ -76,8 +78,8 @@ def unseen(known: Posterior, shape: Shape) -> bool:
     given = terms.seconds(facts, known.draws(200))
     total = sum(given.values())
     for exchange, nodes in (
-        (given[Term.TENSOR], facts.tensor_nodes),
-        (given[Term.BYTES] + given[Term.LATENCY], facts.data_nodes),
+        (given[ForeseenTerm.TENSOR], facts.tensor_nodes),
+        (given[ForeseenTerm.BYTES] + given[ForeseenTerm.LATENCY], facts.data_nodes),
     ):
         share = exchange / total
         crosses = nodes[-1] > nodes[:-1].max() == 0

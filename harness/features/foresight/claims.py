@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class ClaimedFigure:
     """A number as it is printed: it may be any value that is rounded to it."""
 
     text: str
@@ -25,7 +25,7 @@ class Figure:
         return (self.low + self.high) / 2
 
 
-class Column(StrEnum):
+class ClaimedColumn(StrEnum):
     RANKS = "ranks"
     TIME = "time"
     THROUGHPUT = "throughput"
@@ -35,40 +35,44 @@ class Column(StrEnum):
 
 
 #: What tables call them; units in brackets are taken off first.
-NAMES: Mapping[Column, str] = {
-    Column.RANKS: (
+NAMES: Mapping[ClaimedColumn, str] = {
+    ClaimedColumn.RANKS: (
         r"n|np|(num_?)?(gpus?|ranks?|devices?|workers?|accelerators?|chips?)|world(_?size)?"
     ),
-    Column.TIME: r"t|time.*|seconds?.*|s|ms|epoch.*|s/epoch|step.*|(s|ms) (an?|per) (epoch|step)",
-    Column.THROUGHPUT: r"throughput|rate|(samples|tokens|images|sequences)(/s.*| per second)",
-    Column.SPEEDUP: r"speed[ -]?up|x|scaling",
-    Column.EFFICIENCY: r"eff\.?|(scaling |parallel )?efficiency",
-    Column.COMMUNICATION: r"comm\.?|communication.*|(comm|communication) (share|overhead)",
+    ClaimedColumn.TIME: (
+        r"t|time.*|seconds?.*|s|ms|epoch.*|s/epoch|step.*|(s|ms) (an?|per) (epoch|step)"
+    ),
+    ClaimedColumn.THROUGHPUT: (
+        r"throughput|rate|(samples|tokens|images|sequences)(/s.*| per second)"
+    ),
+    ClaimedColumn.SPEEDUP: r"speed[ -]?up|x|scaling",
+    ClaimedColumn.EFFICIENCY: r"eff\.?|(scaling |parallel )?efficiency",
+    ClaimedColumn.COMMUNICATION: r"comm\.?|communication.*|(comm|communication) (share|overhead)",
 }
 
 
-class Status(StrEnum):
+class ClaimStatus(StrEnum):
     CONSISTENT = "consistent"
     INCONSISTENT = "inconsistent"
     UNCHECKABLE = "uncheckable"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ClaimFinding:
     """What was found of one row. ``why`` has a sentence for each figure that does not follow from
     the others, or says what is missing.
     """
 
     row: str
-    status: Status
+    status: ClaimStatus
     why: tuple[str, ...]
     checked: tuple[str, ...]
 
 
-Row = Mapping[Column, Figure]
+Row = Mapping[ClaimedColumn, ClaimedFigure]
 
 
-def column(name: str) -> Column | None:
+def column(name: str) -> ClaimedColumn | None:
     """Which column a heading names; None for others."""
     bare = re.sub(r"[\[(].*?[\])]", "", name).strip().lower().replace("_", " ").replace("  ", " ")
     for known, pattern in NAMES.items():
@@ -77,7 +81,7 @@ def column(name: str) -> Column | None:
     return None
 
 
-def figure(text: str, of: Column) -> Figure | None:
+def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
     """``1.95x``, ``97.6 %``, ``1,234``: the values that are printed like this. None for no number.
 
     Shares of one are read as shares; an efficiency above 1.5 is taken for percent.
@@ -87,24 +91,29 @@ def figure(text: str, of: Column) -> Figure | None:
         return None
     value = float(re.sub(r"[,']", "", match[0]))
     half = 0.5 * 10.0 ** (int(match[2] or 0) - len(match[1] or ""))
-    half = 0.0 if of is Column.RANKS else half
-    share = of in (Column.EFFICIENCY, Column.COMMUNICATION)
+    half = 0.0 if of is ClaimedColumn.RANKS else half
+    share = of in (ClaimedColumn.EFFICIENCY, ClaimedColumn.COMMUNICATION)
     scale = 0.01 if share and ("%" in text or value > 1.5) else 1.0
-    return Figure(text=text.strip(), low=(value - half) * scale, high=(value + half) * scale)
+    return ClaimedFigure(text=text.strip(), low=(value - half) * scale, high=(value + half) * scale)
 
 
-def audit(rows: Sequence[Row]) -> list[Finding]:
+def audit(rows: Sequence[Row]) -> list[ClaimFinding]:
     """Every row against the smallest one, and against itself."""
-    known = [row for row in rows if Column.RANKS in row]
-    base = min(known, key=lambda row: row[Column.RANKS].middle) if known else None
+    known = [row for row in rows if ClaimedColumn.RANKS in row]
+    base = min(known, key=lambda row: row[ClaimedColumn.RANKS].middle) if known else None
     return [_finding(row, base, number) for number, row in enumerate(rows, 1)]
 
 
-def _finding(row: Row, base: Row | None, number: int) -> Finding:
-    name = f"{row[Column.RANKS].text} ranks" if Column.RANKS in row else f"row {number}"
-    if base is None or Column.RANKS not in row:
-        return Finding(
-            row=name, status=Status.UNCHECKABLE, why=("the number of ranks is missing",), checked=()
+def _finding(row: Row, base: Row | None, number: int) -> ClaimFinding:
+    name = (
+        f"{row[ClaimedColumn.RANKS].text} ranks" if ClaimedColumn.RANKS in row else f"row {number}"
+    )
+    if base is None or ClaimedColumn.RANKS not in row:
+        return ClaimFinding(
+            row=name,
+            status=ClaimStatus.UNCHECKABLE,
+            why=("the number of ranks is missing",),
+            checked=(),
         )
     wrong, checked = [], []
     for what, stated, low, high, how in _follows(row, base):
@@ -115,26 +124,26 @@ def _finding(row: Row, base: Row | None, number: int) -> Finding:
             wrong.append(f"{what} {stated.text} is {100 * off:+.1f}% off: {how} gives {ends}")
     wrong += _hidden(row, base, checked)
     if wrong:
-        return Finding(
-            row=name, status=Status.INCONSISTENT, why=tuple(wrong), checked=tuple(checked)
+        return ClaimFinding(
+            row=name, status=ClaimStatus.INCONSISTENT, why=tuple(wrong), checked=tuple(checked)
         )
     if not checked:
         missing = _missing(row, base)
-        return Finding(row=name, status=Status.UNCHECKABLE, why=(missing,), checked=())
-    return Finding(row=name, status=Status.CONSISTENT, why=(), checked=tuple(checked))
+        return ClaimFinding(row=name, status=ClaimStatus.UNCHECKABLE, why=(missing,), checked=())
+    return ClaimFinding(row=name, status=ClaimStatus.CONSISTENT, why=(), checked=tuple(checked))
 
 
-def _follows(row: Row, base: Row) -> Iterator[tuple[str, Figure, float, float, str]]:
+def _follows(row: Row, base: Row) -> Iterator[tuple[str, ClaimedFigure, float, float, str]]:
     """(what, as stated, lowest and highest that the others allow, how) of each that follows."""
-    ratio = row[Column.RANKS].middle / base[Column.RANKS].middle
-    speedup = row.get(Column.SPEEDUP)
+    ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
+    speedup = row.get(ClaimedColumn.SPEEDUP)
     if row is base and speedup is not None:
         yield "speedup", speedup, 1.0, 1.0, "the smallest row over itself"
     measured = _measured(row, base)
     if speedup is not None and row is not base:
         for low, high, how in measured:
             yield "speedup", speedup, low, high, how
-    efficiency = row.get(Column.EFFICIENCY)
+    efficiency = row.get(ClaimedColumn.EFFICIENCY)
     if efficiency is None:
         return
     if speedup is not None:
@@ -147,24 +156,26 @@ def _follows(row: Row, base: Row) -> Iterator[tuple[str, Figure, float, float, s
 def _measured(row: Row, base: Row) -> list[tuple[float, float, str]]:
     """Speedups that times and throughputs give, with their rounding."""
     out = []
-    if Column.TIME in row and Column.TIME in base:
-        a, b = base[Column.TIME], row[Column.TIME]
+    if ClaimedColumn.TIME in row and ClaimedColumn.TIME in base:
+        a = base[ClaimedColumn.TIME]
+        b = row[ClaimedColumn.TIME]
         out.append((a.low / b.high, a.high / b.low, f"{a.text} / {b.text}"))
-    if Column.THROUGHPUT in row and Column.THROUGHPUT in base:
-        a, b = base[Column.THROUGHPUT], row[Column.THROUGHPUT]
+    if ClaimedColumn.THROUGHPUT in row and ClaimedColumn.THROUGHPUT in base:
+        a = base[ClaimedColumn.THROUGHPUT]
+        b = row[ClaimedColumn.THROUGHPUT]
         out.append((b.low / a.high, b.high / a.low, f"{b.text} / {a.text}"))
     return [(1.0, 1.0, how) for _, _, how in out] if row is base else out
 
 
 def _hidden(row: Row, base: Row, checked: list[str]) -> Iterator[str]:
     """Communication that takes a share of the step takes that share of the efficiency, at least."""
-    told = row.get(Column.COMMUNICATION)
-    ratio = row[Column.RANKS].middle / base[Column.RANKS].middle
+    told = row.get(ClaimedColumn.COMMUNICATION)
+    ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
     best = [(high / ratio, how) for _, high, how in _measured(row, base)]
-    if Column.SPEEDUP in row:
-        best.append((row[Column.SPEEDUP].high / ratio, "the speedup"))
-    if Column.EFFICIENCY in row:
-        best.append((row[Column.EFFICIENCY].high, "the efficiency"))
+    if ClaimedColumn.SPEEDUP in row:
+        best.append((row[ClaimedColumn.SPEEDUP].high / ratio, "the speedup"))
+    if ClaimedColumn.EFFICIENCY in row:
+        best.append((row[ClaimedColumn.EFFICIENCY].high, "the efficiency"))
     if told is None or not best or row is base:
         return
     checked.append("communication <= 1 - efficiency")
@@ -176,10 +187,11 @@ def _hidden(row: Row, base: Row, checked: list[str]) -> Iterator[str]:
 
 def unexplained(row: Row, base: Row) -> float | None:
     """The share of a row's ideal that its own times lose beyond its stated communication."""
-    told, measured = row.get(Column.COMMUNICATION), _measured(row, base)
+    told = row.get(ClaimedColumn.COMMUNICATION)
+    measured = _measured(row, base)
     if told is None or not measured or row is base:
         return None
-    ratio = row[Column.RANKS].middle / base[Column.RANKS].middle
+    ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
     low, high, _ = measured[0]
     return 1 - (low + high) / 2 / ratio - told.middle
 
@@ -187,7 +199,7 @@ def unexplained(row: Row, base: Row) -> float | None:
 def _missing(row: Row, base: Row) -> str:
     if row is base:
         return "the smallest row: others are checked against it"
-    has = {c for c in row if c is not Column.RANKS}
+    has = {c for c in row if c is not ClaimedColumn.RANKS}
     if not has:
         return "nothing but the number of ranks is stated"
     want = "a time or a throughput here and in the smallest row"

@@ -20,10 +20,10 @@ from harness.features.foresight.advise import advise
 from harness.features.foresight.infer import Posterior
 from harness.features.foresight.learned import Regime, learned
 from harness.features.foresight.physics import simulate
-from harness.features.foresight.physics.collectives import Fabric, Kind, nccl
+from harness.features.foresight.physics.collectives import CollectiveKind, Fabric, nccl
 from harness.features.foresight.predict import predict
-from harness.features.foresight.published.table import Table
-from harness.features.foresight.shapes import Kept, Model, Point, Shape
+from harness.features.foresight.published.table import PublishedTable
+from harness.features.foresight.shapes import KeptStates, Model, Point, Shape
 from harness.features.foresight.terms import BUCKET_BYTES
 
 Array = NDArray[np.float64]
@@ -35,7 +35,7 @@ STEPS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class MadeUpWorld:
     """What nobody is told, and the two things that everybody knows: the shape and the fabric."""
 
     shape: Shape
@@ -52,7 +52,7 @@ class World:
     shared_by: float
     growth: float  # of a step, for each doubling
 
-    def exchange(self, ranks: int, num_bytes: float, kind: Kind) -> float:
+    def exchange(self, ranks: int, num_bytes: float, kind: CollectiveKind) -> float:
         cost = nccl(kind, num_bytes, ranks, self.fabric.per_node, self.fabric)
         shared = self.shared_by if ranks >= self.shared_from else 1.0
         return self.latency * cost.latency_s + shared * cost.transfer_s / self.link
@@ -64,29 +64,34 @@ class World:
 
     def volume_s(self, shape: Shape) -> float:
         """Seconds that the links are busy in a step."""
-        num_bytes = (3 if shape.kept is Kept.ALL_CUT else 4) * (shape.model.params or 0.0)
-        return 2 * self.exchange(shape.ranks, num_bytes, Kind.ALL_GATHER)
+        num_bytes = (3 if shape.kept is KeptStates.ALL_CUT else 4) * (shape.model.params or 0.0)
+        return 2 * self.exchange(shape.ranks, num_bytes, CollectiveKind.ALL_GATHER)
 
     def quiet_s(self, shape: Shape) -> tuple[float, float]:
         """Seconds of a step without jitter, and those that the exchange adds to it."""
-        compute, params = self.work_s(shape.micro_batch), self.shape.model.params or 0.0
+        compute = self.work_s(shape.micro_batch)
+        params = self.shape.model.params or 0.0
         alone = self.host_s + compute
         if shape.ranks == 1:
             return alone, 0.0
         beside = min(1.0, self.volume_s(shape) / compute)
         slowed = compute * (1 + self.slowed + self.contended * beside)
-        forward, backward = slowed / 3, 2 * slowed / 3
-        if shape.kept is Kept.ALL_CUT:
+        forward = slowed / 3
+        backward = 2 * slowed / 3
+        if shape.kept is KeptStates.ALL_CUT:
             layers = self.shape.model.layers or 1
-            gather = self.exchange(shape.ranks, 2 * params / layers, Kind.ALL_GATHER)
-            scatter = self.exchange(shape.ranks, 2 * params / layers, Kind.REDUCE_SCATTER)
+            gather = self.exchange(shape.ranks, 2 * params / layers, CollectiveKind.ALL_GATHER)
+            scatter = self.exchange(shape.ranks, 2 * params / layers, CollectiveKind.REDUCE_SCATTER)
             played = simulate.gathered_s(
-                np.asarray(forward / layers), np.asarray(backward / layers),
-                np.asarray(gather), np.asarray(scatter), layers,
-            )  # fmt: skip
+                np.asarray(forward / layers),
+                np.asarray(backward / layers),
+                np.asarray(gather),
+                np.asarray(scatter),
+                layers,
+            )
         else:
             pieces = max(1, round(4 * params / BUCKET_BYTES))
-            cost = self.exchange(shape.ranks, 4 * params / pieces, Kind.ALL_REDUCE)
+            cost = self.exchange(shape.ranks, 4 * params / pieces, CollectiveKind.ALL_REDUCE)
             ready = [np.asarray(backward * (i + 1) / pieces) for i in range(pieces)]
             costs = [np.asarray(cost)] * pieces
             played = forward + simulate.buckets_s(ready, costs, np.asarray(backward))
@@ -110,7 +115,7 @@ class World:
         return self.quiet_s(shape)[0] + float(middle) * self.jitter_s
 
 
-def imagine(random: np.random.Generator) -> World:
+def imagine(random: np.random.Generator) -> MadeUpWorld:
     """A world from a wide range: models of 0.1 to 8 G parameters, links of 3 to 50 GB/s."""
 
     def about(median: float, spread: float) -> float:
@@ -119,7 +124,7 @@ def imagine(random: np.random.Generator) -> World:
     layers = int(random.choice([12, 24, 32]))
     params = float(np.exp(random.uniform(np.log(1e8), np.log(8e9))))
     model = Model(name="made up", params=params, layers=layers)
-    kept = Kept.WHOLE if params < 1e9 and random.uniform() < 0.6 else Kept.ALL_CUT
+    kept = KeptStates.WHOLE if params < 1e9 and random.uniform() < 0.6 else KeptStates.ALL_CUT
     fabric = Fabric(
         per_node=int(random.choice([2, 4])),
         intra_bytes_per_s=float(random.choice([60e9, 150e9, 300e9])),
@@ -128,18 +133,25 @@ def imagine(random: np.random.Generator) -> World:
     shape = Shape(
         ranks=1, micro_batch=float(random.choice([2, 4, 8, 16])), seq=2048, kept=kept, model=model
     )
-    return World(
-        shape=shape, fabric=fabric, flops_per_s=about(1.5e14, 0.3), link=min(1.0, about(0.75, 0.2)),
-        latency=about(1.3, 0.4), slowed=float(random.uniform(0.0, 0.04)),
+    return MadeUpWorld(
+        shape=shape,
+        fabric=fabric,
+        flops_per_s=about(1.5e14, 0.3),
+        link=min(1.0, about(0.75, 0.2)),
+        latency=about(1.3, 0.4),
+        slowed=float(random.uniform(0.0, 0.04)),
         contended=float(random.uniform(0.0, 0.1)),
-        host_s=about(0.010, 0.7), jitter_s=about(0.008, 0.7), tail=float(random.uniform(3.0, 8.0)),
+        host_s=about(0.010, 0.7),
+        jitter_s=about(0.008, 0.7),
+        tail=float(random.uniform(3.0, 8.0)),
         shared_from=int(random.choice([32, 128, 512, 4096, 4096])),
-        shared_by=float(random.uniform(1.0, 1.3)), growth=float(random.uniform(0.0, 0.012)),
-    )  # fmt: skip
+        shared_by=float(random.uniform(1.0, 1.3)),
+        growth=float(random.uniform(0.0, 0.012)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class LoopTrial:
     """Of one world: whether each truth was covered, and how wide ln(step time) was, in sds.
 
     ``knee`` and ``flagged`` are of the largest size. The two ``after`` are the width there once
@@ -155,7 +167,7 @@ class Trial:
     after_doubling: float | None = None
 
 
-def try_(world: World, random: np.random.Generator, advised: bool) -> Trial:
+def try_(world: MadeUpWorld, random: np.random.Generator, advised: bool) -> LoopTrial:
     """Measure a world at small sizes, foresee the large ones, and look."""
     shapes = [replace(world.shape, ranks=n) for n in MEASURED]
     taken = [world.measure(s, random) for s in shapes]
@@ -164,18 +176,19 @@ def try_(world: World, random: np.random.Generator, advised: bool) -> Trial:
         *(Point(shape=s, step_s=t, calibrates=True) for s, t in zip(shapes, taken, strict=True)),
         *(Point(shape=s, step_s=world.truth(s)) for s in targets),
     ]
-    table = Table(
+    table = PublishedTable(
         id="made up", family="made up", fabric=world.fabric, peak_flops=None, points=tuple(points)
     )
     seen = predict(table, learned()).predicted
     known = _known(world, shapes, taken)
     last = seen[-1]
-    trial = Trial(
+    trial = LoopTrial(
         covered=tuple(bool(one.covered) for one in seen),
         misses=tuple(one.efficiency - (one.measured or 0.0) for one in seen),
         width=float(infer.foresee(known, targets[-1:]).sd[0]),
-        knee=_has_knee(world, shapes, targets[-1]), flagged=last.regime is Regime.UNSEEN,
-    )  # fmt: skip
+        knee=_has_knee(world, shapes, targets[-1]),
+        flagged=last.regime is Regime.UNSEEN,
+    )
     if not advised:
         return trial
     best = advise(known, targets[-1]).shape
@@ -187,23 +200,23 @@ def try_(world: World, random: np.random.Generator, advised: bool) -> Trial:
     return replace(trial, after_advice=widths[0], after_doubling=widths[1])
 
 
-def _known(world: World, shapes: Sequence[Shape], taken: Sequence[float]) -> Posterior:
+def _known(world: MadeUpWorld, shapes: Sequence[Shape], taken: Sequence[float]) -> Posterior:
     beliefs = learned().beliefs
     return infer.calibrate(world.fabric, shapes, taken, [world.shape.model], beliefs=beliefs)
 
 
-def _has_knee(world: World, shapes: Sequence[Shape], target: Shape) -> bool:
+def _has_knee(world: MadeUpWorld, shapes: Sequence[Shape], target: Shape) -> bool:
     """Whether the exchange adds KNEE of a step there, and not a third of that share before."""
     shares = [added / total for total, added in map(world.quiet_s, [*shapes, target])]
     return shares[-1] > attribute.KNEE and shares[-1] > 3 * max(shares[:-1])
 
 
-def trials(num: int, seed: int = 20, advised: bool = False) -> list[Trial]:
+def trials(num: int, seed: int = 20, advised: bool = False) -> list[LoopTrial]:
     random = np.random.default_rng(seed)
     return [try_(imagine(random), random, advised) for _ in range(num)]
 
 
-def told(found: Sequence[Trial]) -> list[str]:
+def told(found: Sequence[LoopTrial]) -> list[str]:
     """The figures of many worlds, as lines."""
     covered = np.array([t.covered for t in found])
     misses = 100 * np.abs(np.array([t.misses for t in found]))

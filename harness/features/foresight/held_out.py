@@ -8,8 +8,8 @@ import numpy as np
 from harness.features.foresight.learned import learned
 from harness.features.foresight.physics.laws import Law
 from harness.features.foresight.predict import Predicted, Prediction, predict
-from harness.features.foresight.published.table import Table
-from harness.features.foresight.terms import Term
+from harness.features.foresight.published.table import PublishedTable
+from harness.features.foresight.terms import ForeseenTerm
 
 #: An efficiency that moves by less than this needs no prediction.
 MOVES = 0.05
@@ -62,7 +62,7 @@ class Evaluation:
     whole: Score | None
 
 
-def evaluate(tables: Sequence[Table]) -> Evaluation:
+def evaluate(tables: Sequence[PublishedTable]) -> Evaluation:
     predictions = [predict(table, learned(leaving_out=table.family)) for table in tables]
     by_family: dict[str, list[Prediction]] = {}
     for p in predictions:
@@ -84,8 +84,11 @@ def score(name: str, predictions: Sequence[Prediction]) -> Score | None:
     measured = [one.measured for _, one in counted if one.measured is not None]
     revealed = [told for p, one in counted if (told := _told_rightly(p.table, one)) is not None]
     return Score(
-        name=name, num=len(counted), mean=float(misses.mean()),
-        p90=float(np.quantile(misses, 0.9)), worst=float(misses.max()),
+        name=name,
+        num=len(counted),
+        mean=float(misses.mean()),
+        p90=float(np.quantile(misses, 0.9)),
+        worst=float(misses.max()),
         coverage=float(np.mean([one.covered for _, one in counted])),
         half_width=float(np.mean([(one.high - one.low) / 2 for _, one in counted])),
         moves=max(1.0, *measured) - min(1.0, *measured),
@@ -94,8 +97,9 @@ def score(name: str, predictions: Sequence[Prediction]) -> Score | None:
             law: float(np.mean([abs(o.baselines[law] - (o.measured or 0.0)) for _, o in counted]))
             for law in Law
         },
-        revealed=len(revealed), told=sum(revealed),
-    )  # fmt: skip
+        revealed=len(revealed),
+        told=sum(revealed),
+    )
 
 
 def judged(one: Predicted) -> bool:
@@ -103,15 +107,15 @@ def judged(one: Predicted) -> bool:
     return one.measured is not None and not one.implausible
 
 
-def _largest(table: Table) -> int:
+def _largest(table: PublishedTable) -> int:
     return max(p.shape.ranks for p in table.points if p.calibrates)
 
 
-def _told_rightly(table: Table, one: Predicted) -> bool | None:
+def _told_rightly(table: PublishedTable, one: Predicted) -> bool | None:
     """Whether the limiter is the one that a profile of the run shows; None without a profile."""
     bubble = next((p.bubble for p in table.points if p.shape == one.shape), None)
     if bubble is None:
         return None
     if bubble >= BUBBLE_LIMITS:
-        return one.limiter is Term.BUBBLE
-    return one.limiter is not Term.BUBBLE if bubble <= NO_BUBBLE else None
+        return one.limiter is ForeseenTerm.BUBBLE
+    return one.limiter is not ForeseenTerm.BUBBLE if bubble <= NO_BUBBLE else None

@@ -56,9 +56,15 @@ class Posterior:
 
 
 def calibrate(
-    fabric: Fabric, shapes: Sequence[Shape], step_s: Sequence[float], models: Sequence[Model],
-    *, beliefs: Mapping[Unknown, Belief] = PRIORS, hop: float = terms.HOP, walk: Walk = WALK,
-) -> Posterior:  # fmt: skip
+    fabric: Fabric,
+    shapes: Sequence[Shape],
+    step_s: Sequence[float],
+    models: Sequence[Model],
+    *,
+    beliefs: Mapping[Unknown, Belief] = PRIORS,
+    hop: float = terms.HOP,
+    walk: Walk = WALK,
+) -> Posterior:
     """The posterior given ``step_s`` seconds at ``shapes``; ``models``: also those of targets."""
     log_s = np.log(np.asarray(step_s, float))
     groups = [list(models).index(s.model) for s in shapes]
@@ -86,9 +92,15 @@ def calibrate(
     curve = found.jac.T @ found.jac
     root = np.linalg.cholesky(np.linalg.inv(curve))
     return Posterior(
-        fabric=fabric, models=tuple(models), shapes=tuple(shapes), log_s=log_s, mode=found.x,
-        root=root, hop=hop, walk=walk,
-    )  # fmt: skip
+        fabric=fabric,
+        models=tuple(models),
+        shapes=tuple(shapes),
+        log_s=log_s,
+        mode=found.x,
+        root=root,
+        hop=hop,
+        walk=walk,
+    )
 
 
 def _rate(given: Facts, mean: Array, log_s: Array) -> float:
@@ -100,7 +112,7 @@ def _rate(given: Facts, mean: Array, log_s: Array) -> float:
     parts = {
         term: float(value[0, 0]) for term, value in terms.seconds(given, mean[None, :]).items()
     }
-    compute_s = parts.pop(terms.Term.COMPUTE)
+    compute_s = parts.pop(terms.ForeseenTerm.COMPUTE)
     measured_s = float(np.exp(log_s[0]))
     return float(np.log(compute_s / max(measured_s - sum(parts.values()), measured_s / 2)))
 

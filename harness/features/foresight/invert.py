@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.features.foresight import terms
 from harness.features.foresight.infer import Posterior
-from harness.features.foresight.shapes import Kept, Shape
+from harness.features.foresight.shapes import KeptStates, Shape
 
 #: A knob is turned up to so many times of what it is.
 MOST = 64.0
@@ -44,19 +44,20 @@ def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> lis
     base_rate = base.rate(base_s)
 
     def reached(knob: Knob, times: float) -> float:
-        shape, fabric = target, known.fabric
+        shape = target
+        fabric = known.fabric
         if knob is Knob.BANDWIDTH:
             fabric = replace(fabric, inter_bytes_per_s=fabric.inter_bytes_per_s * times)
         elif knob is Knob.BATCH:
             shape = replace(target, micro_batch=target.micro_batch * times)
         elif knob is Knob.SHARDS:
-            shape = replace(target, kept=Kept.NODE_CUT, sent=())
+            shape = replace(target, kept=KeptStates.NODE_CUT, sent=())
         else:
             shape = replace(target, micros=max(1, round(target.micros * times)))
         (step_s,) = terms.step_s(known.facts([shape], fabric), known.mode[None, :])[0]
         return shape.rate(step_s) / base_rate
 
-    spread = target.kept is Kept.ALL_CUT and target.replicas > known.fabric.per_node
+    spread = target.kept is KeptStates.ALL_CUT and target.replicas > known.fabric.per_node
     knobs = [k for k in Knob if k is not Knob.SHARDS or spread]
     return [_held(knob, partial(reached, knob), efficiency) for knob in knobs]
 
@@ -74,7 +75,8 @@ def least(reached: Callable[[float], float], wanted: float) -> float | None:
         return None
     if reached(1.0) >= wanted:
         return 1.0
-    low, high = 0.0, float(np.log(MOST))
+    low = 0.0
+    high = float(np.log(MOST))
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if reached(np.exp(middle)) >= wanted else (middle, high)
@@ -86,7 +88,7 @@ class Knee:
     """From ``ranks`` on ``term`` takes most of what is no compute; before that, another one did."""
 
     ranks: int
-    term: terms.Term
+    term: terms.ForeseenTerm
 
 
 def knee(known: Posterior, target: Shape, most_ranks: int = 65536) -> Knee | None:
@@ -102,7 +104,7 @@ def knee(known: Posterior, target: Shape, most_ranks: int = 65536) -> Knee | Non
         return None
     shapes = [replace(target, ranks=n) for n in sizes]
     shares = terms.seconds(known.facts(shapes), known.mode[None, :])
-    del shares[terms.Term.COMPUTE], shares[terms.Term.GROWTH]
+    del shares[terms.ForeseenTerm.COMPUTE], shares[terms.ForeseenTerm.GROWTH]
     largest = np.argmax([value[0] for value in shares.values()], axis=0)
     changed = np.flatnonzero(largest != largest[0])
     if not len(changed):

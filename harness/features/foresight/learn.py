@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.features.foresight.learned import LEARNED, UNTAUGHT
 from harness.features.foresight.predict import calibrate, departs, predict
-from harness.features.foresight.published.table import Table, read
+from harness.features.foresight.published.table import PublishedTable, read
 from harness.features.foresight.terms import UNKNOWNS
 
 #: Standard deviations in half of an interval that holds 80 % of a normal.
@@ -19,7 +19,7 @@ HALF_SDS = 1.2816
 PUBLISHED = Path("results/published/scaling.json")
 
 
-def teach(tables: Sequence[Table]) -> dict[str, Any]:
+def teach(tables: Sequence[PublishedTable]) -> dict[str, Any]:
     """Of one family: its unknowns when all points are known, and its misses when they were not."""
     fits = [_unknowns(t) for t in tables]
     squares: dict[str, list[float]] = defaultdict(list)
@@ -38,14 +38,14 @@ def teach(tables: Sequence[Table]) -> dict[str, Any]:
     }
 
 
-def _unknowns(table: Table) -> tuple[list[float], list[float]]:
+def _unknowns(table: PublishedTable) -> tuple[list[float], list[float]]:
     """Mode and standard deviation of each unknown given all points of a table."""
     points = [p for p in table.points if p.step_s and not departs(p, table.points)]
     known = calibrate(table, points, (), UNTAUGHT)
     return list(known.mode), list(np.sqrt((known.root**2).sum(axis=1)))
 
 
-def _squares(table: Table) -> list[tuple[str, float]]:
+def _squares(table: PublishedTable) -> list[tuple[str, float]]:
     """(regime, square of the miss in standard deviations) of each point that was predicted."""
     out = []
     for one in predict(table, UNTAUGHT).predicted:
@@ -58,10 +58,10 @@ def _squares(table: Table) -> list[tuple[str, float]]:
 
 
 def main(files: Sequence[str]) -> None:
-    families: dict[str, list[Table]] = defaultdict(list)
+    families: dict[str, list[PublishedTable]] = defaultdict(list)
     for file in files or [str(PUBLISHED)]:
         for table in read(Path(file)):
-            if isinstance(table, Table):
+            if isinstance(table, PublishedTable):
                 families[table.family].append(table)
     told = {family: teach(tables) for family, tables in families.items()}
     LEARNED.write_text(json.dumps(told, indent=1) + "\n")

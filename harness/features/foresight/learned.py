@@ -73,7 +73,8 @@ def _belief(unknown: Unknown, kept: Mapping[str, Any]) -> Belief:
     """
     prior = PRIORS[unknown]
     scatter = prior.spread**2 / 2
-    precision, total = 1 / scatter, float(np.log(prior.median)) / scatter
+    precision = 1 / scatter
+    total = float(np.log(prior.median)) / scatter
     for told in kept.values():
         value, sd = told["unknowns"][unknown.name]
         # What a family's fit says beyond the prior that it began with.
@@ -82,7 +83,8 @@ def _belief(unknown: Unknown, kept: Mapping[str, Any]) -> Belief:
             continue
         alone = (value / sd**2 - np.log(prior.median) / prior.spread**2) / gained
         weight = 1 / (1 / gained + scatter)
-        precision, total = precision + weight, total + weight * alone
+        precision = precision + weight
+        total = total + weight * alone
     return Belief(float(np.exp(total / precision)), float(np.sqrt(1 / precision + scatter)))
 
 

@@ -8,7 +8,7 @@ from harness.features.foresight.advise import Advice, advise
 from harness.features.foresight.invert import Held, Knee, hold, knee
 from harness.features.foresight.learned import learned
 from harness.features.foresight.predict import Predicted, base_of, calibrate, predict
-from harness.features.foresight.published.table import Table
+from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.shapes import Point, Shape
 
 
@@ -44,7 +44,7 @@ class Outlook:
         return not known or (self.memory_bytes or 0) <= (self.room_bytes or 0)
 
 
-def outlooks(table: Table, ranks: int, efficiency: float) -> list[Outlook]:
+def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlook]:
     """Of every model and configuration of a table that was calibrated.
 
     A size of the table that was not measured is taken as it stands. Else each gets what it had at
@@ -68,19 +68,25 @@ def outlooks(table: Table, ranks: int, efficiency: float) -> list[Outlook]:
         base = base_of(target.shape, own)
         out.append(
             Outlook(
-                table=table.id, predicted=one, hold=efficiency,
+                table=table.id,
+                predicted=one,
+                hold=efficiency,
                 held=hold(known, base.shape, target.shape, efficiency),
-                knee=knee(known, target.shape), advice=advise(known, target.shape),
-                device_hours=_device_hours(one), measured=_measured(base, own), path=path,
+                knee=knee(known, target.shape),
+                advice=advise(known, target.shape),
+                device_hours=_device_hours(one),
+                measured=_measured(base, own),
+                path=path,
             )
-        )  # fmt: skip
+        )
     return out
 
 
 def _measured(base: Point, calibrated: Sequence[Point]) -> dict[int, float]:
     """Efficiencies of the calibrated sizes, the best of each, against the base."""
     assert base.step_s is not None
-    unit, found = base.shape.rate(base.step_s), dict[int, float]()
+    unit = base.shape.rate(base.step_s)
+    found = dict[int, float]()
     for p in sorted(calibrated, key=lambda p: p.shape.ranks):
         if p.step_s and p.shape.model == base.shape.model:
             rate = p.shape.rate(p.step_s) / unit
@@ -91,8 +97,10 @@ def _measured(base: Point, calibrated: Sequence[Point]) -> dict[int, float]:
 def _between(largest: Shape, target: Shape, calibrated: Sequence[Point]) -> list[Shape]:
     """Doublings of the largest calibrated size, below the target, that are cut like both."""
     if (largest.tensor, largest.context, largest.stages) != (
-        target.tensor, target.context, target.stages,
-    ):  # fmt: skip
+        target.tensor,
+        target.context,
+        target.stages,
+    ):
         return []
     sizes = [largest.ranks << i for i in range(1, 24) if largest.ranks << i < target.ranks]
     return [_at(largest, n, [p.shape for p in calibrated]) for n in sizes]
@@ -119,10 +127,12 @@ def _at(shape: Shape, ranks: int, calibrated: Sequence[Shape]) -> Shape:
     if ranks % inner:
         raise SpecError(
             f"--to {ranks}: it is no multiple of tp x pp x cp = {inner}",
-            expected=f"a multiple of {inner}", fix=f"--to {inner * max(1, ranks // inner)}",
-        )  # fmt: skip
+            expected=f"a multiple of {inner}",
+            fix=f"--to {inner * max(1, ranks // inner)}",
+        )
     own = [s for s in calibrated if s.model == shape.model]
-    sizes, batches = {s.ranks for s in own}, {round(s.samples, 3) for s in own}
+    sizes = {s.ranks for s in own}
+    batches = {round(s.samples, 3) for s in own}
     if len(sizes) < 2 or len(batches) > 1:
         return replace(shape, ranks=ranks)
     of_replica = shape.samples * inner / ranks

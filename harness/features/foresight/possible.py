@@ -25,8 +25,8 @@ from harness.features.foresight.own.runs import shape_of
 from harness.features.foresight.own.stated import sent_by, stated
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.priors import Belief
-from harness.features.foresight.shapes import Kept, Shape
-from harness.features.foresight.terms import Term, Unknown
+from harness.features.foresight.shapes import KeptStates, Shape
+from harness.features.foresight.terms import ForeseenTerm, Unknown
 from harness.host.machine import Machine
 from harness.record import Described, ModelFacts
 
@@ -56,7 +56,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class FabricSite:
     """Where the rules are to be met: a machine, links, and a device's peak FLOP/s at a dtype."""
 
     machine: Machine
@@ -85,14 +85,17 @@ class Possibility:
     high: float
     chance: Chance
     fits: bool
-    limiter: Term
+    limiter: ForeseenTerm
     times: float | None
 
 
 def possibilities(
-    plan: Plan, described: Mapping[str, Described], thresholds: Sequence[Threshold], site: Site,
+    plan: Plan,
+    described: Mapping[str, Described],
+    thresholds: Sequence[Threshold],
+    site: FabricSite,
     known: Catalogue,
-) -> Iterator[Possibility | LeftOut]:  # fmt: skip
+) -> Iterator[Possibility | LeftOut]:
     """Of every rule of a plan that asks for speed."""
     for contrast in plan.contrasts:
         case = plan.arm(contrast.subject).case
@@ -117,12 +120,12 @@ def possibilities(
 def _shape(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
     shape = shape_of(case, described, known)
     inner = shape.tensor * shape.context * shape.stages
-    if inner > 1 or shape.kept is Kept.NODE_CUT:
+    if inner > 1 or shape.kept is KeptStates.NODE_CUT:
         return shape
     return replace(shape, sent=sent_by({case.world_size: stated(described)}))
 
 
-def _draws(case: CaseSpec, facts: ModelFacts | None, base: Shape, site: Site) -> Array:
+def _draws(case: CaseSpec, facts: ModelFacts | None, base: Shape, site: FabricSite) -> Array:
     """Everything that is not known, as other ladders have shown it: (draws, unknowns).
 
     ValueError where neither FLOPs nor the device's peak are known.
@@ -140,16 +143,23 @@ def _draws(case: CaseSpec, facts: ModelFacts | None, base: Shape, site: Site) ->
 
 
 def _possibility(
-    contrast: Contrast, case: CaseSpec, rule: Threshold, pair: Sequence[Shape], draws: Array,
-    fabric: Fabric, *, fits: bool,
-) -> Possibility:  # fmt: skip
+    contrast: Contrast,
+    case: CaseSpec,
+    rule: Threshold,
+    pair: Sequence[Shape],
+    draws: Array,
+    fabric: Fabric,
+    *,
+    fits: bool,
+) -> Possibility:
     bound, base, target = rule.at_least or 0.0, *pair
 
     def figures(times: float) -> Array:
         faster = replace(
-            fabric, intra_bytes_per_s=fabric.intra_bytes_per_s * times,
+            fabric,
+            intra_bytes_per_s=fabric.intra_bytes_per_s * times,
             inter_bytes_per_s=fabric.inter_bytes_per_s * times,
-        )  # fmt: skip
+        )
         step_s = terms.step_s(terms.facts(pair, (0, 0), faster, base.ranks), draws)
         rates = [s.flops / s.ranks / step_s[:, i] for i, s in enumerate(pair)]
         efficiency: Array = rates[1] / rates[0]
@@ -161,15 +171,23 @@ def _possibility(
     if best < bound or not fits:
         chance = Chance.NO
     return Possibility(
-        rule=rule.name, case=case.id, world=case.world, metric=contrast.metric,
+        rule=rule.name,
+        case=case.id,
+        world=case.world,
+        metric=contrast.metric,
         against=contrast.against,
-        bound=bound, middle=float(middle), low=float(low), high=float(high), chance=chance,
-        fits=fits, limiter=_limits(pair, draws, fabric),
+        bound=bound,
+        middle=float(middle),
+        low=float(low),
+        high=float(high),
+        chance=chance,
+        fits=fits,
+        limiter=_limits(pair, draws, fabric),
         times=least(lambda times: float(np.median(figures(times))), bound),
-    )  # fmt: skip
+    )
 
 
-def _limits(pair: Sequence[Shape], draws: Array, fabric: Fabric) -> Term:
+def _limits(pair: Sequence[Shape], draws: Array, fabric: Fabric) -> ForeseenTerm:
     """The term that takes most of the efficiency, at the middle of what may be."""
     given = terms.facts(pair, (0, 0), fabric, pair[0].ranks)
     parts = {t: v[0] for t, v in terms.seconds(given, np.median(draws, axis=0)[None, :]).items()}

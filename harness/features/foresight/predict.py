@@ -12,13 +12,14 @@ from harness.features.foresight.infer import Foreseen, Posterior
 from harness.features.foresight.learned import Learned, Regime
 from harness.features.foresight.physics import simulate
 from harness.features.foresight.physics.laws import Law, extrapolate
-from harness.features.foresight.published.table import Table
+from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.shapes import Model, Point, Shape
-from harness.features.foresight.terms import Term
+from harness.features.foresight.terms import ForeseenTerm
 
 Array = NDArray[np.float64]
 #: The share of truths that an interval is to hold, and its two quantiles.
-LEVEL, QUANTILES = 0.8, (0.1, 0.9)
+LEVEL = 0.8
+QUANTILES = (0.1, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +36,9 @@ class Predicted:
     low: float
     high: float
     regime: Regime
-    limiter: Term
-    shares: Mapping[Term, float]
-    lost: Mapping[Term, float]
+    limiter: ForeseenTerm
+    shares: Mapping[ForeseenTerm, float]
+    lost: Mapping[ForeseenTerm, float]
     baselines: Mapping[Law, float]
     measured: float | None = None
     measured_s: float | None = None
@@ -66,13 +67,13 @@ class NotPredicted:
 class Prediction:
     """Everything that is foreseen of a table."""
 
-    table: Table
+    table: PublishedTable
     taught_by: tuple[str, ...]
     predicted: tuple[Predicted, ...]
     refused: tuple[NotPredicted, ...]
 
 
-def predict(table: Table, taught: Learned) -> Prediction:
+def predict(table: PublishedTable, taught: Learned) -> Prediction:
     """All points that the table does not calibrate on.
 
     Configurations are kept apart: software, precision or strategy that was not calibrated is
@@ -98,7 +99,7 @@ def predict(table: Table, taught: Learned) -> Prediction:
     )
 
 
-def _obstacle(point: Point, calibrated: Sequence[Point], table: Table) -> str:
+def _obstacle(point: Point, calibrated: Sequence[Point], table: PublishedTable) -> str:
     """Why nothing can be said of a point; empty where something can."""
     if not calibrated:
         known = {p.shape.configuration for p in table.points if p.calibrates}
@@ -113,7 +114,7 @@ def _obstacle(point: Point, calibrated: Sequence[Point], table: Table) -> str:
 
 
 def _of_configuration(
-    table: Table, calibrated: Sequence[Point], targets: Sequence[Point], taught: Learned
+    table: PublishedTable, calibrated: Sequence[Point], targets: Sequence[Point], taught: Learned
 ) -> list[Predicted]:
     known = calibrate(table, calibrated, targets, taught)
     shapes = [p.shape for p in targets]
@@ -131,27 +132,37 @@ def _of_configuration(
         base_rate = base.shape.rate(base.step_s)
         out.append(
             Predicted(
-                shape=point.shape, step_s=float(step_s[i]), regime=regime, limiter=of.limiter,
-                shares=of.shares, lost=of.lost,
+                shape=point.shape,
+                step_s=float(step_s[i]),
+                regime=regime,
+                limiter=of.limiter,
+                shares=of.shares,
+                lost=of.lost,
                 efficiency=point.shape.rate(float(step_s[i])) / base_rate,
-                low=point.shape.rate(high) / base_rate, high=point.shape.rate(low) / base_rate,
+                low=point.shape.rate(high) / base_rate,
+                high=point.shape.rate(low) / base_rate,
                 measured=point.shape.rate(point.step_s) / base_rate if point.step_s else None,
                 measured_s=point.step_s,
                 baselines=_baselines(point.shape, calibrated, base_rate),
                 implausible=departs(point, table.points),
             )
-        )  # fmt: skip
+        )
     return out
 
 
 def calibrate(
-    table: Table, calibrated: Sequence[Point], targets: Sequence[Point], taught: Learned
+    table: PublishedTable, calibrated: Sequence[Point], targets: Sequence[Point], taught: Learned
 ) -> Posterior:
     models: list[Model] = list(dict.fromkeys(p.shape.model for p in (*calibrated, *targets)))
     return infer.calibrate(
-        table.fabric, [p.shape for p in calibrated], [p.step_s for p in calibrated if p.step_s],
-        models, beliefs={**taught.beliefs, **table.beliefs}, hop=_hop(calibrated), walk=WALK,
-    )  # fmt: skip
+        table.fabric,
+        [p.shape for p in calibrated],
+        [p.step_s for p in calibrated if p.step_s],
+        models,
+        beliefs={**taught.beliefs, **table.beliefs},
+        hop=_hop(calibrated),
+        walk=WALK,
+    )
 
 
 def _hop(calibrated: Sequence[Point]) -> float:
@@ -213,12 +224,14 @@ def departs(point: Point, points: Sequence[Point]) -> bool:
         return False
     ladder = sorted(
         (
-            p for p in points
-            if p.step_s and replace(p.shape, ranks=1, micros=1, micro_batch=1.0)
+            p
+            for p in points
+            if p.step_s
+            and replace(p.shape, ranks=1, micros=1, micro_batch=1.0)
             == replace(point.shape, ranks=1, micros=1, micro_batch=1.0)
         ),
         key=lambda p: p.shape.ranks,
-    )  # fmt: skip
+    )
     at = next((i for i, p in enumerate(ladder) if p is point), 0)
     if not 0 < at < len(ladder) - 1:
         return False

@@ -6,11 +6,11 @@ from enum import StrEnum
 from math import sqrt
 from typing import Any
 
-from harness.features.foresight.physics.collectives import Kind
-from harness.features.foresight.physics.schedules import Schedule
+from harness.features.foresight.physics.collectives import CollectiveKind
+from harness.features.foresight.physics.schedules import PipelineSchedule
 
 
-class Kept(StrEnum):
+class KeptStates(StrEnum):
     """What the ranks of a data-parallel group hold of the model's state."""
 
     WHOLE = "whole"  # gradients are all-reduced
@@ -51,7 +51,7 @@ class Sent:
     collects of compressed gradients grows with the world. They go out in ``pieces``.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     num_bytes: float
     of_rank: float = 0.0
     pieces: int = 1
@@ -75,11 +75,11 @@ class Shape:
     context: int = 1
     stages: int = 1
     chunks: int = 1
-    schedule: Schedule = Schedule.ONE_EACH
+    schedule: PipelineSchedule = PipelineSchedule.ONE_EACH
     micros: int = 1
     micro_batch: float = 1.0
     seq: int = 2048
-    kept: Kept = Kept.WHOLE
+    kept: KeptStates = KeptStates.WHOLE
     sent: tuple[Sent, ...] = ()
     hides: bool = True
     cpu_s: float = 0.0

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.features.foresight.physics import simulate
-from harness.features.foresight.physics.collectives import FREE, Cost, Fabric, Kind, nccl
+from harness.features.foresight.physics.collectives import FREE, CollectiveKind, Cost, Fabric, nccl
 from harness.features.foresight.physics.schedules import Durations
 from harness.features.foresight.physics.stragglers import slowest_normal
-from harness.features.foresight.shapes import Kept, Shape
+from harness.features.foresight.shapes import KeptStates, Shape
 
 Array = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ HOP = 0.01
 STATE_BYTES, HBM_BYTES_PER_S = 28.0, 1.5e12
 
 
-class Term(StrEnum):
+class ForeseenTerm(StrEnum):
     """What a step's time goes to, in the words of a table."""
 
     COMPUTE = "compute"
@@ -116,10 +116,11 @@ _COLUMNS = tuple(Facts.__dataclass_fields__)[1:]
 
 
 def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> tuple[float, ...]:
-    tensor, data = _tensor_exchange(shape, fabric), data_exchange(shape, fabric)
+    tensor = _tensor_exchange(shape, fabric)
+    data = data_exchange(shape, fabric)
     inner = shape.tensor * shape.context * shape.stages
     params = (shape.model.params or 0.0) / (shape.tensor * shape.stages)
-    held = params if shape.kept is Kept.WHOLE else params / max(1.0, shape.replicas)
+    held = params if shape.kept is KeptStates.WHOLE else params / max(1.0, shape.replicas)
     units = simulate.units(
         shape.schedule, shape.stages, shape.micros, durations(shape, hop), shape.chunks
     )
@@ -151,9 +152,11 @@ def durations(shape: Shape, hop: float) -> Durations:
     longer = shape.seq / shape.model.hidden if shape.model.hidden else 0.0
     whole = 72 + 12 * longer
     return Durations(
-        forward=(24 + 4 * longer) / whole, backward=(24 + 8 * longer) / whole,
-        weights=24 / whole, hop=hop,
-    )  # fmt: skip
+        forward=(24 + 4 * longer) / whole,
+        backward=(24 + 8 * longer) / whole,
+        weights=24 / whole,
+        hop=hop,
+    )
 
 
 def _window(shape: Shape) -> float:
@@ -164,7 +167,7 @@ def _window(shape: Shape) -> float:
     """
     if not shape.hides:
         return 0.0
-    if shape.kept in (Kept.ALL_CUT, Kept.NODE_CUT):
+    if shape.kept in (KeptStates.ALL_CUT, KeptStates.NODE_CUT):
         return 1.0
     return 0.0 if shape.stages > 1 else 2 / 3 / shape.micros
 
@@ -175,7 +178,7 @@ def _tensor_exchange(shape: Shape, fabric: Fabric) -> Cost:
         return FREE
     layers, hidden = shape.model.layers or 32, shape.model.hidden or 4096
     num_bytes = 2 * shape.micro_batch * shape.seq / shape.context * hidden
-    one = nccl(Kind.ALL_REDUCE, num_bytes, shape.tensor, fabric.per_node, fabric)
+    one = nccl(CollectiveKind.ALL_REDUCE, num_bytes, shape.tensor, fabric.per_node, fabric)
     return one.times(4 * layers / shape.stages)
 
 
@@ -187,24 +190,24 @@ def data_exchange(shape: Shape, fabric: Fabric) -> Cost:
     if shape.sent:
         return _stated(shape, ranks, in_node, fabric)
 
-    def buckets(kind: Kind, num_bytes: float, group: int, near: int) -> Cost:
+    def buckets(kind: CollectiveKind, num_bytes: float, group: int, near: int) -> Cost:
         most = 4 * max(BUCKET_GRADIENTS, BUCKET_GRADIENTS_OF_RANK * group)
-        pieces = ceil(num_bytes / (BUCKET_BYTES if shape.kept is Kept.WHOLE else most))
+        pieces = ceil(num_bytes / (BUCKET_BYTES if shape.kept is KeptStates.WHOLE else most))
         return nccl(kind, num_bytes / pieces, group, near, fabric).times(pieces)
 
-    if shape.kept is Kept.WHOLE:
-        return buckets(Kind.ALL_REDUCE, 4 * params, ranks, in_node)
-    if shape.kept is Kept.OPTIMIZER_CUT:
-        scattered = buckets(Kind.REDUCE_SCATTER, 4 * params, ranks, in_node)
-        return scattered.plus(buckets(Kind.ALL_GATHER, 2 * params, ranks, in_node))
+    if shape.kept is KeptStates.WHOLE:
+        return buckets(CollectiveKind.ALL_REDUCE, 4 * params, ranks, in_node)
+    if shape.kept is KeptStates.OPTIMIZER_CUT:
+        scattered = buckets(CollectiveKind.REDUCE_SCATTER, 4 * params, ranks, in_node)
+        return scattered.plus(buckets(CollectiveKind.ALL_GATHER, 2 * params, ranks, in_node))
     layers = max(1, round((shape.model.layers or 32) / shape.stages))
-    group = ranks if shape.kept is Kept.ALL_CUT else min(ranks, in_node)
-    gathered = nccl(Kind.ALL_GATHER, 2 * params / layers, group, in_node, fabric).times(2)
-    scattered = nccl(Kind.REDUCE_SCATTER, 2 * params / layers, group, in_node, fabric)
+    group = ranks if shape.kept is KeptStates.ALL_CUT else min(ranks, in_node)
+    gathered = nccl(CollectiveKind.ALL_GATHER, 2 * params / layers, group, in_node, fabric).times(2)
+    scattered = nccl(CollectiveKind.REDUCE_SCATTER, 2 * params / layers, group, in_node, fabric)
     cost = gathered.plus(scattered).times(layers * shape.micros)
     if group == ranks:
         return cost
-    return cost.plus(buckets(Kind.ALL_REDUCE, 4 * params / group, ceil(ranks / group), 1))
+    return cost.plus(buckets(CollectiveKind.ALL_REDUCE, 4 * params / group, ceil(ranks / group), 1))
 
 
 def _stated(shape: Shape, ranks: int, in_node: int, fabric: Fabric) -> Cost:
@@ -215,7 +218,7 @@ def _stated(shape: Shape, ranks: int, in_node: int, fabric: Fabric) -> Cost:
     return cost
 
 
-def seconds(given: Facts, draws: Array) -> dict[Term, Array]:
+def seconds(given: Facts, draws: Array) -> dict[ForeseenTerm, Array]:
     """Seconds of each term: arrays of (draws, shapes).
 
     ``draws``: a row for each draw of (UNKNOWNS, then a model's own ln of its rate).
@@ -249,18 +252,18 @@ def seconds(given: Facts, draws: Array) -> dict[Term, Array]:
     # Others use the cores that a rank waits for while it idles anyway.
     queued = np.maximum(given.queued_s - bubble - shown, 0.0)
     out = {
-        Term.COMPUTE: compute,
-        Term.BUBBLE: bubble,
-        Term.TENSOR: given.micros * tensor,
-        Term.BYTES: shown * (1 - share),
-        Term.LATENCY: shown * share,
-        Term.HOST: np.exp(know[Unknown.HOST]) + given.optimizer_s + queued,
-        Term.WAITING: given.slowest
+        ForeseenTerm.COMPUTE: compute,
+        ForeseenTerm.BUBBLE: bubble,
+        ForeseenTerm.TENSOR: given.micros * tensor,
+        ForeseenTerm.BYTES: shown * (1 - share),
+        ForeseenTerm.LATENCY: shown * share,
+        ForeseenTerm.HOST: np.exp(know[Unknown.HOST]) + given.optimizer_s + queued,
+        ForeseenTerm.WAITING: given.slowest
         * (np.exp(know[Unknown.WAIT_S]) + np.exp(know[Unknown.WAIT_SHARE]) * compute),
     }
     # A step that grew twentyfold is no growth any more; it keeps the search for a fit finite.
     grown = np.expm1(np.minimum(np.exp(know[Unknown.GROWTH]) * given.doublings, 3.0))
-    return {**out, Term.GROWTH: sum(out.values()) * grown}
+    return {**out, ForeseenTerm.GROWTH: sum(out.values()) * grown}
 
 
 def _shown(exchange: Array, window: Array, compute: Array, know: dict[Unknown, Array]) -> Array:

@@ -50,7 +50,8 @@ def write(results: Path, nights: Sequence[Night]) -> dict[str, str]:
     commits = ledger.write(results / LEDGER, nights)
     folder = results / RESULTS
     _moved(results, commits)
-    known, wanted = _benchmarks(folder), _cases(nights)
+    known = _benchmarks(folder)
+    wanted = _cases(nights)
     entries = {benchmark(q): _entry(q, cases) for q, cases in wanted.items()}
     if any(known.get(name) != entry for name, entry in entries.items()):
         _write_json(folder / "benchmarks.json", {**known, **entries, "version": 2})
@@ -81,10 +82,16 @@ def _cases(nights: Sequence[Night]) -> dict[str, list[str]]:
 
 def _entry(quantity: str, cases: Sequence[str]) -> dict[str, Json]:
     return dict(
-        name=benchmark(quantity), type="track", unit=unit(quantity),
-        params=[[repr(c) for c in cases]], param_names=["case"], version=VERSION, timeout=60.0,
-        code=f"{quantity} of the night", pretty_name=quantity.replace("_", " "),
-    )  # fmt: skip
+        name=benchmark(quantity),
+        type="track",
+        unit=unit(quantity),
+        params=[[repr(c) for c in cases]],
+        param_names=["case"],
+        version=VERSION,
+        timeout=60.0,
+        code=f"{quantity} of the night",
+        pretty_name=quantity.replace("_", " "),
+    )
 
 
 def _file(folder: Path, name: str, commit: str) -> Path:
@@ -144,9 +151,13 @@ def _write(
         numbers = [shown(quantity, value) for value in of_case.values()]
         each = zip(of_case.values(), numbers, strict=True)
         result = runner.BenchmarkResult(
-            result=numbers, samples=[list(value.launches or [n]) for value, n in each],
-            number=[1] * len(numbers), errcode=0, stderr="", profile=None,
-        )  # fmt: skip
+            result=numbers,
+            samples=[list(value.launches or [n]) for value, n in each],
+            number=[1] * len(numbers),
+            errcode=0,
+            stderr="",
+            profile=None,
+        )
         stored.add_result(entry, result, record_samples=True)
         _ours(stored, quantity, list(of_case.values()))
     made = folder.with_name(".asv")  # apart, so that asv reads nothing torn

@@ -52,9 +52,11 @@ class Versions:
         if ended.returncode or not python.exists():
             said = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
             raise LaunchError(
-                f"version {name} cannot be installed: {said[-1]}", where=command,
-                expected=f"exit status 0 and {python}", fix=f"--skip {name}",
-            )  # fmt: skip
+                f"version {name} cannot be installed: {said[-1]}",
+                where=command,
+                expected=f"exit status 0 and {python}",
+                fix=f"--skip {name}",
+            )
         done.touch()
 
 
@@ -80,8 +82,9 @@ class Bisector:
             raise SpecError(
                 f"{names[-1]} is not slower or faster than {names[0]}, as far as"
                 f" {self._interleaver.blocks} blocks can tell",
-                expected="two versions that differ", fix="scaleproof history CASE",
-            )  # fmt: skip
+                expected="two versions that differ",
+                fix="scaleproof history CASE",
+            )
 
     def _line(self, number: int) -> str:
         mean, count = self.found.mean(number)
@@ -103,9 +106,11 @@ def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:
     if told.returncode or not commits:
         why = told.stderr.strip() or f"{bad} does not come after {good}"
         raise SpecError(
-            f"no commits between {good} and {bad}: {why}", where=str(repository),
-            expected="two commits of --repo, or --versions", fix="--versions 2.11.0,2.12.0,2.13.0",
-        )  # fmt: skip
+            f"no commits between {good} and {bad}: {why}",
+            where=str(repository),
+            expected="two commits of --repo, or --versions",
+            fix="--versions 2.11.0,2.12.0,2.13.0",
+        )
     words = [*git, "rev-parse", good]
     first = subprocess.run(words, capture_output=True, text=True, check=True)
     return (first.stdout.strip(), *commits)
@@ -116,13 +121,15 @@ def chosen(listed: Sequence[str], good: str, bad: str) -> tuple[str, ...]:
     for name in (good, bad):
         if name not in listed:
             raise SpecError(
-                f"{name!r} is not among the versions", expected=", ".join(listed),
+                f"{name!r} is not among the versions",
+                expected=", ".join(listed),
                 fix="--versions GOOD,...,BAD, oldest first",
-            )  # fmt: skip
+            )
     a, b = listed.index(good), listed.index(bad)
     if a >= b:
         raise SpecError(
-            f"{bad} does not come after {good}", expected="--versions, oldest first",
+            f"{bad} does not come after {good}",
+            expected="--versions, oldest first",
             fix=f"--good {bad} --bad {good}",
-        )  # fmt: skip
+        )
     return tuple(listed[a : b + 1])

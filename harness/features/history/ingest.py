@@ -45,11 +45,7 @@ def ingest(
             every = nights(results)
             commits = asv.write(results, every)
     named = {night.run: night for night in every}
-    return [
-        added
-        for run, new in fresh.items()
-        for added in _added(named[run], commits[run], new)
-    ]  # fmt: skip
+    return [added for run, new in fresh.items() for added in _added(named[run], commits[run], new)]
 
 
 def _from(results: Path, folder: Path) -> Path:
@@ -65,10 +61,8 @@ def _added(night: Night, commit: str, new: bool) -> list[Ingested]:
         if count := sum(map(len, values)):
             name = asv.machine(night, stand_in)
             out.append(
-                Ingested(
-                    run=night.run, commit=commit[:8], num_values=count, machine=name, new=new
-                )
-            )  # fmt: skip
+                Ingested(run=night.run, commit=commit[:8], num_values=count, machine=name, new=new)
+            )
     return out
 
 

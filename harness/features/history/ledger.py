@@ -26,14 +26,18 @@ _ROOT = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 def _git(ledger: Path, *arguments: str, text: str = "") -> str:
     done = subprocess.run(
         ["git", "--git-dir", str(ledger), *arguments],
-        input=text, capture_output=True, text=True, check=False,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C"},
-    )  # fmt: skip
+    )
     if done.returncode:
         raise RecordError(
-            f"git {arguments[0]} failed: {done.stderr.strip()}", where=str(ledger),
+            f"git {arguments[0]} failed: {done.stderr.strip()}",
+            where=str(ledger),
             fix=f"rm -r {ledger} && scaleproof ingest RUN: the nights rebuild the ledger",
-        )  # fmt: skip
+        )
     return done.stdout
 
 
@@ -116,7 +120,8 @@ def _aside(path: Path) -> None:
 
 def _import(path: Path, nights: Sequence[Night], parent: str | None) -> None:
     """Commits for these nights after ``parent``, in one transaction."""
-    stream, before = [], parent
+    stream = []
+    before = parent
     if parent is None:  # asv needs a commit to start from
         stream.append(_commit("ledger", _ROOT, {"run": "root"}, "", 1))
         before = ":1"

@@ -59,7 +59,7 @@ class Value:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptFigure:
     """What one night has of a case; ``error`` is why it has no figures."""
 
     hash: str
@@ -80,7 +80,7 @@ class Night:
     hardware: str
     subject: Mapping[str, str]
     fingerprint: Mapping[str, str]
-    cases: Mapping[str, Kept]
+    cases: Mapping[str, KeptFigure]
     machine: Mapping[str, str]
     folder: str = ""
 
@@ -118,9 +118,11 @@ def nights(results: Path) -> list[Night]:
             out.append(from_doc(Night, json.loads(path.read_text())))
         except ValueError as error:
             raise RecordError(
-                f"not a night: {error}", where=str(path), expected="a file that ingest wrote",
+                f"not a night: {error}",
+                where=str(path),
+                expected="a file that ingest wrote",
                 fix=f"rm {path} && scaleproof ingest RUN",
-            ) from None  # fmt: skip
+            ) from None
     return sorted(out, key=lambda night: (night.when, night.run))
 
 
@@ -128,7 +130,7 @@ def night_of(run: RunRecord, folder: Path) -> Night:
     """What the history keeps of a run. RecordError for one that no history may have."""
     _refuse(run, folder)
     gpu = f"{run.machine.num_gpus}x {run.machine.gpu}" if run.machine.gpu else "none"
-    cases: dict[str, Kept] = {}
+    cases: dict[str, KeptFigure] = {}
     for plan in run.plans:
         ladder = {p.case: p for p in points(run, plan)}
         for arm in plan.arms:
@@ -152,7 +154,8 @@ def night_of(run: RunRecord, folder: Path) -> Night:
 def _refuse(run: RunRecord, folder: Path) -> None:
     why = ""
     if not run.complete:
-        why, fix = "the run was interrupted", f"scaleproof run --resume {folder}"
+        why = "the run was interrupted"
+        fix = f"scaleproof run --resume {folder}"
     elif run.software.get("suite", "").endswith("-dirty"):
         why, fix = "the suites had changes that no commit has", "git commit, then measure again"
     elif not any(timed(run, p) and any(map(_own, p.arms)) for p in run.plans):
@@ -160,9 +163,11 @@ def _refuse(run: RunRecord, folder: Path) -> None:
         fix = "pytest suites/"
     if why:
         raise RecordError(
-            f"{why}: no history takes it", where=str(folder),
-            expected="a complete run of committed suites", fix=fix,
-        )  # fmt: skip
+            f"{why}: no history takes it",
+            where=str(folder),
+            expected="a complete run of committed suites",
+            fix=fix,
+        )
 
 
 def _own(arm: Arm) -> bool:
@@ -170,14 +175,14 @@ def _own(arm: Arm) -> bool:
     return arm.case.setup in ("", PINNED)
 
 
-def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> Kept | None:
+def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> KeptFigure | None:
     """A case's figures of one plan; None where it was not timed and nothing failed."""
     of_arm = [x for x in timed(run, plan, None) if x.arm == arm.name]
     stand_in = bool(run.stand_ins(arm.case))
     failed = [x for x in run.launches if x.case == arm.case.hash and not (x.usable or x.discarded)]
     if failed:
         wrong = [*failed[-1].wrong, obstacles.blame(failed[-1])]
-        return Kept(hash=arm.case.hash, stand_in=stand_in, error=wrong[0])
+        return KeptFigure(hash=arm.case.hash, stand_in=stand_in, error=wrong[0])
     if not of_arm:
         return None
     values = dict(_values(of_arm))
@@ -192,7 +197,7 @@ def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> K
         if contrast.subject == arm.name and contrast.against == PINNED:
             if ratios := pairs(run, plan, contrast).values:  # of throughput
                 values["step_time_to_control"] = _ratio([1 / r for r in ratios])
-    return Kept(hash=arm.case.hash, stand_in=stand_in, values=values)
+    return KeptFigure(hash=arm.case.hash, stand_in=stand_in, values=values)
 
 
 def _values(launches: Sequence[LaunchRecord]) -> Iterator[tuple[str, Value]]:
@@ -230,7 +235,7 @@ def _loss(point: ScalingPoint) -> Value:
     )
 
 
-def _merged(a: Kept | None, b: Kept) -> Kept:
+def _merged(a: KeptFigure | None, b: KeptFigure) -> KeptFigure:
     """One case of two plans: their launches together; an error of one is the case's."""
     if a is None or b.error:
         return b
@@ -240,7 +245,7 @@ def _merged(a: Kept | None, b: Kept) -> Kept:
     for name in {*a.values} & {*b.values}:
         if launches := (*a.values[name].launches, *b.values[name].launches):
             values[name] = _mean(launches)
-    return Kept(hash=a.hash, stand_in=a.stand_in, values=values)
+    return KeptFigure(hash=a.hash, stand_in=a.stand_in, values=values)
 
 
 def _short(value: float) -> float:

@@ -35,7 +35,8 @@ def main() -> None:
     random = np.random.default_rng(20)
     rows = {}
     for n in NIGHTS:
-        left, drawn = min(NUMBERS // n, 1_000_000), []
+        left = min(NUMBERS // n, 1_000_000)
+        drawn = []
         while left > 0:
             count = min(left, 2_000_000 // n)
             drawn.append(highest(n, count, random))

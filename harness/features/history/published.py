@@ -14,15 +14,22 @@ from harness.base import files
 from harness.base.documents import Json
 from harness.base.errors import RecordError
 from harness.features.history import asv
-from harness.features.history.trends import Status, Trend
+from harness.features.history.trends import Trend, TrendStatus
 
 HTML, OWN, THEIRS = "html", "regressions.json", "regressions-asv.json"
 #: Where asv finds the history of a results folder.
 CONF: Mapping[str, Json] = {
-    "version": 1, "project": "scaleproof", "repo": asv.LEDGER, "branches": ["main"], "dvcs": "git",
-    "environment_type": "existing", "results_dir": asv.RESULTS, "html_dir": HTML,
-    "show_commit_url": "history.html#", "regressions_thresholds": {".*": 0.01},
-}  # fmt: skip
+    "version": 1,
+    "project": "scaleproof",
+    "repo": asv.LEDGER,
+    "branches": ["main"],
+    "dvcs": "git",
+    "environment_type": "existing",
+    "results_dir": asv.RESULTS,
+    "html_dir": HTML,
+    "show_commit_url": "history.html#",
+    "regressions_thresholds": {".*": 0.01},
+}
 
 
 def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) -> Path:
@@ -34,14 +41,18 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
     files.write({conf: json.dumps(CONF, indent=1) + "\n"})
     done = subprocess.run(
         [sys.executable, "-m", "asv", "publish", "--config", conf.name],
-        cwd=results, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=results,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         said = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
         raise RecordError(
-            f"asv publish failed: {said[-1]}", where=str(results),
+            f"asv publish failed: {said[-1]}",
+            where=str(results),
             fix=f"cd {results} && asv publish --config {conf.name}",
-        )  # fmt: skip
+        )
     theirs = (html / OWN).read_text()
     index = json.loads((html / "index.json").read_text())
     ours = [_entry(html, index, trend, commits) for trend in trends]
@@ -55,18 +66,23 @@ def _entry(html: Path, index: Json, trend: Trend, commits: Mapping[str, str]) ->
     series, last = trend.series, trend.last
     name = asv.benchmark(series.quantity)
     graphs = sorted(html.glob(f"graphs/**/machine-{series.machine}/**/{name}.json"))
-    if trend.status is not Status.REGRESSED or last is None or not graphs:
+    if trend.status is not TrendStatus.REGRESSED or last is None or not graphs:
         return None
     cases = index["benchmarks"][name]["params"][0]
     revisions = {commit: int(n) for n, commit in index["revision_to_hash"].items()}
     before = sorted(v.value for v in series.values[: last.index])
     after = sorted(v.value for v in series.values[last.index :])
-    old, new = before[len(before) // 2], after[len(after) // 2]
+    old = before[len(before) // 2]
+    new = after[len(after) // 2]
     return [
-        f"{name}('{series.case}')", str(graphs[0].relative_to(html)), {},
-        cases.index(repr(series.case)), new, old,
+        f"{name}('{series.case}')",
+        str(graphs[0].relative_to(html)),
+        {},
+        cases.index(repr(series.case)),
+        new,
+        old,
         [[None, revisions[commits[last.run]], old, new]],
-    ]  # fmt: skip
+    ]
 
 
 def found_by_asv(results: Path) -> frozenset[tuple[str, str]] | None:

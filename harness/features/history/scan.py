@@ -88,7 +88,8 @@ def _cuts(x: np.ndarray, start: int, end: int, alpha: float) -> list[int]:
     too, at a sixteenth of ``alpha`` each.
     """
     third = (end - start) // 3
-    whole, parts = (start, end, alpha), ((start, end - third), (start + third, end))
+    whole = (start, end, alpha)
+    parts = ((start, end - third), (start + third, end))
     for a, b, limit in (whole, *((*part, alpha / 16) for part in parts)):
         if b - a < 2 * FEWEST:
             continue

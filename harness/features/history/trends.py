@@ -14,7 +14,7 @@ import numpy as np
 from harness.analysis.judging.fingerprint import between
 from harness.features.history import scan
 from harness.features.history.asv import machine
-from harness.features.history.night import QUANTITIES, Kept, Night, Quantity, Value
+from harness.features.history.night import QUANTITIES, KeptFigure, Night, Quantity, Value
 from harness.features.history.scan import Change, Size
 
 #: Of the changes that a night tells of, the share that may be false.
@@ -27,7 +27,7 @@ RECENT = 60
 AROUND = 2
 
 
-class Status(StrEnum):
+class TrendStatus(StrEnum):
     """What a series says of its newest nights; the worst first."""
 
     ERRORED = "errored"
@@ -40,7 +40,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class NightSeries:
     """One figure of one case on one machine. ``nights`` are those that can be compared with the
     newest, with a value each; ``unlike`` were measured under another fingerprint. ``latest`` is
     what the newest night has of the case.
@@ -53,7 +53,7 @@ class Series:
     values: tuple[Value, ...]
     unlike: tuple[str, ...]
     num_unlike: int
-    latest: Kept
+    latest: KeptFigure
 
     @property
     def kind(self) -> Quantity:
@@ -94,8 +94,8 @@ class Turn:
 class Trend:
     """A series, judged. ``turns`` are all its changes of level, oldest first."""
 
-    series: Series
-    status: Status
+    series: NightSeries
+    status: TrendStatus
     turns: tuple[Turn, ...] = ()
     why: str = ""
 
@@ -113,18 +113,19 @@ def trends(nights: Sequence[Night], case: str = "", quantity: str = "") -> list[
     judged = [_judged(series) for series in all_series(nights)]
     told = _explained(_controlled(judged))
     chosen = [t for t in told if case in t.series.case and quantity in ("", t.series.quantity)]
-    order = list(Status)
+    order = list(TrendStatus)
     return sorted(chosen, key=lambda t: (order.index(t.status), t.series.case))
 
 
-def all_series(nights: Sequence[Night]) -> Iterator[Series]:
+def all_series(nights: Sequence[Night]) -> Iterator[NightSeries]:
     """One for each machine, case and quantity of the nights."""
-    by_case: dict[tuple[str, str], list[tuple[Night, Kept]]] = {}
+    by_case: dict[tuple[str, str], list[tuple[Night, KeptFigure]]] = {}
     for night in nights:
         for case, kept in night.cases.items():
             by_case.setdefault((machine(night, kept.stand_in), case), []).append((night, kept))
     for (name, case), every in by_case.items():
-        latest, printed = every[-1][1], _print(*every[-1])
+        latest = every[-1][1]
+        printed = _print(*every[-1])
         alike = [(n, k) for n, k in every if _print(n, k) == printed]
         unlike = [(n, k) for n, k in every if _print(n, k) != printed]
         differs = between(_print(*unlike[-1]), printed) if unlike else []
@@ -132,14 +133,19 @@ def all_series(nights: Sequence[Night]) -> Iterator[Series]:
             with_it = [(n, k.values[quantity]) for n, k in alike if quantity in k.values]
             if not with_it and not (latest.error and quantity == "step_time"):
                 continue
-            yield Series(
-                machine=name, case=case, quantity=quantity, latest=latest,
-                nights=tuple(n for n, _ in with_it), values=tuple(v for _, v in with_it),
-                unlike=tuple(differs), num_unlike=len(unlike),
-            )  # fmt: skip
+            yield NightSeries(
+                machine=name,
+                case=case,
+                quantity=quantity,
+                latest=latest,
+                nights=tuple(n for n, _ in with_it),
+                values=tuple(v for _, v in with_it),
+                unlike=tuple(differs),
+                num_unlike=len(unlike),
+            )
 
 
-def _print(night: Night, kept: Kept) -> Mapping[str, str]:
+def _print(night: Night, kept: KeptFigure) -> Mapping[str, str]:
     """What must be alike: the run's fingerprint, and the case as it was defined.
 
     A night whose case failed has no figures, and breaks no series.
@@ -147,26 +153,29 @@ def _print(night: Night, kept: Kept) -> Mapping[str, str]:
     return {**night.fingerprint, "definition of the case": kept.hash}
 
 
-def _judged(series: Series) -> Trend:
+def _judged(series: NightSeries) -> Trend:
     if series.latest.error:
-        return Trend(series=series, status=Status.ERRORED, why=series.latest.error)
-    n, x = len(series.values), series.scaled
+        return Trend(series=series, status=TrendStatus.ERRORED, why=series.latest.error)
+    n = len(series.values)
+    x = series.scaled
     if n < scan.ENOUGH:
-        status, why = Status.INSUFFICIENT, f"{n} of {scan.ENOUGH} nights"
+        status = TrendStatus.INSUFFICIENT
+        why = f"{n} of {scan.ENOUGH} nights"
         if series.num_unlike:
-            status = Status.NOT_COMPARABLE
+            status = TrendStatus.NOT_COMPARABLE
             why += f" since {'; '.join(series.unlike)} ({series.num_unlike} nights before)"
         if scan.leap(x, math.log1p(LEAP)):
-            status, why = Status.SUSPICIOUS, _leapt(series)
+            status = TrendStatus.SUSPICIOUS
+            why = _leapt(series)
         return Trend(series=series, status=status, why=why)
     turns = _turns(series, scan.changes(x, _floor(series.kind)))
-    trend = Trend(series=series, status=Status.STABLE, turns=turns)
+    trend = Trend(series=series, status=TrendStatus.STABLE, turns=turns)
     last = trend.last
     if last is not None and not last.back and n - last.index <= RECENT:
-        status = Status.REGRESSED if last.size > 0 else Status.IMPROVED
+        status = TrendStatus.REGRESSED if last.size > 0 else TrendStatus.IMPROVED
         return replace(trend, status=status)
     if scan.leap(x, math.log1p(LEAP)):
-        return replace(trend, status=Status.SUSPICIOUS, why=_leapt(series))
+        return replace(trend, status=TrendStatus.SUSPICIOUS, why=_leapt(series))
     if last is not None:
         told = "back to its level before" if last.back else "as it has been since"
         return replace(trend, why=f"{told} {last.date}")
@@ -177,13 +186,13 @@ def _floor(kind: Quantity) -> float:
     return kind.floor if kind.points else math.log1p(kind.floor)
 
 
-def _leapt(series: Series) -> str:
+def _leapt(series: NightSeries) -> str:
     usual = float(np.median(series.scaled[-scan.ENOUGH - 1 : -1]))
     far = series.size(series.scaled[-1] - usual)
     return f"{shown_size(series.kind, far)} last night: one night decides nothing, measure again"
 
 
-def _turns(series: Series, changes: Sequence[Change]) -> tuple[Turn, ...]:
+def _turns(series: NightSeries, changes: Sequence[Change]) -> tuple[Turn, ...]:
     out: list[Turn] = []
     x = np.array(series.scaled)
     for i, change in enumerate(changes):
@@ -198,11 +207,18 @@ def _turns(series: Series, changes: Sequence[Change]) -> tuple[Turn, ...]:
         near = [c for j in around if j != at for c in changed(nights[j - 1], nights[j])]
         out.append(
             Turn(
-                run=nights[at].run, date=nights[at].started_at[:10], index=at, p=change.p,
-                size=series.size(size.by), low=series.size(size.low), high=series.size(size.high),
-                subject=tuple(changed(nights[at - 1], nights[at])), near=tuple(near), back=back,
+                run=nights[at].run,
+                date=nights[at].started_at[:10],
+                index=at,
+                p=change.p,
+                size=series.size(size.by),
+                low=series.size(size.low),
+                high=series.size(size.high),
+                subject=tuple(changed(nights[at - 1], nights[at])),
+                near=tuple(near),
+                back=back,
             )
-        )  # fmt: skip
+        )
     return tuple(out)
 
 
@@ -212,7 +228,8 @@ def _same(size: Size, floor: float) -> bool:
 
 def changed(before: Night, after: Night) -> list[str]:
     """What is not alike in what two nights measured: ``torch 2.13.0 -> 2.14.0``."""
-    a, b = before.subject, after.subject
+    a = before.subject
+    b = after.subject
     return [
         f"{name} {a.get(name, 'none')} -> {b.get(name, 'none')}"
         for name in sorted({*a, *b})
@@ -222,13 +239,13 @@ def changed(before: Night, after: Night) -> list[str]:
 
 def _controlled(judged: Sequence[Trend]) -> list[Trend]:
     """Alarms that would be one of many chances become suspicions."""
-    alarms = [t for t in judged if t.status in (Status.REGRESSED, Status.IMPROVED)]
+    alarms = [t for t in judged if t.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED)]
     family = sum(len(t.series.values) >= scan.ENOUGH for t in judged)
     ps = sorted(t.last.p for t in alarms if t.last is not None)
     limit = max((p for i, p in enumerate(ps, 1) if p <= FALSE_SHARE * i / family), default=-1.0)
     why = f"may be chance among {family} series"
     return [
-        replace(t, status=Status.SUSPICIOUS, why=why)
+        replace(t, status=TrendStatus.SUSPICIOUS, why=why)
         if t in alarms and t.last is not None and t.last.p > limit
         else t
         for t in judged
@@ -241,7 +258,7 @@ def _explained(judged: Sequence[Trend]) -> list[Trend]:
     out = []
     for trend in judged:
         series, last = trend.series, trend.last
-        if trend.status not in (Status.REGRESSED, Status.IMPROVED) or last is None:
+        if trend.status not in (TrendStatus.REGRESSED, TrendStatus.IMPROVED) or last is None:
             out.append(trend)
             continue
         control = by_key.get((series.machine, series.case, "step_time_to_control"))
@@ -249,11 +266,11 @@ def _explained(judged: Sequence[Trend]) -> list[Trend]:
     return out
 
 
-def _blame(series: Series, last: Turn, control: Trend | None) -> str:
+def _blame(series: NightSeries, last: Turn, control: Trend | None) -> str:
     if series.quantity == "step_time" and control is not None:
-        if control.status is Status.STABLE:
+        if control.status is TrendStatus.STABLE:
             return "the pinned control changed as much: the machine, not the software"
-        if control.status in (Status.REGRESSED, Status.IMPROVED):
+        if control.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED):
             why = "the pinned control did not change: the software"
             return f"{why}: {', '.join(last.subject)}" if last.subject else why
     if last.subject:

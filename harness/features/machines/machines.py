@@ -51,7 +51,7 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class MachineEntry:
     """One case on one side, None where it is not known.
 
     ``per_device`` in samples/s; ``ratio`` is of the metric over the first side's, with its 95 %
@@ -118,7 +118,7 @@ class HardwareComparison:
 
     metric: str
     sides: tuple[Side, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[MachineEntry, ...]
     totals: tuple[Total, ...]
     num_common: int
     means: tuple[Mean, ...]
@@ -135,13 +135,15 @@ def compare_hardware(
     if cases and all(cases):
         raise SpecError(
             "the runs have only stand-ins (paced, emulated), which say nothing about hardware",
-            expected="runs with real compute", fix="pytest suites/ -k 'not paced'",
-        )  # fmt: skip
+            expected="runs with real compute",
+            fix="pytest suites/ -k 'not paced'",
+        )
     if len(runs) > len(LETTERS):
         raise SpecError(
-            f"{len(runs)} runs at once", expected=f"{len(LETTERS)} at most: {LETTERS}",
+            f"{len(runs)} runs at once",
+            expected=f"{len(LETTERS)} at most: {LETTERS}",
             fix="scaleproof compare-hardware RUN_A RUN_B",
-        )  # fmt: skip
+        )
     first, *others = runs
     against = [side_by_side(first, run, metric, hardware=True) for run in (first, *others)]
     sides = [
@@ -155,7 +157,8 @@ def compare_hardware(
     refused = dict.fromkeys(text for c in against for text in c.not_compared)
     found = [_entries(s, run, r) for s, run, r in zip(sides, runs, rows, strict=True)]
     return HardwareComparison(
-        metric=metric, sides=tuple(sides),
+        metric=metric,
+        sides=tuple(sides),
         entries=tuple(e for k in every for of_side in found if (e := of_side.get(k)) is not None),
         totals=tuple(_totals(sides, runs)),
         num_common=len(common),
@@ -163,7 +166,7 @@ def compare_hardware(
         missing=tuple(_missing(every, rows, ran, sides)),
         not_compared=tuple(refused),
         differs=tuple(dict.fromkeys(_differing(sides, runs))),
-    )  # fmt: skip
+    )
 
 
 def names(count: int) -> list[str]:
@@ -183,17 +186,24 @@ def _padded(prices: Sequence[float | None], runs: Sequence[RunRecord]) -> list[f
 
 def _side(name: str, run: RunRecord, price: float | None) -> Side:
     found = ceilings(run)
-    matmul = {dtype: max(c.matmul_flops for c in found if c.dtype == dtype) for dtype in
-              sorted({c.dtype for c in found})}  # fmt: skip
+    matmul = {
+        dtype: max(c.matmul_flops for c in found if c.dtype == dtype)
+        for dtype in sorted({c.dtype for c in found})
+    }
     on_gpus = run.settings.device is Device.CUDA
     reduced = [s for s in swept(run.fabric) if s.operation == "all_reduce" and s.bus_bps()]
     return Side(
-        name=name, run=run.run, machine=run.machine, num_devices=sum(run.settings.nodes),
-        torch=run.software.get("torch", "n/a"), price=price, matmul_flops=matmul,
+        name=name,
+        run=run.run,
+        machine=run.machine,
+        num_devices=sum(run.settings.nodes),
+        torch=run.software.get("torch", "n/a"),
+        price=price,
+        matmul_flops=matmul,
         peak_flops=peaks(run.machine.gpu) if on_gpus else {},
         copy_bps=max((c.copy_bps for c in found), default=None),
         bus_bps=_largest_bus(reduced),
-    )  # fmt: skip
+    )
 
 
 def _largest_bus(reduced: Sequence[Swept]) -> float | None:
@@ -202,14 +212,15 @@ def _largest_bus(reduced: Sequence[Swept]) -> float | None:
     return median(worlds[-1].bus_bps()) if worlds else None
 
 
-def _entries(side: Side, run: RunRecord, rows: Mapping[str, Compared]) -> dict[str, Entry]:
-    out: dict[str, Entry] = {}
+def _entries(side: Side, run: RunRecord, rows: Mapping[str, Compared]) -> dict[str, MachineEntry]:
+    out: dict[str, MachineEntry] = {}
     lost = {r.arm.case.hash: r.losses.excess_ns for r in rungs(run) if not r.refused}
     for plan in run.plans:
         of_case = {p.case: p for p in points(run, plan)}
         for arm in plan.arms:
             key = key_of(arm.case, True)
-            compared, row = rows.get(key), arm_row(run, plan, arm)
+            compared = rows.get(key)
+            row = arm_row(run, plan, arm)
             if compared is None or compared.b is None or row.throughput is None or key in out:
                 continue
             terms = {t: float(e) for t, e in lost.get(arm.case.hash, {}).items()}
@@ -224,8 +235,9 @@ def _entry(
     compared: Compared,
     point: ScalingPoint | None,
     lost_ns: Mapping[Term, float],
-) -> Entry:
-    case, first = row.case, side.name == "A"
+) -> MachineEntry:
+    case = row.case
+    first = side.name == "A"
     facts = row.described.facts if row.described else None
     tokens = facts.tokens_per_sample if facts and facts.tokens_per_sample > 1 else None
     ceiling = side.matmul_flops.get(case.dtype)
@@ -233,21 +245,28 @@ def _entry(
     rate = row.throughput
     price = None if hour is None or not rate else hour / HOUR_S / rate * MILLION
     memory = _memory_bytes(side.machine, case)
-    return Entry(
-        side=side.name, case=case, throughput=rate,
+    return MachineEntry(
+        side=side.name,
+        case=case,
+        throughput=rate,
         per_device=None if rate is None else rate / case.world_size,
-        ratio=None if first else compared.ratio, low=None if first else compared.low,
-        high=None if first else compared.high, reading=None if first else compared.reading,
-        point=point, step_s=row.step_s, mfu=row.mfu,
+        ratio=None if first else compared.ratio,
+        low=None if first else compared.low,
+        high=None if first else compared.high,
+        reading=None if first else compared.reading,
+        point=point,
+        step_s=row.step_s,
+        mfu=row.mfu,
         attained=row.flops / ceiling if row.flops and ceiling else None,
         peak_bytes=row.peak_bytes,
         headroom=None if row.peak_bytes is None or memory is None else 1 - row.peak_bytes / memory,
         energy_j=row.energy_j,
         energy_token_j=row.energy_j / tokens if row.energy_j and tokens else None,
-        price=price, price_tokens=price / tokens if price and tokens else None,
+        price=price,
+        price_tokens=price / tokens if price and tokens else None,
         epoch_s=plan.epoch_samples / rate if plan.epoch_samples and rate else None,
         lost_ns=lost_ns,
-    )  # fmt: skip
+    )
 
 
 def _memory_bytes(machine: Machine, case: CaseSpec) -> float | None:
@@ -287,7 +306,7 @@ def _totals(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[Total]
                     ratio_alone=None
                     if before is None
                     else summed / (before.alone * before.devices),
-                )  # fmt: skip
+                )
             )
     for totals in seen.values():
         yield from totals

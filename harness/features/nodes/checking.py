@@ -19,8 +19,11 @@ def check_bits(
     plan = gated(case)
     Measurer(session).measure([plan])  # a training that is wrong has no bits worth comparing
     order = Order(
-        plan=plan, arm=plan.arms[0], purpose=Purpose.BITS, window=Window(steps=steps, cut=0),
+        plan=plan,
+        arm=plan.arms[0],
+        purpose=Purpose.BITS,
+        window=Window(steps=steps, cut=0),
         flip=flip,
-    )  # fmt: skip
+    )
     (launch,) = session.launch([order], moment(session, order, {}, []))
     return launch

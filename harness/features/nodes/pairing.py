@@ -37,7 +37,8 @@ class Pairer:
 
     def train(self, case: CaseSpec) -> Suspects:
         """Pairs train a case of two nodes; SpecError if it does not train right."""
-        session, plan = self._session, paired(case)
+        session = self._session
+        plan = paired(case)
         Measurer(session).measure([plan])
         gate = session.run.bare().gates.get(case.hash)
         if gate is None or not gate.usable:
@@ -45,8 +46,10 @@ class Pairer:
             why = gate.cause.message if gate is not None and gate.cause else ""
             raise SpecError(
                 why or described.unsupported or described.error or "its gate does not hold",
-                where=case.id, expected="a case that two nodes can train", fix="scaleproof list",
-            )  # fmt: skip
+                where=case.id,
+                expected="a case that two nodes can train",
+                fix="scaleproof list",
+            )
         at_once = together.side_by_side(session, plan)
         return self._rounds(case.id, lambda number, pairs: self._step(plan, number, pairs, at_once))
 
@@ -56,7 +59,8 @@ class Pairer:
 
     def _rounds(self, case: str, measure: Times) -> Suspects:
         """Rounds until nothing is left to find; what broke in the middle leaves those before."""
-        done, run = list[Paired](), self._session.run
+        done = list[Paired]()
+        run = self._session.run
         found = told.suspects(done, self._hosts, case)
         for number in range(self._most):
             seen = told.seen(done, self._hosts)
@@ -73,15 +77,20 @@ class Pairer:
     ) -> list[Paired]:
         """One training of each pair: the time of a mean step."""
         (arm,) = plan.arms
-        slots, out = _slots(pairs, at_once), list[Paired]()
+        slots = _slots(pairs, at_once)
+        out = list[Paired]()
         for slot in slots:
             orders = [
                 Order(
-                    plan=plan, arm=arm, purpose=Purpose.ROUND, window=plan.window, turn=number,
+                    plan=plan,
+                    arm=arm,
+                    purpose=Purpose.ROUND,
+                    window=plan.window,
+                    turn=number,
                     seat=Seat(pair, (0, 0) if len(slot) > 1 else ()),
                 )
                 for pair in slot
-            ]  # fmt: skip
+            ]
             now = moment(self._session, orders[0], {}, [])
             now = replace(now, launch=number + 1, num_launches=self._most)
             for pair, launch in zip(slot, self._session.launch(orders, now), strict=True):
@@ -99,7 +108,8 @@ class Pairer:
         self, knobs: Mapping[str, Json], number: int, pairs: Sequence[tuple[int, int]]
     ) -> list[Paired]:
         """One all-reduce of each pair."""
-        session, out = self._session, list[Paired]()
+        session = self._session
+        out = list[Paired]()
         session.run.seal()
         for slot in _slots(pairs, not self._site.emulated):
             cases = [
@@ -108,11 +118,20 @@ class Pairer:
             ]
             session.progress.show(
                 Moment(
-                    plan=f"{len(pairs)} pairs", number=1, num_plans=1, arm="",
-                    purpose=Purpose.ROUND, launch=number + 1, num_launches=self._most, step=0,
-                    num_steps=0, elapsed_s=session.run.elapsed_s, left_s=None, last="",
+                    plan=f"{len(pairs)} pairs",
+                    number=1,
+                    num_plans=1,
+                    arm="",
+                    purpose=Purpose.ROUND,
+                    launch=number + 1,
+                    num_launches=self._most,
+                    step=0,
+                    num_steps=0,
+                    elapsed_s=session.run.elapsed_s,
+                    left_s=None,
+                    last="",
                 )
-            )  # fmt: skip
+            )
             done = session.bench.sweep_together(cases, session.run.folder, slot, "all_reduce")
             for pair, rows in zip(slot, done, strict=True):
                 if isinstance(rows, LaunchError):

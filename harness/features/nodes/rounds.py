@@ -40,7 +40,7 @@ BESIDE = 8
 
 
 @dataclass(frozen=True)
-class Seen:
+class TimedPair:
     """Two nodes, by their numbers, and how long they took in one launch of a round."""
 
     a: int
@@ -54,7 +54,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedSlow:
     """What is slow: one node, or a link's two; slower by that share, with its e-value's log."""
 
     nodes: tuple[int, ...]
@@ -65,7 +65,7 @@ class Named:
 class Board:
     """Everything that was seen so far, and what follows from it."""
 
-    def __init__(self, seen: Sequence[Seen], num_nodes: int, least: float) -> None:
+    def __init__(self, seen: Sequence[TimedPair], num_nodes: int, least: float) -> None:
         self.num_nodes, self._seen, self._least = num_nodes, seen, least
         self.round = max((s.round for s in seen), default=-1) + 1
         self._ends = np.array([s.link for s in seen], dtype=int).reshape(-1, 2)
@@ -78,7 +78,7 @@ class Board:
                 self._of[node].append(i)
 
     @cached_property
-    def slow_nodes(self) -> list[Named]:
+    def slow_nodes(self) -> list[NamedSlow]:
         """Nodes that are slow, the surest first; what one did to its partners is not theirs.
 
         One that was sure after an earlier round stays so: evidence holds whenever one looks.
@@ -95,13 +95,13 @@ class Board:
             if suspects:
                 worst = max(suspects, key=lambda n: told[n][0])
                 log, slower = told[worst]
-                out.append(Named((worst,), math.expm1(slower), log))
+                out.append(NamedSlow((worst,), math.expm1(slower), log))
         return out
 
-    def _again(self, one: Named, earlier: "Board") -> Named:
+    def _again(self, one: NamedSlow, earlier: "Board") -> NamedSlow:
         """A node that was named, with all that is known of it by now."""
         log, slower = self.of_node(one.nodes[0], earlier.found - {*one.nodes})
-        return Named(one.nodes, math.expm1(slower), max(log, one.log_evidence))
+        return NamedSlow(one.nodes, math.expm1(slower), max(log, one.log_evidence))
 
     @cached_property
     def found(self) -> frozenset[int]:
@@ -109,15 +109,16 @@ class Board:
         return frozenset(n for one in self.slow_nodes for n in one.nodes)
 
     @cached_property
-    def slow_links(self) -> list[Named]:
+    def slow_links(self) -> list[NamedSlow]:
         """Links that were slow more than once, between nodes that are well with others."""
-        out, limit = [], math.log(max(1, len(self.times)) / ALPHA)
+        out = []
+        limit = math.log(max(1, len(self.times)) / ALPHA)
         for link in self._doubted:
             log, slower = self._of_link(link)
             others = min(self._num_others(node, link) for node in link)
             again = len(self.times[link]) > 1 and others >= min(2, self.num_nodes - 2)
             if again and self._sure(log, slower, limit):
-                out.append(Named(link, math.expm1(slower), log))
+                out.append(NamedSlow(link, math.expm1(slower), log))
         return sorted(out, key=lambda one: -one.log_evidence)
 
     @cached_property
@@ -125,10 +126,11 @@ class Board:
         """Links that may be slow: both their nodes are well without them."""
         told = {k: self._of_link(k)[0] for k in self.times if not {*k} & self.found}
         return {
-            link: log for link, log in told.items()
+            link: log
+            for link, log in told.items()
             if log > math.log(DOUBTED)
             and all(self.of_node(n, self.found, without=link)[0] < 0 for n in link)
-        }  # fmt: skip
+        }
 
     def _sure(self, log: float, slower: float, limit: float) -> bool:
         return log >= limit and math.expm1(slower) >= self._least
@@ -138,9 +140,10 @@ class Board:
         """Nodes that were slow each time: were they noise to each other, none would be named."""
         limit = ALWAYS * 1.4826 * float(np.median(np.abs(self._logs))) if len(self._logs) else 0.0
         return frozenset(
-            node for node, times in self._of.items()
+            node
+            for node, times in self._of.items()
             if len(times) > 1 and self._logs[times].min() > limit
-        )  # fmt: skip
+        )
 
     def open_links(self) -> list[tuple[int, int]]:
         """Links to measure once more, with no node in two of them.
@@ -195,14 +198,14 @@ class Board:
         return np.asarray(self._logs[~theirs[self._ends].any(axis=1)])
 
 
-def conclude(seen: Sequence[Seen], num_nodes: int, least: float = LEAST) -> list[Named]:
+def conclude(seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST) -> list[NamedSlow]:
     """The nodes and links that are slower by ``least`` or more, the surest first."""
     board = Board(seen, num_nodes, least)
     return board.slow_nodes + board.slow_links
 
 
 def pairs(
-    seen: Sequence[Seen], num_nodes: int, seed: int, least: float = LEAST
+    seen: Sequence[TimedPair], num_nodes: int, seed: int, least: float = LEAST
 ) -> list[tuple[int, int]]:
     """The next round's pairs; none when nothing is left to find."""
     board = Board(seen, num_nodes, least)
@@ -231,7 +234,8 @@ def _matched(
     nodes: Sequence[int], board: Board, partners: Collection[int] = frozenset()
 ) -> list[tuple[int, int]]:
     """Pairs in this order, each with a partner (any node if none are named) that is new to it."""
-    free, out = dict.fromkeys(nodes), list[tuple[int, int]]()
+    free = dict.fromkeys(nodes)
+    out = list[tuple[int, int]]()
     for node in nodes:
         if node not in free:
             continue
@@ -247,7 +251,7 @@ def _matched(
     return out
 
 
-def _logs(seen: Sequence[Seen]) -> NDArray[np.float64]:
+def _logs(seen: Sequence[TimedPair]) -> NDArray[np.float64]:
     """Log times, less what the round did to all."""
     logs: NDArray[np.float64] = np.array([math.log(s.time_s) for s in seen])
     rounds = np.array([s.round for s in seen])

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from harness.features.nodes import rounds
-from harness.features.nodes.rounds import Seen
+from harness.features.nodes.rounds import TimedPair
 from harness.record import RunRecord
 from harness.record.fabric import Paired, Slow, Suspects
 
 AUDIT = "suspects"
 #: A training's step differs by this share before a node is named, a link's rate by that.
-STEP, LINK = rounds.LEAST, 0.1
+STEP = rounds.LEAST
+LINK = 0.1
 #: Draws the partners of a run.
 SEED = 0
 
@@ -37,18 +38,22 @@ def suspects(pairs: Sequence[Paired], of: Sequence[str], case: str) -> Suspects:
     ]
     links = [one.hosts for one in slow if len(one.hosts) == 2]
     return Suspects(
-        pairs=tuple(pairs), case=case, slow=tuple(slow),
+        pairs=tuple(pairs),
+        case=case,
+        slow=tuple(slow),
         nodes=tuple(one.hosts[0] for one in slow if len(one.hosts) == 1),
         links=tuple(next(p for p in pairs if {p.a, p.b} == {*link}) for link in links),
         hosts=tuple(of),
-    )  # fmt: skip
+    )
 
 
-def seen(pairs: Sequence[Paired], of: Sequence[str]) -> list[Seen]:
+def seen(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
     """Pairs that were timed, by the numbers of their nodes."""
     number = {host: i for i, host in enumerate(of)}
     return [
-        Seen(number[p.a], number[p.b], p.round, p.time_s) for p in pairs if p.time_s is not None
+        TimedPair(number[p.a], number[p.b], p.round, p.time_s)
+        for p in pairs
+        if p.time_s is not None
     ]
 
 

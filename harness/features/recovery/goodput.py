@@ -66,7 +66,8 @@ def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
     for number, sitting in enumerate(played.sittings):
         after = played.sittings[number + 1] if number + 1 < len(played.sittings) else None
         kept = _resumed_at(after) if after is not None else played.steps
-        now, ready = sitting.began_ns, False
+        now = sitting.began_ns
+        ready = False
         for mark, step, at in _until_struck(sitting):
             if mark is not Mark.STEP:
                 yield number, _OF[mark], now, at
@@ -111,15 +112,20 @@ def costs(played: Sequence[Played]) -> Costs:
         return sum(t[name] for t in terms) / 1e9 / max(1, count)
 
     return Costs(
-        step_s=each("train", steps), slow_s=each("slow", steps), save_s=each("checkpoint", saves),
-        detect_s=each("detect", faults), stop_s=each("stop", faults),
-        restart_s=each("restart", starts), load_s=each("load", loads),
-    )  # fmt: skip
+        step_s=each("train", steps),
+        slow_s=each("slow", steps),
+        save_s=each("checkpoint", saves),
+        detect_s=each("detect", faults),
+        stop_s=each("stop", faults),
+        restart_s=each("restart", starts),
+        load_s=each("load", loads),
+    )
 
 
 def schedule(mtbf_s: float, seed: int, ranks: int) -> Faults:
     """A Poisson process that strikes ranks alike."""
-    draw, at = random.Random(seed), 0.0
+    draw = random.Random(seed)
+    at = 0.0
     while True:
         at += draw.expovariate(1 / mtbf_s)
         yield at, draw.randrange(ranks)
@@ -131,7 +137,9 @@ def play(costs: Costs, steps: int, every: int, faults: Faults) -> dict[str, floa
     A rank dies before the first step that begins after its fault's time.
     """
     out = dict.fromkeys(TERMS, 0.0)
-    now, saved, due = 0.0, 0, next(faults)[0]
+    now = 0.0
+    saved = 0
+    due = next(faults)[0]
     step_s = costs.step_s + costs.slow_s
     while True:
         out["restart"] += costs.restart_s
@@ -175,7 +183,8 @@ def best_every(costs: Costs, mtbf_s: float) -> int:
 
     sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d for a checkpoint of d < 2M, else M.
     """
-    d, m = costs.save_s, mtbf_s
+    d = costs.save_s
+    m = mtbf_s
     root = math.sqrt(d / (2 * m))
     between_s = math.sqrt(2 * d * m) * (1 + root / 3 + root**2 / 9) - d if d < 2 * m else m
     return max(1, round(between_s / (costs.step_s + costs.slow_s)))

@@ -25,7 +25,8 @@ STUCK = 20
 
 class Player:
     def __init__(self, session: Session) -> None:
-        self._session, self._run = session, session.run
+        self._session = session
+        self._run = session.run
 
     def costs(self, case: CaseSpec) -> goodput.Costs:
         """What one of each costs, by two short trainings, one of which has faults."""
@@ -39,9 +40,14 @@ class Player:
         return goodput.costs([whole, broken])
 
     def play(
-        self, case: CaseSpec, steps: int, every: int, faults: Faults,
-        mtbf_s: float | None = None, seed: int = 0,
-    ) -> Played:  # fmt: skip
+        self,
+        case: CaseSpec,
+        steps: int,
+        every: int,
+        faults: Faults,
+        mtbf_s: float | None = None,
+        seed: int = 0,
+    ) -> Played:
         """Train to the end, through all faults; LaunchError where something else breaks it."""
         session, run = self._session, self._run
         session.describe([case])
@@ -50,7 +56,9 @@ class Player:
         place = (run.folder / "checkpoint").resolve()
         shutil.rmtree(place, ignore_errors=True)
         run.seal()
-        began, sittings, (due_s, rank) = time.time(), list[Sitting](), next(faults)
+        began = time.time()
+        sittings = list[Sitting]()
+        (due_s, rank) = next(faults)
         while True:
             task = Play(
                 steps=steps, folder=str(place), every=every, strike_at=began + due_s, rank=rank
@@ -65,9 +73,14 @@ class Player:
             due_s, rank = next(faults)
             session.bench.worlds.ready()
         played = Played(
-            case=case.id, world_size=case.world_size, steps=steps, every=every, mtbf_s=mtbf_s,
-            seed=seed, sittings=tuple(sittings),
-        )  # fmt: skip
+            case=case.id,
+            world_size=case.world_size,
+            steps=steps,
+            every=every,
+            mtbf_s=mtbf_s,
+            seed=seed,
+            sittings=tuple(sittings),
+        )
         run.endured(played)
         return played
 
@@ -82,10 +95,11 @@ class Player:
         struck = out / f"rank{task.rank}.struck"
         if not struck.is_file():
             raise LaunchError(
-                f"rank {cause.rank}: {cause.message}", where=case.id,
+                f"rank {cause.rank}: {cause.message}",
+                where=case.id,
                 expected="no fault but those that are planted",
                 fix=f"less {out}/rank{cause.rank}.log",
-            )  # fmt: skip
+            )
         struck_ns, noticed_ns = (
             int(seconds * 1e9) for seconds in (float(struck.read_text()), ended.noticed_at)
         )
@@ -105,6 +119,8 @@ def _refuse_stuck(sittings: list[Sitting], case: CaseSpec, every: int) -> None:
     saved = any(mark is Mark.SAVED for s in recent for mark, _, _ in s.marks)
     if len(recent) == STUCK and not saved:
         raise LaunchError(
-            f"{STUCK} faults in a row, and no checkpoint between them", where=case.id,
-            expected=f"time for {every} steps between faults", fix="--mtbf 60s",
-        )  # fmt: skip
+            f"{STUCK} faults in a row, and no checkpoint between them",
+            where=case.id,
+            expected=f"time for {every} steps between faults",
+            fix="--mtbf 60s",
+        )

@@ -50,7 +50,8 @@ def timeout_s(fault: Fault, limits: Deadlines) -> float:
 
 class Recoverer:
     def __init__(self, session: Session) -> None:
-        self._session, self._bench = session, session.bench
+        self._session = session
+        self._bench = session.bench
         self._progress, self._run = session.progress, session.run
         self._whole: dict[tuple[str, bool], RankRestart] = {}
 
@@ -74,7 +75,8 @@ class Recoverer:
 
     def _try(self, course: Course, i: int, times: int, *, attempt: int = 0) -> None:
         """One more trial, on the next rank in turn."""
-        rank, fresh = course.victim(i), ", to confirm a FAIL" if attempt else ""
+        rank = course.victim(i)
+        fresh = ", to confirm a FAIL" if attempt else ""
         self._progress.note(
             f"{course.case.id}: {course.fault} of rank {rank}, trial {i + 1}/{times}{fresh}"
         )
@@ -86,9 +88,14 @@ class Recoverer:
         whole = self._uninterrupted(case, course.asynchronous)
         place = self._empty_place()
         task = Train(
-            steps=STEPS, folder=str(place), save_after=SAVE_AFTER, asynchronous=course.asynchronous,
-            fault=course.fault, rank=rank, fault_step=BREAK_BEFORE,
-        )  # fmt: skip
+            steps=STEPS,
+            folder=str(place),
+            save_after=SAVE_AFTER,
+            asynchronous=course.asynchronous,
+            fault=course.fault,
+            rank=rank,
+            fault_step=BREAK_BEFORE,
+        )
         limits = self._limits(case, whole.stall_s)
         ended, out = self._bench.train(case, self._run.folder, task, limits)
         blamed, struck_at = self._broken(ended, out, case, task)
@@ -109,13 +116,26 @@ class Recoverer:
             not same or (all(r.last == whole.last for r in ranks) and ranks[0].losses == tail)
         )
         return Trial(
-            case=case.id, fault=str(course.fault), rank=rank, blamed=blamed,
-            world_before=case.world_size, world=into.world_size, start_s=start_s,
-            detect_s=ended.noticed_at - struck_at, stop_s=began_at - ended.noticed_at,
-            group_s=group_s, load_s=load_s, step_s=other_s, equal=equal, import_s=import_s,
-            timeout_s=timeout_s(course.fault, limits), asynchronous=course.asynchronous,
-            stall_s=whole.stall_s, save_s=whole.save_s, bytes=whole.bytes,
-        )  # fmt: skip
+            case=case.id,
+            fault=str(course.fault),
+            rank=rank,
+            blamed=blamed,
+            world_before=case.world_size,
+            world=into.world_size,
+            start_s=start_s,
+            detect_s=ended.noticed_at - struck_at,
+            stop_s=began_at - ended.noticed_at,
+            group_s=group_s,
+            load_s=load_s,
+            step_s=other_s,
+            equal=equal,
+            import_s=import_s,
+            timeout_s=timeout_s(course.fault, limits),
+            asynchronous=course.asynchronous,
+            stall_s=whole.stall_s,
+            save_s=whole.save_s,
+            bytes=whole.bytes,
+        )
 
     def _uninterrupted(self, case: CaseSpec, later: bool) -> RankRestart:
         """Rank 0 of the same training, never broken."""
@@ -148,9 +168,11 @@ class Recoverer:
             self._progress.note(f"{case.id}: restart {tried[-1]}")
             if len(tried) == RESTARTS:
                 raise LaunchError(
-                    f"all {RESTARTS} restarts are used up: {'; '.join(tried)}", where=case.id,
-                    expected="a training that resumes", fix=f"less {out}/rank{cause.rank}.log",
-                )  # fmt: skip
+                    f"all {RESTARTS} restarts are used up: {'; '.join(tried)}",
+                    where=case.id,
+                    expected="a training that resumes",
+                    fix=f"less {out}/rank{cause.rank}.log",
+                )
 
     @staticmethod
     def _broken(
@@ -161,10 +183,11 @@ class Recoverer:
         struck = out / f"rank{task.rank}.struck"
         if cause is None or not struck.is_file():
             raise LaunchError(
-                "the planted fault did not happen", where=case.id,
+                "the planted fault did not happen",
+                where=case.id,
                 expected=f"rank {task.rank} to break before step {task.fault_step}",
                 fix=f"ls {out}",
-            )  # fmt: skip
+            )
         return cause.rank, float(struck.read_text())
 
     @staticmethod
@@ -173,9 +196,11 @@ class Recoverer:
         cause = causes.attribute(ended.ranks, ended.unreachable)
         if cause is not None:
             raise LaunchError(
-                f"rank {cause.rank}: {cause.message}", where=case.id,
-                expected="a training that runs to its end", fix=f"less {out}/rank{cause.rank}.log",
-            )  # fmt: skip
+                f"rank {cause.rank}: {cause.message}",
+                where=case.id,
+                expected="a training that runs to its end",
+                fix=f"less {out}/rank{cause.rank}.log",
+            )
 
     @classmethod
     def _read(cls, ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:

@@ -68,17 +68,25 @@ class ScriptRecoverer(Recoverer):
         at = went_on_at(broken, resumed)
         saves = [u.spent_s["save"] for u in whole[0]]
         return Trial(
-            case=case.id, fault=str(course.fault), rank=rank, blamed=blamed,
-            world_before=case.world_size, world=case.world_size,
-            detect_s=ended.noticed_at - struck_at, stop_s=began_at - ended.noticed_at,
-            import_s=import_s, start_s=max(0.0, slowest.began_at - began_at - import_s),
-            group_s=group_s, load_s=load_s, step_s=max(0.0, from_script_s - group_s - load_s),
+            case=case.id,
+            fault=str(course.fault),
+            rank=rank,
+            blamed=blamed,
+            world_before=case.world_size,
+            world=case.world_size,
+            detect_s=ended.noticed_at - struck_at,
+            stop_s=began_at - ended.noticed_at,
+            import_s=import_s,
+            start_s=max(0.0, slowest.began_at - began_at - import_s),
+            group_s=group_s,
+            load_s=load_s,
+            step_s=max(0.0, from_script_s - group_s - load_s),
             timeout_s=timeout_s(course.fault, limits),
             stall_s=max((b - a for a, b in itertools.pairwise(saves)), default=0.0),
             continued=(how := continued(at, whole, resumed)),
             equal=how is Continued.EXACTLY,
             lost=None if at is None else self._after - at,
-        )  # fmt: skip
+        )
 
     def _task(self, case: CaseSpec) -> Break:
         """The training, in a folder that nothing was written to."""
@@ -86,9 +94,13 @@ class ScriptRecoverer(Recoverer):
         folder = settings.folder or str(Path.cwd())
         copies.refuse_large(Path(folder), self._run.folder, settings.data)
         return Break(
-            folder=folder, words=case.script, place=str(self._empty_place()),
-            steps=self._after + AFTER, fresh=settings.fresh, data=settings.data,
-        )  # fmt: skip
+            folder=folder,
+            words=case.script,
+            place=str(self._empty_place()),
+            steps=self._after + AFTER,
+            fresh=settings.fresh,
+            data=settings.data,
+        )
 
     def _whole_of(self, case: CaseSpec) -> Journals:
         """The journals of the same training, never broken."""
@@ -99,10 +111,11 @@ class ScriptRecoverer(Recoverer):
             self._never_broken[case.hash] = found = journals(out, case)
             if len(found[0]) <= self._after:
                 raise LaunchError(
-                    f"the training ends after {len(found[0]) - 1} updates", where=case.script,
+                    f"the training ends after {len(found[0]) - 1} updates",
+                    where=case.script,
                     expected=f"more than {self._after}, before which it is broken",
                     fix=f"--break-after {max(1, len(found[0]) // 2)}",
-                )  # fmt: skip
+                )
         return self._never_broken[case.hash]
 
 

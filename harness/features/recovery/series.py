@@ -23,16 +23,21 @@ def goodputs(played: Sequence[Played]) -> Iterator[Series]:
         family = case.partition("@")[0]
         values = tuple(goodput.goodput(p) for p in drawn if p.case == case)
         yield Series(
-            name=case, family=family, world_size=drawn[0].world_size, num_nodes=1,
-            first={"goodput": values}, again={"goodput": ()},
-        )  # fmt: skip
+            name=case,
+            family=family,
+            world_size=drawn[0].world_size,
+            num_nodes=1,
+            first={"goodput": values},
+            again={"goodput": ()},
+        )
 
 
 def recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
     """Trials by case, fault, way of saving and new world."""
     for name in dict.fromkeys(t.name for t in trials):
         named = [t for t in trials if t.name == name]
-        wrong, went_on = "", {t.continued for t in named} - {None, *FINE}
+        wrong = ""
+        went_on = {t.continued for t in named} - {None, *FINE}
         if went_on:
             wrong = f"the resumed training goes on {' and '.join(sorted(map(str, went_on)))}"
         elif not all(t.equal or t.continued for t in named):

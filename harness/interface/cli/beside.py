@@ -39,7 +39,8 @@ def _largest(target: str, plans: Sequence[Plan]) -> tuple[CaseSpec, Protocol]:
     subjects = [(arm.case, protocol) for arm, protocol in every if arm.role is Role.SUBJECT]
     if not subjects:
         raise SpecError(
-            f"{target} has no case to measure", expected="a case: ddp/decoder-tiny/weak",
+            f"{target} has no case to measure",
+            expected="a case: ddp/decoder-tiny/weak",
             fix="scaleproof list",
-        )  # fmt: skip
+        )
     return max(subjects, key=lambda pair: pair[0].world_size)

@@ -167,9 +167,13 @@ def parser(module: ModuleType | None) -> Parser:
     for path in files():
         for verb, told in _help(path).items():
             sub = subparsers.add_parser(
-                verb, help=told, description=told, allow_abbrev=False,
-                epilog=_examples(module, verb), formatter_class=_Formatter,
-            )  # fmt: skip
+                verb,
+                help=told,
+                description=told,
+                allow_abbrev=False,
+                epilog=_examples(module, verb),
+                formatter_class=_Formatter,
+            )
             sub.add_argument("--json", action="store_true", help="print one JSON document")
             out.verbs[verb] = sub
             if module is not None and verb in module.HELP:

@@ -28,14 +28,20 @@ def add_to(sub: argparse.ArgumentParser, *, cases: bool) -> None:
     """Where and how to measure; ``cases`` also take ablations."""
     options.add_to(sub, cases=cases)
     sub.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE",
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="a field or knob of the case" if cases else "a knob of the engine",
-    )  # fmt: skip
+    )
     if cases:
         sub.add_argument(
-            "--ablate", action="append", default=[], choices=tuple(Ablation),
+            "--ablate",
+            action="append",
+            default=[],
+            choices=tuple(Ablation),
             help="also measure the largest rung without this, to see how much time it costs",
-        )  # fmt: skip
+        )
 
 
 def positive(text: str) -> int:
@@ -75,7 +81,8 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
     given = values(asked)
     if old is not None:
         given["cluster"] = old.cluster
-    settings, told = options.settings(given, site, ("scaleproof", *asked.words)), list[str]()
+    settings = options.settings(given, site, ("scaleproof", *asked.words))
+    told = list[str]()
     lenient = getattr(asked.options, "inconclusive", "") == "warn"
     fresh = getattr(asked.options, "fresh", False)
     folder = str(Path.cwd()) if asked.own else ""

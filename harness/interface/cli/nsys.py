@@ -22,8 +22,15 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
     results.mkdir(parents=True, exist_ok=True)
     rest = [a for a in arguments if a != "--nsys"]
     command = [
-        nsys, "profile", "--trace=nvtx,cuda,osrt", "--trace-fork-before-exec=true",
-        f"--output={results / 'scaleproof-%p'}", sys.executable, "-m", "harness", *rest,
-    ]  # fmt: skip
+        nsys,
+        "profile",
+        "--trace=nvtx,cuda,osrt",
+        "--trace-fork-before-exec=true",
+        f"--output={results / 'scaleproof-%p'}",
+        sys.executable,
+        "-m",
+        "harness",
+        *rest,
+    ]
     sys.stdout.flush()
     os.execv(nsys, command)

@@ -20,14 +20,17 @@ USUAL_TIER = "not nightly and not acceptance"
 def add_to(sub: argparse.ArgumentParser) -> None:
     """What is planned, and for which hardware."""
     sub.add_argument(
-        "target", nargs="?", default="suites",
+        "target",
+        nargs="?",
+        default="suites",
         help="a case, a suite folder, file.py or file.py::recipe",
-    )  # fmt: skip
+    )
     measuring.add_to(sub, cases=True)
     sub.add_argument(
-        "--on", metavar="HARDWARE",
+        "--on",
+        metavar="HARDWARE",
         help="machines that are not here: 8xh100, 64x8xh200 (nodes x GPUs), a file, a run",
-    )  # fmt: skip
+    )
 
 
 def on(text: str | None) -> Hardware | None:
@@ -44,9 +47,11 @@ def on(text: str | None) -> Hardware | None:
 def site_of(hardware: Hardware) -> Site:
     """What recipes are asked with for machines that are not here."""
     return Site(
-        device=Device.CUDA, backend="nccl", nodes=hardware.nodes,
+        device=Device.CUDA,
+        backend="nccl",
+        nodes=hardware.nodes,
         gpu_memory_gib=hardware.machine.gpu_memory_gib,
-    )  # fmt: skip
+    )
 
 
 def tier(marks: str) -> Callable[[frozenset[str]], bool]:

@@ -99,8 +99,11 @@ def _is_suite(path: Path) -> bool:
         return False
     modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
     modules += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
-    used = {n.attr if isinstance(n, ast.Attribute) else n.id for n in nodes
-            if isinstance(n, ast.Attribute | ast.Name)}  # fmt: skip
+    used = {
+        n.attr if isinstance(n, ast.Attribute) else n.id
+        for n in nodes
+        if isinstance(n, ast.Attribute | ast.Name)
+    }
     return any(name.split(".")[0] == "harness" for name in modules) and not _CALLED.isdisjoint(used)
 
 

@@ -54,8 +54,9 @@ def _scaling(config: pytest.Config) -> Scaling:
         if spread or any(getattr(config.option, o, None) for o in ("numprocesses", "forked")):
             raise SpecError(
                 "scaling suites cannot run in parallel: ranks need the whole machine",
-                expected="scaling suites without -n and --forked", fix="pytest suites/ -p no:xdist",
-            )  # fmt: skip
+                expected="scaling suites without -n and --forked",
+                fix="pytest suites/ -p no:xdist",
+            )
         config.stash[KEY] = Scaling(config, *site_of(config))
     return config.stash[KEY]
 
@@ -161,7 +162,8 @@ def _takes(scaling: Scaling) -> str:
     """How long the run will take, where an agent can say what its cases are."""
     if scaling.config.option.collectonly:
         return ""
-    session, plans = scaling.start(), list(scaling.selected.values())
+    session = scaling.start()
+    plans = list(scaling.selected.values())
     if session.engine.engine.queues:  # nobody waits in a queue for a forecast
         return ""
     try:
@@ -216,11 +218,19 @@ def _properties(verdict: Verdict, session: Session) -> Iterator[tuple[str, str]]
     """What JUnit's file keeps of a verdict, as ``scaling_NAME``; what there is not is left out."""
     folder = str(text.shown(session.run.folder))
     told = {
-        "status": verdict.status, "reason": verdict.reason, "metric": verdict.metric,
-        "value": verdict.value, "low": verdict.low, "high": verdict.high, "n": verdict.n,
-        "bound": verdict.bound, "rule": verdict.rule, "against": verdict.against, "run": folder,
+        "status": verdict.status,
+        "reason": verdict.reason,
+        "metric": verdict.metric,
+        "value": verdict.value,
+        "low": verdict.low,
+        "high": verdict.high,
+        "n": verdict.n,
+        "bound": verdict.bound,
+        "rule": verdict.rule,
+        "against": verdict.against,
+        "run": folder,
         "report": f"scaleproof report {folder}",
-    }  # fmt: skip
+    }
     yield from ((f"scaling_{k}", str(v)) for k, v in told.items() if v not in (None, ""))
 
 

@@ -129,7 +129,8 @@ class Scaling:
         time goes to whatever is most undecided.
         """
         self.start()
-        measurer, mine = self.measurer, self.selected[expectation.plan.hash]
+        measurer = self.measurer
+        mine = self.selected[expectation.plan.hash]
         assert measurer is not None
         stops = bool(self.config.option.maxfail)
         measurer.measure([mine] if stops else list(self.selected.values()))

@@ -46,10 +46,16 @@ def document(run: RunRecord) -> dict[str, Json]:
         [v.counts for v in run.verdicts], inconclusive_fails=not run.settings.lenient
     )
     return {
-        "run": run.run, "started_at": run.started_at, "complete": run.complete,
-        "machine": run.machine.title, "headline": headline(run), "exit": int(status),
-        "decide": decide(run), "verdicts": rows(run), "remarks": sections.remarks(run),
-    }  # fmt: skip
+        "run": run.run,
+        "started_at": run.started_at,
+        "complete": run.complete,
+        "machine": run.machine.title,
+        "headline": headline(run),
+        "exit": int(status),
+        "decide": decide(run),
+        "verdicts": rows(run),
+        "remarks": sections.remarks(run),
+    }
 
 
 def markdown(run: RunRecord) -> list[str]:
@@ -73,17 +79,20 @@ def proposal(run: RunRecord, plot: str) -> list[str]:
             continue
         mode = plan.arms[0].case.mode
         out += [
-            f"**{plan.name}**, {mode} scaling", "",
+            f"**{plan.name}**, {mode} scaling",
+            "",
             "| ranks | samples/s | step | speedup | parallel efficiency [95 %] |",
             "|---|---|---|---|---|",
-        ]  # fmt: skip
+        ]
         for r in rows_:
             p = r.point
             if p.efficiency is None:
                 continue
-            span = "" if p.efficiency_low is None else (
-                f" [{p.efficiency_low:.3f}, {p.efficiency_high:.3f}]"
-            )  # fmt: skip
+            span = (
+                ""
+                if p.efficiency_low is None
+                else (f" [{p.efficiency_low:.3f}, {p.efficiency_high:.3f}]")
+            )
             step = "" if r.row.step_s is None else si(r.row.step_s, "s")
             out.append(
                 f"| {r.row.case.world} | {rate(r.row.throughput)} | {step} | {p.speedup:.2f} |"
@@ -106,15 +115,17 @@ def _method(run: RunRecord) -> list[str]:
         else "The losses of every launch were compared with those of a training on one device."
     )
     return [
-        "## Method", "",
+        "## Method",
+        "",
         f"Measured on {run.started_at[:10]} on {machine.title} with torch {software.get('torch')}"
         f" ({len(timed)} launches of fresh processes, {steps} steps after warm-up). Rungs and their"
         " baseline were launched in turn, in blocks of random order, so that what changes on the"
         " machine meets both alike. The launch is the unit of replication; each end of an interval"
         " holds 19 times in 20, however often one looked. Throughput is samples that really reached"
-        f" the model over the wall time of the slowest rank. {checked}", "",
+        f" the model over the wall time of the slowest rank. {checked}",
+        "",
         f"Reproduce: `{shlex.join(run.settings.argv)}`",
-    ]  # fmt: skip
+    ]
 
 
 def table(run: RunRecord) -> list[str]:

@@ -22,8 +22,11 @@ def tabled(run: RunRecord, *, named: bool = True) -> Table[Swept]:
     """A row for each world and operation; all ``named``, or only the first of each world."""
     operations = swept(run.fabric)
     shown = sizes(run.settings.device)[1:]
-    firsts = {id(s) for s, above in zip(operations, [None, *operations], strict=False)
-              if above is None or _name(s) != _name(above)}  # fmt: skip
+    firsts = {
+        id(s)
+        for s, above in zip(operations, [None, *operations], strict=False)
+        if above is None or _name(s) != _name(above)
+    }
 
     def world(one: Swept) -> str:
         return _name(one) if named or id(one) in firsts else ""
@@ -32,18 +35,22 @@ def tabled(run: RunRecord, *, named: bool = True) -> Table[Swept]:
         Column[Swept]("ranks", 9, world, left=True),
         Column("operation", 9, lambda s: s.operation, left=True),
         Column(
-            "latency", 8, lambda s: si(median(s.latency_s), "s") if s.latency_s else "n/a",
+            "latency",
+            8,
+            lambda s: si(median(s.latency_s), "s") if s.latency_s else "n/a",
             raw=lambda s: median(s.latency_s) if s.latency_s else None,
         ),
         *(
             Column(
-                f"bus at {_binary(size)}", size >> 10, partial(_bus, payload=size),
+                f"bus at {_binary(size)}",
+                size >> 10,
+                partial(_bus, payload=size),
                 raw=partial(_bps, payload=size),
             )
             for size in shown
         ),
         Column("", 9, _wrong, left=True),
-    ]  # fmt: skip
+    ]
     return Table(columns=columns, rows=operations)
 
 

@@ -28,8 +28,9 @@ class Heartbeat(Progress):
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise SpecError(
                 f"--heartbeat {path}: {path.parent} is no folder that can be written",
-                expected="a file in a folder that is there", fix="--heartbeat heartbeat.prom",
-            )  # fmt: skip
+                expected="a file in a folder that is there",
+                fix="--heartbeat heartbeat.prom",
+            )
 
     def show(self, moment: Moment | Waiting) -> None:
         self._inner.show(moment)

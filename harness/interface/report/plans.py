@@ -18,7 +18,7 @@ TOLD_WIDE = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class PlanOutlook:
     """One plan with what the agent said of its cases, and which rules judge each arm.
 
     ``seconds`` is what its launches take, less those that earlier plans share with it, and
@@ -34,7 +34,7 @@ class Outlook:
 
 
 @dataclass(frozen=True)
-class Line:
+class PlanLine:
     """An arm of the table; the ``last`` one of a plan says in what its case differs."""
 
     arm: Arm
@@ -44,28 +44,28 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlanPlace:
     """Where plans would run: here, or ``on`` hardware that is not."""
 
     machine: Machine
     on: Hardware | None
-    costs: forecast.Costs
+    costs: forecast.LaunchCosts
 
-    def params(self, line: Line) -> str:
+    def params(self, line: PlanLine) -> str:
         facts = line.described.facts
         return "" if facts is None else si(float(facts.num_params))
 
-    def batch(self, line: Line) -> str:
+    def batch(self, line: PlanLine) -> str:
         expected = line.described.expected
         return "" if expected is None else str(expected.global_batch)
 
-    def step(self, line: Line) -> str:
+    def step(self, line: PlanLine) -> str:
         if line.described.expected is None:
             return ""
         step_s = self.costs.step_s(line.arm.case)
         return f"{1e3 * step_s:.3g} ms" if step_s < 1 else f"{step_s:.3g} s"
 
-    def memory(self, line: Line) -> str:
+    def memory(self, line: PlanLine) -> str:
         """Bytes of a rank, and of its card where it has one."""
         expected, card_gib = line.described.expected, self.machine.gpu_memory_gib
         if expected is None:
@@ -75,12 +75,12 @@ class Place:
             return needed
         return f"{needed} {expected.memory_bytes / 2**30 / card_gib:4.0%}"
 
-    def mfu(self, line: Line) -> str:
+    def mfu(self, line: PlanLine) -> str:
         """MFU by the roofline of the device's data sheet."""
         used = roofline.mfu_of(line.described, line.arm.case, self.machine.gpu)
         return "" if used is None else f"{used:.2f}"
 
-    def sends(self, line: Line) -> str:
+    def sends(self, line: PlanLine) -> str:
         """Bytes that the busiest rank sends in a step, and how long its link needs for them."""
         expected, case = line.described.expected, line.arm.case
         sent = 0.0 if expected is None else max(expected.sent_bytes)
@@ -89,7 +89,7 @@ class Place:
         link = self.on.network_bytes if len(case.nodes) > 1 else self.on.link_bytes
         return f"{si(sent, 'B')} {1e3 * sent / link:.3g} ms"
 
-    def judged(self, line: Line) -> str:
+    def judged(self, line: PlanLine) -> str:
         """How many rules judge an arm, or why it is left out."""
         d, many = line.described, line.num_rules
         if d.facts is None or d.expected is None:
@@ -101,11 +101,11 @@ class Place:
 
 
 def lines(
-    outlooks: Sequence[Outlook], thresholds: Sequence[Threshold], place: Place, width: int
+    outlooks: Sequence[PlanOutlook], thresholds: Sequence[Threshold], place: PlanPlace, width: int
 ) -> list[str]:
     """The tables of ``plan``."""
     columns = [
-        text.Column[Line](
+        text.Column[PlanLine](
             "case", 9, lambda x: text.named(x.arm.case) if x.last else x.arm.case.family, left=True
         ),
         text.Column("ranks", 9, lambda x: x.arm.case.world),
@@ -118,7 +118,7 @@ def lines(
         text.Column("judged by", 8, place.judged, left=True),
     ]
     rows = [
-        Line(a, f.described[a.case.hash], len(f.rules[a.name]), a is f.plan.arms[-1])
+        PlanLine(a, f.described[a.case.hash], len(f.rules[a.name]), a is f.plan.arms[-1])
         for f in outlooks
         for a in f.plan.arms
     ]
@@ -127,7 +127,9 @@ def lines(
     return [*table, "", *_judging(outlooks, thresholds, width), *totals]
 
 
-def _judging(outlooks: Sequence[Outlook], thresholds: Sequence[Threshold], width: int) -> list[str]:
+def _judging(
+    outlooks: Sequence[PlanOutlook], thresholds: Sequence[Threshold], width: int
+) -> list[str]:
     """Every rule that judges something here, with its bound and how often."""
     arms = Counter(name for f in outlooks for names in f.rules.values() for name in names)
     columns = [
@@ -141,7 +143,7 @@ def _judging(outlooks: Sequence[Outlook], thresholds: Sequence[Threshold], width
     return [*text.table(columns, applying, width), ""] if applying else []
 
 
-def _totals(outlooks: Sequence[Outlook], place: Place) -> str:
+def _totals(outlooks: Sequence[PlanOutlook], place: PlanPlace) -> str:
     """How long it takes, what that costs, and what the figures are from."""
     on = place.on
     launches, took = sum(f.num_launches for f in outlooks), sum(f.seconds for f in outlooks)

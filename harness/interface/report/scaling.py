@@ -34,8 +34,10 @@ def interval(value: float | None, low: float | None, high: float | None) -> str:
 def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     """Every rung against plain, worst ladder first; stand-ins apart."""
     ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # by whether it is a stand-in
-    worst = {p.hash: min((SEVERITY.index(v.status) for v in run.verdicts if v.plan == p.hash),
-             default=9) for p in run.plans}  # fmt: skip
+    worst = {
+        p.hash: min((SEVERITY.index(v.status) for v in run.verdicts if v.plan == p.hash), default=9)
+        for p in run.plans
+    }
     for plan in sorted(run.plans, key=lambda p: worst[p.hash]):
         rungs = ladder_rows(run, plan)
         if not rungs:
@@ -90,10 +92,12 @@ def _laid_out(
     header, *lines = table(columns[1:], rungs_alone, width - 2)
     rest = (f"  {line}" for line in lines)
     return f"  {header}", [
-        [*wrap(" ".join([" " + names[0], *(n.strip() for n in names[1:])]), width, 3),
-         *islice(rest, len(rungs))]
+        [
+            *wrap(" ".join([" " + names[0], *(n.strip() for n in names[1:])]), width, 3),
+            *islice(rest, len(rungs)),
+        ]
         for names, rungs in ladders
-    ]  # fmt: skip
+    ]
 
 
 def _number(
@@ -142,9 +146,11 @@ def _status(one: LadderRow) -> str:
 def _lifted(column: Column[LadderRow]) -> Column[Named]:
     """A rung's column in a table whose lines also hold names."""
     return Column(
-        column.header, column.keep,
-        lambda line: "" if line[1] is None else column.cell(line[1]), column.left,
-    )  # fmt: skip
+        column.header,
+        column.keep,
+        lambda line: "" if line[1] is None else column.cell(line[1]),
+        column.left,
+    )
 
 
 #: What is told of a rung.

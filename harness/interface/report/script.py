@@ -15,7 +15,7 @@ from harness.record import LaunchRecord, RunRecord, Watched
 
 
 @dataclass(frozen=True)
-class Row:
+class ScriptRow:
     """One rung: its arm and its usable launches."""
 
     arm: Arm
@@ -38,36 +38,36 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     for plan in run.plans:
         launches = [x for x in timed(run, plan, None) if x.usable and x.ranks]
         arms = [a for a in plan.arms if a.case.script]
-        of_arms = [Row(a, [x for x in launches if x.arm == a.name]) for a in arms]
+        of_arms = [ScriptRow(a, [x for x in launches if x.arm == a.name]) for a in arms]
         if rows := [row for row in of_arms if row.launches]:
             out += [*_table(plan, rows, width), *_checks(rows, width), ""]
     return [rule("your script", width), *out] if out else []
 
 
-def _table(plan: Plan, rows: Sequence[Row], width: int) -> list[str]:
+def _table(plan: Plan, rows: Sequence[ScriptRow], width: int) -> list[str]:
     columns = [
-        Column[Row]("ranks", 9, lambda r: r.arm.case.world),
+        Column[ScriptRow]("ranks", 9, lambda r: r.arm.case.world),
         Column("samples/step", 8, lambda r: f"{r.samples:.4g}"),
         Column("steady step", 9, partial(_seconds, of="median_s")),
         Column("all in", 9, partial(_seconds, of="mean_s")),
         Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
         Column("exchanged in a step", 6, _exchanged, left=True),
-    ]  # fmt: skip
+    ]
     note = " steady step = median of steps, all in = mean of steps, evaluations and logs included"
     title = wrap(f" {text.named(rows[0].arm.case)}", width, 3)
     return [*title, *table(columns, rows, width), *wrap(note, width, 1)]
 
 
-def _seconds(row: Row, of: str) -> str:
+def _seconds(row: ScriptRow, of: str) -> str:
     return si(fmean(getattr(x.steps, of) for x in row.launches), "s")
 
 
-def _exchanged(row: Row) -> str:
+def _exchanged(row: ScriptRow) -> str:
     kinds = row.seen.collectives.items()
     return ", ".join(f"{k} {v.count}x {si(float(v.payload_bytes), 'B')}" for k, v in kinds)
 
 
-def _checks(rows: Sequence[Row], width: int) -> list[str]:
+def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
     """What held on every launch, what was no matter here and why, and what is worth a look."""
     several = [row for row in rows if row.arm.case.world_size > 1]
     sharded = any(row.seen.sharded for row in several)
@@ -99,8 +99,9 @@ def _checks(rows: Sequence[Row], width: int) -> list[str]:
     return out
 
 
-def _remarks(row: Row) -> list[str]:
-    seen, world = row.seen, row.arm.case.world
+def _remarks(row: ScriptRow) -> list[str]:
+    seen = row.seen
+    world = row.arm.case.world
     out = []
     if seen.small:
         out.append(

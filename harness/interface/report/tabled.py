@@ -111,7 +111,8 @@ def _aligned(column: Column[Row]) -> Markup:
 
 
 def _cell(column: Column[Row], row: Row) -> Markup:
-    words, value = column.cell(row), None if column.raw is None else column.raw(row)
+    words = column.cell(row)
+    value = None if column.raw is None else column.raw(row)
     first = words.partition(" ")[0]
     kinds = " ".join(filter(None, ("" if column.left else "n", first if first in _STATUS else "")))
     number = f' data-v="{value:.6g}"' if isinstance(value, int | float) else ""

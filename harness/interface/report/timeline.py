@@ -63,20 +63,23 @@ def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
         out += wrap(
             f" outline  profiles{some} without operators: what a rank neither waits for nor loads"
             " counts as compute, Python included (--operators follows each of them)",
-            width, 10,
-        )  # fmt: skip
+            width,
+            10,
+        )
     if doubtful := [r for r in trusted if r.doubtful]:
         names = ", ".join(f"{r.arm.case.id} {r.perturbation:.2f}x" for r in doubtful)
         out += wrap(
             f" caution  profiled steps may take over {PERTURBED}x as long as others: {names}",
-            width, 10,
-        )  # fmt: skip
+            width,
+            10,
+        )
     return out
 
 
 def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
     """What is worth a sentence: bubbles, both estimates of communication, advice, refusals."""
-    all_rungs, out = rungs(run), list[str]()
+    all_rungs = rungs(run)
+    out = list[str]()
     trusted = [r for r in all_rungs if not r.refused]
     for r in trusted:
         share = 1.0 if r.expected is None else r.expected.ideal_efficiency
@@ -85,17 +88,20 @@ def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
             out += wrap(
                 f" bubble   {r.arm.case.id}: {bubble / 1e6:.1f} ms, {ideal / 1e6:.1f} by the"
                 f" schedule; stage imbalance {r.budget.imbalance:.2f} (max / mean compute)",
-                width, 10,
-            )  # fmt: skip
-        scaling, b = r.losses.compute_scaling, r.budget
+                width,
+                10,
+            )
+        scaling = r.losses.compute_scaling
+        b = r.budget
         if every and scaling is not None and len(b.ranks) > 1:
             product = b.load_balance * b.communication_efficiency * scaling
             out += wrap(
                 f" pop      {r.arm.case.id}: load balance {b.load_balance:.3f} x communication"
                 f" efficiency {b.communication_efficiency:.3f} x computation scaling {scaling:.3f}"
                 f" = {product:.3f} of the ranks' time computes what the baseline's compute takes",
-                width, 10,
-            )  # fmt: skip
+                width,
+                10,
+            )
         fed = r.launch.fed
         if stall := starved(r.arm.case, r.budget, fed):
             out += wrap(f" data     {r.arm.case.id}: {stall}", width, 10)
@@ -122,8 +128,9 @@ def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
             f" refused  {names}: profiled steps take up to {worst.perturbation:.2f}x as long"
             f" as unprofiled ones (limit {PERTURBED}), so the profile is not trusted; use longer"
             f" steps{longer}" + ("" if stages else ", or --ablate communication"),
-            width, 10,
-        )  # fmt: skip
+            width,
+            10,
+        )
     return out
 
 
@@ -133,15 +140,21 @@ def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:
         plain = v.plan == r.plan.hash and v.metric == "communication_cost"
         if not plain or v.low is None or v.high is None or v.value is None:
             continue
-        seen, slack = r.budget.exposed_share, (r.budget.clock_ns or 0) / r.budget.step_ns
+        seen = r.budget.exposed_share
+        slack = (r.budget.clock_ns or 0) / r.budget.step_ns
         agree = v.low - slack <= seen <= v.high + slack
         yield from wrap(
             f" both     {r.arm.case.id}: exposed communication is {seen:.1%} of the step by its"
             f" trace, {v.value:.1%} [{v.low:.1%}, {v.high:.1%}] by ablation:"
-            + (" they agree" if agree else " they disagree (the ablation also removes the"
-               " slow-down of compute by communication)"),
-            width, 10,
-        )  # fmt: skip
+            + (
+                " they agree"
+                if agree
+                else " they disagree (the ablation also removes the"
+                " slow-down of compute by communication)"
+            ),
+            width,
+            10,
+        )
 
 
 def _table(trusted: Sequence[Rung], width: int) -> list[str]:
@@ -165,7 +178,8 @@ def _fitting(
     """The table from its ``first`` column on, and the terms that have no column of their own."""
     ranked = sorted(shown, key=lambda t: -max(abs(_ms(r, t)) for r in trusted))
     for count in range(len(shown), -1, -1):
-        kept, rest = [t for t in shown if t in ranked[:count]], ranked[count:]
+        kept = [t for t in shown if t in ranked[:count]]
+        rest = ranked[count:]
         lines = table(_columns(kept, rest)[first:], trusted, width)
         if {*map(head, kept), *(["rest"] if rest else [])} <= set(lines[0].split()):
             break

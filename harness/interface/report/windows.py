@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from harness.analysis.timeline.views.communications import Communication
-from harness.analysis.timeline.views.difference import Change
+from harness.analysis.timeline.views.difference import Shift
 from harness.analysis.timeline.views.idleness import Idleness
 from harness.analysis.timeline.views.kernels import Kernel
 from harness.analysis.timeline.views.tallies import Range
@@ -29,9 +29,10 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     def share(name: str, rank: Callable[[RankBudget], float]) -> Column[RankBudget | None]:
         """Of each rank in ms a step; of all of them as a share, in the last row."""
         return Column(
-            name, 70 if name == "all comm" else 80,
+            name,
+            70 if name == "all comm" else 80,
             lambda r: f"{every[name]:.1%}" if r is None else f"{rank(r) / 1e6:.2f}",
-        )  # fmt: skip
+        )
 
     steps_ns = budget.steps
     columns = [
@@ -46,16 +47,18 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
             f" pop      load balance {budget.load_balance:.3f} x communication efficiency"
             f" {budget.communication_efficiency:.3f} = parallel efficiency"
             f" {budget.load_balance * budget.communication_efficiency:.3f}",
-            width, 10,
-        )  # fmt: skip
+            width,
+            10,
+        )
     if (b := budget.blame) is not None:
         more = f"{b.excess_ns / 1e6:.2f} ms longer than the others'"
         busy = f": its {b.term} is {more}" if b.term else ""
         out += wrap(
             f" waited   {b.share:.0%} of all waiting, {b.waited_ns / 1e6:.2f} ms a step, is for"
             f" rank {b.rank}{busy}",
-            width, 10,
-        )  # fmt: skip
+            width,
+            10,
+        )
     if budget.operators:
         top = ", ".join(f"{o.name} {o.self_ns / 1e6:.2f} ms" for o in budget.operators[:4])
         out += wrap(f" longest  {top}", width, 10)
@@ -117,23 +120,23 @@ def communication_lines(every: Sequence[Communication], width: int) -> list[str]
 
 
 def difference_lines(
-    title: str, terms: Sequence[Change], names: Sequence[Change], width: int
+    title: str, terms: Sequence[Shift], names: Sequence[Shift], width: int
 ) -> list[str]:
     """Two windows' mean steps: B less A, and what changed most in them."""
-    step = Change(
+    step = Shift(
         name="step",
         before_ns=sum(c.before_ns for c in terms),
         after_ns=sum(c.after_ns for c in terms),
     )
     numbers = [
-        Column[Change]("A ms", 98, lambda c: f"{c.before_ns / 1e6:.2f}"),
-        Column[Change]("B ms", 98, lambda c: f"{c.after_ns / 1e6:.2f}"),
-        Column[Change]("B - A", 99, lambda c: f"{c.more_ns / 1e6:+.2f}"),
+        Column[Shift]("A ms", 98, lambda c: f"{c.before_ns / 1e6:.2f}"),
+        Column[Shift]("B ms", 98, lambda c: f"{c.after_ns / 1e6:.2f}"),
+        Column[Shift]("B - A", 99, lambda c: f"{c.more_ns / 1e6:+.2f}"),
     ]
-    term = Column[Change]("term", 100, lambda c: TERMS.get(c.name, c.name), left=True)  # type: ignore[call-overload]
+    term = Column[Shift]("term", 100, lambda c: TERMS.get(c.name, c.name), left=True)  # type: ignore[call-overload]
     out = [rule(title, width), *table([term, *numbers], [*terms, step], width)]
     if names:
-        name = Column[Change](
+        name = Column[Shift](
             "kernel or operator", 100, lambda c: _short(c.name, width - 36), left=True
         )
         out += ["", *table([name, *numbers], names, width)]

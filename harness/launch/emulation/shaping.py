@@ -39,7 +39,8 @@ def links_of(case: CaseSpec, engine: str, usual: Mapping[str, Any], num_nodes: i
     """
     knobs = case.knobs_of(engine, usual)
     rate_mbit, delay_ms = float(knobs["rate_mbit"]), float(knobs["delay_ms"])
-    rates, between = [rate_mbit] * num_nodes, {}
+    rates = [rate_mbit] * num_nodes
+    between = {}
     for (node, other), rate in _exceptions(knobs, "slow_links", "100", case.id, engine, num_nodes):
         if other is not None:
             between[node, other] = between[other, node] = rate
@@ -63,11 +64,12 @@ def _exceptions(
         none = knob == "slow_links" and match is not None and float(match[3]) == 0
         if match is None or max(named) >= num_nodes or none:
             raise LaunchError(
-                f"{engine}.{knob}: {part!r}", where=where,
+                f"{engine}.{knob}: {part!r}",
+                where=where,
                 expected=f"1:{example} (node 1's link) or 1-2:{example} (between nodes 1 and 2),"
                 f" of the {num_nodes} nodes 0 to {num_nodes - 1}",
                 fix=f"--set {engine}.{knob}=1:{example}",
-            )  # fmt: skip
+            )
         yield (int(match[1]), None if match[2] is None else int(match[2])), float(match[3])
 
 

@@ -144,9 +144,11 @@ class EmulatedJob(Job):
         while not self._inside(process.pid, ours):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise LaunchError(
-                    "cannot create a network namespace", where="emulated engine",
-                    expected="root, or user namespaces", fix="unshare --user --net true",
-                )  # fmt: skip
+                    "cannot create a network namespace",
+                    where="emulated engine",
+                    expected="root, or user namespaces",
+                    fix="unshare --user --net true",
+                )
             time.sleep(0.002)
 
     @staticmethod
@@ -203,19 +205,26 @@ class EmulatedJob(Job):
         prefix = inside if len(inside) > 2 else ()
         self._switch = subprocess.Popen(
             [
-                *prefix, "setpriv", "--pdeathsig=KILL",
+                *prefix,
+                "setpriv",
+                "--pdeathsig=KILL",
                 *(sys.executable, "-m", programs.SWITCH, json.dumps(plan)),
             ],
-            cwd=programs.ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            cwd=programs.ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         assert self._switch.stdout is not None and self._switch.stderr is not None
         if self._switch.stdout.readline() != "ready\n":
             raise LaunchError(
                 f"the switch for delays: {last_line(self._switch.stderr.read())}",
-                where="emulated engine", expected="/dev/net/tun, open to this user",
+                where="emulated engine",
+                expected="/dev/net/tun, open to this user",
                 fix="modprobe tun",
-            )  # fmt: skip
+            )
         for i in nodes:
             ways = [
                 f"link set {DEVICE} mtu {MTU} up",

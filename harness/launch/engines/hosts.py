@@ -20,17 +20,21 @@ def parse(line: str) -> tuple[str, tuple[int, ...]]:
     ranges = [p.partition("-") for p in (match[2] or "").split(",") if p] if match else []
     if match is None or any(last and int(last) < int(first) for first, _, last in ranges):
         raise SpecError(
-            f"{line!r} is not a host", where="[hosts] nodes", expected="'gpu01' or 'gpu01 0,1,4-7'",
+            f"{line!r} is not a host",
+            where="[hosts] nodes",
+            expected="'gpu01' or 'gpu01 0,1,4-7'",
             fix="edit the cluster file",
-        )  # fmt: skip
+        )
     devices: list[int] = []
     for first, _, last in ranges:
         devices += range(int(first), int(last or first) + 1)
     if match[1].startswith("-"):
         raise SpecError(
-            f"{line!r} would be an option of ssh", where="[hosts] nodes", expected="a host",
+            f"{line!r} would be an option of ssh",
+            where="[hosts] nodes",
+            expected="a host",
             fix="edit the cluster file",
-        )  # fmt: skip
+        )
     return match[1], tuple(devices)
 
 
@@ -45,9 +49,10 @@ class Hosts:
         if len(hosts) < len(deployment.nodes):
             raise SpecError(
                 f"--nodes asks for {len(deployment.nodes)} nodes, {len(hosts)} are listed",
-                where="[hosts] nodes", expected="an entry for each node",
+                where="[hosts] nodes",
+                expected="an entry for each node",
                 fix=f"--nodes {len(hosts)}" if hosts else 'nodes = ["a", "b"] in --cluster FILE',
-            )  # fmt: skip
+            )
         out = []
         for i, (host, devices) in enumerate(hosts[: len(deployment.nodes)]):
             env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}

@@ -42,19 +42,25 @@ def manifests(deployment: Deployment) -> str:
     asked = deployment.settings
     if not asked["image"]:
         raise SpecError(
-            "no image", where="[kubernetes]", expected='image = "registry/scaleproof:tag"',
+            "no image",
+            where="[kubernetes]",
+            expected='image = "registry/scaleproof:tag"',
             fix="edit the cluster file",
-        )  # fmt: skip
+        )
     if asked["kind"] not in KINDS:
         raise SpecError(
-            f"kind {asked['kind']!r}", where="[kubernetes]", expected=", ".join(KINDS),
+            f"kind {asked['kind']!r}",
+            where="[kubernetes]",
+            expected=", ".join(KINDS),
             fix="edit the cluster file",
-        )  # fmt: skip
+        )
     if asked["kind"] == "trainjob" and len(set(deployment.nodes)) > 1:
         raise SpecError(
-            "a TrainJob needs equal nodes", where="[kubernetes]", expected="kind = 'jobset'",
+            "a TrainJob needs equal nodes",
+            where="[kubernetes]",
+            expected="kind = 'jobset'",
             fix="edit the cluster file",
-        )  # fmt: skip
+        )
     groups = _groups(deployment.nodes)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, autoescape=False
@@ -83,7 +89,8 @@ def selector(asked: Mapping[str, Json]) -> str:
 
 def _groups(nodes: Sequence[int]) -> list[dict[str, int]]:
     """Neighbours of one size: how many, the ranks on each, the number of the first."""
-    out, first = [], 0
+    out = []
+    first = 0
     for ranks, same in itertools.groupby(nodes):
         out.append(dict(num_nodes=len(list(same)), ranks=ranks, first=first))
         first += out[-1]["num_nodes"]
@@ -121,18 +128,20 @@ class Pods(Job):
 
         self._error = kubernetes.client.ApiException
         asked = deployment.settings
-        self._namespace, self._selector = asked["namespace"], selector(asked)
+        self._namespace = asked["namespace"]
+        self._selector = selector(asked)
         self._made: list[tuple[Any, str]] = []
         token = read_token(deployment.token_file).decode()
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {
-                "name": asked["name"], "namespace": self._namespace,
+                "name": asked["name"],
+                "namespace": self._namespace,
                 "labels": dict(pair.split("=") for pair in self._selector.split(",")),
             },
             "stringData": {"token": token},
-        }  # fmt: skip
+        }
         try:
             self._api = kubernetes.dynamic.DynamicClient(_client(kubernetes, asked["host"]))
             for manifest in [secret, *yaml.safe_load_all(manifests(deployment))]:
@@ -142,14 +151,18 @@ class Pods(Job):
             status = getattr(error, "status", 404)
             expected, fix = self._advice(status, asked)
             raise LaunchError(
-                f"{status} {getattr(error, 'reason', error)}", where="kubernetes engine",
-                expected=expected, fix=fix,
-            ) from None  # fmt: skip
+                f"{status} {getattr(error, 'reason', error)}",
+                where="kubernetes engine",
+                expected=expected,
+                fix=fix,
+            ) from None
         except urllib3.exceptions.HTTPError as error:
             raise LaunchError(
-                f"the cluster does not answer: {error}", where="kubernetes engine",
-                expected="a reachable API server", fix="kubectl cluster-info",
-            ) from None  # fmt: skip
+                f"the cluster does not answer: {error}",
+                where="kubernetes engine",
+                expected="a reachable API server",
+                fix="kubectl cluster-info",
+            ) from None
 
     def _advice(self, status: int, asked: Mapping[str, Json]) -> tuple[str, str]:
         """What the cluster should have had, and the command that shows it."""
@@ -182,7 +195,8 @@ class Pods(Job):
 
     def stop(self) -> None:
         """Delete it all, whatever of it is gone already, and wait until the pods are gone."""
-        made, self._made = self._made, []
+        made = self._made
+        self._made = []
         for kind, name in reversed(made):
             with contextlib.suppress(self._error):
                 behind = {"propagationPolicy": "Background"}
@@ -207,9 +221,11 @@ def _client(kubernetes: Any, host: str) -> Any:
         kubernetes.config.load_config()
     except kubernetes.config.ConfigException as error:
         raise LaunchError(
-            f"no cluster is configured: {error}", where="kubernetes engine",
-            expected="~/.kube/config, KUBECONFIG, or a pod", fix="kubectl cluster-info",
-        ) from None  # fmt: skip
+            f"no cluster is configured: {error}",
+            where="kubernetes engine",
+            expected="~/.kube/config, KUBECONFIG, or a pod",
+            fix="kubectl cluster-info",
+        ) from None
     return kubernetes.client.ApiClient()
 
 

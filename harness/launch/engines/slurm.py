@@ -57,9 +57,11 @@ def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
     asked = deployment.settings
     if asked["tasks"] not in ("node", "rank"):
         raise SpecError(
-            f"tasks = {asked['tasks']!r}", where="[slurm]", expected='"node" or "rank"',
+            f"tasks = {asked['tasks']!r}",
+            where="[slurm]",
+            expected='"node" or "rank"',
             fix="edit the cluster file",
-        )  # fmt: skip
+        )
     tasks = _tasks(ranks, asked)
     out = [f"--nodes={num_nodes}", f"--ntasks-per-node={tasks}"]
     if asked["gres"]:
@@ -117,9 +119,11 @@ def _line(option: str) -> str:
     """An option as it stands; SpecError for one that would be more than a line of the script."""
     if not option.isprintable():
         raise SpecError(
-            f"{option!r} has a control character", where="[slurm]", expected="one line",
+            f"{option!r} has a control character",
+            where="[slurm]",
+            expected="one line",
             fix="edit the cluster file",
-        )  # fmt: skip
+        )
     return option
 
 
@@ -154,7 +158,8 @@ class Slurm:
     def again(self, deployment: Deployment, node: int, host: str) -> Command:
         """A step of one task on the node that lost its agent: the allocation is kept."""
         argv = ["srun", "--overlap", *step(deployment), "--nodes=1", "--ntasks=1"]
-        parts, before = groups(deployment.nodes), node
+        parts = groups(deployment.nodes)
+        before = node
         for part, (many, _) in enumerate(parts):
             if before < many:
                 argv += [f"--het-group={part}"] if len(parts) > 1 else []
@@ -234,9 +239,11 @@ def submit(command: Command) -> str:
     done = subprocess.run(command.argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(
-            last_line(done.stderr, "sbatch failed"), where="slurm engine",
-            expected="a job that the cluster accepts", fix=shlex.join(command.argv),
-        )  # fmt: skip
+            last_line(done.stderr, "sbatch failed"),
+            where="slurm engine",
+            expected="a job that the cluster accepts",
+            fix=shlex.join(command.argv),
+        )
     return done.stdout.strip().split(";")[0]
 
 
@@ -251,8 +258,10 @@ def state_of(job: str) -> tuple[str, str]:
     if done.returncode and "Invalid job id" not in done.stderr:
         raise LaunchError(
             f"squeue does not answer: {done.stderr.strip() or done.returncode}",
-            where="slurm engine", expected="a controller that answers", fix=f"squeue -j {job}",
-        )  # fmt: skip
+            where="slurm engine",
+            expected="a controller that answers",
+            fix=f"squeue -j {job}",
+        )
     lines = done.stdout.strip().splitlines()
     word, _, why = (lines[0] if lines else "").partition("|")
     return word, why

@@ -59,16 +59,22 @@ def commands(
     )
     return [
         [
-            *(sys.executable, "-m", "torch.distributed.run"), f"--nnodes={len(nodes)}",
-            f"--nproc-per-node={ranks}", "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={name}",
+            *(sys.executable, "-m", "torch.distributed.run"),
+            f"--nnodes={len(nodes)}",
+            f"--nproc-per-node={ranks}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{port}",
+            f"--rdzv-id={name}",
             f"--rdzv-conf={conf.format(int(node == 0), asked['join_timeout'])}",
             "--local-addr=127.0.0.1",
-            "--max-restarts=0", f"--monitor-interval={asked['monitor_interval']:g}",
-            f"--log-dir={logs}", *("-m", programs.TORCHRUN_RANK), spec,
+            "--max-restarts=0",
+            f"--monitor-interval={asked['monitor_interval']:g}",
+            f"--log-dir={logs}",
+            *("-m", programs.TORCHRUN_RANK),
+            spec,
         ]
         for node, ranks in enumerate(nodes)
-    ]  # fmt: skip
+    ]
 
 
 def environment() -> dict[str, str]:
@@ -82,7 +88,8 @@ def device_shares(case: CaseSpec) -> list[dict[str, str]]:
         return [{} for _ in case.nodes]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(i) for i in range(case.world_size)]
-    shares, start = [], 0
+    shares = []
+    start = 0
     for ranks in case.nodes:
         shares.append({"CUDA_VISIBLE_DEVICES": ",".join(names[start : start + ranks])})
         start += ranks
@@ -122,9 +129,13 @@ class Torchrun(Fleet):
         """What each launch will run, on each node."""
         folder = deployment.folder
         by_node = commands(
-            deployment.nodes, "ID", "PORT", f"{folder}/launch.json", f"{folder}/torchrun",
+            deployment.nodes,
+            "ID",
+            "PORT",
+            f"{folder}/launch.json",
+            f"{folder}/torchrun",
             SETTINGS | dict(deployment.settings),
-        )  # fmt: skip
+        )
         return tuple(Command(nodes=(i,), argv=tuple(argv)) for i, argv in enumerate(by_node))
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
@@ -132,21 +143,23 @@ class Torchrun(Fleet):
         out = Path(spec.out)
         beats = Beats(out / "beats", spec.case.world_size, create=True)
         (out / "launch.json").write_text(json.dumps(to_doc(spec)))
-        watched = Watched(spec, out, beats)
+        watched = WatchedLauncher(spec, out, beats)
         with held_port() as port:
             self._run(watched, port, self._asked, tick)
         agent = f"torchrun-{'-'.join(str(n.pid) for n in watched.nodes)}"
         return Ended(
-            ranks=watched.ends(), agent=agent, noticed_at=watched.noticed_at,
+            ranks=watched.ends(),
+            agent=agent,
+            noticed_at=watched.noticed_at,
             lasted_s=time.monotonic() - watched.began,
-        )  # fmt: skip
+        )
 
     def launch_together(self, specs: Sequence[LaunchSpec], tick: Tick) -> list[Ended]:
         """One after the other: a world of torchrun's has the whole machine."""
         return [self.launch(spec, tick) for spec in specs]
 
     @staticmethod
-    def _run(watched: Watched, port: int, settings: Mapping[str, Json], tick: Tick) -> None:
+    def _run(watched: WatchedLauncher, port: int, settings: Mapping[str, Json], tick: Tick) -> None:
         spec, out = watched.spec, watched.out
         logs = out / "work.torchrun"
         asked = commands(
@@ -156,10 +169,14 @@ class Torchrun(Fleet):
             for i, (command, share) in enumerate(zip(asked, device_shares(spec.case), strict=True)):
                 with (out / f"node{i}.log").open("w") as log:
                     node = subprocess.Popen(
-                        command, env={**environment(), **share, **watched.family}, stdout=log,
-                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                        command,
+                        env={**environment(), **share, **watched.family},
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
                         preexec_fn=die_with_parent,
-                    )  # fmt: skip
+                    )
                     watched.nodes.append(node)
             while watched.alive:
                 tick(min(watched.beats.read(r)[1] for r in range(spec.case.world_size)))
@@ -170,7 +187,7 @@ class Torchrun(Fleet):
             shutil.rmtree(logs, ignore_errors=True)  # ranks' output is in their own logs
 
 
-class Watched:
+class WatchedLauncher:
     """A world under torchrun. Its ranks are not our children: they are seen through /proc, and
     how they ended stands in torchrun's own report, which only names those that it saw fail.
     """
@@ -244,7 +261,8 @@ class Watched:
 
     def ends(self) -> tuple[RankEnd, ...]:
         """How every rank ended: by torchrun's report, else by when it was gone."""
-        statuses, out = self._reported(), []
+        statuses = self._reported()
+        out = []
         order = sorted(self._gone, key=lambda r: self._gone[r])
         starts = list(itertools.accumulate(self.spec.case.nodes))
         pids = self._pids()

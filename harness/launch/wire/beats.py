@@ -48,7 +48,8 @@ class Beats:
         """Phase, step and seconds since the rank's last beat."""
         seen, again = self._slot(rank), self._slot(rank)
         while seen != again:  # a slot read while it was being written is torn
-            seen, again = again, self._slot(rank)
+            seen = again
+            again = self._slot(rank)
         phase, step, at = _SLOT.unpack(seen)
         return Phase(phase), step, max(0.0, time.monotonic() - at)
 

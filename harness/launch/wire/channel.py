@@ -150,14 +150,17 @@ def read_token(path: Path) -> bytes:
     """The secret; LaunchError if the file is not there, empty, or readable by others."""
     fix = f"(umask 077; head -c 32 /dev/urandom | xxd -p -c 64 > {path})"
     try:
-        mode, text = path.stat().st_mode, path.read_text().strip()
+        mode = path.stat().st_mode
+        text = path.read_text().strip()
     except OSError as error:
         raise LaunchError(f"token file: {error.strerror}", where=str(path), fix=fix) from None
     if stat.S_ISREG(mode) and mode & 0o077:
         raise LaunchError(
-            "other users can read the token", where=str(path), expected="mode 600",
+            "other users can read the token",
+            where=str(path),
+            expected="mode 600",
             fix=f"chmod 600 {path}",
-        )  # fmt: skip
+        )
     if len(text) < 32:
         raise LaunchError(
             "the file holds no token", where=str(path), expected="at least 32 characters", fix=fix
@@ -193,10 +196,11 @@ def dial(address: str, token: bytes, timeout_s: float) -> Channel:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise LaunchError(
-                    f"cannot be reached: {error.strerror or error}", where=address,
+                    f"cannot be reached: {error.strerror or error}",
+                    where=address,
                     expected="a scaleproof run that waits for nodes at this address",
                     fix=f"nc -vz {host} {port}",
-                ) from None  # fmt: skip
+                ) from None
             time.sleep(0.2)
     _notice_loss(sock)
     return Channel(sock, key, dialed=True)
@@ -217,7 +221,8 @@ def _prove(sock: socket.socket, token: bytes, address: str) -> bytes:
     greeting = _exactly(sock, len(GREETING) + NONCE)
     if greeting[: len(GREETING)] != GREETING:
         raise lied
-    theirs, ours = greeting[len(GREETING) :], secrets.token_bytes(NONCE)
+    theirs = greeting[len(GREETING) :]
+    ours = secrets.token_bytes(NONCE)
     sock.sendall(ours + _mac(token, b"dialer", theirs, ours))
     answer = _exactly(sock, MAC)  # an end before it is no answer: there was no room
     if not hmac.compare_digest(answer, _mac(token, b"listener", theirs, ours)):
@@ -261,17 +266,21 @@ def server(host: str, port: int, backlog: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         raise LaunchError(
-            f"cannot listen: {error.strerror or error}", where=f"{host}:{port}",
-            expected="an address of this machine", fix="ip -brief address",
-        ) from None  # fmt: skip
+            f"cannot listen: {error.strerror or error}",
+            where=f"{host}:{port}",
+            expected="an address of this machine",
+            fix="ip -brief address",
+        ) from None
 
 
 class Pending:
     """A peer that is proving itself: since when, from where, our nonce, and what it has sent."""
 
     def __init__(self, address: str) -> None:
-        self.since, self.address = time.monotonic(), address
-        self.nonce, self.got = secrets.token_bytes(NONCE), bytearray()
+        self.since = time.monotonic()
+        self.address = address
+        self.nonce = secrets.token_bytes(NONCE)
+        self.got = bytearray()
 
 
 class Listener:
@@ -283,7 +292,8 @@ class Listener:
     def __init__(
         self, token_file: Path, host: str = "", port: int = 0, *, forget: bool = False
     ) -> None:
-        self._token, self._forget = read_token(token_file), token_file if forget else None
+        self._token = read_token(token_file)
+        self._forget = token_file if forget else None
         self._sock = server(host, port, PENDING)
         self._sock.setblocking(False)
         self._pending: dict[socket.socket, Pending] = {}

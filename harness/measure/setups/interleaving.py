@@ -25,7 +25,8 @@ class Interleaver:
 
     def __init__(self, session: Session, case: CaseSpec, protocol: Protocol) -> None:
         self._session, self._case, self._protocol = session, case, protocol
-        self._measurer, self.blocks = Measurer(session), 0
+        self._measurer = Measurer(session)
+        self.blocks = 0
 
     def block(self, a: str, b: str) -> list[float]:
         """Logarithms of how much longer a step takes in ``b`` than in ``a``: two pairs.
@@ -43,9 +44,11 @@ class Interleaver:
         ratios = pairs(self._session.run.bare(), plan, plan.contrasts[0]).values
         if not ratios:
             raise LaunchError(
-                f"{b} cannot be measured beside {a}: {self._blame()}", where=self._case.id,
-                expected="environments that train correctly", fix="scaleproof run CASE",
-            )  # fmt: skip
+                f"{b} cannot be measured beside {a}: {self._blame()}",
+                where=self._case.id,
+                expected="environments that train correctly",
+                fix="scaleproof run CASE",
+            )
         return [-math.log(ratio) for ratio in ratios]
 
     def _blame(self) -> str:
@@ -79,9 +82,13 @@ def difference(case: str, longer: list[float]) -> Difference:
             reading = Reading.SAME
     ends = [None if end is None else math.exp(end) for end in (low, high)]
     return Difference(
-        case=case, ratio=math.exp(interval.mean), low=ends[0], high=ends[1],
-        num_pairs=len(longer), reading=reading,
-    )  # fmt: skip
+        case=case,
+        ratio=math.exp(interval.mean),
+        low=ends[0],
+        high=ends[1],
+        num_pairs=len(longer),
+        reading=reading,
+    )
 
 
 def compared(

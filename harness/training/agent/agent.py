@@ -200,10 +200,11 @@ def stay_forkable() -> None:
     if len(names) > 1 or driver_started():
         what = f"threads {', '.join(names[1:])}" if len(names) > 1 else "a CUDA driver"
         raise LaunchError(
-            f"the agent has started {what}: it cannot fork ranks", where="agent",
+            f"the agent has started {what}: it cannot fork ranks",
+            where="agent",
             expected="one thread and no driver, in spite of what torch's plugins import",
             fix="python -X importtime -c 'import torch' 2>&1 | grep -v ' torch'",
-        )  # fmt: skip
+        )
 
 
 def preload() -> None:

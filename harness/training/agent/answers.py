@@ -50,7 +50,8 @@ def in_child(function: Callable[[], Json]) -> Json:
         finally:
             os._exit(0)
     os.close(writer)
-    text, deadline = b"", time.monotonic() + DESCRIBE_S
+    text = b""
+    deadline = time.monotonic() + DESCRIBE_S
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0:

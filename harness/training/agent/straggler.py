@@ -50,7 +50,8 @@ class Straggler:
 
 def _limited(pid: int, share: float, root: Path, file: str, form: str) -> Path | None:
     """A group of its own with a quota, or None where this user may not make one."""
-    group, period = root / f"scaleproof-{pid}", round(PERIOD_S * 1e6)
+    group = root / f"scaleproof-{pid}"
+    period = round(PERIOD_S * 1e6)
     if not (root / "cgroup.procs").is_file():
         return None
     for stale in root.glob("scaleproof-*"):  # of agents that were killed: empty ones go

@@ -19,7 +19,7 @@ from harness.launch.wire.evidence import examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 from harness.training.agent.straggler import Straggler
 from harness.training.rank.rank import leave, run_rank
-from harness.training.rank.setup import Place, cpus_of
+from harness.training.rank.setup import RankPlace, cpus_of
 
 GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
 CONFIRM_S = 0.5  # a rank counts as silent when it still is after this
@@ -95,10 +95,11 @@ class World:
                 os.close(fd)
             if listener is not None and rank:
                 listener.close()
-            share, per_rank = self.share, self.spec.case.devices_per_rank
+            share = self.share
+            per_rank = self.spec.case.devices_per_rank
             local_rank = rank - share.node_first
             device = device_of(rank, share, torch.cuda.device_count(), per_rank)
-            place = Place(
+            place = RankPlace(
                 rank=rank,
                 world_size=self.spec.case.world_size,
                 local_rank=local_rank,
@@ -121,9 +122,15 @@ class World:
         if rank or listener is None:
             return dist.TCPStore(host, port, size, False, timeout)
         return dist.TCPStore(
-            host, port, size, True, timeout,
-            wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True,
-        )  # fmt: skip
+            host,
+            port,
+            size,
+            True,
+            timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            use_libuv=True,
+        )
 
     @property
     def over(self) -> bool:
@@ -162,7 +169,8 @@ class World:
         )
         self.ends[rank] = end
         if not (end.finished and end.exit_code == 0) and self._failed_at is None:
-            self._failed_at, self.failing = time.monotonic(), True
+            self._failed_at = time.monotonic()
+            self.failing = True
 
     def watch(self) -> None:
         """End the world when a rank failed a grace ago, or has been silent past its deadline."""

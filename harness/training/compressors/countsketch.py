@@ -28,16 +28,19 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
     n = total(shapes)
     payload = 4.0 * (knobs["rows"] * _columns(n, knobs) + kept(n, knobs["rho"]))
     return Promise(
-        payload_bytes={"all_reduce": payload}, sent_bytes=2 * (world - 1) / world * payload,
+        payload_bytes={"all_reduce": payload},
+        sent_bytes=2 * (world - 1) / world * payload,
         formula="2 (N-1)/N 4 (R C + k)",
-    )  # fmt: skip
+    )
 
 
 class Sketched:
     """The hook (Charikar et al., 2002; Rothchild et al., 2020, with values exchanged exactly)."""
 
     def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
-        self.world, self.knobs, self.seed = ctx.world_size, knobs, ctx.case.seed
+        self.world = ctx.world_size
+        self.knobs = knobs
+        self.seed = ctx.case.seed
         self.feedback = ErrorFeedback() if knobs["feedback"] else None
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -57,7 +60,8 @@ class Sketched:
         if self.feedback is not None:
             pairs = zip(parameters, bucket.gradients(), strict=True)
             wanted = torch.cat([self.feedback.add(p, g) for p, g in pairs]).float()
-        n, k = len(wanted), kept(len(wanted), float(self.knobs["rho"]))
+        n = len(wanted)
+        k = kept(len(wanted), float(self.knobs["rho"]))
         columns, signs = self.table(n, flat.device)
         with lap("encode"):
             sketch = wanted.new_zeros((len(columns), _columns(n, self.knobs)))

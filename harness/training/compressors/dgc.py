@@ -27,7 +27,8 @@ class Corrected(Sparse):
 
     def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
         super().__init__(ctx, float(knobs["rho"]), self.sampled, bool(knobs["feedback"]))
-        self.share, self.generator = float(knobs["sampled"]), generator(ctx)
+        self.share = float(knobs["sampled"])
+        self.generator = generator(ctx)
         self.momentum = float(knobs["momentum"])
         self.velocity: dict[Tensor, Tensor] = {}
 

@@ -27,7 +27,8 @@ def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
     feedback = ErrorFeedback()
 
     def hook(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        flat, parts = bucket.buffer(), []
+        flat = bucket.buffer()
+        parts = []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             wanted = feedback.add(parameter, gradient)
             index = topk.select(wanted, kept(wanted.numel(), knobs["rho"]))

@@ -57,7 +57,8 @@ class LowRank:
     """The hook: one power step per matrix (Vogels et al., NeurIPS 2019, algorithm 1)."""
 
     def __init__(self, ctx: RankContext, knobs: Mapping[str, Json]) -> None:
-        self.world, self.rank = ctx.world_size, int(knobs["rank"])
+        self.world = ctx.world_size
+        self.rank = int(knobs["rank"])
         self.feedback = ErrorFeedback() if knobs["feedback"] else None
         self.factors: dict[Tensor, Tensor] = {}
 

@@ -14,11 +14,12 @@ LEVELS = 7
 MEANING = transports.lookup(4, [*range(8), *(-level for level in range(8))])
 
 
-class Codec:
+class QsgdCodec:
     """Stochastic levels of |x| / norm (Alistarh et al., 2017)."""
 
     def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
-        self.unit, self.generator = int(knobs["block"]), generator
+        self.unit = int(knobs["block"])
+        self.generator = generator
         if self.unit % 2:
             raise ValueError(f"block = {self.unit}: two values fill a byte, an even number")
 
@@ -40,4 +41,4 @@ class Codec:
         return blocks.mul_(scale[..., None]).flatten(1)
 
 
-promise, build = transports.gathered(Codec, "(N-1) (n/2 + 4 n/block)")
+promise, build = transports.gathered(QsgdCodec, "(N-1) (n/2 + 4 n/block)")

@@ -25,9 +25,10 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
     """4 bytes a kept entry, all-reduced."""
     payload = 4.0 * kept(total(shapes), knobs["rho"])
     return Promise(
-        payload_bytes={"all_reduce": payload}, sent_bytes=2 * (world - 1) / world * payload,
+        payload_bytes={"all_reduce": payload},
+        sent_bytes=2 * (world - 1) / world * payload,
         formula="2 (N-1)/N 4 k",
-    )  # fmt: skip
+    )
 
 
 def places(step: int, n: int, k: int, device: torch.device) -> Tensor:
@@ -47,7 +48,9 @@ class Shared:
     """The hook; ranks have taken equally many steps, and draw the same places."""
 
     def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
-        self.world, self.rho, self.step = ctx.world_size, float(knobs["rho"]), ctx.case.seed
+        self.world = ctx.world_size
+        self.rho = float(knobs["rho"])
+        self.step = ctx.case.seed
         self.feedback = ErrorFeedback() if knobs["feedback"] else None
         self.claim = CLAIM if knobs["feedback"] else "unbiased"
 
@@ -58,7 +61,8 @@ class Shared:
             pairs = zip(parameters, bucket.gradients(), strict=True)
             wanted = torch.cat([self.feedback.add(p, g) for p, g in pairs]).float()
         with lap("encode"):
-            n, k = len(wanted), kept(len(wanted), self.rho)
+            n = len(wanted)
+            k = kept(len(wanted), self.rho)
             index = places(self.step, n, k, flat.device)
             values = wanted[index]
             self.step += 1

@@ -13,11 +13,13 @@ CLAIM = "unbiased"
 MEANING = transports.lookup(2, (-1.0, 0.0, 1.0, 0.0))
 
 
-class Codec:
+class TernaryCodec:
     """Kept with a probability of magnitude / largest (Wen et al., 2017)."""
 
     def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
-        self.unit, self.clip, self.generator = int(knobs["block"]), float(knobs["clip"]), generator
+        self.unit = int(knobs["block"])
+        self.clip = float(knobs["clip"])
+        self.generator = generator
         if self.unit % 4:
             raise ValueError(f"block = {self.unit}: four values fill a byte, a multiple of 4")
 
@@ -42,4 +44,4 @@ class Codec:
         return blocks.mul_(scale[..., None]).flatten(1)
 
 
-promise, build = transports.gathered(Codec, "(N-1) (n/4 + 4 n/block)")
+promise, build = transports.gathered(TernaryCodec, "(N-1) (n/4 + 4 n/block)")

@@ -126,11 +126,15 @@ class Loading:
         self.places = Places(source)
         workers = int(knobs["workers"])
         self.loader: DataLoader[Any] = DataLoader(
-            stored, batch_sampler=self.places, collate_fn=collated, num_workers=workers,
+            stored,
+            batch_sampler=self.places,
+            collate_fn=collated,
+            num_workers=workers,
             prefetch_factor=int(knobs["prefetch"]) if workers else None,
             persistent_workers=bool(knobs["persistent"] and workers),
-            pin_memory=bool(knobs["pin"]), multiprocessing_context="fork" if workers else None,
-        )  # fmt: skip
+            pin_memory=bool(knobs["pin"]),
+            multiprocessing_context="fork" if workers else None,
+        )
         self.coming: Iterator[Any] = iter(())
         self.next = -1
         self.work: list[Work] = []
@@ -156,7 +160,8 @@ class Loading:
 
     def _check(self) -> None:
         """RuntimeError if others than the workers that were asked for have made the batches."""
-        asked, made = int(self.knobs["workers"]), {pid for pid, *_ in self.work}
+        asked = int(self.knobs["workers"])
+        made = {pid for pid, *_ in self.work}
         at_work = made - {os.getpid()}
         if len(at_work) < min(asked, len(self.work)) or (asked and os.getpid() in made):
             raise RuntimeError(f"{len(at_work)} of {asked} workers made batches")
@@ -183,10 +188,13 @@ def feed(source: Source, knobs: Knobs) -> Feed:
     kinds = [(x.shape[1:], x.dtype, x[0].nbytes) for x in first]
     size = sum(nbytes for _, _, nbytes in kinds)
     stored = Stored(
-        folder=source.folder, rows=rows_of(source, knobs, size),
-        per_file=max(1, int(knobs["shard_mb"] * 2**20 / size)), kinds=kinds,
-        decode_s=knobs["decode_ms"] / 1e3, cold=bool(knobs["cold"]),
-    )  # fmt: skip
+        folder=source.folder,
+        rows=rows_of(source, knobs, size),
+        per_file=max(1, int(knobs["shard_mb"] * 2**20 / size)),
+        kinds=kinds,
+        decode_s=knobs["decode_ms"] / 1e3,
+        cold=bool(knobs["cold"]),
+    )
     stored.write(source)
     source.meet()
     return Loading(source, stored, knobs)
@@ -215,8 +223,13 @@ def collated(samples: Sequence[tuple[Tensor, Tensor, float, float]]) -> tuple[An
     """Inputs, targets, and what a worker did for them."""
     inputs, targets, read, decode = zip(*samples, strict=True)
     return (
-        torch.stack(inputs), torch.stack(targets), os.getpid(), sum(read), sum(decode), _disk(),
-    )  # fmt: skip
+        torch.stack(inputs),
+        torch.stack(targets),
+        os.getpid(),
+        sum(read),
+        sum(decode),
+        _disk(),
+    )
 
 
 def file_of(folder: Path, number: int) -> Path:

@@ -60,12 +60,13 @@ def _rotate(x: Tensor, positions: Tensor | None, length: int) -> Tensor:
     mode = None if type(x) is Tensor else getattr(x, "fake_mode", None)
     cos, sin = _rotary(length or x.shape[2], x.shape[3], x.device, x.dtype, mode)
     if positions is not None:
-        cos, sin = cos[positions], sin[positions]
+        cos = cos[positions]
+        sin = sin[positions]
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
 
-class Attention(nn.Module):
+class CausalAttention(nn.Module):
     """Causal attention of queries (B, heads, S, dim) to keys and values (B, groups, S, dim).
 
     A rank that has a part of the sequence is told which ``positions`` of what ``length``, and
@@ -85,7 +86,7 @@ class Attention(nn.Module):
         )
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Pre-norm attention (grouped query) and feed-forward (GELU, or SwiGLU when gated).
 
     Rows of ``qkv`` and of a gated ``up`` are ordered by group of heads, so that any number of
@@ -95,11 +96,13 @@ class Block(nn.Module):
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__()
         d, heads, kv = size["d"], size["heads"], size["kv"]
-        self.dim, self.queries, self.gated = d // heads, heads // kv, bool(size.get("gated"))
+        self.dim = d // heads
+        self.queries = heads // kv
+        self.gated = bool(size.get("gated"))
         self.wide = size["ff"] // kv
         self.norm1, self.norm2 = nn.RMSNorm(d), nn.RMSNorm(d)
         self.qkv = nn.Linear(d, (heads + 2 * kv) * self.dim, bias=False)
-        self.attention = Attention()
+        self.attention = CausalAttention()
         self.out = nn.Linear(d, d, bias=False)
         self.up = nn.Linear(d, size["ff"] * (2 if self.gated else 1), bias=False)
         self.down = nn.Linear(size["ff"], d, bias=False)
@@ -129,7 +132,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
     head = nn.Sequential(
         OrderedDict(norm=nn.RMSNorm(d), fc=nn.Linear(d, size["vocab"], bias=False))
     )
-    blocks = [(f"block{i}", Block(size)) for i in range(size["layers"])]
+    blocks = [(f"block{i}", DecoderBlock(size)) for i in range(size["layers"])]
     return nn.Sequential(OrderedDict([("embed", embed), *blocks, ("head", head)]))
 
 
@@ -138,7 +141,8 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
 
     next = 5 x + 17 mod V, replaced by a random token one time in ten.
     """
-    s, vocab = int(size["seq"]), size["vocab"]
+    s = int(size["seq"])
+    vocab = size["vocab"]
     random = hashed(ids, s + 1)
     noisy = random % 10 == 0
     noisy[:, 0] = False
@@ -154,7 +158,8 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
 @functools.cache
 def _applied(times: int, vocab: int) -> tuple[list[int], list[int]]:
     """A and b of a x + b mod V, which is 5 x + 17 applied 0, 1 .. ``times`` times."""
-    factors, offsets = [1], [0]
+    factors = [1]
+    offsets = [0]
     for _ in range(times):
         factors.append(5 * factors[-1] % vocab)
         offsets.append((5 * offsets[-1] + 17) % vocab)
@@ -167,8 +172,10 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 def floor(size: Mapping[str, Json]) -> float:
     """Entropy of the next token in nats: what is replaced may be replaced by itself."""
-    noise, vocab = 0.1, size["vocab"]
-    usual, other = 1 - noise + noise / vocab, noise / vocab
+    noise = 0.1
+    vocab = size["vocab"]
+    usual = 1 - noise + noise / vocab
+    other = noise / vocab
     return float(-usual * math.log(usual) - (vocab - 1) * other * math.log(other))
 
 
@@ -178,7 +185,9 @@ def tokens(size: Mapping[str, Json]) -> int:
 
 def flops(size: Mapping[str, Json]) -> float:
     """6 (P - P_embedding - P_norm) S + 12 L S^2 d: no discount for causality (PaLM, app. B)."""
-    d, s, layers = size["d"], int(size["seq"]), size["layers"]
+    d = size["d"]
+    s = int(size["seq"])
+    layers = size["layers"]
     dim = d // size["heads"]
     attention = d * (size["heads"] + 2 * size["kv"]) * dim + d * d
     feed_forward = d * size["ff"] * (3 if size.get("gated") else 2)

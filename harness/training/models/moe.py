@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from harness.base.documents import Json
 from harness.training.models import decoder
-from harness.training.models.decoder import Attention
+from harness.training.models.decoder import CausalAttention
 from harness.training.parallel.experts import Routing
 
 SIZES = {
@@ -46,7 +46,7 @@ class Experts(nn.Module):
         return hidden @ self.down
 
 
-class Block(nn.Module):
+class ExpertBlock(nn.Module):
     """Pre-norm attention and experts (GShard, Lepikhin et al., 2020; Switch, Fedus et al., 2021).
 
     Each token goes to its ``top`` experts, first choices first, until an expert's room is full:
@@ -56,11 +56,12 @@ class Block(nn.Module):
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__()
         d, heads, kv = size["d"], size["heads"], size["kv"]
-        self.dim, self.queries = d // heads, heads // kv
+        self.dim = d // heads
+        self.queries = heads // kv
         self.top, self.capacity, self.balance = size["top"], size["capacity"], size["balance"]
         self.norm1, self.norm2 = nn.RMSNorm(d), nn.RMSNorm(d)
         self.qkv = nn.Linear(d, (heads + 2 * kv) * self.dim, bias=False)
-        self.attention = Attention()
+        self.attention = CausalAttention()
         self.out = nn.Linear(d, d, bias=False)
         self.router = nn.Linear(d, size["experts"], bias=False)
         self.experts = Experts(size["experts"], d, size["ff"])
@@ -77,7 +78,8 @@ class Block(nn.Module):
 
     def routed(self, x: Tensor) -> Tensor:
         """Tokens (T, d) through their experts, weighed by how sure the router is."""
-        count, num = x.shape[0], self.router.out_features
+        count = x.shape[0]
+        num = self.router.out_features
         likely = self.router(x).float().softmax(-1)
         sure, chosen = likely.topk(self.top, -1)
         if self.top > 1:
@@ -103,7 +105,7 @@ class Block(nn.Module):
 def build(size: Mapping[str, Json]) -> nn.Sequential:
     """Embedding, blocks, norm and an untied head, as the dense decoder."""
     plain = decoder.build({**size, "layers": 0})
-    blocks = [(f"block{i}", Block(size)) for i in range(size["layers"])]
+    blocks = [(f"block{i}", ExpertBlock(size)) for i in range(size["layers"])]
     named = dict(plain.named_children())
     return nn.Sequential(OrderedDict([("embed", named["embed"]), *blocks, ("head", named["head"])]))
 
@@ -145,7 +147,9 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 def flops(size: Mapping[str, Json]) -> float:
     """As the dense decoder, but only the experts that a token is sent to count."""
-    d, s, layers = size["d"], int(size["seq"]), size["layers"]
+    d = size["d"]
+    s = int(size["seq"])
+    layers = size["layers"]
     dim = d // size["heads"]
     attention = d * (size["heads"] + 2 * size["kv"]) * dim + d * d
     routed = d * size["experts"] + size["top"] * 2 * d * size["ff"]

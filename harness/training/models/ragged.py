@@ -48,7 +48,8 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     own = lengths(ids, size)
     longest = int(own.max())
     beyond = torch.arange(longest, device=own.device)[None] >= own[:, None]
-    inputs, targets = inputs[:, :longest], targets[:, :longest]
+    inputs = inputs[:, :longest]
+    targets = targets[:, :longest]
     return inputs.masked_fill(beyond, 0), targets.masked_fill(beyond, PADDING)
 
 
@@ -80,7 +81,9 @@ def tokens(size: Mapping[str, Json]) -> int:
 
 def flops(size: Mapping[str, Json]) -> float:
     """The decoder's, of the mean sample; what is computed for padding is of no use."""
-    s, d, layers = int(size["seq"]), size["d"], size["layers"]
+    s = int(size["seq"])
+    d = size["d"]
+    layers = size["layers"]
     attention = 12.0 * layers * d
     weights = (decoder.flops(size) - attention * s * s) / s
     return float(weights * _mean(size, 1) + attention * _mean(size, 2))

@@ -47,7 +47,9 @@ class Head(nn.Module):
 
 def _plan(size: Mapping[str, Json]) -> list[tuple[int, int, int, int]]:
     """(in, out, stride, output edge) of every residual block."""
-    out, before, edge = [], size["width"], size["image"]
+    out = []
+    before = size["width"]
+    edge = size["image"]
     for stage, count in enumerate(size["blocks"]):
         channels = size["width"] * 2**stage
         for i in range(count):

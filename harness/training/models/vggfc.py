@@ -23,12 +23,15 @@ def _channels(size: Mapping[str, Json]) -> list[int]:
 def build(size: Mapping[str, Json]) -> nn.Sequential:
     """Four convolutions, each halving the image, then three fully connected layers."""
     blocks: list[tuple[str, nn.Module]] = []
-    before, edge = 3, size["image"]
+    before = 3
+    edge = size["image"]
     for i, channels in enumerate(_channels(size)):
         conv = nn.Conv2d(before, channels, 3, padding=1)
         blocks.append((f"conv{i}", nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2))))
-        before, edge = channels, edge // 2
-    flat, fc = before * edge * edge, size["fc"]
+        before = channels
+        edge = edge // 2
+    flat = before * edge * edge
+    fc = size["fc"]
     blocks.append(("fc0", nn.Sequential(nn.Flatten(), nn.Linear(flat, fc), nn.ReLU())))
     blocks.append(("fc1", nn.Sequential(nn.Linear(fc, fc), nn.ReLU())))
     blocks.append(("head", nn.Linear(fc, size["classes"])))
@@ -46,12 +49,16 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 def flops(size: Mapping[str, Json]) -> float:
     """2 per multiply-add; the backward costs twice the forward, but for the first layer's input."""
-    before, edge, total, first = 3, size["image"], 0.0, 0.0
+    before = 3
+    edge = size["image"]
+    total = 0.0
+    first = 0.0
     for channels in _channels(size):
         macs = 9.0 * before * channels * edge * edge
         first = first or macs
         total += 6 * macs
-        before, edge = channels, edge // 2
+        before = channels
+        edge = edge // 2
     fc = size["fc"]
     total += 6.0 * (before * edge * edge * fc + fc * fc + fc * size["classes"])
     return float(total - 2 * first)

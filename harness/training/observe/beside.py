@@ -42,6 +42,7 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
     own = tuple(f"/dev/shm/torch_{pid}_" for pid in helpers)
     own += ("/dev/shm/sem.",) if helpers else ()
     return frozenset(
-        f[5].strip() for f in fields
+        f[5].strip()
+        for f in fields
         if len(f) > 5 and f[1][1] == "w" and f[1][3] == "s" and not f[5].startswith(own)
-    )  # fmt: skip
+    )

@@ -19,7 +19,8 @@ class Clock:
         # A group of its own: over sockets whatever the backend, and not in the way of any other.
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo") if several else None
-        self._low, self._high = -(1 << 62), 1 << 62
+        self._low = -(1 << 62)
+        self._high = 1 << 62
 
     def handshake(self) -> None:
         """PINGS ping-pongs of every rank with rank 0, one rank after another (4 ms each)."""
@@ -41,7 +42,8 @@ class Clock:
             began = time.time_ns()
             dist.send(pong, peer, self._group)
             dist.recv(pong, peer, self._group)
-            ended, stamped = time.time_ns(), int(pong)
+            ended = time.time_ns()
+            stamped = int(pong)
             bounds[0] = max(int(bounds[0]), stamped - ended)
             bounds[1] = min(int(bounds[1]), stamped - began)
         dist.send(bounds, peer, self._group)
@@ -56,7 +58,8 @@ class Clock:
         dist.recv(bounds, 0, self._group)
         low, high = bounds.tolist()
         if self._low > -(1 << 62):  # seen before: whatever lies between is possible by drift
-            self._low, self._high = min(self._low, low), max(self._high, high)
+            self._low = min(self._low, low)
+            self._high = max(self._high, high)
         else:
             self._low, self._high = low, high
 

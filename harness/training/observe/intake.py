@@ -39,7 +39,8 @@ class Intake:
 
     def watch(self, model: nn.Sequential) -> None:
         """Before a strategy wraps or cuts it: hooks stay with the block."""
-        pool, append = self._pool, self._noted.append
+        pool = self._pool
+        append = self._noted.append
 
         def note(_: nn.Module, inputs: tuple[Any, ...]) -> None:  # as little as can be: it is timed
             x = inputs[0]

@@ -43,7 +43,8 @@ def event(device: torch.device) -> torch.Event:
 @contextmanager
 def lap(name: str) -> Iterator[None]:
     """One part of a step: a span, and its time."""
-    began, step = time.perf_counter(), len(_STEPS) - 1
+    began = time.perf_counter()
+    step = len(_STEPS) - 1
     marks = [(event(device), event(device)) for device in _DEVICES]
     for first, _ in marks:
         first.record()

@@ -11,7 +11,7 @@ from harness.training.observe.stamps import Stamps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class MeterReading:
     """Counters at one moment, or what they grew by; None where the kernel does not say.
 
     ``kernel_s`` and ``own_s`` are the kernel's clock and the rank's at that moment.
@@ -37,10 +37,12 @@ class Meter:
         self, clock: Callable[[], float], helpers: Callable[[], Sequence[int]] = tuple
     ) -> None:
         self._helpers = helpers
-        self._cores, self._stamps, self._clock = os.sched_getaffinity(0), Stamps(), clock
+        self._cores = os.sched_getaffinity(0)
+        self._stamps = Stamps()
+        self._clock = clock
         self._before = self._at_end = self.start()
 
-    def start(self) -> Reading:
+    def start(self) -> MeterReading:
         """The kept window begins; also its own warm-up."""
         wire, written = sockets.read(), beside.written_bytes()
         self._before = replace(self._now(), wire=wire, written_bytes=written)
@@ -50,11 +52,11 @@ class Meter:
         """The last step is over."""
         self._at_end = self._now()
 
-    def grown(self) -> Reading:
+    def grown(self) -> MeterReading:
         """What was counted in between; bytes up to now."""
         before, end = self._before, self._at_end
         wire, written = sockets.read(), beside.written_bytes()
-        return Reading(
+        return MeterReading(
             kernel_s=end.kernel_s - before.kernel_s,
             own_s=end.own_s - before.own_s,
             cpu_s=end.cpu_s - before.cpu_s,
@@ -66,9 +68,9 @@ class Meter:
             wire=None if wire is None or before.wire is None else wire.since(before.wire),
         )
 
-    def _now(self) -> Reading:
+    def _now(self) -> MeterReading:
         kernel_s, own_s = self._stamps.with_clock(self._clock)
-        return Reading(
+        return MeterReading(
             busy_s=machine.busy_s(self._cores),
             throttled_s=cgroup.throttled_s(),
             cpu_s=process_time() + beside.helpers_cpu_s(self._helpers()),

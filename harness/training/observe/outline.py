@@ -61,7 +61,8 @@ class Outline:
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
-        on, first = self._window.outlined(self._done), self._window.steps - self._window.profiled
+        on = self._window.outlined(self._done)
+        first = self._window.steps - self._window.profiled
         if on != self._on:
             self._turn(on)
         if self._done == first:

@@ -24,7 +24,8 @@ class Profiler:
 
     def __init__(self, steps: int, active: int, accelerator: Accelerator, memory: Path) -> None:
         self._accelerator, self._memory = accelerator, memory
-        self._first, self._done = steps - active, 0
+        self._first = steps - active
+        self._done = 0
         self._profile = profile(
             activities=accelerator.activities,
             schedule=schedule(wait=self._first - 1, warmup=1, active=active),

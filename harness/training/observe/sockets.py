@@ -64,7 +64,8 @@ def read() -> Wire | None:
                 return None
             if of_one is None:
                 return None
-            sent, resent = sent + of_one[0], resent + of_one[1]
+            sent = sent + of_one[0]
+            resent = resent + of_one[1]
     return Wire(sent_bytes=sent, resent_bytes=resent)
 
 
@@ -84,7 +85,8 @@ def _written(sock: socket.socket) -> tuple[int, int] | None:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         if len(info) < _NEEDED:
             return None
-        before, acked = acked, struct.unpack_from("Q", info, _ACKED)[0]
+        before = acked
+        acked = struct.unpack_from("Q", info, _ACKED)[0]
         if not queued or acked == before:
             break
     return acked + queued, struct.unpack_from("Q", info, _RETRANSMITTED)[0]

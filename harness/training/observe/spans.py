@@ -56,10 +56,13 @@ class Span:
             traced, payload, began = self._open.pop()
             _log.rows.append(
                 SpanRow(
-                    name=self.name, category=self.category, payload=payload,
-                    start_ns=began, end_ns=time.time_ns(),
+                    name=self.name,
+                    category=self.category,
+                    payload=payload,
+                    start_ns=began,
+                    end_ns=time.time_ns(),
                 )
-            )  # fmt: skip
+            )
             traced.__exit__(None, None, None)
         _domain.pop_range()
 

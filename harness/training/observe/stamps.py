@@ -29,12 +29,15 @@ class Stamps:
 
         On a busy host others run between the two readings: the closest of some tries is taken.
         """
-        closest, out = float("inf"), (0.0, 0.0)
+        closest = float("inf")
+        out = (0.0, 0.0)
         for _ in range(TRIES):
-            before, stamp = clock(), self.now_s()
+            before = clock()
+            stamp = self.now_s()
             apart = clock() - before
             if apart < closest:
-                closest, out = apart, (stamp, before + apart / 2)
+                closest = apart
+                out = (stamp, before + apart / 2)
             if apart < CLOSE_S:
                 break
         return out

@@ -24,7 +24,8 @@ def visible(queries: Tensor, keys: Tensor) -> Tensor:
 
 def gathered(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
     """Gathers all keys and values once, and attends to those that its queries see."""
-    own, every = places[group.rank()], torch.cat(list(places))
+    own = places[group.rank()]
+    every = torch.cat(list(places))
     needed = torch.nonzero(every <= own.max()).flatten()
     mask = visible(own, every[needed])
 
@@ -112,11 +113,16 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup,
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        group: dist.ProcessGroup,
         places: Sequence[Tensor],
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         n, rank = group.size(), group.rank()
-        out, logs = torch.zeros_like(q, dtype=torch.float32), None
+        out = torch.zeros_like(q, dtype=torch.float32)
+        logs = None
         travelling = torch.stack((k, v))
         for hop in range(n):
             of = (rank - hop) % n
@@ -142,7 +148,9 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, out, logs = ctx.saved_tensors
         group, places = ctx.group, ctx.places
-        n, rank, scale = group.size(), group.rank(), q.shape[-1] ** -0.5
+        n = group.size()
+        rank = group.rank()
+        scale = q.shape[-1] ** -0.5
         wanted = gradients[0].float()
         lost = (wanted * out).sum(-1, keepdim=True)
         of_q = torch.zeros_like(q, dtype=torch.float32)

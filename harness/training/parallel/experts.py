@@ -55,7 +55,9 @@ def of(model: nn.Module) -> dict[str, nn.Module]:
 
 def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
     """Keep this rank's experts; rooms are sent to where their expert is, and answers back."""
-    n, rank, plain = group.size(), group.rank(), experts.forward
+    n = group.size()
+    rank = group.rank()
+    plain = experts.forward
     for name, parameter in list(experts.named_parameters()):
         own = parameter.detach().chunk(n)[rank].clone()
         parameter = nn.Parameter(own)
@@ -83,7 +85,8 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group, got = group, torch.empty_like(x)
+        ctx.group = group
+        got = torch.empty_like(x)
         dist.all_to_all_single(got, x.contiguous(), group=group)
         return got
 

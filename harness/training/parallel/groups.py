@@ -20,7 +20,8 @@ Axes = tuple[tuple[Dim, tuple[Dim, ...]], ...]
 @functools.cache
 def _made(device: str, sizes: tuple[tuple[Dim, int], ...], axes: Axes) -> DeviceMesh:
     """The mesh with its dimensions joined to these axes. A collective of all ranks."""
-    given, order = Mesh(dict(sizes)), [dim for dim, _ in sizes]
+    given = Mesh(dict(sizes))
+    order = [dim for dim, _ in sizes]
     ranks = torch.arange(given.ranks).view([size for _, size in sizes])
     ranks = ranks.permute([order.index(dim) for _, dims in axes for dim in dims if dim in order])
     ranks = ranks.reshape([given.size(*dims) for _, dims in axes])

@@ -59,16 +59,23 @@ def trainer(
 
 
 def expected(  # noqa: PLR0913
-    case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, period: int,
-    sent: Traffic, formula: str, states: int = 0,
-) -> Expected:  # fmt: skip
+    case: CaseSpec,
+    model: nn.Module,
+    batching: Batching,
+    facts: ModelFacts,
+    period: int,
+    sent: Traffic,
+    formula: str,
+    states: int = 0,
+) -> Expected:
     """What a case expects whose ranks send this in every ``period``-th step.
 
     ``states``: copies of all parameters that its rule keeps.
     """
     if period < 1:
         raise ValueError(f"a period of {period} steps is none: at least 1")
-    elements, size = num_elements(model), element_bytes(model)
+    elements = num_elements(model)
+    size = element_bytes(model)
     return traffic.expected(
         [sent * (1 / period)] * case.world_size,
         largest=sent.largest,

@@ -29,9 +29,13 @@ class Wrapped:
     def trainer(self, ctx: RankContext, kind: type[LocalTrainer] = LocalTrainer) -> LocalTrainer:
         """The step that accumulates, goes backward and steps the optimizer."""
         return kind(
-            self.module, ctx, named=self.named, synchronise=self.synchronise, whole=whole,
+            self.module,
+            ctx,
+            named=self.named,
+            synchronise=self.synchronise,
+            whole=whole,
             placements=placements(self.module),
-        )  # fmt: skip
+        )
 
 
 def whole(tensor: Tensor) -> Tensor:

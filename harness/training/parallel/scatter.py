@@ -44,9 +44,13 @@ class OverAllToAll(DefaultReduceScatter):
         self.codec = codec
 
     def __call__(  # type: ignore[override]  # nothing is left to wait for
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup,
-        op: dist.ReduceOp | dist.ReduceOp.RedOpType, async_op: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> None:
         """(N-1)/N of the input is sent. FSDP waits for the tensors, so ``async_op`` has no say."""
         mine, *others = self._exchanged(input_tensor.view(group.size(), -1), group)
         output_tensor.copy_(mine)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.pipelining import schedules
 
 
-class Kind(NamedTuple):
+class ScheduleKind(NamedTuple):
     """A schedule's class, how many stages a rank has (0: a knob says), and whether these are folded
     so that the first rank has the last stage, too.
     """
@@ -28,14 +28,14 @@ class Kind(NamedTuple):
     folded: bool = False
 
 
-SCHEDULES: Mapping[str, Kind] = {
-    "gpipe": Kind(schedules.ScheduleGPipe, 1),
-    "1f1b": Kind(schedules.Schedule1F1B, 1),
-    "interleaved": Kind(schedules.ScheduleInterleaved1F1B, 0),
-    "looped_bfs": Kind(schedules.ScheduleLoopedBFS, 0),
-    "interleaved_zb": Kind(schedules.ScheduleInterleavedZeroBubble, 0),
-    "zbv": Kind(schedules.ScheduleZBVZeroBubble, 2, folded=True),
-    "dualpipev": Kind(schedules.ScheduleDualPipeV, 2, folded=True),
+SCHEDULES: Mapping[str, ScheduleKind] = {
+    "gpipe": ScheduleKind(schedules.ScheduleGPipe, 1),
+    "1f1b": ScheduleKind(schedules.Schedule1F1B, 1),
+    "interleaved": ScheduleKind(schedules.ScheduleInterleaved1F1B, 0),
+    "looped_bfs": ScheduleKind(schedules.ScheduleLoopedBFS, 0),
+    "interleaved_zb": ScheduleKind(schedules.ScheduleInterleavedZeroBubble, 0),
+    "zbv": ScheduleKind(schedules.ScheduleZBVZeroBubble, 2, folded=True),
+    "dualpipev": ScheduleKind(schedules.ScheduleDualPipeV, 2, folded=True),
 }
 #: What a forward, a whole backward, and its two halves (of inputs, of weights) take.
 COSTS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
@@ -49,7 +49,7 @@ class Action(NamedTuple):
     micro: int
 
 
-class Played(NamedTuple):
+class PlayedSchedule(NamedTuple):
     """A schedule as it goes at best: its share of useful time, and each action's end."""
 
     efficiency: float
@@ -122,12 +122,19 @@ class Schedule:
     def _stub(self, stage: int) -> Any:
         """What a schedule asks of a stage when it is made."""
         return SimpleNamespace(
-            stage_index=stage, num_stages=self.stages, group_size=self.ranks, group_rank=0,
-            is_first=stage == 0, is_last=stage == self.stages - 1, submod=nn.Identity(),
-            has_backward=True, device=torch.device("cpu"), group=None,
-        )  # fmt: skip
+            stage_index=stage,
+            num_stages=self.stages,
+            group_size=self.ranks,
+            group_rank=0,
+            is_first=stage == 0,
+            is_last=stage == self.stages - 1,
+            submod=nn.Identity(),
+            has_backward=True,
+            device=torch.device("cpu"),
+            group=None,
+        )
 
-    def played(self, weights: Sequence[float] = ()) -> Played:
+    def played(self, weights: Sequence[float] = ()) -> PlayedSchedule:
         """Each action starts when its rank is free and what it needs is there.
 
         ``weights`` are what the stages compute, relative to each other; none: all alike.
@@ -147,10 +154,11 @@ class Schedule:
                     action = order.pop(0)
                     begin = max((ends[need] for need in self._needs(action)), default=0.0)
                     free[rank] = max(free[rank], begin) + costs[action.what, action.stage]
-                    ends[action], moved = free[rank], True
+                    ends[action] = free[rank]
+                    moved = True
             assert moved, f"{self} waits for itself"
         work = sum(costs[a.what, a.stage] for order in self.orders for a in order)
-        return Played(work / self.ranks / max(free), ends)
+        return PlayedSchedule(work / self.ranks / max(free), ends)
 
     def _needs(self, action: Action) -> list[Action]:
         """What must have ended before an action can begin."""
@@ -185,10 +193,13 @@ class Schedule:
         AssertionError if they are not.
         """
         found = {
-            tuple(a.micro for a in self.orders[self.holder(stage)]
-                  if a.stage == stage and a.what in "BW")
+            tuple(
+                a.micro
+                for a in self.orders[self.holder(stage)]
+                if a.stage == stage and a.what in "BW"
+            )
             for stage in range(self.stages)
-        }  # fmt: skip
+        }
         order, *others = found
         if others:
             raise AssertionError(f"{self.name}: stages add their gradients in different orders")

@@ -90,9 +90,14 @@ def sent(payload: float, messages: int = 1) -> Traffic:
 
 
 def sharded(
-    blocks: Sequence[Sequence[Size]], size: int, ranks: int, gathers: int, replicas: int = 1,
-    scatter: Callable[[float, int], Traffic] = all_to_all, gathered: int | None = None,
-) -> Traffic:  # fmt: skip
+    blocks: Sequence[Sequence[Size]],
+    size: int,
+    ranks: int,
+    gathers: int,
+    replicas: int = 1,
+    scatter: Callable[[float, int], Traffic] = all_to_all,
+    gathered: int | None = None,
+) -> Traffic:
     """All-gathers of parameters and a reduce-scatter of gradients, block by block (FSDP2).
 
     ``replicas``: of hybrid sharding; what a rank has of the gradients is all-reduced over them.

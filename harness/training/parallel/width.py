@@ -112,7 +112,8 @@ def blocks(model: nn.Module, ranks: int) -> list[list[Size]]:
 
 def placed(model: nn.Module, *, sequence: bool) -> tuple[str, ...]:
     """How parameters are placed along ``tp`` alone, as ``samples.placements`` will see them."""
-    found, out = cuts(model), set()
+    found = cuts(model)
+    out = set()
     for name, _ in model.named_parameters():
         layer, _, kind = name.rpartition(".")
         how = found.get(layer)
@@ -135,7 +136,8 @@ def sent(
     reduce-scatter, and whole parameters between the cuts have gradients of parts of the sequence.
     With ``loss`` each token's largest logit, sum of exponentials and loss are all-reduced.
     """
-    total, found = Traffic(), cuts(model)
+    total = Traffic()
+    found = cuts(model)
     if ranks == 1:
         return total
     for name, flow in _flowing(model, inputs):
@@ -171,7 +173,8 @@ class Flow(NamedTuple):
 
 def _activations(how: Cut, flow: Flow, backend: str, ranks: int, sequence: bool) -> Traffic:
     """What a layer's input and output send, forwards and backwards."""
-    total, scatter = Traffic(), traffic.reduce_scatter(backend)
+    total = Traffic()
+    scatter = traffic.reduce_scatter(backend)
     if how in (Cut.COLUMN, Cut.LOGITS):
         if sequence:
             total += traffic.all_gather(flow.into / ranks, ranks)

@@ -11,7 +11,9 @@ class Barrier:
     """A barrier: the process group's, or over the store for a world that does not communicate."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, communicate: bool) -> None:
-        self._store, self._rank, self._others = store, rank, world_size - 1
+        self._store = store
+        self._rank = rank
+        self._others = world_size - 1
         self._communicate = communicate
         self._count = itertools.count()
 

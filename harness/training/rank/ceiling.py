@@ -18,7 +18,8 @@ from harness.training.accelerator import Accelerator
 from harness.training.tuning import float8
 
 #: Rows of the square matrices, and bytes that are copied: on a CPU's core, on a device.
-ROWS, COPIED = (1024, 8192), (64 << 20, 1 << 30)
+ROWS = (1024, 8192)
+COPIED = (64 << 20, 1 << 30)
 #: How long a kind of work goes on, in s: on a CPU's core, on a device, whose clocks settle by then.
 LASTS_S = (0.2, 1.0)
 #: Of so many parts of that time the median counts.
@@ -30,7 +31,8 @@ def ceiling(accelerator: Accelerator, case: CaseSpec) -> Ceiling:
     the device's memory, each byte read and written.
     """
     dtype = torch.float32 if case.tf32 else getattr(torch, case.dtype)
-    rows, copied = ROWS[accelerator.present], COPIED[accelerator.present]
+    rows = ROWS[accelerator.present]
+    copied = COPIED[accelerator.present]
     a = torch.randn(rows, rows, device=accelerator.device).to(dtype)
     narrow = dtype is float8.FORWARD
     out = torch.empty_like(a, dtype=torch.bfloat16 if narrow else dtype)
@@ -43,9 +45,10 @@ def ceiling(accelerator: Accelerator, case: CaseSpec) -> Ceiling:
     product_s = _steady_s(multiply, accelerator)
     copy_s = _steady_s(lambda: target.copy_(source), accelerator)
     return Ceiling(
-        dtype=case.dtype, matmul_flops=2 * rows**3 / product_s,
+        dtype=case.dtype,
+        matmul_flops=2 * rows**3 / product_s,
         copy_bps=2 * copied / copy_s,
-    )  # fmt: skip
+    )
 
 
 def _steady_s(work: Callable[[], object], accelerator: Accelerator) -> float:

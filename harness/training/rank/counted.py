@@ -91,7 +91,8 @@ def checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> l
     expected = expect(loaded, case, model, facts)
     steps = range(STEPS - expected.period, STEPS)
     talking = exchanges(steps, expected.period, expected.until, expected.growth)
-    found, times = [], expected.period * talking
+    found = []
+    times = expected.period * talking
     promised = {k: v[ctx.rank] * times for k, v in expected.payload_bytes.items()}
     if case.backend == "gloo":
         promised.pop("send", None)
@@ -105,7 +106,8 @@ def checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> l
     if case.backend == "gloo" and traffic.wire is None:
         found.append(Check(name="bytes.sent", ok=True, detail="not counted: no TCP_INFO here"))
     elif case.backend == "gloo" and traffic.wire is not None:
-        want, sent = expected.sent_bytes[ctx.rank] * times, traffic.wire.sent_bytes
+        want = expected.sent_bytes[ctx.rank] * times
+        sent = traffic.wire.sent_bytes
         right = 0.995 * want <= sent <= 1.05 * want + WIRE_SLACK * (ctx.world_size - 1)
         told = _against(float(sent), want, expected)
         found.append(check("bytes.sent", right, sent, want, told))

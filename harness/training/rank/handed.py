@@ -20,7 +20,8 @@ def checks(loaded: Loaded, ctx: RankContext, rank: Rank) -> Iterator[Check]:
     whole = replace(ctx.batching, last=ctx.batching.global_batch)
     sampler = Sampler(whole, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed)
     feed = loaded.feed(rank.source(loaded, ctx, STEPS, sampler=sampler))
-    drawn, wrong = [], 0
+    drawn = []
+    wrong = 0
     for step in range(STEPS):
         batch = feed(step)
         wanted = own_batch(loaded, ctx, batch.ids)

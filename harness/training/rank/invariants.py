@@ -28,7 +28,7 @@ STEPS, DRAWS = 12, 100
 ROUNDING, SURE = 1e-4, 1.5
 
 
-class Bucket:
+class CodecBucket:
     """What DDP gives a communication hook."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -37,7 +37,7 @@ class Bucket:
             sum(p.numel() for p in parameters), device=self._parameters[0].device
         )
 
-    def fill(self, flat: Tensor) -> Bucket:
+    def fill(self, flat: Tensor) -> CodecBucket:
         self._flat.copy_(flat)
         return self
 
@@ -58,12 +58,12 @@ class Bucket:
         return [part.view_as(p) for part, p in zip(parts, self._parameters, strict=True)]
 
 
-class Trial:
+class CodecTrial:
     """A fresh hook on gradients that are drawn for this rank."""
 
     def __init__(self, ctx: RankContext, compressor: Compressor) -> None:
         self.ctx = ctx
-        self.bucket = Bucket([nn.Parameter(torch.zeros(s, device=ctx.device)) for s in SHAPES])
+        self.bucket = CodecBucket([nn.Parameter(torch.zeros(s, device=ctx.device)) for s in SHAPES])
         self.hook = compressor.build(ctx)
 
     def drawn(self, step: int, rank: int | None = None) -> Tensor:
@@ -112,7 +112,9 @@ def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
     yield _telescopes(ctx, compressor)
     yield _alike(ctx, compressor)
     yield _alone(ctx, compressor)
-    claim = getattr(Trial(ctx, compressor).hook, "claim", getattr(compressor.module, "CLAIM", ""))
+    claim = getattr(
+        CodecTrial(ctx, compressor).hook, "claim", getattr(compressor.module, "CLAIM", "")
+    )
     if claim == "contracts":
         yield _contracts(ctx, compressor)
     elif claim == "unbiased":
@@ -124,7 +126,7 @@ def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
 def _telescopes(ctx: RankContext, compressor: Compressor) -> Check:
     """What was sent and what is owed add up to the gradients."""
     knobs = {**compressor.knobs, **getattr(compressor.module, "TELESCOPES", {})}
-    trial = Trial(ctx, replace(compressor, knobs=knobs))
+    trial = CodecTrial(ctx, replace(compressor, knobs=knobs))
     name = "codec.telescopes"
     if getattr(trial.hook, "feedback", None) is None:
         return Check(name=name, ok=True, detail="nothing is owed: without error feedback")
@@ -139,7 +141,8 @@ def _telescopes(ctx: RankContext, compressor: Compressor) -> Check:
 
 def _alike(ctx: RankContext, compressor: Compressor) -> Check:
     """All ranks are given the same bits."""
-    trial, digest = Trial(ctx, compressor), hashlib.sha256()
+    trial = CodecTrial(ctx, compressor)
+    digest = hashlib.sha256()
     for step in range(3):
         digest.update(trial.sent(trial.drawn(step, ctx.rank)).cpu().numpy().tobytes())
     found: list[Any] = [digest.hexdigest()]
@@ -152,7 +155,7 @@ def _alike(ctx: RankContext, compressor: Compressor) -> Check:
 
 def _alone(ctx: RankContext, compressor: Compressor) -> Check:
     """Torch's global random numbers, of which dropout draws, stay as they are."""
-    trial = Trial(ctx, compressor)
+    trial = CodecTrial(ctx, compressor)
     before = torch.get_rng_state()
     trial.sent(trial.drawn(0))
     same = bool((before == torch.get_rng_state()).all())
@@ -165,7 +168,7 @@ def _worst(
     """The largest figure of what is made of several gradients, each the same on all ranks."""
     found = []
     for draw in range(4):
-        trial = Trial(ctx, compressor)
+        trial = CodecTrial(ctx, compressor)
         gradient = trial.drawn(draw)
         found.append(of(trial.sent(gradient), gradient))
     return max(found)
@@ -187,9 +190,10 @@ def _descends(ctx: RankContext, compressor: Compressor) -> Check:
 
 def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
     """The mean of many draws is as near to the gradient as their number says."""
-    trial = Trial(ctx, compressor)
+    trial = CodecTrial(ctx, compressor)
     gradient = trial.drawn(0)
-    total, squares = torch.zeros_like(gradient, dtype=torch.float64), 0.0
+    total = torch.zeros_like(gradient, dtype=torch.float64)
+    squares = 0.0
     for _ in range(DRAWS):
         made = trial.sent(gradient).double()
         total += made

@@ -96,7 +96,8 @@ class Oracle:
     def backward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """A shard's loss, as its rank would state it, and its gradients."""
         self.model.zero_grad(set_to_none=True)
-        batching, parts = self.ctx.batching, self.parts
+        batching = self.ctx.batching
+        parts = self.parts
         inputs, targets = batch.inputs.chunk(parts), batch.targets.chunk(parts)
         losses: list[Tensor] = [torch.empty(0)] * len(inputs)
         for i in self.order:

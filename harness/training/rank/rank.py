@@ -33,7 +33,7 @@ from harness.launch.wire.messages import (
 from harness.record.store import write_text
 from harness.training.contract import placed
 from harness.training.observe import flight, threads
-from harness.training.rank.setup import Place, set_up
+from harness.training.rank.setup import RankPlace, set_up
 from harness.training.rank.tasks import bits, gate, play, refer, script, sweep, timed, train
 from harness.training.script import workplace
 
@@ -73,7 +73,7 @@ PEER_ERRORS = (
 LOG_BYTES = 1 << 20
 
 
-def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
+def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
     """Do the launch; the exit code: 0 with a result file left behind, 1 with an error file."""
     out = Path(spec.out)
     if place.parent:
@@ -83,7 +83,8 @@ def run_rank(spec: LaunchSpec, place: Place, beats: Beats) -> int:
     os.dup2(log, 2)
     faulthandler.enable()
     stack_file = out / f"rank{place.rank}.stack"
-    flight_file, backend = out / f"rank{place.rank}.flight.json", spec.case.backend
+    flight_file = out / f"rank{place.rank}.flight.json"
+    backend = spec.case.backend
     with stack_file.open("w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         flight.dump_when_asked(flight_file, backend)
@@ -121,7 +122,7 @@ def _cap(log: int) -> None:
     os.write(log, f"\n... {size - 2 * half} bytes left out ...\n".encode() + end)
 
 
-def _files(spec: LaunchSpec, place: Place) -> Mapping[str, str]:
+def _files(spec: LaunchSpec, place: RankPlace) -> Mapping[str, str]:
     """Whose lines an error is told with: the case's files, or those beside a user's script."""
     if not spec.case.script:
         return spec.files
@@ -138,7 +139,7 @@ def _tidy(out: Path, rank: int) -> int:
     return 0
 
 
-def _work(spec: LaunchSpec, place: Place, beats: Beats) -> None:
+def _work(spec: LaunchSpec, place: RankPlace, beats: Beats) -> None:
     """Set up, do the task, write down what it came to, and leave together with the others."""
     task = TASKS[type(spec.task)]
     prepare: Callable[[Path], None] = lambda nccl_log: task.prepare(spec, nccl_log)  # noqa: E731

@@ -38,7 +38,7 @@ from harness.training.tuning import kernels
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where a rank is. ``device`` is its first among the devices that its agent sees, ``cpus`` are
     what it runs on. ``store`` makes the rendezvous store after the process was set up.
     """
@@ -62,7 +62,8 @@ class Laps:
 
     def __call__(self, phase: str) -> None:
         now = time.monotonic()
-        self.seconds[phase], self._last = now - self._last, now
+        self.seconds[phase] = now - self._last
+        self._last = now
 
     @property
     def total_s(self) -> float:
@@ -74,7 +75,7 @@ class Rank:
     """What a task is given: a rank that has met the others."""
 
     spec: LaunchSpec
-    place: Place
+    place: RankPlace
     out: Path
     accelerator: Accelerator
     meet: Barrier
@@ -132,10 +133,16 @@ class Rank:
         place = self.place
         here, size = within(self.spec.case.nodes, place.rank)
         return Source(
-            loaded=loaded, ctx=ctx, steps=steps, pooled=pooled, meet=self.meet,
+            loaded=loaded,
+            ctx=ctx,
+            steps=steps,
+            pooled=pooled,
+            meet=self.meet,
             sampler=sampler or whole_epochs(ctx),
-            folder=self.out / f"work.data{place.node}", local_rank=here, local_size=size,
-        )  # fmt: skip
+            folder=self.out / f"work.data{place.node}",
+            local_rank=here,
+            local_size=size,
+        )
 
     def record(
         self,
@@ -192,12 +199,16 @@ class Rank:
         )
 
 
-def set_up(spec: LaunchSpec, place: Place, beats: Beats, prepare: Callable[[Path], None]) -> Rank:
+def set_up(
+    spec: LaunchSpec, place: RankPlace, beats: Beats, prepare: Callable[[Path], None]
+) -> Rank:
     """Device, cores and process group, as the case asks for; all ranks have met afterwards.
 
     ``prepare`` is the task's own, before there is a process group.
     """
-    lap, case, out = Laps(), spec.case, Path(spec.out)
+    lap = Laps()
+    case = spec.case
+    out = Path(spec.out)
     known = frozenset(sys.modules)
     set_backend(case.environment or {})
     os.sched_setaffinity(0, place.cpus)  # before any thread exists
@@ -265,7 +276,7 @@ def set_backend(environment: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
-def device_of(case: CaseSpec, place: Place) -> torch.device:
+def device_of(case: CaseSpec, place: RankPlace) -> torch.device:
     """One device per rank, but for a GPU shared on purpose."""
     if case.device is Device.CPU:
         return torch.device("cpu")

@@ -21,7 +21,8 @@ class Streamed(Oracle):
         if not isinstance(self.model, nn.Sequential):
             made = type(self.model).__name__
             raise TypeError(f"{made} is too large for its device, and no nn.Sequential to stream")
-        given, out = [], x
+        given = []
+        out = x
         for block in self.model.children():
             given.append(out.cpu())
             with self._there(block), torch.no_grad(), self.ctx.forward():

@@ -25,10 +25,13 @@ from harness.training.tuning.tuned import Tuned
 def asked(case: CaseSpec) -> bool:
     """Whether a case asks for anything that is seen in a step."""
     return bool(
-        case.checkpoint or case.offload
-        or case.attention is not Attention.ANY or case.compiled is not Compiled.NO
-        or case.stepping is not Stepping.USUAL or case.precision is Precision.FP8
-    )  # fmt: skip
+        case.checkpoint
+        or case.offload
+        or case.attention is not Attention.ANY
+        or case.compiled is not Compiled.NO
+        or case.stepping is not Stepping.USUAL
+        or case.precision is Precision.FP8
+    )
 
 
 def checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext) -> Iterator[Check]:
@@ -37,7 +40,8 @@ def checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext) -> Iter
     ``model`` is the plain one, as it was made for this trainer.
     """
     tuned: Tuned = model.tuned
-    case, accelerator = ctx.case, Accelerator(ctx.device)
+    case = ctx.case
+    accelerator = Accelerator(ctx.device)
     for block in tuned.counts:
         block.first = block.again = 0
     moved = OnHost.moved_bytes

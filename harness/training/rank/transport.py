@@ -17,8 +17,10 @@ def listen(backend: str, log: Path) -> None:
     """Have NCCL write down how it connects; to be called before the process group is made."""
     if backend == "nccl":
         os.environ |= {
-            "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": str(log)
-        }  # fmt: skip
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT",
+            "NCCL_DEBUG_FILE": str(log),
+        }
 
 
 def of_log(text: str) -> set[str]:

@@ -14,7 +14,7 @@ from harness.launch.wire import processes
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec
 from harness.training.rank.rank import leave, run_rank
-from harness.training.rank.setup import Place, cpus_of
+from harness.training.rank.setup import RankPlace, cpus_of
 
 
 def env_store() -> dist.Store:
@@ -29,10 +29,11 @@ def main() -> None:
     if os.getppid() in (1, program):  # torchrun is gone already: nobody waits for this rank
         leave(1)
     spec = from_doc(LaunchSpec, json.loads(Path(sys.argv[1]).read_text()))
-    env, case = os.environ, spec.case
+    env = os.environ
+    case = spec.case
     device = int(env["LOCAL_RANK"]) * case.devices_per_rank
     core = int(env["RANK"]) * case.devices_per_rank
-    place = Place(
+    place = RankPlace(
         rank=int(env["RANK"]),
         world_size=int(env["WORLD_SIZE"]),
         local_rank=int(env["LOCAL_RANK"]),

@@ -22,7 +22,7 @@ from harness.training.feeds import Feed, helpers_of
 from harness.training.observe import beside
 from harness.training.observe.intake import Intake, every_row_hashed
 from harness.training.observe.memory import Memory
-from harness.training.observe.meter import Meter, Reading
+from harness.training.observe.meter import Meter, MeterReading
 from harness.training.observe.outline import Outline
 from harness.training.observe.profiler import Profiler
 from harness.training.observe.spans import span
@@ -40,7 +40,7 @@ class Measured:
     samples: Samples
     window_s: float
     misses: int
-    grown: Reading
+    grown: MeterReading
     counted: bool
     shared: tuple[str, ...]
     window_ns: tuple[int, int]
@@ -168,9 +168,14 @@ def measure(  # noqa: PLR0913
     """
     steps, cut = window.steps, window.cut
     log = StepLog(
-        trainer, steps, memory=memory, beat=beat, period_s=period_s, intake=intake,
+        trainer,
+        steps,
+        memory=memory,
+        beat=beat,
+        period_s=period_s,
+        intake=intake,
         events=accelerator.events(steps + 1),
-    )  # fmt: skip
+    )
     meter = Meter(perf_counter, lambda: helpers_of(feed))
     settle = accelerator.synchronize
     settle()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.base.documents import from_doc, to_doc
-from harness.cases.script import Command
+from harness.cases.script import ScriptCommand
 from harness.launch.wire.messages import LaunchSpec
 from harness.record.store import write_text
 
@@ -15,7 +15,7 @@ class Badge:
     """``beats`` is the file of heartbeats, ``host`` and ``port`` where all ranks meet."""
 
     spec: LaunchSpec
-    command: Command
+    command: ScriptCommand
     rank: int
     local_rank: int
     node: int

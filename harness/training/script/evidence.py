@@ -16,7 +16,7 @@ from harness.analysis.samples.period import period
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.cases import Fault
-from harness.cases.script import Command
+from harness.cases.script import ScriptCommand
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record import Issued, Watched, WhatRan
@@ -25,7 +25,7 @@ from harness.training.accelerator import Accelerator
 from harness.training.observe import beside, issued
 from harness.training.observe.intake import digest, padded
 from harness.training.rank.barrier import Barrier
-from harness.training.rank.setup import Laps, Place, Rank, device_of
+from harness.training.rank.setup import Laps, Rank, RankPlace, device_of
 from harness.training.rank.window import Measured
 from harness.training.script import process, workplace
 from harness.training.script.journal import Journal
@@ -35,20 +35,26 @@ from harness.training.script.samples import Rows
 from harness.training.script.watch import Watch
 
 
-def rank_of(spec: LaunchSpec, place: Place, beats: Beats, store: dist.Store) -> Rank:
+def rank_of(spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.Store) -> Rank:
     """The rank of a script: what it trains with is the script's own business."""
     accelerator = Accelerator(device_of(spec.case, place))
     if not accelerator.present:
         accelerator.select()  # CPU ranks see no GPU
     return Rank(
-        spec=spec, place=place, out=Path(spec.out), accelerator=accelerator,
-        meet=Barrier(store, place.rank, place.world_size, communicate=False), lap=Laps(),
-        tuned_threads=0, known_modules=frozenset(sys.modules), shared=beside.shared_memory(),
+        spec=spec,
+        place=place,
+        out=Path(spec.out),
+        accelerator=accelerator,
+        meet=Barrier(store, place.rank, place.world_size, communicate=False),
+        lap=Laps(),
+        tuned_threads=0,
+        known_modules=frozenset(sys.modules),
+        shared=beside.shared_memory(),
         beats=beats,
-    )  # fmt: skip
+    )
 
 
-def begin(rank: Rank, command: Command, way: str, leave: Callable[[], NoReturn]) -> Observed:
+def begin(rank: Rank, command: ScriptCommand, way: str, leave: Callable[[], NoReturn]) -> Observed:
     """Watch this process from now on; ``leave`` ends it when all that is asked for is done."""
 
     def over(watch: Watch) -> None:
@@ -86,10 +92,11 @@ def _close(journal: Journal) -> None:
     rank.beat(Phase.DONE)
 
 
-def _record(watch: Watch, rank: Rank, command: Command, way: str) -> None:
+def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
     """Write down what this rank saw, and part from the others."""
     watch.end()
-    measured, watched = measured_by(watch), watched_by(watch)
+    measured = measured_by(watch)
+    watched = watched_by(watch)
     traced = {} if watch.profile is None else watch.profile.end(rank.out)
     source = process.source(command, workplace.of(rank.spec, rank.place.node))
     document = rank.record(
@@ -108,7 +115,8 @@ def _record(watch: Watch, rank: Rank, command: Command, way: str) -> None:
 
 def ended_early(watch: Observed, spec: LaunchSpec) -> LaunchError:
     """Why there is no figure of a script that has come to its end."""
-    done, found = len(watch.sentences.words), watch.sentences.period(len(watch.hooks.optimizers))
+    done = len(watch.sentences.words)
+    found = watch.sentences.period(len(watch.hooks.optimizers))
     if not watch.hooks.optimizers:
         what = "the script ended, and no optimizer of torch's was made"
     elif not done:
@@ -121,9 +129,11 @@ def ended_early(watch: Observed, spec: LaunchSpec) -> LaunchError:
         assert isinstance(spec.task, Script)
         what = f"the script ended after {done // found} of the {spec.task.steps + 1} steps wanted"
     return LaunchError(
-        what, where=spec.case.script, expected="a training that lasts longer than the window",
+        what,
+        where=spec.case.script,
+        expected="a training that lasts longer than the window",
         fix="more epochs or data, or a smaller batch",
-    )  # fmt: skip
+    )
 
 
 def measured_by(watch: Watch) -> Measured:
@@ -171,10 +181,13 @@ def watched_by(watch: Watch) -> Watched:
     edges = watch.edges()
     last = edges[-2], edges[-1]
     kept = watch.sentences.words[watch.first : edges[-1]]
-    step, num_kept = kept[: watch.period], watch.task.steps - watch.task.cut
+    step = kept[: watch.period]
+    num_kept = watch.task.steps - watch.task.cut
     classes = [type(o).__name__ for o in watch.hooks.optimizers.values()]
     roots = list(watch.hooks.roots.values())
-    collectives, small, exchanged = dict[str, Issued](), 0, list[int]()
+    collectives = dict[str, Issued]()
+    small = 0
+    exchanged = list[int]()
     if grouped := dist.is_initialized():
         span = watch.walls_ns[last[0]], watch.walls_ns[last[1]]
         collectives = dict(issued.between(dist.get_backend(), *span))

@@ -19,7 +19,7 @@ from harness.base.errors import LaunchError
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import RankError
 from harness.record.store import write_text
-from harness.training.rank.setup import Place
+from harness.training.rank.setup import RankPlace
 from harness.training.script import badges
 from harness.training.script.evidence import begin, ended, rank_of
 
@@ -34,10 +34,16 @@ def watch(path: Path) -> None:
     )
     timeout = timedelta(seconds=spec.deadlines.start_s)
     store = dist.TCPStore(badge.host, badge.port, None, False, timeout)
-    place = Place(
-        rank=badge.rank, world_size=spec.case.world_size, local_rank=badge.local_rank,
-        node=badge.node, device=badge.device, cpus=badge.cpus, parent=0, store=lambda: store,
-    )  # fmt: skip
+    place = RankPlace(
+        rank=badge.rank,
+        world_size=spec.case.world_size,
+        local_rank=badge.local_rank,
+        node=badge.node,
+        device=badge.device,
+        cpus=badge.cpus,
+        parent=0,
+        store=lambda: store,
+    )
     rank = rank_of(spec, place, Beats(Path(badge.beats), spec.case.world_size), store)
     rank.beat(Phase.BUILD)
 

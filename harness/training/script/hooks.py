@@ -119,7 +119,8 @@ class Hooks:
 
     def _wrap_samplers(self) -> None:
         """A sampler that shuffles alike in every epoch was not told which one it is."""
-        draw, seen = DistributedSampler.__iter__, dict[int, set[int]]()
+        draw = DistributedSampler.__iter__
+        seen = dict[int, set[int]]()
 
         @functools.wraps(draw)
         def drawn(sampler: DistributedSampler[Any]) -> Any:

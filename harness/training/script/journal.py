@@ -41,7 +41,8 @@ class Journal(Observed):
         super().__init__()
         self.task, self.rank, self._over = task, rank, over
         self._file = rank.file("journal").open("w")
-        self._began_at, self._stepped_at = time.time(), 0.0
+        self._began_at = time.time()
+        self._stepped_at = 0.0
         self._spent_s = dict.fromkeys(("group", "load", "save"), 0.0)
         for module, name, what in CALLS:
             setattr(module, name, self._timed(getattr(module, name), what))
@@ -58,9 +59,13 @@ class Journal(Observed):
         rows = [int(v) for r in self.rows.values() for v in r.of(done - 1, done).tolist()]
         (loss,) = self.losses(done - 1, done) if done else (float("nan"),)
         line = Update(
-            at=self._stepped_at, began_at=self._began_at, state=digest(iter(self.parameters())),
-            samples=f"{sum(rows) % 2**64:016x}", loss=float(loss), spent_s=dict(self._spent_s),
-        )  # fmt: skip
+            at=self._stepped_at,
+            began_at=self._began_at,
+            state=digest(iter(self.parameters())),
+            samples=f"{sum(rows) % 2**64:016x}",
+            loss=float(loss),
+            spent_s=dict(self._spent_s),
+        )
         self._file.write(json.dumps(to_doc(line)) + "\n")
         self._file.flush()
         self.rank.beat(Phase.STEADY if done else Phase.WARMUP, done)

@@ -51,7 +51,8 @@ class Observed:
     def called(
         self, number: int, rows: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        sentence, of_root = len(self.sentences.words), self.rows.setdefault(number, Rows())
+        sentence = len(self.sentences.words)
+        of_root = self.rows.setdefault(number, Rows())
         of_root.count(sentence, rows)
         if rows and self.looks():
             of_root.note(sentence, inputs(args, kwargs))

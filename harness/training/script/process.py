@@ -17,23 +17,26 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from harness.cases.script import Command, parse
+from harness.cases.script import ScriptCommand, parse
 from harness.host import secrets
 from harness.launch.wire.messages import Break, LaunchSpec
-from harness.training.rank.setup import Place
+from harness.training.rank.setup import RankPlace
 
 #: What a command may ask for: ranks on this node and in all, this node and how many there are, and
 #: where ranks can meet: the first node's address and a port that is free there.
 ASKED = re.compile(r"\{(ranks|world|node|nodes|host|port)\}")
 
 
-def command_of(spec: LaunchSpec, place: Place, store: dist.TCPStore) -> Command:
+def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> ScriptCommand:
     """The command that this rank runs, or that a launcher runs to start it."""
     words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
     known = {
-        "ranks": spec.case.nodes[place.node], "world": place.world_size, "node": place.node,
-        "nodes": len(spec.case.nodes), "host": store.host,
-    }  # fmt: skip
+        "ranks": spec.case.nodes[place.node],
+        "world": place.world_size,
+        "node": place.node,
+        "nodes": len(spec.case.nodes),
+        "host": store.host,
+    }
     if "{port}" in words:
         if place.rank == 0:
             store.set("port", str(_free_port(store.host)))
@@ -52,7 +55,7 @@ def _free_port(host: str) -> int:
         return int(held.getsockname()[1])
 
 
-def variables(spec: LaunchSpec, place: Place, host: str, port: int) -> Mapping[str, str]:
+def variables(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> Mapping[str, str]:
     """What torchrun sets. Ranks meet at the store that the agent opened: no port is raced for."""
     local = spec.case.nodes[place.node]
     return {
@@ -73,7 +76,7 @@ def variables(spec: LaunchSpec, place: Place, host: str, port: int) -> Mapping[s
     }
 
 
-def settle(spec: LaunchSpec, place: Place, host: str, port: int) -> None:
+def settle(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> None:
     """This process's own variables, cores and threads."""
     os.environ.update(variables(spec, place, host, port))
     os.sched_setaffinity(0, place.cpus)
@@ -88,7 +91,7 @@ def last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
-def source(command: Command, folder: Path) -> str:
+def source(command: ScriptCommand, folder: Path) -> str:
     """16 hex digits of the sha256 of the script's file; empty for a module."""
     file = folder / command.target
     if command.module or not file.is_file():
@@ -96,7 +99,7 @@ def source(command: Command, folder: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
-def run(command: Command, folder: Path) -> None:
+def run(command: ScriptCommand, folder: Path) -> None:
     """Run it as ``python`` would in ``folder``; raises whatever it raises.
 
     What a fresh interpreter draws anew, a forked one would share with all others.

@@ -15,8 +15,10 @@ class Profile:
     """Made as the kept window begins, when all ranks are between two steps."""
 
     def __init__(self, task: Script, rank: Rank) -> None:
-        kept, place = task.steps - task.cut, rank.place
-        self._rank, self._clock = rank, Clock()
+        kept = task.steps - task.cut
+        place = rank.place
+        self._rank = rank
+        self._clock = Clock()
         self._profiler: Profiler | Outline
         if task.pairs:
             window = Window(steps=kept, cut=0, profiled=task.profiled, pairs=task.pairs)

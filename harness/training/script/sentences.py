@@ -35,7 +35,9 @@ class Sentences:
             return False
         if self.begun:
             self.words.append(Word(self._backwards, frozenset(self._stepped)))
-        self.begun, self._backwards, self._stepped = True, 0, set()
+        self.begun = True
+        self._backwards = 0
+        self._stepped = set()
         return True
 
     def enter_backward(self) -> None:

@@ -17,11 +17,11 @@ import torch.distributed as dist
 
 from harness.base import programs
 from harness.base.errors import LaunchError
-from harness.cases.script import Command
+from harness.cases.script import ScriptCommand
 from harness.host import secrets
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec
-from harness.training.rank.setup import Place
+from harness.training.rank.setup import RankPlace
 from harness.training.script import badges, process, workplace
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
@@ -32,20 +32,29 @@ LATE_S = 2.0
 
 
 def lead(
-    command: Command, spec: LaunchSpec, place: Place, beats: Beats, store: dist.TCPStore
+    command: ScriptCommand, spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.TCPStore
 ) -> None:
     """Start this rank, or with local rank 0 the launcher of all; return when it is well and over.
 
     LaunchError where it ends without a record.
     """
-    out, way = Path(spec.out), "launcher" if command.launcher else "fresh"
+    out = Path(spec.out)
+    way = "launcher" if command.launcher else "fresh"
     badges.write(
         badges.Badge(
-            spec=spec, command=command, rank=place.rank, local_rank=place.local_rank,
-            node=place.node, device=place.device, cpus=place.cpus, beats=str(beats.path),
-            host=store.host, port=store.port, way=way,
+            spec=spec,
+            command=command,
+            rank=place.rank,
+            local_rank=place.local_rank,
+            node=place.node,
+            device=place.device,
+            cpus=place.cpus,
+            beats=str(beats.path),
+            host=store.host,
+            port=store.port,
+            way=way,
         )
-    )  # fmt: skip
+    )
     store.set(f"badge{place.rank}", "here")
     store.wait([f"badge{r}" for r in range(place.world_size)])
     signal.signal(signal.SIGUSR1, _pass_on(out / f"rank{place.rank}.pid"))
@@ -56,7 +65,7 @@ def lead(
 
 
 def _start(
-    command: Command, spec: LaunchSpec, place: Place, store: dist.TCPStore
+    command: ScriptCommand, spec: LaunchSpec, place: RankPlace, store: dist.TCPStore
 ) -> subprocess.Popen[bytes]:
     """The process that is this rank, or that starts those of this node."""
     out = Path(spec.out)
@@ -91,9 +100,10 @@ def _wait(
             if time.monotonic() - ended_at > LATE_S:
                 raise LaunchError(
                     f"its process ended with status {code} and left no record",
-                    where=f"rank {rank}", expected="a training that torch's hooks can see",
+                    where=f"rank {rank}",
+                    expected="a training that torch's hooks can see",
                     fix=f"less {out}/rank{rank}.log",
-                )  # fmt: skip
+                )
         time.sleep(POLL_S)
     if started is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):

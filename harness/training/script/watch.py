@@ -32,7 +32,8 @@ class Watch(Observed):
 
     def __init__(self, task: Script, rank: Rank, over: Callable[["Watch"], None]) -> None:
         self.task, self.rank, self._over = task, rank, over
-        self.memory, self.meter = Memory(rank.accelerator), Meter(perf_counter)
+        self.memory = Memory(rank.accelerator)
+        self.meter = Meter(perf_counter)
         self.first = self.period = 0
         self.profile: Profile | None = None
         super().__init__()
@@ -101,7 +102,8 @@ class Watch(Observed):
     def end(self) -> None:
         """The kept window is over, now; ranks have met when this returns."""
         self.rank.accelerator.synchronize()
-        self.marks_s[-1], self.walls_ns[-1] = perf_counter(), time_ns()
+        self.marks_s[-1] = perf_counter()
+        self.walls_ns[-1] = time_ns()
         self.meter.stop()
         self.rank.meet()
         self.grown = self.meter.grown()

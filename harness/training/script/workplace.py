@@ -20,7 +20,8 @@ def of(spec: LaunchSpec, node: int) -> Path:
 
 def prepare(spec: LaunchSpec, node: int) -> None:
     """Make the folder ready for a launch, once on every node."""
-    task, folder = spec.task, of(spec, node)
+    task = spec.task
+    folder = of(spec, node)
     assert isinstance(task, Break | Script)
     if isinstance(task, Script) and task.clean:
         leftovers.remove(folder, task.clean)

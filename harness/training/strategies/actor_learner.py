@@ -28,13 +28,15 @@ def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
     """Samples from each actor to its learner, an all-reduce among learners, weights to actors."""
-    mesh, payload = batching.mesh, outer.payload(model)
+    mesh = batching.mesh
+    payload = outer.payload(model)
     if case.world_size > 1 and mesh.size(Dim.ROLE) != 2:
         raise ValueError(f"{case.world_size} ranks are no pairs of an actor and a learner")
     if not case.communicate:
         raise ValueError("without communication learners have nothing to learn from")
     batch = samples.inputs(facts, batching.largest * batching.accumulate)
-    roles, backend = mesh.size(Dim.ROLE), case.backend
+    roles = mesh.size(Dim.ROLE)
+    backend = case.backend
     learner = traffic.all_reduce(payload, mesh.size(Dim.DP))
     learner += traffic.broadcast(payload, roles, 0, backend)
     actor = traffic.sent(float(batch.nbytes)) + traffic.broadcast(payload, roles, 1, backend)
@@ -52,7 +54,7 @@ def expect(
     )
 
 
-class Paired(LocalTrainer):
+class RolePair(LocalTrainer):
     """A learner or an actor; the pair talks at the start of a step and at its end."""
 
     pair: dist.ProcessGroup | None = None
@@ -104,9 +106,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
             for gradient, part in zip(gradients, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
 
-    trainer = Paired(model, ctx, average=average)
+    trainer = RolePair(model, ctx, average=average)
     if ctx.mesh.size(Dim.ROLE) > 1:
         trainer.pair = groups.group(ctx, Dim.ROLE)
-        trainer.acts, trainer.passes = ctx.mesh.place(ctx.rank, Dim.ROLE) == 1, int(knobs["passes"])
+        trainer.acts = ctx.mesh.place(ctx.rank, Dim.ROLE) == 1
+        trainer.passes = int(knobs["passes"])
     trainer.resumable = False  # an actor has no optimizer's state
     return trainer

@@ -101,5 +101,6 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         synchronise=plain.synchronise,
         placements=plain.placements,
     )
-    trainer.compressor, trainer.hook = str(ctx.case.compressor), hook
+    trainer.compressor = str(ctx.case.compressor)
+    trainer.hook = hook
     return trainer

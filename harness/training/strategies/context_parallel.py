@@ -44,14 +44,19 @@ def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
     """What attention sends in every layer, what layers cut by width do, and all gradients."""
-    mesh, size = batching.mesh, element_bytes(model)
-    n, length, wide = mesh.size(Dim.CP), int(facts.input_shape[0]), mesh.size(Dim.TP)
+    mesh = batching.mesh
+    size = element_bytes(model)
+    n = mesh.size(Dim.CP)
+    length = int(facts.input_shape[0])
+    wide = mesh.size(Dim.TP)
     _check(case, knobs, n, length)
     if wide > 1:
         width.check(model, case, wide, sequence=False, loss=False)
     blocks = width.blocks(model, wide)
     elements = sum(shape.numel() for shapes in blocks for shape in shapes)
-    along, inputs, cut = Traffic(), samples.inputs(facts, batching.largest), n * wide
+    along = Traffic()
+    inputs = samples.inputs(facts, batching.largest)
+    cut = n * wide
     for q, k in _heads(model, inputs) if n > 1 else ():
         if knobs["attention"] == "ulysses" and k.shape[1] % cut:
             raise ValueError(f"{k.shape[1]} groups of heads do not divide over cp:{n}, tp:{wide}")

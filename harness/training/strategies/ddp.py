@@ -40,7 +40,9 @@ def expect(
 
     Looking for ``unused`` parameters all-reduces a flag for each.
     """
-    n, elements, size = case.world_size, num_elements(model), element_bytes(model)
+    n = case.world_size
+    elements = num_elements(model)
+    size = element_bytes(model)
     knobs = {**KNOBS, **knobs}  # others build on it
     if knobs["overlap_optimizer"] and (case.accumulate > 1 or not knobs["bucket_view"]):
         raise ValueError("an optimizer in backward needs bucket_view, and no accumulation")

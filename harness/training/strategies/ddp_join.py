@@ -60,6 +60,9 @@ class Joining(LocalTrainer):
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     plain = ddp.build(model, ctx, knobs)
     return Joining(
-        plain.module, ctx, named=plain.named, synchronise=plain.synchronise,
+        plain.module,
+        ctx,
+        named=plain.named,
+        synchronise=plain.synchronise,
         placements=plain.placements,
-    )  # fmt: skip
+    )

@@ -31,12 +31,15 @@ def expect(
     """An all-reduce of what all parameters moved (Douillard et al., 2023); ``quantised`` everybody
     is sent a byte for each, and a scale.
     """
-    period, n = outer.number(knobs, "period"), case.world_size
+    period = outer.number(knobs, "period")
+    n = case.world_size
     if knobs["quantised"]:
         elements = sum(p.numel() for p in model.parameters())
-        sent, formula = traffic.all_gather(elements + 4.0, n), "(N-1) (P + 4)"
+        sent = traffic.all_gather(elements + 4.0, n)
+        formula = "(N-1) (P + 4)"
     else:
-        sent, formula = traffic.all_reduce(outer.payload(model), n), "2 (N-1)/N bytes(P)"
+        sent = traffic.all_reduce(outer.payload(model), n)
+        formula = "2 (N-1)/N bytes(P)"
     return outer.expected(case, model, batching, facts, period, sent, formula, states=2)
 
 
@@ -44,7 +47,8 @@ class Outer:
     """The outer optimizer: the parameters that all ranks agreed on last, and its momentum."""
 
     def __init__(self, start: Tensor, knobs: Knobs) -> None:
-        self.agreed, self.velocity = start, torch.zeros_like(start)
+        self.agreed = start
+        self.velocity = torch.zeros_like(start)
         self.rate, self.momentum = float(knobs["rate"]), float(knobs["momentum"])
 
     def step(self, moved: Tensor) -> Tensor:
@@ -60,11 +64,9 @@ class Deltas:
     """One rank's part."""
 
     def __init__(self, model: nn.Module, knobs: Knobs) -> None:
-        self.model, self.period, self.quantised = (
-            model,
-            int(knobs["period"]),
-            bool(knobs["quantised"]),
-        )
+        self.model = model
+        self.period = int(knobs["period"])
+        self.quantised = bool(knobs["quantised"])
         self.outer = Outer(outer.vector(model), knobs)
 
     def after(self, step: int) -> None:
@@ -96,17 +98,16 @@ def decoded(message: Tensor, dtype: torch.dtype) -> Tensor:
     return (message[:-4].view(torch.int8).float() * scale).to(dtype)
 
 
-class Simulation:
+class DilocoSimulation:
     """All ranks' models in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
-        self.models, self.period, self.quantised = (
-            models,
-            int(knobs["period"]),
-            bool(knobs["quantised"]),
-        )
+        self.models = models
+        self.period = int(knobs["period"])
+        self.quantised = bool(knobs["quantised"])
         start = outer.vector(models[0])
-        self.agreed, self.velocity = start, torch.zeros_like(start)
+        self.agreed = start
+        self.velocity = torch.zeros_like(start)
         self.rate, self.momentum = float(knobs["rate"]), float(knobs["momentum"])
 
     def after(self, step: int) -> None:

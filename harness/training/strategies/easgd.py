@@ -20,7 +20,8 @@ def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
     """An all-reduce of how far ranks are from the centre (Zhang, Choromanska and LeCun, 2015)."""
-    period, pull = outer.number(knobs, "period"), float(knobs["pull"])
+    period = outer.number(knobs, "period")
+    pull = float(knobs["pull"])
     if not 0 < pull * case.world_size <= 1 and case.world_size > 1:
         raise ValueError(f"pull = {pull}: ranks times pull is above 0, and at most 1")
     sent = traffic.all_reduce(outer.payload(model), case.world_size)
@@ -32,7 +33,9 @@ class Elastic:
     """One rank's part; every rank has the same copy of the centre."""
 
     def __init__(self, model: nn.Module, knobs: Knobs) -> None:
-        self.model, self.period, self.pull = model, int(knobs["period"]), float(knobs["pull"])
+        self.model = model
+        self.period = int(knobs["period"])
+        self.pull = float(knobs["pull"])
         self.centre = outer.vector(model)
 
     def after(self, step: int) -> None:
@@ -46,11 +49,13 @@ class Elastic:
         self.centre += self.pull * away
 
 
-class Simulation:
+class EasgdSimulation:
     """All ranks' models in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
-        self.models, self.period, self.pull = models, int(knobs["period"]), float(knobs["pull"])
+        self.models = models
+        self.period = int(knobs["period"])
+        self.pull = float(knobs["pull"])
         self.centre = outer.vector(models[0])
 
     def after(self, step: int) -> None:

@@ -34,7 +34,9 @@ def expect(
 
     Experts' gradients are complete where they are, but for replicas of the same experts.
     """
-    mesh, size, world = batching.mesh, element_bytes(model), case.world_size
+    mesh = batching.mesh
+    size = element_bytes(model)
+    world = case.world_size
     n = mesh.size(Dim.EP)
     if not case.communicate:
         raise ValueError("experts are elsewhere: without communication there is nothing to ask")
@@ -106,7 +108,8 @@ class ExpertTrainer(LocalTrainer):
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """Experts keep out of DDP or FSDP; each rank's are asked by all ranks along ``ep``."""
-    ranks, found = ctx.mesh.size(Dim.EP), experts.of(model)
+    ranks = ctx.mesh.size(Dim.EP)
+    found = experts.of(model)
     owned = [f"{name}.{p}" for name, m in found.items() for p, _ in m.named_parameters()]
     for module in found.values() if ranks > 1 else ():
         experts.shared_out(module, groups.group(ctx, Dim.EP))
@@ -127,7 +130,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
     trainer = wrapped.trainer(ctx, ExpertTrainer)
     assert isinstance(trainer, ExpertTrainer)
-    trainer.average, trainer.owned = average, frozenset(owned)
+    trainer.average = average
+    trainer.owned = frozenset(owned)
     return trainer
 
 
@@ -135,14 +139,16 @@ def _replicated(model: nn.Module, ctx: RankContext, owned: Sequence[str]) -> sam
     """DDP of all but the experts."""
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(owned))
     ddp = DistributedDataParallel(
-        model, device_ids=None if ctx.device.index is None else [ctx.device],
+        model,
+        device_ids=None if ctx.device.index is None else [ctx.device],
         gradient_as_bucket_view=True,
-    )  # fmt: skip
+    )
 
     def synchronise(last: bool) -> None:
         ddp.require_backward_grad_sync = last
 
     return samples.Wrapped(
-        module=ddp, synchronise=synchronise,
+        module=ddp,
+        synchronise=synchronise,
         named=lambda: ((n.removeprefix("module."), p) for n, p in ddp.named_parameters()),
-    )  # fmt: skip
+    )

@@ -37,7 +37,8 @@ class Weighted:
     """One rank's part."""
 
     def __init__(self, model: nn.Module, ctx: RankContext, knobs: Knobs) -> None:
-        self.model, self.period = model, int(knobs["period"])
+        self.model = model
+        self.period = int(knobs["period"])
         micros = ctx.batching.micros
         self.share = micros[ctx.shard] / sum(micros)
 
@@ -49,11 +50,12 @@ class Weighted:
         outer.fill(self.model, flat)
 
 
-class Simulation:
+class FedAvgSimulation:
     """All ranks' models in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
-        self.models, self.period = models, int(knobs["period"])
+        self.models = models
+        self.period = int(knobs["period"])
         self.shares = [micro / sum(batching.micros) for micro in batching.micros]
 
     def after(self, step: int) -> None:
@@ -67,5 +69,6 @@ class Simulation:
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> OuterTrainer:
     trainer = outer.trainer(model, ctx)
-    trainer.rule, trainer.weighted = Weighted(model, ctx, knobs), WEIGHTED
+    trainer.rule = Weighted(model, ctx, knobs)
+    trainer.weighted = WEIGHTED
     return trainer

@@ -34,8 +34,11 @@ def expect(
     Between forward and backward parameters are kept in parts of ``reshard_to`` ranks; ``mixed``
     gathers and computes in bf16 what is kept in fp32.
     """
-    mesh, size = batching.mesh, element_bytes(model)
-    n, replicas, again = mesh.size(Dim.FSDP), mesh.size(Dim.DP), int(knobs["reshard_to"])
+    mesh = batching.mesh
+    size = element_bytes(model)
+    n = mesh.size(Dim.FSDP)
+    replicas = mesh.size(Dim.DP)
+    again = int(knobs["reshard_to"])
     if again and (n % again or again in (1, n) or not knobs["reshard"]):
         raise ValueError(f"{case.strategy}.reshard_to={again} is no smaller group of {n} ranks")
     codec = _codec(knobs)

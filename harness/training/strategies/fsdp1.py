@@ -28,7 +28,8 @@ def expect(
 
     ``full`` gathers in forward and in backward, ``grad_op`` in forward only.
     """
-    n, size = case.world_size, element_bytes(model)
+    n = case.world_size
+    size = element_bytes(model)
     if knobs["sharding"] not in SHARDING:
         found = knobs["sharding"]
         raise ValueError(f"{case.strategy}.sharding is {' or '.join(SHARDING)}, not {found!r}")
@@ -85,9 +86,11 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
     def wrap(module: nn.Module) -> FullyShardedDataParallel:
         return FullyShardedDataParallel(
-            module, sharding_strategy=SHARDING[knobs["sharding"]], device_id=ctx.device,
+            module,
+            sharding_strategy=SHARDING[knobs["sharding"]],
+            device_id=ctx.device,
             use_orig_params=True,
-        )  # fmt: skip
+        )
 
     for name, block in list(model.named_children()):
         setattr(model, name, wrap(block))

@@ -33,7 +33,9 @@ def expect(
     ``until``: steps at first after each of which all average (post-local SGD, Lin et al., 2020).
     ``growth``: of each period to the next (Haddadpour et al., 2019).
     """
-    period, group, n = outer.number(knobs, "period"), outer.number(knobs, "group"), case.world_size
+    period = outer.number(knobs, "period")
+    group = outer.number(knobs, "group")
+    n = case.world_size
     if (knobs["until"] or knobs["growth"] != 1) and group > 1:
         raise ValueError("groups average in every other step: until=0, growth=1")
     if knobs["growth"] < 1:
@@ -57,7 +59,9 @@ class Averaging:
     """One rank's part."""
 
     def __init__(self, model: nn.Module, knobs: Knobs) -> None:
-        self.model, self.talks, size = model, _talks(knobs), int(knobs["group"])
+        self.model = model
+        self.talks = _talks(knobs)
+        size = int(knobs["group"])
         self.neighbours = dist.new_subgroups(size)[0] if size > 1 else None
 
     def after(self, step: int) -> None:
@@ -71,11 +75,13 @@ class Averaging:
             outer.fill(self.model, flat / self.neighbours.size())
 
 
-class Simulation:
+class LocalSgdSimulation:
     """All ranks' models in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
-        self.models, self.talks, self.group = models, _talks(knobs), int(knobs["group"])
+        self.models = models
+        self.talks = _talks(knobs)
+        self.group = int(knobs["group"])
 
     def after(self, step: int) -> None:
         size = len(self.models) if self.talks(step) else self.group

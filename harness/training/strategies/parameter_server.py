@@ -29,7 +29,8 @@ def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
     """All parameters to the server, which is on rank 0, and back, for each of the other ranks."""
-    payload, n = outer.payload(model), case.world_size
+    payload = outer.payload(model)
+    n = case.world_size
     if not case.communicate:
         raise ValueError("a server that is not asked has nothing to show")
     sent = [traffic.Traffic(payload * (n - 1 if rank == 0 else 1)) for rank in range(n)]
@@ -52,7 +53,9 @@ class Server:
     """What all ranks moved, by step; a rank is answered once the slowest one is near enough."""
 
     def __init__(self, start: Tensor, ranks: int, staleness: float) -> None:
-        self.agreed, self.ranks, self.staleness = start.clone(), ranks, staleness
+        self.agreed = start.clone()
+        self.ranks = ranks
+        self.staleness = staleness
         self.moved: dict[int, dict[int, Tensor]] = {}
         self.steps = [-1] * ranks
         self.waiting: list[tuple[int, torch.futures.Future[Any]]] = []
@@ -105,8 +108,11 @@ class Worker:
     """One rank's part. ``seen``: up to which step it knows what each rank moved."""
 
     def __init__(self, model: nn.Module, ctx: RankContext, knobs: Knobs) -> None:
-        self.model, self.rank, self.ranks = model, ctx.rank, ctx.world_size
-        self.shown, self.number = outer.vector(model).cpu(), len(_SERVERS)
+        self.model = model
+        self.rank = ctx.rank
+        self.ranks = ctx.world_size
+        self.shown = outer.vector(model).cpu()
+        self.number = len(_SERVERS)
         bound = float(knobs["staleness"]) if knobs["bounded"] else math.inf
         _SERVERS.append(Server(self.shown, self.ranks, bound))
         self.seen: tuple[int, ...] = ()
@@ -131,16 +137,18 @@ def _connect(rank: int, ranks: int) -> None:
     if api._is_current_rpc_agent_set():
         return
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=max(4, min(ranks, 64)), rpc_timeout=0, _transports=["uv"],
+        num_worker_threads=max(4, min(ranks, 64)),
+        rpc_timeout=0,
+        _transports=["uv"],
         _channels=["basic"],
-    )  # fmt: skip
+    )
     store = dist.PrefixStore("rpc", dist.distributed_c10d._get_default_store())
     kind = backend_registry.BackendType["TENSORPIPE"]
     autograd._init(rank)  # what ``init_rpc`` does, but for a store (and a port) of its own
     rpc._init_rpc_backend(kind, store, f"rank{rank}", rank, ranks, options)
 
 
-class Simulation:
+class ServerSimulation:
     """All ranks' models in one process; each is shown what its rank has ``seen``."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:

@@ -49,7 +49,8 @@ def expect(
     M / (M + N - 1) of it (Huang et al., GPipe, 2019), the same for 1F1B; blocks that do not divide
     over the stages cost the rest, ``balance``.
     """
-    mesh, sequence = batching.mesh, bool(knobs["sequence"])
+    mesh = batching.mesh
+    sequence = bool(knobs["sequence"])
     n, cut = mesh.size(Dim.PP), mesh.size(Dim.TP)
     _check(case, model, batching, knobs)
     if cut > 1:
@@ -161,7 +162,8 @@ class PipelineTrainer:
         flops = depth.flops_of(model, ctx.sample(ctx.batching.largest // plan.micro))
         names = depth.cuts(flops, plan.stages, knobs["split"])
         held = plan.held(place)
-        self.first, self.last = 0 in held, plan.stages - 1 in held
+        self.first = 0 in held
+        self.last = plan.stages - 1 in held
         self.blocks = [depth.stage(model, names[stage]) for stage in held]
         group = groups.group(ctx, Dim.PP)
         self.stages = []

@@ -25,8 +25,11 @@ def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
     """4 all-reduces of activations a layer (Megatron-LM), and what the mesh's samples send."""
-    mesh, size = batching.mesh, element_bytes(model)
-    ranks, sequence, loss = mesh.size(Dim.TP), bool(knobs["sequence"]), bool(knobs["loss"])
+    mesh = batching.mesh
+    size = element_bytes(model)
+    ranks = mesh.size(Dim.TP)
+    sequence = bool(knobs["sequence"])
+    loss = bool(knobs["loss"])
     if not case.communicate:
         raise ValueError("layers are cut: without communication there is nothing to compute")
     width.check(model, case, ranks, sequence=sequence, loss=loss)

@@ -32,7 +32,8 @@ def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
     """DDP's all-reduce, and a broadcast of the weights that each rank has stepped."""
-    n, size = case.world_size, element_bytes(model)
+    n = case.world_size
+    size = element_bytes(model)
     if not case.communicate:
         raise ValueError("each rank steps a part: without communication the rest stays as it was")
     like = ddp.expect(case, model, batching, facts, knobs)
@@ -40,10 +41,15 @@ def expect(
     parts = [size * elements or NOTHING for elements in shares]
     dense = traffic.all_reduce(float(num_elements(model) * size), n)
     sent = [
-        sum((traffic.broadcast(part, n, (rank - root) % n, case.backend)
-             for root, part in enumerate(parts)), dense)
+        sum(
+            (
+                traffic.broadcast(part, n, (rank - root) % n, case.backend)
+                for root, part in enumerate(parts)
+            ),
+            dense,
+        )
         for rank in range(n)
-    ]  # fmt: skip
+    ]
     states = 2 * num_elements(model) * size
     return replace(
         like,

@@ -58,9 +58,10 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
 def layers(model: nn.Module) -> list[nn.Linear]:
     """The linear layers whose sides are whole tiles."""
     return [
-        m for m in model.modules()
+        m
+        for m in model.modules()
         if isinstance(m, nn.Linear) and m.in_features % TILE == m.out_features % TILE == 0
-    ]  # fmt: skip
+    ]
 
 
 def narrow(model: nn.Module) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
 from harness.base.errors import Exit
-from harness.cases import Form, Source, Statistic, Threshold
+from harness.cases import Form, BoundSource, Statistic, Threshold
 from harness.record import Reason, Status
 from harness.record.outcome import exit_status
 
@@ -21,7 +21,7 @@ def rule(metric: str = "efficiency", **kw: object) -> Threshold:
         "case": "*",
         "metric": metric,
         "unit": "1",
-        "source": Source.REQUIREMENT,
+        "source": BoundSource.REQUIREMENT,
     }
     return Threshold(**{**base, **kw})  # type: ignore[arg-type]
 
@@ -75,8 +75,8 @@ def test_without_a_rule_it_is_recorded() -> None:
     assert decide(scattered(0.9), None).status is Status.RECORDED
 
 
-@pytest.mark.parametrize("source", [Source.CLAIMED, Source.PROVISIONAL])
-def test_a_vendors_word_passes_nothing(source: Source) -> None:
+@pytest.mark.parametrize("source", [BoundSource.CLAIMED, BoundSource.PROVISIONAL])
+def test_a_vendors_word_passes_nothing(source: BoundSource) -> None:
     found = decide(scattered(0.95), rule(at_least=0.85, source=source))
     assert (found.status, found.reason) == (Status.RECORDED, Reason.PROVISIONAL)
 

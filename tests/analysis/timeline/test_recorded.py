@@ -13,7 +13,7 @@ from harness.analysis.timeline.reader import Trace, read
 from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.views import merge
 from harness.analysis.timeline.views.tallies import operators, ranges
-from harness.analysis.timeline.views.window import Window
+from harness.analysis.timeline.views.window import ShownBudget
 from harness.record import Term
 
 HERE = Path(__file__).parent / "recorded"
@@ -84,7 +84,7 @@ def test_the_merged_trace_has_every_rank_and_the_budget_as_tracks(tmp_path: Path
     closed = close(found, {1: -5_000_000}, 0)  # rank 1's clock is taken to be 5 ms ahead
     path = tmp_path / "merged.json.gz"
     reading = {"time_ns": int(traces[0].start[0]), "index": 0, "name": "H200", "power_w": 512.5}
-    merge.write(path, Window(traces=traces, lanes=found, closed=closed, readings=[reading]))
+    merge.write(path, ShownBudget(traces=traces, lanes=found, closed=closed, readings=[reading]))
     doc = json.loads(gzip.decompress(path.read_bytes()))
     base = doc["baseTimeNanoseconds"]
     for trace, lane in zip(traces, found, strict=True):

@@ -17,17 +17,17 @@ from harness.analysis.timeline.views.communications import communications
 from harness.analysis.timeline.views.difference import names, terms
 from harness.analysis.timeline.views.idleness import PYTHON, idleness
 from harness.analysis.timeline.views.kernels import kernels
-from harness.analysis.timeline.views.window import Window
+from harness.analysis.timeline.views.window import ShownBudget
 from harness.interface.cli.main import main
 from harness.record import Operator, Term
 
 US, MS = 1000, 1_000_000
 
 
-def window(*paths: Path, step_name: str | None = None) -> Window:
+def window(*paths: Path, step_name: str | None = None) -> ShownBudget:
     traces = [read(path) for path in paths]
     rank_lanes = [lanes(trace, i, step_name) for i, trace in enumerate(traces)]
-    return Window(traces=traces, lanes=rank_lanes, closed=close(rank_lanes))
+    return ShownBudget(traces=traces, lanes=rank_lanes, closed=close(rank_lanes))
 
 
 def launch(k: int, call: int, start: int, end: int, name: str = "gemm", **args: Any) -> list[Any]:
@@ -53,13 +53,13 @@ def device_step(base: int, k: int, slow: int = 0) -> list[Any]:
 
 
 @pytest.fixture
-def traced(tmp_path: Path) -> Window:
+def traced(tmp_path: Path) -> ShownBudget:
     events = [e for k in range(3) for e in device_step(1000 * k, k)]
     return window(write(tmp_path / "rank0.json", events, rank=0, world_size=1))
 
 
 def test_kernels_stand_under_their_term_with_the_operator_that_launched_them(
-    traced: Window,
+    traced: ShownBudget,
 ) -> None:
     found = {k.name: (k.term, k.by, k.ns, k.count) for k in kernels(traced)}
     assert found == {
@@ -69,7 +69,7 @@ def test_kernels_stand_under_their_term_with_the_operator_that_launched_them(
     }
 
 
-def test_idleness_is_what_the_host_was_at(traced: Window) -> None:
+def test_idleness_is_what_the_host_was_at(traced: ShownBudget) -> None:
     """The sum is the budget's term: nothing that idles is without a cause."""
     found: Counter[tuple[Term, str]] = Counter()
     for one in idleness(traced, most=99):
@@ -83,7 +83,7 @@ def test_idleness_is_what_the_host_was_at(traced: Window) -> None:
     assert sync.where == "cudaStreamSynchronize"
 
 
-def ranks_of(folder: Path, delay: int) -> Window:
+def ranks_of(folder: Path, delay: int) -> ShownBudget:
     """Two ranks that reduce 1,000 floats a step; rank 1 comes ``delay`` us later."""
     paths = []
     for rank in (0, 1):

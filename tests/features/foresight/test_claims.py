@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.features.foresight.claims import Column, Status, audit, column, figure
+from harness.features.foresight.claims import ClaimedColumn, ClaimStatus, audit, column, figure
 from harness.interface.cli.main import main
 
 ROOT = Path(__file__).parents[3]
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 USUAL = ROOT / "examples/audit/claims.md"
 
 
-def table(rows: list[dict[Column, str]]) -> list[dict[Column, object]]:
+def table(rows: list[dict[ClaimedColumn, str]]) -> list[dict[ClaimedColumn, object]]:
     return [{c: figure(t, c) for c, t in row.items()} for row in rows]  # type: ignore[misc]
 
 
@@ -49,42 +49,46 @@ def test_a_table_that_was_computed_is_never_called_wrong(
     for ranks, time in zip((1, 2, 4, 8), times, strict=True):
         speedup = times[0] / time
         rows.append({
-            Column.RANKS: str(ranks), Column.TIME: f"{time:.{digits}f}",
-            Column.SPEEDUP: f"{speedup:.{more}f}x",
-            Column.EFFICIENCY: f"{100 * speedup / ranks:.{more}f}%",
+            ClaimedColumn.RANKS: str(ranks), ClaimedColumn.TIME: f"{time:.{digits}f}",
+            ClaimedColumn.SPEEDUP: f"{speedup:.{more}f}x",
+            ClaimedColumn.EFFICIENCY: f"{100 * speedup / ranks:.{more}f}%",
         })  # fmt: skip
-    if float(rows[0][Column.TIME]) <= 0 or min(times) < 2 * 10.0**-digits:
+    if float(rows[0][ClaimedColumn.TIME]) <= 0 or min(times) < 2 * 10.0**-digits:
         return
-    assert Status.INCONSISTENT not in {f.status for f in audit(table(rows))}  # type: ignore[arg-type]
+    assert ClaimStatus.INCONSISTENT not in {f.status for f in audit(table(rows))}  # type: ignore[arg-type]
 
 
 @given(off=st.floats(0.03, 0.5), at=st.integers(1, 3), up=st.booleans())
 def test_a_speedup_that_is_off_is_found_in_its_row(off: float, at: int, up: bool) -> None:
     rows = [
-        {Column.RANKS: str(n), Column.TIME: f"{1000 / s:.1f}", Column.SPEEDUP: f"{s:.2f}"}
+        {
+            ClaimedColumn.RANKS: str(n),
+            ClaimedColumn.TIME: f"{1000 / s:.1f}",
+            ClaimedColumn.SPEEDUP: f"{s:.2f}",
+        }
         for n, s in ((1, 1.0), (2, 1.9), (4, 3.6), (8, 7.0))
     ]
-    wrong = float(rows[at][Column.SPEEDUP]) * (1 + off if up else 1 - off)
-    rows[at][Column.SPEEDUP] = f"{wrong:.2f}"
+    wrong = float(rows[at][ClaimedColumn.SPEEDUP]) * (1 + off if up else 1 - off)
+    rows[at][ClaimedColumn.SPEEDUP] = f"{wrong:.2f}"
     found = [f.status for f in audit(table(rows))]  # type: ignore[arg-type]
-    assert [i for i, s in enumerate(found) if s is Status.INCONSISTENT] == [at]
+    assert [i for i, s in enumerate(found) if s is ClaimStatus.INCONSISTENT] == [at]
 
 
 @pytest.mark.parametrize(
     ("text", "of", "low", "high"),
     [
-        ("1.95x", Column.SPEEDUP, 1.945, 1.955),
-        ("480 s", Column.TIME, 479.5, 480.5),
-        ("1,234.5", Column.THROUGHPUT, 1234.45, 1234.55),
-        ("97.6 %", Column.EFFICIENCY, 0.9755, 0.9765),
-        ("0.976", Column.EFFICIENCY, 0.9755, 0.9765),
-        ("98", Column.EFFICIENCY, 0.975, 0.985),
-        ("8 GPUs", Column.RANKS, 8, 8),
-        ("1.2e4", Column.THROUGHPUT, 11500, 12500),
+        ("1.95x", ClaimedColumn.SPEEDUP, 1.945, 1.955),
+        ("480 s", ClaimedColumn.TIME, 479.5, 480.5),
+        ("1,234.5", ClaimedColumn.THROUGHPUT, 1234.45, 1234.55),
+        ("97.6 %", ClaimedColumn.EFFICIENCY, 0.9755, 0.9765),
+        ("0.976", ClaimedColumn.EFFICIENCY, 0.9755, 0.9765),
+        ("98", ClaimedColumn.EFFICIENCY, 0.975, 0.985),
+        ("8 GPUs", ClaimedColumn.RANKS, 8, 8),
+        ("1.2e4", ClaimedColumn.THROUGHPUT, 11500, 12500),
     ],
 )
 def test_a_figure_is_as_exact_as_it_is_printed(
-    text: str, of: Column, low: float, high: float
+    text: str, of: ClaimedColumn, low: float, high: float
 ) -> None:
     seen = figure(text, of)
     assert seen is not None and (seen.low, seen.high) == pytest.approx((low, high))
@@ -93,14 +97,14 @@ def test_a_figure_is_as_exact_as_it_is_printed(
 @pytest.mark.parametrize(
     ("heading", "known"),
     [
-        ("GPUs", Column.RANKS), ("World size", Column.RANKS), ("num_gpus", Column.RANKS),
-        ("Time (s)", Column.TIME), ("s an epoch", Column.TIME), ("step time [ms]", Column.TIME),
-        ("images/s", Column.THROUGHPUT), ("Speed-up", Column.SPEEDUP),
-        ("Scaling efficiency", Column.EFFICIENCY), ("comm overhead", Column.COMMUNICATION),
+        ("GPUs", ClaimedColumn.RANKS), ("World size", ClaimedColumn.RANKS), ("num_gpus", ClaimedColumn.RANKS),
+        ("Time (s)", ClaimedColumn.TIME), ("s an epoch", ClaimedColumn.TIME), ("step time [ms]", ClaimedColumn.TIME),
+        ("images/s", ClaimedColumn.THROUGHPUT), ("Speed-up", ClaimedColumn.SPEEDUP),
+        ("Scaling efficiency", ClaimedColumn.EFFICIENCY), ("comm overhead", ClaimedColumn.COMMUNICATION),
         ("price", None), ("", None),
     ],
 )  # fmt: skip
-def test_headings_are_known_by_their_usual_names(heading: str, known: Column | None) -> None:
+def test_headings_are_known_by_their_usual_names(heading: str, known: ClaimedColumn | None) -> None:
     assert column(heading) is known
 
 
@@ -130,9 +134,12 @@ def test_tables_of_every_kind(
 
 
 def test_what_cannot_be_checked_says_what_is_missing() -> None:
-    rows = [{Column.RANKS: "1", Column.TIME: "10"}, {Column.RANKS: "8", Column.EFFICIENCY: "0.9"}]
+    rows = [
+        {ClaimedColumn.RANKS: "1", ClaimedColumn.TIME: "10"},
+        {ClaimedColumn.RANKS: "8", ClaimedColumn.EFFICIENCY: "0.9"},
+    ]
     *_, last = audit(table(rows))  # type: ignore[arg-type]
-    assert last.status is Status.UNCHECKABLE
+    assert last.status is ClaimStatus.UNCHECKABLE
     assert last.why == (
         "only efficiency is stated: a time or a throughput here and in the smallest row would check it",
     )

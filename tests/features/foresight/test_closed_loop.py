@@ -5,22 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.features.foresight.closed_loop import TRUTHS, Trial, told, trials
+from harness.features.foresight.closed_loop import TRUTHS, LoopTrial, told, trials
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Trial]:
+def found() -> list[LoopTrial]:
     return trials(120, seed=1)
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say(found: list[Trial]) -> None:
+def test_intervals_hold_the_truth_as_often_as_they_say(found: list[LoopTrial]) -> None:
     """80 % stated; 120 worlds have a standard error of 4 %."""
     covered = np.array([t.covered for t in found]).mean(axis=0)
     assert len(covered) == len(TRUTHS)
     assert (np.abs(covered - 0.8) < 0.13).all(), covered
 
 
-def test_most_knees_are_flagged_and_most_others_are_not(found: list[Trial]) -> None:
+def test_most_knees_are_flagged_and_most_others_are_not(found: list[LoopTrial]) -> None:
     knees = [t.flagged for t in found if t.knee]
     others = [t.flagged for t in found if not t.knee]
     assert len(knees) > 10

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from harness.features.foresight.physics import collectives as c
-from harness.features.foresight.physics.collectives import Fabric, Kind, Link, nccl
+from harness.features.foresight.physics.collectives import CollectiveKind, Fabric, LinkRate, nccl
 
-LINK = Link(latency_s=5e-6, bytes_per_s=50e9)
+LINK = LinkRate(latency_s=5e-6, bytes_per_s=50e9)
 H100 = Fabric(per_node=8, intra_bytes_per_s=370e9, inter_bytes_per_s=50e9)
 
 
@@ -35,7 +35,7 @@ def test_logarithmic_algorithms_are_the_sum_of_their_rounds() -> None:
 
 
 def test_a_hierarchy_sends_a_share_of_the_bytes_between_nodes() -> None:
-    n, free = 1e9, Link(latency_s=0, bytes_per_s=1e30)
+    n, free = 1e9, LinkRate(latency_s=0, bytes_per_s=1e30)
     found = c.hierarchical_all_reduce(free, LINK, n, per_node=8, nodes=4)
     assert found == pytest.approx(c.ring_all_reduce(LINK, n / 8, 4), rel=1e-9)
 
@@ -44,31 +44,34 @@ def test_nccl_reaches_the_link_with_large_messages_and_no_more() -> None:
     n = 2.0**33
     for ranks in (2, 8):
         sent = 2 * (ranks - 1) / ranks * n
-        took = nccl(Kind.ALL_REDUCE, n, ranks, 8, H100).total_s
+        took = nccl(CollectiveKind.ALL_REDUCE, n, ranks, 8, H100).total_s
         assert sent / took == pytest.approx(H100.intra_bytes_per_s, rel=0.01)
 
 
 def test_the_rings_of_a_node_share_its_network_cards() -> None:
     """Eight ranks of a node have eight cards; one rank of each node has its own alone."""
     n = 2.0**33
-    whole = nccl(Kind.ALL_GATHER, n, 64, 8, H100).transfer_s
-    alone = nccl(Kind.ALL_GATHER, n, 64, 1, H100).transfer_s
+    whole = nccl(CollectiveKind.ALL_GATHER, n, 64, 8, H100).transfer_s
+    alone = nccl(CollectiveKind.ALL_GATHER, n, 64, 1, H100).transfer_s
     assert alone / whole == pytest.approx(370 / 50, rel=0.01)
 
 
 def test_trees_make_all_reduce_logarithmic_while_all_gather_stays_linear() -> None:
     small = 1024.0
-    times = {kind: [nccl(kind, small, n, 8, H100).total_s for n in (512, 8192)] for kind in Kind}
-    assert times[Kind.ALL_REDUCE][1] < 2 * times[Kind.ALL_REDUCE][0]
-    assert times[Kind.ALL_GATHER][1] > 10 * times[Kind.ALL_GATHER][0]
+    times = {
+        kind: [nccl(kind, small, n, 8, H100).total_s for n in (512, 8192)]
+        for kind in CollectiveKind
+    }
+    assert times[CollectiveKind.ALL_REDUCE][1] < 2 * times[CollectiveKind.ALL_REDUCE][0]
+    assert times[CollectiveKind.ALL_GATHER][1] > 10 * times[CollectiveKind.ALL_GATHER][0]
 
 
 @given(
-    kind=st.sampled_from(list(Kind)), ranks=st.sampled_from([2, 8, 16, 64, 1024]),
+    kind=st.sampled_from(list(CollectiveKind)), ranks=st.sampled_from([2, 8, 16, 64, 1024]),
     num_bytes=st.floats(1, 1e11), faster=st.floats(1, 100), more=st.floats(1, 100),
 )  # fmt: skip
 def test_faster_links_never_cost_more_and_more_bytes_never_less(
-    kind: Kind, ranks: int, num_bytes: float, faster: float, more: float
+    kind: CollectiveKind, ranks: int, num_bytes: float, faster: float, more: float
 ) -> None:
     quick = Fabric(per_node=8, intra_bytes_per_s=370e9 * faster, inter_bytes_per_s=50e9 * faster)
     took = nccl(kind, num_bytes, ranks, 8, H100).total_s
@@ -77,5 +80,5 @@ def test_faster_links_never_cost_more_and_more_bytes_never_less(
 
 
 def test_one_rank_and_no_bytes_are_free() -> None:
-    assert nccl(Kind.ALL_REDUCE, 1e9, 1, 8, H100).total_s == 0
-    assert nccl(Kind.ALL_REDUCE, 0, 8, 8, H100).total_s == 0
+    assert nccl(CollectiveKind.ALL_REDUCE, 1e9, 1, 8, H100).total_s == 0
+    assert nccl(CollectiveKind.ALL_REDUCE, 0, 8, 8, H100).total_s == 0

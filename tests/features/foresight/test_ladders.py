@@ -15,15 +15,15 @@ from harness.cases.recipes import ladder
 from harness.features.foresight.outlook import Outlook
 from harness.features.foresight.own import runs
 from harness.features.foresight.own.ladders import foresee, planned, room_bytes
-from harness.features.foresight.own.runs import Rung
+from harness.features.foresight.own.runs import MeasuredRung
 from harness.features.foresight.own.stated import OPERATIONS, padding, sent_by, stated
 from harness.features.foresight.own.swept import _by_kind
-from harness.features.foresight.physics.collectives import Fabric, Kind, nccl
+from harness.features.foresight.physics.collectives import CollectiveKind, Fabric, nccl
 from harness.features.foresight.priors import PRIORS
-from harness.features.foresight.published.table import Refused, Table
+from harness.features.foresight.published.table import PublishedTable, Refused
 from harness.features.foresight.report.outlooks import facts as facts_of, recorded
 from harness.features.foresight.shapes import Model, Sent, Shape
-from harness.features.foresight.terms import UNKNOWNS, Term, facts, seconds
+from harness.features.foresight.terms import UNKNOWNS, ForeseenTerm, facts, seconds
 from harness.features.foresight.verbs import predict as verb
 from harness.interface.cli.main import main
 from harness.interface.report.page.page import render
@@ -39,12 +39,12 @@ def run(sample: Path) -> RunRecord:
     return load(sample)
 
 
-def rungs(run: RunRecord) -> list[Rung]:
+def rungs(run: RunRecord) -> list[MeasuredRung]:
     (of,) = runs.ladders([run], KNOWN).values()
     return of
 
 
-def at(run: RunRecord, ranks: int, **more: float) -> Rung:
+def at(run: RunRecord, ranks: int, **more: float) -> MeasuredRung:
     """The ladder's case at another size, as if it had been described."""
     largest = rungs(run)[-1]
     case = largest.case.at(ranks, (8,) * (ranks // 8))
@@ -56,7 +56,7 @@ def at(run: RunRecord, ranks: int, **more: float) -> Rung:
         payload_bytes={k: (v[0],) * ranks for k, v in told.payload_bytes.items()},
         global_batch=round(told.global_batch * n), **more,
     )  # fmt: skip
-    return Rung(run, case, replace(largest.described, expected=expected), None)
+    return MeasuredRung(run, case, replace(largest.described, expected=expected), None)
 
 
 def stating(case: CaseSpec, ranks: int, **payload: float) -> tuple[CaseSpec, Described]:
@@ -77,7 +77,7 @@ def test_what_is_exchanged_is_constant_or_grows_with_the_ranks(run: RunRecord) -
         return sent_by({n: stated(stating(case, n, **payload)[1]) for n in sizes})
 
     (reduced,) = told(2, 8, all_reduce=4e6)
-    assert (reduced.kind, reduced.at(1024), reduced.pieces) == (Kind.ALL_REDUCE, 4e6, 4)
+    assert (reduced.kind, reduced.at(1024), reduced.pieces) == (CollectiveKind.ALL_REDUCE, 4e6, 4)
     both = {n: stated(stating(case, n, all_gather=4e6 / n)[1]) for n in (2, 8)}
     (shards,) = sent_by(both)
     assert shards.at(1024) == pytest.approx(4e6)
@@ -121,9 +121,9 @@ def test_a_sweep_tells_kinds_of_collectives_apart() -> None:
                 )
             )  # fmt: skip
     found_latency, found_transfer = _by_kind(rows, fabric)
-    assert found_latency[Kind.ALL_GATHER] == pytest.approx(3, rel=0.01)
-    assert found_transfer[Kind.ALL_TO_ALL] == pytest.approx(2, rel=0.01)
-    assert found_latency[Kind.ALL_REDUCE] == pytest.approx(1, rel=0.01)
+    assert found_latency[CollectiveKind.ALL_GATHER] == pytest.approx(3, rel=0.01)
+    assert found_transfer[CollectiveKind.ALL_TO_ALL] == pytest.approx(2, rel=0.01)
+    assert found_latency[CollectiveKind.ALL_REDUCE] == pytest.approx(1, rel=0.01)
     assert _by_kind([replace(r, right=False) for r in rows], fabric) == ({}, {})
 
 
@@ -167,16 +167,16 @@ def test_shards_that_are_padded_are_told(run: RunRecord) -> None:
     """A parameter of 400 rows has a row on each of 1,024 ranks, and nothing on most of them."""
     case = rungs(run)[-1].case
 
-    def rung(ranks: int, gathered: float) -> Rung:
+    def rung(ranks: int, gathered: float) -> MeasuredRung:
         payload = {"all_gather": gathered / ranks, "reduce_scatter": gathered / 2}
-        return Rung(run, *stating(case, ranks, **payload), None)
+        return MeasuredRung(run, *stating(case, ranks, **payload), None)
 
     assert padding({8: rung(8, 2e6).stated, 1024: rung(1024, 5.1e6).stated}) == pytest.approx(2.55)
     messages = {n: stated(stating(case, n, all_gather=1e5)[1]) for n in (8, 1024)}
     assert padding(messages) == 1.0, "what every rank adds is no padding"
 
 
-def asking(run: RunRecord, target: Rung) -> RunRecord:
+def asking(run: RunRecord, target: MeasuredRung) -> RunRecord:
     """The run as if its recipe had asked for that size."""
     plan = next(p for p in run.plans if any(a.case.strategy == "ddp" for a in p.arms))
     return replace(
@@ -212,7 +212,7 @@ def test_sizes_are_kept_back_and_compared(run: RunRecord) -> None:
     small, large = rungs(run)
     third = replace(at(run, 8), step_s=large.step_s)
     found = runs.table("ddp", [small, large, third], KNOWN, on=(1, 2))
-    assert isinstance(found, Table)
+    assert isinstance(found, PublishedTable)
     assert [(p.shape.ranks, p.calibrates) for p in found.points] == [
         (1, True),
         (2, True),
@@ -278,25 +278,27 @@ def test_a_script_is_foreseen_by_what_was_watched_of_it(run: RunRecord) -> None:
         rungs(run)[-1].case, strategy="script", model="train", script="train.py", knobs={}
     )
 
-    def rung(ranks: int, step_s: float) -> Rung:
+    def rung(ranks: int, step_s: float) -> MeasuredRung:
         seen = {} if ranks == 1 else {"all_reduce": Issued(count=3, payload_bytes=12_000_000)}
         watched = Watched(
             world_size=ranks, backend="gloo", optimizers=("SGD",), backwards=2, regular=True,
             even=True, roots={}, start="", first="", sharded=False, parameter_bytes=12_000_000,
             collectives=seen,
         )  # fmt: skip
-        return Rung(run, case.at(ranks), Described(), step_s, watched=watched, samples=16.0 * ranks)
+        return MeasuredRung(
+            run, case.at(ranks), Described(), step_s, watched=watched, samples=16.0 * ranks
+        )
 
     ladder_ = [rung(1, 0.1), rung(2, 0.12), rung(4, 0.125)]
-    told = foresee("script", ladder_, Rung(run, case.at(16), Described(), None), KNOWN)
+    told = foresee("script", ladder_, MeasuredRung(run, case.at(16), Described(), None), KNOWN)
     assert not isinstance(told, Refused)
     (one,) = told
     shape = one.predicted.shape
     assert (shape.micros, shape.micro_batch, shape.model.params) == (2, 8.0, 3e6)
-    assert shape.sent == (Sent(kind=Kind.ALL_REDUCE, num_bytes=12e6, pieces=3),)
+    assert shape.sent == (Sent(kind=CollectiveKind.ALL_REDUCE, num_bytes=12e6, pieces=3),)
     assert one.memory_bytes is None and 0.5 < one.predicted.efficiency < 0.9
     blind = [replace(r, watched=None) for r in ladder_]
-    refused = foresee("script", blind, Rung(run, case.at(16), Described(), None), KNOWN)
+    refused = foresee("script", blind, MeasuredRung(run, case.at(16), Described(), None), KNOWN)
     assert isinstance(refused, Refused) and "was not watched" in refused.why
 
 
@@ -310,7 +312,7 @@ def test_ranks_that_share_cores_wait_for_them_but_not_while_they_idle() -> None:
     def fixed(rate: float, cores: int) -> float:
         fabric = Fabric(per_node=1, intra_bytes_per_s=1e12, inter_bytes_per_s=rate)
         given = facts([replace(shape, cores=cores)], (0,), fabric, 1)
-        return float(seconds(given, draws)[Term.HOST][0, 0])
+        return float(seconds(given, draws)[ForeseenTerm.HOST][0, 0])
 
     assert fixed(1e12, 2) - fixed(1e12, 0) == pytest.approx(0.03, rel=0.05)
     assert fixed(1e6, 2) == fixed(1e6, 0)

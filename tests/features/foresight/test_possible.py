@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from harness.cases import Catalogue, Device, Mode, Plan, Site as Where, Source, Threshold
+from harness.cases import Catalogue, Device, FabricSite as Where, Mode, Plan, BoundSource, Threshold
 from harness.cases.recipes import ladder
 from harness.cases.targets import normalise, plans_of
 from harness.features.foresight.physics.collectives import Fabric
-from harness.features.foresight.possible import Chance, LeftOut, Possibility, Site, possibilities
+from harness.features.foresight.possible import (
+    Chance,
+    FabricSite,
+    LeftOut,
+    Possibility,
+    possibilities,
+)
 from harness.host import hardware
 from harness.interface.cli.main import main
 from harness.record import Described, Expected, ModelFacts
@@ -47,7 +53,7 @@ def described(made: Plan, memory: int = 1) -> dict[str, Described]:
 def rule(at_least: float, **more: Any) -> Threshold:
     return Threshold(
         name="asked", case="ddp/decoder-*/weak", metric="efficiency", unit="1", mode=Mode.WEAK,
-        baseline="plain", source=Source.REQUIREMENT, world=(64,), at_least=at_least, **more,
+        baseline="plain", source=BoundSource.REQUIREMENT, world=(64,), at_least=at_least, **more,
     )  # fmt: skip
 
 
@@ -55,7 +61,9 @@ def found(at_least: float, network: float, memory: int = 1, **more: Any) -> Poss
     made = plan()
     fabric = Fabric(per_node=8, intra_bytes_per_s=450e9, inter_bytes_per_s=network)
     peaks = {"float32": 67e12, "bfloat16": 989e12}
-    site = Site(machine=hardware.parse("8x8xh100").machine, fabric=fabric, peaks=peaks, beliefs={})
+    site = FabricSite(
+        machine=hardware.parse("8x8xh100").machine, fabric=fabric, peaks=peaks, beliefs={}
+    )
     told = described(made, memory)
     (one,) = possibilities(made, told, [rule(at_least, **more)], site, KNOWN)
     assert isinstance(one, Possibility)
@@ -86,7 +94,7 @@ def test_no_link_helps_beyond_what_everything_else_costs() -> None:
 
 def test_rules_that_do_not_match_or_ask_for_no_speed_are_left_out() -> None:
     made = plan()
-    site = Site(
+    site = FabricSite(
         machine=hardware.parse("8x8xh100").machine,
         fabric=Fabric(per_node=8, intra_bytes_per_s=1e9, inter_bytes_per_s=1e9), peaks={},
         beliefs={},

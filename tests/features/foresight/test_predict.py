@@ -20,13 +20,13 @@ from harness.features.foresight.invert import Knob, hold, knee
 from harness.features.foresight.learned import Regime, learned
 from harness.features.foresight.outlook import outlooks
 from harness.features.foresight.predict import Predicted, predict
-from harness.features.foresight.published.table import Table, read
+from harness.features.foresight.published.table import PublishedTable, read
 from tests.features.foresight.test_table import LADDER, PUBLISHED, table
 
 
 @pytest.fixture(scope="module")
 def found() -> Evaluation:
-    return evaluate([t for t in read(PUBLISHED) if isinstance(t, Table)])
+    return evaluate([t for t in read(PUBLISHED) if isinstance(t, PublishedTable)])
 
 
 def test_published_ladders_are_foreseen_from_other_families(found: Evaluation) -> None:
@@ -82,7 +82,7 @@ def test_the_size_that_was_measured_has_the_efficiency_it_had(tmp_path: Path) ->
     assert float(np.exp(again.middle[0])) == pytest.approx(2.0, rel=0.01)
 
 
-def _ladder(tmp_path: Path) -> tuple[Any, Table]:
+def _ladder(tmp_path: Path) -> tuple[Any, PublishedTable]:
     read_ = table(tmp_path)
     taken = [p for p in read_.points if p.calibrates]
     shapes, steps = [p.shape for p in taken], [p.step_s or 0.0 for p in taken]

@@ -11,14 +11,14 @@ import pytest
 from harness.cases import Catalogue
 from harness.features.foresight.outlook import outlooks
 from harness.features.foresight.own import runs
-from harness.features.foresight.published.table import Refused, Table
-from harness.features.foresight.shapes import Kept
+from harness.features.foresight.published.table import PublishedTable, Refused
+from harness.features.foresight.shapes import KeptStates
 from harness.interface.cli.main import main
 from harness.record import RunRecord, Status
 from harness.record.store import load
 
 
-def tables(found: list[RunRecord], known: Catalogue) -> list[Table | Refused]:
+def tables(found: list[RunRecord], known: Catalogue) -> list[PublishedTable | Refused]:
     return [runs.table(name, of, known) for name, of in runs.ladders(found, known).items()]
 
 
@@ -29,18 +29,18 @@ def run(sample: Path) -> RunRecord:
 
 def test_a_ladder_is_a_table_of_its_worlds(run: RunRecord) -> None:
     (table,) = tables([run], Catalogue())
-    assert isinstance(table, Table) and all(p.calibrates for p in table.points)
+    assert isinstance(table, PublishedTable) and all(p.calibrates for p in table.points)
     shapes = {p.shape.ranks: p.shape for p in table.points}
     assert set(shapes) == {1, 2}
     assert {s.micro_batch for s in shapes.values()} == {shapes[1].samples}, "weak: alike a rank"
-    assert shapes[2].kept is Kept.WHOLE and (shapes[2].model.params or 0) > 1e5
+    assert shapes[2].kept is KeptStates.WHOLE and (shapes[2].model.params or 0) > 1e5
     steps = {p.shape.ranks: p.step_s or 0.0 for p in table.points}
     assert steps[2] > steps[1] > 0
 
 
 def test_a_larger_size_is_foreseen_with_an_interval(run: RunRecord) -> None:
     (table,) = tables([run, run], Catalogue())
-    assert isinstance(table, Table)
+    assert isinstance(table, PublishedTable)
     (one,) = outlooks(table, 64, 0.9)
     seen = one.predicted
     assert seen.shape.ranks == 64 and 0 < seen.low <= seen.efficiency <= seen.high
@@ -60,7 +60,9 @@ def test_unlike_machines_and_single_sizes_are_refused(run: RunRecord) -> None:
         (refused,) = tables([ours, theirs], Catalogue())
         assert isinstance(refused, Refused) and fact in refused.why and there in refused.why
     named = [replace(run, facts={h: {"hardware: host": h}}) for h in "ab"]
-    assert isinstance(tables(named, Catalogue())[0], Table), "a host's name changes no speed"
+    assert isinstance(tables(named, Catalogue())[0], PublishedTable), (
+        "a host's name changes no speed"
+    )
     one = tuple(x for x in run.launches if len(x.ranks) == 1)
     (refused,) = tables([replace(run, launches=one)], Catalogue())
     assert isinstance(refused, Refused) and "1 ranks only" in refused.why

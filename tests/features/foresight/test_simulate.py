@@ -10,34 +10,39 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from harness.features.foresight.physics import simulate
-from harness.features.foresight.physics.schedules import Durations, Schedule, bubble_s, schedule_of
+from harness.features.foresight.physics.schedules import (
+    Durations,
+    PipelineSchedule,
+    bubble_s,
+    schedule_of,
+)
 
 EQUAL = Durations(1.0, 1.0, 1.0)
 PUBLISHED = Path(__file__).parents[3] / "results/published/scaling.json"
-FIXED = [Schedule.ALL_FORWARD, Schedule.ONE_EACH, Schedule.INTERLEAVED]
+FIXED = [PipelineSchedule.ALL_FORWARD, PipelineSchedule.ONE_EACH, PipelineSchedule.INTERLEAVED]
 times = st.floats(0.01, 10)
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize("schedule", list(PipelineSchedule))
 @pytest.mark.parametrize(
     ("stages", "micros"), [(1, 4), (2, 8), (4, 12), (8, 24), (8, 64), (16, 64)]
 )
 def test_without_hops_the_bubble_is_the_closed_form(
-    schedule: Schedule, stages: int, micros: int
+    schedule: PipelineSchedule, stages: int, micros: int
 ) -> None:
-    chunks = 3 if schedule is Schedule.INTERLEAVED and stages > 1 else 1
+    chunks = 3 if schedule is PipelineSchedule.INTERLEAVED and stages > 1 else 1
     played = simulate.pipeline_s(schedule, stages, micros, EQUAL, chunks)
     expected = 3 * micros + bubble_s(schedule, stages, EQUAL, chunks)
     assert played == pytest.approx(expected, rel=1e-9)
 
 
 @given(
-    schedule=st.sampled_from([Schedule.ALL_FORWARD, Schedule.ONE_EACH]),
+    schedule=st.sampled_from([PipelineSchedule.ALL_FORWARD, PipelineSchedule.ONE_EACH]),
     stages=st.integers(1, 8), micros=st.integers(8, 40), f=times, b=times, w=times,
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_it_holds_for_any_durations(
-    schedule: Schedule, stages: int, micros: int, f: float, b: float, w: float
+    schedule: PipelineSchedule, stages: int, micros: int, f: float, b: float, w: float
 ) -> None:
     took = Durations(f, b, w)
     played = simulate.pipeline_s(schedule, stages, micros, took)
@@ -45,14 +50,14 @@ def test_it_holds_for_any_durations(
 
 
 @given(
-    schedule=st.sampled_from(list(Schedule)), stages=st.integers(2, 8), micros=st.integers(1, 90),
+    schedule=st.sampled_from(list(PipelineSchedule)), stages=st.integers(2, 8), micros=st.integers(1, 90),
     hop=st.floats(0, 0.05),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_a_hop_never_helps_and_no_step_is_shorter_than_its_work(
-    schedule: Schedule, stages: int, micros: int, hop: float
+    schedule: PipelineSchedule, stages: int, micros: int, hop: float
 ) -> None:
-    chunks = 2 if schedule is Schedule.INTERLEAVED else 1
+    chunks = 2 if schedule is PipelineSchedule.INTERLEAVED else 1
     free = simulate.units(schedule, stages, micros, Durations(0.33, 0.35, 0.32), chunks)
     slow = simulate.units(schedule, stages, micros, Durations(0.33, 0.35, 0.32, hop), chunks)
     assert free >= micros * (1 - 1e-9)
@@ -60,10 +65,10 @@ def test_a_hop_never_helps_and_no_step_is_shorter_than_its_work(
         assert slow >= free - 1e-9
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
-def test_long_steps_are_extended_without_playing_them(schedule: Schedule) -> None:
+@pytest.mark.parametrize("schedule", list(PipelineSchedule))
+def test_long_steps_are_extended_without_playing_them(schedule: PipelineSchedule) -> None:
     took = Durations(0.33, 0.34, 0.33, 0.01)
-    chunks = 2 if schedule is Schedule.INTERLEAVED else 1
+    chunks = 2 if schedule is PipelineSchedule.INTERLEAVED else 1
     whole = simulate.pipeline_s(schedule, 4, 64, took, chunks) / took.total
     assert simulate.units(schedule, 4, 64, took, chunks) == pytest.approx(whole, rel=2e-3)
 
@@ -121,14 +126,16 @@ def test_layers_that_are_gathered_ahead_follow_the_closed_form(
 @pytest.mark.parametrize(
     ("words", "schedule"),
     [
-        ("1F1B at the largest microbatch count", Schedule.ONE_EACH),
-        ("TP8 PP8 interleaved v=6", Schedule.INTERLEAVED),
-        ("1F1B-I", Schedule.INTERLEAVED),
-        ("ZB-H1", Schedule.ZERO_1P),
-        ("zb2p", Schedule.ZERO_2P),
-        ("GPipe", Schedule.ALL_FORWARD),
+        ("1F1B at the largest microbatch count", PipelineSchedule.ONE_EACH),
+        ("TP8 PP8 interleaved v=6", PipelineSchedule.INTERLEAVED),
+        ("1F1B-I", PipelineSchedule.INTERLEAVED),
+        ("ZB-H1", PipelineSchedule.ZERO_1P),
+        ("zb2p", PipelineSchedule.ZERO_2P),
+        ("GPipe", PipelineSchedule.ALL_FORWARD),
         ("FSDP", None),
     ],
 )
-def test_schedules_are_known_by_their_usual_names(words: str, schedule: Schedule | None) -> None:
+def test_schedules_are_known_by_their_usual_names(
+    words: str, schedule: PipelineSchedule | None
+) -> None:
     assert schedule_of(words) is schedule

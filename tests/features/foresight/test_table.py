@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from harness.base.errors import SpecError
-from harness.features.foresight.physics.schedules import Schedule
-from harness.features.foresight.published.table import Refused, Table, read
-from harness.features.foresight.shapes import Kept
+from harness.features.foresight.physics.schedules import PipelineSchedule
+from harness.features.foresight.published.table import PublishedTable, Refused, read
+from harness.features.foresight.shapes import KeptStates
 
 PUBLISHED = Path(__file__).parents[3] / "results/published/scaling.json"
 LADDER: dict[str, Any] = {
@@ -31,13 +31,13 @@ LADDER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def table(tmp_path: Path, **changed: Any) -> Table:
+def table(tmp_path: Path, **changed: Any) -> PublishedTable:
     (found,) = written(tmp_path, {**deepcopy(LADDER), **changed})
-    assert isinstance(found, Table), found
+    assert isinstance(found, PublishedTable), found
     return found
 
 
-def written(tmp_path: Path, *tables: Any) -> list[Table | Refused]:
+def written(tmp_path: Path, *tables: Any) -> list[PublishedTable | Refused]:
     path = tmp_path / "tables.json"
     path.write_text(json.dumps({"schema": "published_scaling/1", "tables": tables}))
     return read(path)
@@ -56,14 +56,14 @@ def told(tmp_path: Path, **changed: Any) -> str:
 def test_the_published_tables_are_read() -> None:
     found = read(PUBLISHED)
     assert [t.id for t in found if isinstance(t, Refused)] == ["playbook_tp"]
-    tables = {t.id: t for t in found if isinstance(t, Table)}
+    tables = {t.id: t for t in found if isinstance(t, PublishedTable)}
     assert {name: len(t.points) for name, t in tables.items()} == {
         "megascale_tab2_megatron_lm": 8, "megascale_tab2_megascale": 8,
         "llmfoundry_fsdp_a100_40": 39, "zero_bubble_tab4_5": 48,
     }  # fmt: skip
     large = tables["megascale_tab2_megascale"].points[-1]
     assert (large.shape.replicas, large.shape.micros, large.shape.chunks) == (192, 32, 6)
-    assert large.shape.kept is Kept.OPTIMIZER_CUT and not large.calibrates
+    assert large.shape.kept is KeptStates.OPTIMIZER_CUT and not large.calibrates
 
 
 def test_every_kind_of_figure_tells_the_same_seconds(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_is_calibrated_on_may_be_sizes_fields_words_or_unsaid(tmp_path: Pat
     ]
     chosen = table(tmp_path, calibrate_on="1F1B at the largest microbatch count", **points(rows))
     (only,) = (p.shape for p in chosen.points if p.calibrates)
-    assert (only.schedule, only.micros) == (Schedule.ONE_EACH, 24)
+    assert (only.schedule, only.micros) == (PipelineSchedule.ONE_EACH, 24)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_what_is_wrong_with_a_table_is_said(
 
 def test_one_bad_table_leaves_the_others(tmp_path: Path) -> None:
     found = written(tmp_path, "no table", LADDER)
-    assert isinstance(found[0], Refused) and isinstance(found[1], Table)
+    assert isinstance(found[0], Refused) and isinstance(found[1], PublishedTable)
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"tables": []}', '{"schema": "x/9", "tables": [1]}'])

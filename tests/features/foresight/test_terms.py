@@ -13,8 +13,8 @@ from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.physics.laws import Law, amdahl, extrapolate, power, usl
 from harness.features.foresight.physics.stragglers import slowest_exponential, slowest_normal
 from harness.features.foresight.priors import PRIORS
-from harness.features.foresight.shapes import Kept, Model, Shape
-from harness.features.foresight.terms import UNKNOWNS, Term, Unknown
+from harness.features.foresight.shapes import KeptStates, Model, Shape
+from harness.features.foresight.terms import UNKNOWNS, ForeseenTerm, Unknown
 
 MODEL = Model(name="m", params=1e9, layers=24, hidden=2048)
 FABRIC = Fabric(per_node=8, intra_bytes_per_s=300e9, inter_bytes_per_s=25e9)
@@ -22,7 +22,7 @@ shapes = st.builds(
     Shape,
     ranks=st.sampled_from([16, 64, 512, 4096]), tensor=st.sampled_from([1, 4, 16]),
     stages=st.sampled_from([1]), micros=st.integers(1, 16), micro_batch=st.floats(1, 32),
-    kept=st.sampled_from(list(Kept)), model=st.just(MODEL),
+    kept=st.sampled_from(list(KeptStates)), model=st.just(MODEL),
 )  # fmt: skip
 unknowns = st.lists(
     st.floats(-2, 2), min_size=len(UNKNOWNS) + 1, max_size=len(UNKNOWNS) + 1
@@ -69,13 +69,20 @@ def test_terms_are_no_less_than_nothing_and_sum_to_the_step(shape: Shape, at: li
 def test_one_rank_exchanges_waits_and_grows_nothing() -> None:
     given_ = terms.facts([Shape(ranks=1, model=MODEL)], [0], FABRIC, 1)
     parts = terms.seconds(given_, draw([0.0] * (len(UNKNOWNS) + 1)))
-    for term in (Term.BYTES, Term.LATENCY, Term.TENSOR, Term.WAITING, Term.BUBBLE, Term.GROWTH):
+    for term in (
+        ForeseenTerm.BYTES,
+        ForeseenTerm.LATENCY,
+        ForeseenTerm.TENSOR,
+        ForeseenTerm.WAITING,
+        ForeseenTerm.BUBBLE,
+        ForeseenTerm.GROWTH,
+    ):
         assert parts[term][0, 0] == pytest.approx(0, abs=1e-12), term
 
 
 def test_a_sharded_step_costs_a_latency_that_grows_with_the_ranks() -> None:
-    sharded = [Shape(ranks=n, model=MODEL, kept=Kept.ALL_CUT) for n in (64, 4096)]
-    in_nodes = [replace(s, kept=Kept.NODE_CUT) for s in sharded]
+    sharded = [Shape(ranks=n, model=MODEL, kept=KeptStates.ALL_CUT) for n in (64, 4096)]
+    in_nodes = [replace(s, kept=KeptStates.NODE_CUT) for s in sharded]
     small, large = (terms.data_exchange(s, FABRIC).latency_s for s in sharded)
     assert large > 20 * small
     assert terms.data_exchange(in_nodes[1], FABRIC).latency_s < large / 10

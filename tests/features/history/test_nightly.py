@@ -25,7 +25,7 @@ from harness.features.history.nightly import notice
 from harness.features.history.nightly.config import Config
 from harness.features.history.nightly.stages import Rounds
 from harness.features.history.nightly.tonight import Tonight
-from harness.features.history.trends import Status, trends
+from harness.features.history.trends import TrendStatus, trends
 from harness.record.store import load
 
 ROOT = Path(__file__).parents[3]
@@ -209,7 +209,7 @@ def test_news_are_told_once(tmp_path: Path) -> None:
 
     assert found(20) == []
     (one,) = found(28)
-    assert one.status is Status.REGRESSED and "torch 2 -> 3" in one.line
+    assert one.status is TrendStatus.REGRESSED and "torch 2 -> 3" in one.line
     assert found(28) == [] and found(29) == [], "an old change is no news"
 
 
@@ -262,7 +262,7 @@ def test_twenty_real_nights_find_date_and_blame_a_planted_slow_down(suites: Path
         assert done.returncode in (0, 1), done.stdout + done.stderr
     kept = nights(suites / "results")
     trend = next(t for t in trends(kept) if t.series.quantity == "step_time")
-    assert trend.status is Status.REGRESSED and trend.last is not None
+    assert trend.status is TrendStatus.REGRESSED and trend.last is not None
     assert trend.last.run == kept[12].run and trend.last.size == pytest.approx(0.05, abs=0.002)
     assert trend.why == f"suite {commits[0]} -> {commits[1]}"
     news = [n for d in told(suites) for n in d["news"]]  # type: ignore[attr-defined]

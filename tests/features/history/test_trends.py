@@ -9,7 +9,7 @@ import random
 import pytest
 from nights import CASE, SUBJECT, night, noisy
 
-from harness.features.history.trends import Status, Trend, trends
+from harness.features.history.trends import Trend, TrendStatus, trends
 
 
 def step(found: list[Trend], case: str = CASE) -> Trend:
@@ -21,7 +21,7 @@ def test_a_slow_down_is_found_dated_sized_and_blamed() -> None:
     newer = {**SUBJECT, "torch": "2.14.0"}
     nights = [dataclasses.replace(n, subject=newer) if i >= 20 else n for i, n in enumerate(nights)]
     trend = step(trends(nights))
-    assert trend.status is Status.REGRESSED and trend.why == "torch 2.13.0 -> 2.14.0"
+    assert trend.status is TrendStatus.REGRESSED and trend.why == "torch 2.13.0 -> 2.14.0"
     assert trend.last is not None and trend.last.run == nights[20].run
     assert trend.last.low <= 0.05 <= trend.last.high and trend.last.size == pytest.approx(
         0.05, abs=0.01
@@ -29,7 +29,7 @@ def test_a_slow_down_is_found_dated_sized_and_blamed() -> None:
 
 
 def test_the_other_way_is_an_improvement() -> None:
-    assert step(trends(noisy([0.1] * 20 + [0.095] * 10))).status is Status.IMPROVED
+    assert step(trends(noisy([0.1] * 20 + [0.095] * 10))).status is TrendStatus.IMPROVED
 
 
 def test_without_a_change_of_the_subject_the_environment_is_suspected() -> None:
@@ -45,52 +45,54 @@ def test_a_cause_a_night_away_is_named_as_such() -> None:
 
 def test_a_bump_that_recovered_is_no_regression() -> None:
     trend = step(trends(noisy([0.1] * 20 + [0.11] * 10 + [0.1] * 10)))
-    assert trend.status is Status.STABLE and trend.why.startswith("back to its level")
+    assert trend.status is TrendStatus.STABLE and trend.why.startswith("back to its level")
     assert [t.back for t in trend.turns] == [False, True]
 
 
 def test_a_half_recovered_bump_is_still_told() -> None:
     trend = step(trends(noisy([0.1] * 20 + [0.11] * 10 + [0.104] * 10)))
-    assert trend.status is Status.IMPROVED and not trend.turns[-1].back
+    assert trend.status is TrendStatus.IMPROVED and not trend.turns[-1].back
 
 
 def test_an_old_change_is_what_is_usual_now() -> None:
     trend = step(trends(noisy([0.1] * 20 + [0.105] * 70)))
-    assert trend.status is Status.STABLE and "as it has been since" in trend.why
+    assert trend.status is TrendStatus.STABLE and "as it has been since" in trend.why
 
 
 def test_one_wild_night_is_suspicious_and_nothing_more() -> None:
-    assert step(trends(noisy([0.1] * 20 + [0.13]))).status is Status.SUSPICIOUS
-    assert step(trends(noisy([0.1] * 20 + [0.13, 0.1]))).status is Status.STABLE
+    assert step(trends(noisy([0.1] * 20 + [0.13]))).status is TrendStatus.SUSPICIOUS
+    assert step(trends(noisy([0.1] * 20 + [0.13, 0.1]))).status is TrendStatus.STABLE
 
 
 def test_few_nights_say_so() -> None:
     trend = step(trends(noisy([0.1] * 11)))
-    assert (trend.status, trend.why) == (Status.INSUFFICIENT, "11 of 12 nights")
+    assert (trend.status, trend.why) == (TrendStatus.INSUFFICIENT, "11 of 12 nights")
 
 
 def test_nights_under_other_settings_are_not_compared() -> None:
     before = noisy([0.1] * 20)
     after = [night(20 + i, {CASE: 0.13}, settings={"NCCL_ALGO": "Tree"}) for i in range(5)]
     trend = step(trends([*before, *after]))
-    assert trend.status is Status.NOT_COMPARABLE
+    assert trend.status is TrendStatus.NOT_COMPARABLE
     assert "NCCL_ALGO: - | Tree" in trend.why and "20 nights before" in trend.why
     again = [night(25 + i, {CASE: 0.1 + i * 1e-5}) for i in range(3)]
-    assert step(trends([*before, *after, *again])).status is Status.STABLE, "as before: compared"
+    assert step(trends([*before, *after, *again])).status is TrendStatus.STABLE, (
+        "as before: compared"
+    )
 
 
 def test_another_definition_of_a_case_begins_a_series() -> None:
     changed = [night(20 + i, {CASE: 0.13}, hash="other") for i in range(4)]
     trend = step(trends([*noisy([0.1] * 20), *changed]))
-    assert trend.status is Status.NOT_COMPARABLE and "definition of the case" in trend.why
+    assert trend.status is TrendStatus.NOT_COMPARABLE and "definition of the case" in trend.why
 
 
 def test_a_case_that_broke_is_errored_and_its_series_goes_on() -> None:
     broken = night(20, {CASE: 0.1}, error="rank 1: ValueError")
     trend = step(trends([*noisy([0.1] * 20), broken]))
-    assert (trend.status, trend.why) == (Status.ERRORED, "rank 1: ValueError")
+    assert (trend.status, trend.why) == (TrendStatus.ERRORED, "rank 1: ValueError")
     later = [*noisy([0.1] * 20), broken, night(21, {CASE: 0.1})]
-    assert step(trends(later)).status is Status.STABLE
+    assert step(trends(later)).status is TrendStatus.STABLE
 
 
 def test_stand_ins_are_another_machine() -> None:
@@ -112,13 +114,13 @@ def test_a_control_tells_the_machine_from_the_software(ratio: float, said: str) 
         steps = {CASE: 0.1 * noise * (1.05 if late else 1.0)}
         nights.append(night(i, steps, subject=subject, control=over))
     trend = step(trends(nights))
-    assert trend.status is Status.REGRESSED and said in trend.why
+    assert trend.status is TrendStatus.REGRESSED and said in trend.why
 
 
 def test_alarms_are_controlled_over_all_series_of_a_night() -> None:
     draw = random.Random(4)
     names = [f"case{i}" for i in range(400)]
-    alarms = {Status.REGRESSED, Status.IMPROVED}
+    alarms = {TrendStatus.REGRESSED, TrendStatus.IMPROVED}
     told = []
     for _ in range(3):  # A/A
         nights = [night(i, {n: math.exp(draw.gauss(0, 0.02)) for n in names}) for i in range(40)]
@@ -127,4 +129,4 @@ def test_alarms_are_controlled_over_all_series_of_a_night() -> None:
     for n in range(30, 40):
         nights[n] = night(n, {c: v.values["step_time"].value * (1.1 if c == "case7" else 1)
                               for c, v in nights[n].cases.items()})  # fmt: skip
-    assert [t.series.case for t in trends(nights) if t.status is Status.REGRESSED] == ["case7"]
+    assert [t.series.case for t in trends(nights) if t.status is TrendStatus.REGRESSED] == ["case7"]

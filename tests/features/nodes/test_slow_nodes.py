@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from harness.features.nodes import rounds, told
 from harness.features.nodes.evidence import log_evidence
-from harness.features.nodes.rounds import Seen
+from harness.features.nodes.rounds import TimedPair
 from harness.record.fabric import Paired, Suspects
 
 #: Of the world's clusters: three quarters of them are steadier.
@@ -22,20 +22,20 @@ SD = 0.0035
 
 def play(
     num_nodes: int, slow: Mapping[tuple[int, ...], float], seed: int, most: int = 6, sd: float = SD
-) -> list[Seen]:
+) -> list[TimedPair]:
     """Rounds of a world in which these nodes and links are slow."""
-    draw, seen = random.Random(seed), list[Seen]()
+    draw, seen = random.Random(seed), list[TimedPair]()
     for number in range(most):
         drift = draw.gauss(1, 0.05)  # what a round does to all of its pairs
         for a, b in rounds.pairs(seen, num_nodes, seed):
             keys = ((a,), (b,), (min(a, b), max(a, b)))
             slower = 1 + max(slow.get(k, 0.0) for k in keys)
             noise = math.exp(draw.gauss(0, sd))
-            seen.append(Seen(a, b, number, drift * slower * noise))
+            seen.append(TimedPair(a, b, number, drift * slower * noise))
     return seen
 
 
-def named(seen: list[Seen], num_nodes: int) -> set[tuple[int, ...]]:
+def named(seen: list[TimedPair], num_nodes: int) -> set[tuple[int, ...]]:
     return {one.nodes for one in rounds.conclude(seen, num_nodes)}
 
 
@@ -85,11 +85,11 @@ def test_one_slow_launch_names_nobody() -> None:
     """Every twentieth launch is 5 % slower, whoever runs it: the others' scatter says so."""
     wrong = 0
     for seed in range(40):
-        draw, seen = random.Random(seed), list[Seen]()
+        draw, seen = random.Random(seed), list[TimedPair]()
         for number in range(6):
             for a, b in rounds.pairs(seen, 64, seed):
                 odd = 1.05 if draw.random() < 0.05 else 1.0
-                seen.append(Seen(a, b, number, odd * math.exp(draw.gauss(0, SD))))
+                seen.append(TimedPair(a, b, number, odd * math.exp(draw.gauss(0, SD))))
         wrong += bool(named(seen, 64))
     assert wrong <= 1
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analysis.timeline.match import Meeting, match
-from harness.analysis.timeline.views.window import Window
+from harness.analysis.timeline.views.window import ShownBudget
 from harness.record.fabric import OPERATIONS, factor
 
 #: The operations of the field by the names that backends write into traces.
@@ -39,7 +39,7 @@ class Communication:
     bus_bps: float | None
 
 
-def communications(window: Window) -> tuple[Communication, ...]:
+def communications(window: ShownBudget) -> tuple[Communication, ...]:
     """The longest first; none where the ranks' operations could not be matched."""
     steps, offsets = window.closed.budget.steps, window.closed.offsets_ns
     lanes = [lane.shifted(offsets.get(lane.rank, 0)) for lane in window.lanes]
@@ -66,6 +66,13 @@ def _communication(
         payload = size * (len(ranks) if kind == "all_gather" else 1)  # of all ranks together
         rate = 1e9 * payload * factor(kind, len(ranks)) / shortest
     return Communication(
-        kind=kind, ranks=ranks, bytes=size, count=len(meetings) / steps, shortest_ns=shortest,
-        waited_ns=fmean(waits), late=late, late_share=times / len(meetings), bus_bps=rate,
-    )  # fmt: skip
+        kind=kind,
+        ranks=ranks,
+        bytes=size,
+        count=len(meetings) / steps,
+        shortest_ns=shortest,
+        waited_ns=fmean(waits),
+        late=late,
+        late_share=times / len(meetings),
+        bus_bps=rate,
+    )

@@ -11,7 +11,7 @@ from harness.analysis.timeline import marks
 from harness.analysis.timeline.intervals import Intervals, covered
 from harness.analysis.timeline.nesting import innermost
 from harness.analysis.timeline.reader import Trace
-from harness.analysis.timeline.views.window import CALLS, Window
+from harness.analysis.timeline.views.window import CALLS, ShownBudget
 from harness.record import Term
 
 #: Terms in which a device waits for its host.
@@ -40,7 +40,7 @@ class Idleness:
     ns: int
 
 
-def idleness(window: Window, most: int = 4) -> tuple[Idleness, ...]:
+def idleness(window: ShownBudget, most: int = 4) -> tuple[Idleness, ...]:
     """The longest causes of every term; none for a trace of a host, whose holes are Python's."""
     spent: Counter[tuple[Term, str, str]] = Counter()
     for trace, lane, terms in window.parts():
@@ -63,7 +63,8 @@ def _of_rank(trace: Trace, term: Term, instants: Intervals) -> Counter[tuple[Ter
     is_call = trace.of_cat(*CALLS)
     edges = np.unique(np.concatenate([trace.start[rows], trace.end[rows], instants.ravel()]))
     spans = np.diff(covered(instants, edges))
-    starts, spans = edges[:-1][spans > 0], spans[spans > 0]
+    starts = edges[:-1][spans > 0]
+    spans = spans[spans > 0]
     doing = np.full(len(starts), -1, dtype=np.int64)
     for thread in _threads(trace):
         own = innermost(trace, rows, thread, starts)

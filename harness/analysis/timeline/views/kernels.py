@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from harness.analysis.timeline.intervals import covered
 from harness.analysis.timeline.nesting import innermost
 from harness.analysis.timeline.reader import Trace
-from harness.analysis.timeline.views.window import CALLS, DEVICE, Window
+from harness.analysis.timeline.views.window import CALLS, DEVICE, ShownBudget
 from harness.record import Term
 
 #: Terms in which a device is at work.
@@ -32,7 +32,7 @@ class Kernel:
     count: float
 
 
-def kernels(window: Window, most: int = 4) -> tuple[Kernel, ...]:
+def kernels(window: ShownBudget, most: int = 4) -> tuple[Kernel, ...]:
     """The longest of every term, in the order of the terms; none for a trace of a host."""
     spent: Counter[tuple[Term, str, str]] = Counter()
     count: Counter[tuple[Term, str, str]] = Counter()

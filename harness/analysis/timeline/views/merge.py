@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.analysis.timeline.close import Closed
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace
-from harness.analysis.timeline.views.window import Window
+from harness.analysis.timeline.views.window import ShownBudget
 from harness.base.documents import Json
 from harness.record import Term
 
@@ -29,7 +29,7 @@ _COLORS = {
 }
 
 
-def write(path: Path, window: Window) -> None:
+def write(path: Path, window: ShownBudget) -> None:
     """Write the merged trace, gzipped."""
     traces, ranks, closed = window.traces, window.lanes, window.closed
     starts = [
@@ -59,9 +59,13 @@ def _counters(readings: Sequence[Json], base: int) -> Iterator[Json]:
         for name, value in reading.items():
             if name not in ("time_ns", "index", "name") and value is not None:
                 yield {
-                    "ph": "C", "pid": "devices", "tid": 0, "name": f"GPU {reading['index']} {name}",
-                    "ts": (reading["time_ns"] - base) / 1e3, "args": {name: value},
-                }  # fmt: skip
+                    "ph": "C",
+                    "pid": "devices",
+                    "tid": 0,
+                    "name": f"GPU {reading['index']} {name}",
+                    "ts": (reading["time_ns"] - base) / 1e3,
+                    "args": {name: value},
+                }
 
 
 def _events(trace: Trace, lane: Lanes, closed: Closed, base: int) -> Iterator[Json]:
@@ -76,20 +80,39 @@ def _events(trace: Trace, lane: Lanes, closed: Closed, base: int) -> Iterator[Js
     for term, track in closed.tracks[rank].items():
         for start, end in track.tolist():
             yield {
-                "ph": "X", "pid": rank, "tid": 0, "cat": "budget", "name": str(term),
-                "ts": (start - base) / 1e3, "dur": (end - start) / 1e3, "cname": _COLORS[term],
-            }  # fmt: skip
+                "ph": "X",
+                "pid": rank,
+                "tid": 0,
+                "cat": "budget",
+                "name": str(term),
+                "ts": (start - base) / 1e3,
+                "dur": (end - start) / 1e3,
+                "cname": _COLORS[term],
+            }
     rows = zip(
-        trace.start.tolist(), trace.end.tolist(), trace.name.tolist(), trace.cat.tolist(),
-        trace.thread.tolist(), strict=True,
-    )  # fmt: skip
+        trace.start.tolist(),
+        trace.end.tolist(),
+        trace.name.tolist(),
+        trace.cat.tolist(),
+        trace.thread.tolist(),
+        strict=True,
+    )
     for start, end, name, cat, thread in rows:
         yield {
-            "ph": "X", "pid": rank, "tid": thread + 1, "cat": trace.cats[cat],
-            "name": trace.names[name], "ts": (start + shift) / 1e3, "dur": (end - start) / 1e3,
-        }  # fmt: skip
+            "ph": "X",
+            "pid": rank,
+            "tid": thread + 1,
+            "cat": trace.cats[cat],
+            "name": trace.names[name],
+            "ts": (start + shift) / 1e3,
+            "dur": (end - start) / 1e3,
+        }
     for when, size in trace.allocated.tolist():
         yield {
-            "ph": "C", "pid": rank, "tid": 0, "name": "allocated bytes",
-            "ts": (when + shift) / 1e3, "args": {"bytes": size},
-        }  # fmt: skip
+            "ph": "C",
+            "pid": rank,
+            "tid": 0,
+            "name": "allocated bytes",
+            "ts": (when + shift) / 1e3,
+            "args": {"bytes": size},
+        }

@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class ShownBudget:
     """``traces`` and ``lanes`` have the same order; ``readings`` are those of the devices."""
 
     traces: Sequence[Trace]

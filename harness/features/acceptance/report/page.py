@@ -46,22 +46,26 @@ class Archived:
 def render(found: Handover, runs: Sequence[tuple[RunRecord, Path]], archived: Archived) -> str:
     """The document of these runs; charts and parts of steps are theirs."""
     data = json.dumps(to_doc(found), separators=(",", ":")).replace("<", "\\u003c")
-    return templates(HERE).get_template("handover.html.jinja").render(
-        found=found,
-        sentence=sentence(found),
-        means=MEANS[found.status],
-        machines=list(dict.fromkeys(run.machine.title for run, _ in runs)),
-        hosts=sum(len(run.nodes) or 1 for run, _ in runs[:1]),
-        contract=contract(found.requirements).html("requirements"),
-        stand_ins=contract(found.stand_ins).html("rules of stand-ins"),
-        waived=[r for r in found.requirements if r.rule.waiver is not None],
-        runs=[_run(run) for run, _ in runs],
-        drift=found.drift,
-        archived=archived,
-        files=sorted(archived.manifest.files.items()),
-        reproduce=[shlex.join(s.command) for s in found.seals],
-        data=Markup(data),
-    )  # fmt: skip
+    return (
+        templates(HERE)
+        .get_template("handover.html.jinja")
+        .render(
+            found=found,
+            sentence=sentence(found),
+            means=MEANS[found.status],
+            machines=list(dict.fromkeys(run.machine.title for run, _ in runs)),
+            hosts=sum(len(run.nodes) or 1 for run, _ in runs[:1]),
+            contract=contract(found.requirements).html("requirements"),
+            stand_ins=contract(found.stand_ins).html("rules of stand-ins"),
+            waived=[r for r in found.requirements if r.rule.waiver is not None],
+            runs=[_run(run) for run, _ in runs],
+            drift=found.drift,
+            archived=archived,
+            files=sorted(archived.manifest.files.items()),
+            reproduce=[shlex.join(s.command) for s in found.seals],
+            data=Markup(data),
+        )
+    )
 
 
 def sentence(found: Handover) -> str:
@@ -158,10 +162,12 @@ def _run(run: RunRecord) -> _Run:
     ]
     told = [*coverage(run, WIDE), *tables.cost(run, WIDE)]
     return _Run(
-        run=run, groups=scaling.groups(run), spent=spent(run, {}),
+        run=run,
+        groups=scaling.groups(run),
+        spent=spent(run, {}),
         fabric=fabric.tabled(run).html(f"fabric of {run.run}") if run.fabric else Markup(""),
         sections=sections.shown(run),
         suspects=links,
         coverage=[(k, v) for k, v in (line.split(maxsplit=1) for line in told if line.strip())],
         noise=noise,
-    )  # fmt: skip
+    )

@@ -55,9 +55,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="a folder to write to")
     sub.add_argument(
-        "--contract", type=Path, metavar="FILE",
+        "--contract",
+        type=Path,
+        metavar="FILE",
         help="the rules that were agreed on, as in thresholds.toml (default: those of the runs)",
-    )  # fmt: skip
+    )
 
 
 def act(asked: Asked) -> Answer:
@@ -69,10 +71,11 @@ def act(asked: Asked) -> Answer:
     rules = None if (agreed := asked.options.contract) is None else load_thresholds(agreed)
     if rules == ():
         raise SpecError(
-            "a contract without a rule requires nothing", where=str(agreed),
+            "a contract without a rule requires nothing",
+            where=str(agreed),
             expected="one [[rule]] at least, as in suites/thresholds.toml",
             fix=f"scaleproof rules {agreed}",
-        )  # fmt: skip
+        )
     found = handover(runs, datetime.datetime.now(datetime.UTC).date(), rules)
     packed = [
         (
@@ -85,8 +88,10 @@ def act(asked: Asked) -> Answer:
     held = Archived(file=ARCHIVE, sha256=hashlib.sha256(body).hexdigest(), manifest=manifest)
     exclude = "".join(f"{host}\n" for host, _ in found.exclude)
     for name, content in (
-        (ARCHIVE, body), (EXCLUDE, exclude.encode()), (PAGE, render(found, runs, held).encode()),
-    ):  # fmt: skip
+        (ARCHIVE, body),
+        (EXCLUDE, exclude.encode()),
+        (PAGE, render(found, runs, held).encode()),
+    ):
         files.put(to / name, content, "--to")
     return Answer(
         document={**to_doc(found), "archive": str(to / ARCHIVE), "sha256": held.sha256},
@@ -116,8 +121,10 @@ def _lines(found: Handover, runs: list[tuple[RunRecord, Path]], to: Path, digest
     if any(r.late for r in found.requirements):
         out += text.wrap(
             " rules that were given after the measurement: the chain does not vouch for their"
-            " having been settled before", width, 1,
-        )  # fmt: skip
+            " having been settled before",
+            width,
+            1,
+        )
     out.append("")
     for host, why in found.exclude:
         out += text.wrap(f" EXCLUDE  {host}: {why}", width, 10)
@@ -125,5 +132,8 @@ def _lines(found: Handover, runs: list[tuple[RunRecord, Path]], to: Path, digest
         for difference in seal.differences:
             out += text.wrap(f" DOES NOT VERIFY  {seal.run}: {difference}", width, 18)
     return [
-        *out, f" document  {to / PAGE}", f" archive   {to / ARCHIVE}", f" sha256    {digest}",
-    ]  # fmt: skip
+        *out,
+        f" document  {to / PAGE}",
+        f" archive   {to / ARCHIVE}",
+        f" sha256    {digest}",
+    ]

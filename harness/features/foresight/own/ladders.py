@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.cases import CaseSpec, Catalogue, Device
 from harness.features.foresight.outlook import Outlook, outlooks
 from harness.features.foresight.own import runs, stated
-from harness.features.foresight.own.runs import Rung
+from harness.features.foresight.own.runs import MeasuredRung
 from harness.features.foresight.published.table import Refused
 from harness.host.machine import Machine
 from harness.record import RunRecord
@@ -20,9 +20,14 @@ HOLD = 0.9
 
 
 def foresee(
-    name: str, ladder: Sequence[Rung], target: Rung, known: Catalogue, *,
-    on: Collection[int] = (), hold: float = HOLD,
-) -> list[Outlook] | Refused:  # fmt: skip
+    name: str,
+    ladder: Sequence[MeasuredRung],
+    target: MeasuredRung,
+    known: Catalogue,
+    *,
+    on: Collection[int] = (),
+    hold: float = HOLD,
+) -> list[Outlook] | Refused:
     """The outlook for one size; SpecError where its ranks can't be cut as the ladder's are."""
     told = target.described
     answered = told.expected is not None or told.unsupported or told.error
@@ -30,7 +35,8 @@ def foresee(
     if isinstance(table, Refused):
         return table
     found = outlooks(table, target.case.world_size, hold)
-    expected, room = target.described.expected, room_bytes(target.case, target.run.machine)
+    expected = target.described.expected
+    room = room_bytes(target.case, target.run.machine)
     needed = None if expected is None else expected.memory_bytes
     padding = stated.padding({r.case.world_size: r.stated for r in (ladder[-1], target)})
     return [replace(one, memory_bytes=needed, room_bytes=room, padding=padding) for one in found]
@@ -45,7 +51,7 @@ def room_bytes(case: CaseSpec, machine: Machine) -> float | None:
     return machine.gpu_memory_gib * 2**30 * case.devices_per_rank
 
 
-def planned(run: RunRecord) -> Iterator[tuple[Rung, list[Outlook] | Refused]]:
+def planned(run: RunRecord) -> Iterator[tuple[MeasuredRung, list[Outlook] | Refused]]:
     """What the recipes of a run asked to be foreseen (``ladder(..., predict=(64, 8))``)."""
     known = Catalogue([path for path in map(Path, run.settings.paths) if path.is_dir()])
     for plan in run.plans:
@@ -55,5 +61,5 @@ def planned(run: RunRecord) -> Iterator[tuple[Rung, list[Outlook] | Refused]]:
         arms = {a.case.hash for a in plan.arms if a.case.strategy == case.strategy}
         ladder = [r for r in runs.rungs(run) if r.case.hash in arms]
         ladder.sort(key=lambda r: r.case.world_size)
-        target = Rung(run, case, described, None)
+        target = MeasuredRung(run, case, described, None)
         yield target, foresee(plan.name, ladder, target, known)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from harness.cases import CaseSpec, Catalogue, Device, Dim, Mesh, StandIn
-from harness.features.foresight.own.stated import Stated, kept, sent_by, stated, watched
+from harness.features.foresight.own.stated import StatedTraffic, kept, sent_by, stated, watched
 from harness.features.foresight.own.swept import links
-from harness.features.foresight.physics.schedules import Schedule, schedule_of
+from harness.features.foresight.physics.schedules import PipelineSchedule, schedule_of
 from harness.features.foresight.priors import Belief
-from harness.features.foresight.published.table import Refused, Table
-from harness.features.foresight.shapes import Kept, Model, Point, Shape
+from harness.features.foresight.published.table import PublishedTable, Refused
+from harness.features.foresight.shapes import KeptStates, Model, Point, Shape
 from harness.features.foresight.terms import Unknown
 from harness.record import Described, Purpose, RunRecord, Status, Watched
 
@@ -33,13 +33,14 @@ FP32 = 4.0
 #: ladders over links of 25 Mbit/s; others are held out (tests/acceptance/ladders.py).
 STRETCH = 1.6
 #: A normal's 95th percentile; and jitter as a share of compute, where all of it was measured.
-Z95, NO_SHARE = 1.645, Belief(1e-4, 0.7)
+Z95 = 1.645
+NO_SHARE = Belief(1e-4, 0.7)
 #: Samples at which a micro-batch is half efficient, where a sample is no text of many tokens.
 NO_TEXT = Belief(0.3, 1.5)
 
 
 @dataclass(frozen=True)
-class Rung:
+class MeasuredRung:
     """A case and the mean step of its launches in s, None where it is only asked for.
 
     ``jitter_s`` is the standard deviation of a step, by its median and 95th percentile, ``cpu_s``
@@ -57,21 +58,22 @@ class Rung:
     cpu_s: float = 0.0
 
     @property
-    def stated(self) -> Stated | None:
+    def stated(self) -> StatedTraffic | None:
         """What a rank issues in a step; None where nobody knows."""
         return stated(self.described) if self.watched is None else watched(self.watched)
 
 
-def ladders(found: Sequence[RunRecord], known: Catalogue) -> dict[str, list[Rung]]:
+def ladders(found: Sequence[RunRecord], known: Catalogue) -> dict[str, list[MeasuredRung]]:
     """The measured rungs of every training, by all that does not change along a ladder.
 
     Where engines shape links, worlds of one node use none: they belong to every network's ladder.
     """
-    named: dict[str, list[Rung]] = {}
-    inside: dict[str, list[Rung]] = {}
+    named: dict[str, list[MeasuredRung]] = {}
+    inside: dict[str, list[MeasuredRung]] = {}
     networks: dict[str, str] = {}
     for rung in (r for run in found for r in rungs(run)):
-        name, shaped = f"{rung.case.family}{rung.case.extras}", known.network(rung.case)
+        name = f"{rung.case.family}{rung.case.extras}"
+        shaped = known.network(rung.case)
         if len(rung.case.nodes) == 1:
             inside.setdefault(name, []).append(rung)
             continue
@@ -91,30 +93,39 @@ def shortened(names: Sequence[str]) -> list[str]:
     return ["+".join(p for p in each if p not in common) for each in parts]
 
 
-def rungs(run: RunRecord) -> Iterator[Rung]:
+def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
     """Every case of a run that was timed, but for plain ones."""
     cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
     for key, case in cases.items():
         launches = [
-            x for x in run.by_case.get(key, ())
+            x
+            for x in run.by_case.get(key, ())
             if x.purpose is Purpose.TIMED and x.usable and x.steps is not None
-        ]  # fmt: skip
+        ]
         described = run.described.get(key, Described() if case.script else None)
         if not launches or described is None or not case.communicate or case.plain:
             continue
         timed = [x.steps for x in launches if x.steps is not None]
-        yield Rung(
-            run, case, described, fmean(s.mean_s for s in timed),
-            median((s.p95_s - s.median_s) / Z95 for s in timed), launches[-1].ranks[0].watched,
+        yield MeasuredRung(
+            run,
+            case,
+            described,
+            fmean(s.mean_s for s in timed),
+            median((s.p95_s - s.median_s) / Z95 for s in timed),
+            launches[-1].ranks[0].watched,
             launches[-1].consumed / timed[-1].count,
             fmean(r.cpu_s for r in launches[-1].ranks) / timed[-1].count,
-        )  # fmt: skip
+        )
 
 
 def table(
-    name: str, ladder: Sequence[Rung], known: Catalogue, *,
-    on: Collection[int] = (), target: Rung | None = None,
-) -> Table | Refused:  # fmt: skip
+    name: str,
+    ladder: Sequence[MeasuredRung],
+    known: Catalogue,
+    *,
+    on: Collection[int] = (),
+    target: MeasuredRung | None = None,
+) -> PublishedTable | Refused:
     """One ladder as a table; its worlds ``on`` calibrate (default: all), others are compared.
 
     Refused: runs on unlike machines or software do not speak of each other.
@@ -136,7 +147,7 @@ def table(
     telling = [*calibrating, *([target] if target else [])]
     sent = sent_by({r.case.world_size: r.stated for r in telling})
     if all(s.tensor * s.context * s.stages == 1 for s in shapes):
-        shapes = [s if s.kept is Kept.NODE_CUT else replace(s, sent=sent) for s in shapes]
+        shapes = [s if s.kept is KeptStates.NODE_CUT else replace(s, sent=sent) for s in shapes]
     if cores := _shared(rungs):
         shapes = [replace(s, cpu_s=calibrating[0].cpu_s, cores=cores) for s in shapes]
     fabric, peak, beliefs, notes = links(calibrating[-1].run)
@@ -148,20 +159,26 @@ def table(
         Point(shape=shape, step_s=step_s, calibrates=step_s is not None and shape.ranks in worlds)
         for shape, step_s in _means(rungs, shapes).items()
     )
-    return Table(
-        id=name, family=name, fabric=fabric, peak_flops=peak, points=points, beliefs=beliefs,
-        stretch=STRETCH, notes=tuple(notes),
-    )  # fmt: skip
+    return PublishedTable(
+        id=name,
+        family=name,
+        fabric=fabric,
+        peak_flops=peak,
+        points=points,
+        beliefs=beliefs,
+        stretch=STRETCH,
+        notes=tuple(notes),
+    )
 
 
-def _wrong(rung: Rung) -> str:
+def _wrong(rung: MeasuredRung) -> str:
     """Why a rung's times say nothing: its training was judged to be an ERROR; empty if not."""
     errors = (v for v in rung.run.verdicts if v.status is Status.ERROR)
     found = next((v for v in errors if v.case_hash == rung.case.hash), None)
     return "" if found is None else f"{found.case} is an ERROR: {found.detail}"
 
 
-def _shared(rungs: Sequence[Rung]) -> int:
+def _shared(rungs: Sequence[MeasuredRung]) -> int:
     """The cores of the one machine that all of these run on, emulated nodes too; 0 of several."""
     cases = [r.case for r in rungs]
     together = all(len(c.nodes) == 1 or StandIn.EMULATED in c.stand_in for c in cases)
@@ -181,7 +198,7 @@ def _unlike(found: Sequence[RunRecord]) -> str:
     return ""
 
 
-def _means(ladder: Sequence[Rung], shapes: Sequence[Shape]) -> dict[Shape, float | None]:
+def _means(ladder: Sequence[MeasuredRung], shapes: Sequence[Shape]) -> dict[Shape, float | None]:
     """The mean step of each shape, over all runs that have it."""
     steps: dict[Shape, list[float]] = {}
     for rung, shape in zip(ladder, shapes, strict=True):
@@ -189,7 +206,7 @@ def _means(ladder: Sequence[Rung], shapes: Sequence[Shape]) -> dict[Shape, float
     return {shape: fmean(each) if each else None for shape, each in steps.items()}
 
 
-def _shape(rung: Rung, known: Catalogue) -> Shape:
+def _shape(rung: MeasuredRung, known: Catalogue) -> Shape:
     """As its strategy describes it, or as a script was watched; ValueError as ``shape_of``."""
     case, seen, told = rung.case, rung.watched, rung.stated
     if not case.script:
@@ -199,10 +216,13 @@ def _shape(rung: Rung, known: Catalogue) -> Shape:
     whole = case.world_size if seen.sharded else 1
     micros = max(1, seen.backwards)
     return Shape(
-        ranks=case.world_size, micros=micros, kept=kept(told.payload, case.world_size), seq=1,
+        ranks=case.world_size,
+        micros=micros,
+        kept=kept(told.payload, case.world_size),
+        seq=1,
         micro_batch=rung.samples / case.world_size / micros,
         model=Model(name=case.model, params=seen.parameter_bytes * whole / FP32),
-    )  # fmt: skip
+    )
 
 
 def shape_of(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
@@ -219,13 +239,19 @@ def shape_of(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
     replicas = case.world_size / (tensor * context * stages)
     micros = max(case.accumulate, _parts(case, known))
     return Shape(
-        ranks=case.world_size, tensor=tensor, context=context, stages=stages, micros=micros,
-        micro_batch=expected.global_batch / replicas / micros, seq=facts.tokens_per_sample,
-        schedule=_schedule(case), kept=kept(payload.payload, case.world_size),
+        ranks=case.world_size,
+        tensor=tensor,
+        context=context,
+        stages=stages,
+        micros=micros,
+        micro_batch=expected.global_batch / replicas / micros,
+        seq=facts.tokens_per_sample,
+        schedule=_schedule(case),
+        kept=kept(payload.payload, case.world_size),
         hides=case.compressor is None or expected.payload_bytes.keys() <= {"all_reduce"},
         model=Model(name=f"{case.model}-{case.size}", params=float(facts.num_params)),
         configuration=(("precision", str(case.precision)),),
-    )  # fmt: skip
+    )
 
 
 def _mesh(case: CaseSpec, stages: int) -> Mesh:
@@ -245,7 +271,7 @@ def _parts(case: CaseSpec, known: Catalogue) -> int:
     return int(case.knobs.get(f"{case.strategy}.{knob}", entry.knobs.get(knob, 1)))
 
 
-def _schedule(case: CaseSpec) -> Schedule:
+def _schedule(case: CaseSpec) -> PipelineSchedule:
     """As the knob names it; schedules that are not played stand as 1F1B."""
     named = str(case.knobs.get(f"{case.strategy}.schedule", ""))
-    return schedule_of(named) or Schedule.ONE_EACH
+    return schedule_of(named) or PipelineSchedule.ONE_EACH

@@ -8,58 +8,58 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from harness.features.foresight.physics.collectives import Kind
-from harness.features.foresight.shapes import Kept, Sent
+from harness.features.foresight.physics.collectives import CollectiveKind
+from harness.features.foresight.shapes import KeptStates, Sent
 from harness.record import Described, Watched
 
 #: Operations whose cost has a closed form, and whether their input is one rank's part of the whole.
-OPERATIONS: Mapping[str, tuple[Kind, bool]] = {
-    "all_reduce": (Kind.ALL_REDUCE, False),
-    "all_gather": (Kind.ALL_GATHER, True),
-    "reduce_scatter": (Kind.REDUCE_SCATTER, False),
-    "all_to_all": (Kind.ALL_TO_ALL, False),
+OPERATIONS: Mapping[str, tuple[CollectiveKind, bool]] = {
+    "all_reduce": (CollectiveKind.ALL_REDUCE, False),
+    "all_gather": (CollectiveKind.ALL_GATHER, True),
+    "reduce_scatter": (CollectiveKind.REDUCE_SCATTER, False),
+    "all_to_all": (CollectiveKind.ALL_TO_ALL, False),
 }
 #: Parameters are gathered once for an optimizer's update, twice for forward and backward.
 TWICE = 1.5
 
 
-class Stated(NamedTuple):
+class StatedTraffic(NamedTuple):
     """Input bytes of each operation of the busiest rank in a step, and of the largest message."""
 
     payload: Mapping[str, float]
     largest: float
 
 
-def stated(described: Described) -> Stated | None:
+def stated(described: Described) -> StatedTraffic | None:
     """By what a strategy's file says of a case."""
     if (told := described.expected) is None:
         return None
     payload = {name: max(each, default=0.0) for name, each in told.payload_bytes.items()}
-    return Stated(payload, told.largest_message)
+    return StatedTraffic(payload, told.largest_message)
 
 
-def watched(seen: Watched) -> Stated:
+def watched(seen: Watched) -> StatedTraffic:
     """By what a rank of a script issued in a step."""
     payload = {name: float(one.payload_bytes) for name, one in seen.collectives.items()}
     sizes = (one.payload_bytes / one.count for one in seen.collectives.values() if one.count)
-    return Stated(payload, max(sizes, default=0.0))
+    return StatedTraffic(payload, max(sizes, default=0.0))
 
 
-def kept(issued: Mapping[str, float], ranks: int) -> Kept:
+def kept(issued: Mapping[str, float], ranks: int) -> KeptStates:
     """By what a rank issues in a step."""
     scattered = sum(v for name, v in issued.items() if "reduce_scatter" in name)
     gathered = sum(v for name, v in issued.items() if "all_gather" in name)
     reduced = sum(v for name, v in issued.items() if "all_reduce" in name or "allreduce" in name)
     if scattered and reduced > scattered / ranks:
-        return Kept.NODE_CUT
+        return KeptStates.NODE_CUT
     if not scattered and gathered:  # a backend without a reduce-scatter reduces all of it
         scattered = reduced
     if not scattered:
-        return Kept.WHOLE
-    return Kept.ALL_CUT if gathered * ranks > TWICE * scattered else Kept.OPTIMIZER_CUT
+        return KeptStates.WHOLE
+    return KeptStates.ALL_CUT if gathered * ranks > TWICE * scattered else KeptStates.OPTIMIZER_CUT
 
 
-def sent_by(told: Mapping[int, Stated | None]) -> tuple[Sent, ...]:
+def sent_by(told: Mapping[int, StatedTraffic | None]) -> tuple[Sent, ...]:
     """What is exchanged at any size, by what a rank issues at two; () where no form is known.
 
     Bytes of a world are constant or grow with the ranks: the two largest sizes tell which.
@@ -72,17 +72,18 @@ def sent_by(told: Mapping[int, Stated | None]) -> tuple[Sent, ...]:
     return tuple(_law(name, sizes) for name in sorted(names))
 
 
-def _law(name: str, told: Mapping[int, Stated]) -> Sent:
+def _law(name: str, told: Mapping[int, StatedTraffic]) -> Sent:
     kind, is_part = OPERATIONS[name]
     wholes = [one.payload.get(name, 0.0) * (ranks if is_part else 1) for ranks, one in told.items()]
-    (first, last), (small, large) = (min(told), max(told)), (wholes[0], wholes[-1])
+    (first, last) = (min(told), max(told))
+    (small, large) = (wholes[0], wholes[-1])
     of_rank = (large - small) / (last - first) if last > first else 0.0
     largest = told[last].largest or large
     pieces = max(1, round(large / largest)) if largest else 1
     return Sent(kind=kind, num_bytes=large - of_rank * last, of_rank=of_rank, pieces=pieces)
 
 
-def padding(told: Mapping[int, Stated | None]) -> float:
+def padding(told: Mapping[int, StatedTraffic | None]) -> float:
     """How many times as many bytes all shards have together, where parameters are sharded.
 
     Every rank gets an equal part of the first dimension, so that narrow parameters grow.
@@ -90,6 +91,6 @@ def padding(told: Mapping[int, Stated | None]) -> float:
     wholes = [
         one.payload.get("all_gather", 0.0) * ranks
         for ranks, one in sorted(told.items())
-        if one is not None and kept(one.payload, ranks) in (Kept.ALL_CUT, Kept.NODE_CUT)
+        if one is not None and kept(one.payload, ranks) in (KeptStates.ALL_CUT, KeptStates.NODE_CUT)
     ]
     return wholes[-1] / wholes[0] if len(wholes) == 2 and wholes[0] else 1.0

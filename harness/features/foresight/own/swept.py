@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from harness.cases import Device
 from harness.features.foresight.own.stated import OPERATIONS
-from harness.features.foresight.physics.collectives import Fabric, Kind, nccl
+from harness.features.foresight.physics.collectives import CollectiveKind, Fabric, nccl
 from harness.features.foresight.priors import Belief
 from harness.features.foresight.published.reading import fabric_of
 from harness.features.foresight.terms import Unknown
@@ -26,7 +26,8 @@ def links(run: RunRecord) -> Links:
     """Rates and latency within a node and between nodes: as swept, else as of data sheets."""
     gpu = run.machine.gpu if run.settings.device is Device.CUDA else ""
     fabric, peak, told = fabric_of({"gpu": gpu or "", "gpus_per_node": max(run.settings.nodes)})
-    beliefs, notes = dict[Unknown, Belief](), list(told)
+    beliefs = dict[Unknown, Belief]()
+    notes = list(told)
     if fabric.per_node == 1:  # nothing goes over links inside a node
         notes = [n for n in notes if "intra-node" not in n]
     swept = {False: list[float](), True: list[float]()}
@@ -35,12 +36,14 @@ def links(run: RunRecord) -> Links:
             swept[len(row.nodes) > 1].append(row.bus_bps)
     near, far = (max(swept[between], default=None) for between in (False, True))
     fabric = replace(
-        fabric, intra_bytes_per_s=near or fabric.intra_bytes_per_s,
+        fabric,
+        intra_bytes_per_s=near or fabric.intra_bytes_per_s,
         inter_bytes_per_s=far or fabric.inter_bytes_per_s,
-    )  # fmt: skip
+    )
     for rate, unknown, where in (
-        (near, Unknown.LINK, "intra-node"), (far, Unknown.NETWORK, "inter-node"),
-    ):  # fmt: skip
+        (near, Unknown.LINK, "intra-node"),
+        (far, Unknown.NETWORK, "inter-node"),
+    ):
         if rate:
             beliefs[unknown] = SWEPT
             notes = [n for n in notes if where not in n]
@@ -51,19 +54,22 @@ def links(run: RunRecord) -> Links:
     return fabric, peak, beliefs, notes
 
 
-def _by_kind(swept: Sequence[Row], fabric: Fabric) -> tuple[dict[Kind, float], dict[Kind, float]]:
+def _by_kind(
+    swept: Sequence[Row], fabric: Fabric
+) -> tuple[dict[CollectiveKind, float], dict[CollectiveKind, float]]:
     """How much longer the shortest and the largest messages took than NCCL's own model says.
 
     On the largest world that was swept: a library may do worse with one kind than with another.
     """
-    latency, transfer = dict[Kind, float](), dict[Kind, float]()
+    latency, transfer = dict[CollectiveKind, float](), dict[CollectiveKind, float]()
     for operation, (kind, _) in OPERATIONS.items():
         rows = [r for r in swept if r.operation == operation and r.right and r.time_s]
         if not rows:
             continue
         nodes = max((r.nodes for r in rows), key=lambda n: (len(n), sum(n)))
         by_size = {r.payload_bytes: r.time_s or 0.0 for r in rows if r.nodes == nodes}
-        small, large = min(by_size), max(by_size)
+        small = min(by_size)
+        large = max(by_size)
         if small > LATENCY_BYTES or large < LARGE_BYTES:
             continue
         first, last = (nccl(kind, size, sum(nodes), max(nodes), fabric) for size in (small, large))

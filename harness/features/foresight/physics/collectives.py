@@ -11,54 +11,54 @@ from math import ceil, log2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class LinkRate:
     """What carries messages: seconds before the first byte, bytes a second after it."""
 
     latency_s: float
     bytes_per_s: float
 
 
-def point_to_point(link: Link, num_bytes: float) -> float:
+def point_to_point(link: LinkRate, num_bytes: float) -> float:
     return link.latency_s + num_bytes / link.bytes_per_s
 
 
-def ring_all_reduce(link: Link, num_bytes: float, ranks: int) -> float:
+def ring_all_reduce(link: LinkRate, num_bytes: float, ranks: int) -> float:
     """2 (p-1) messages of n/p bytes."""
     return 2 * ring_all_gather(link, num_bytes, ranks)
 
 
-def ring_all_gather(link: Link, num_bytes: float, ranks: int) -> float:
+def ring_all_gather(link: LinkRate, num_bytes: float, ranks: int) -> float:
     """p-1 messages of n/p bytes; a reduce-scatter costs the same."""
     return (ranks - 1) * point_to_point(link, num_bytes / ranks)
 
 
-def recursive_doubling(link: Link, num_bytes: float, ranks: int) -> float:
+def recursive_doubling(link: LinkRate, num_bytes: float, ranks: int) -> float:
     """An all-reduce of ceil(log2 p) exchanges of all bytes: for short messages."""
     return ceil(log2(ranks)) * point_to_point(link, num_bytes)
 
 
-def rabenseifner(link: Link, num_bytes: float, ranks: int) -> float:
+def rabenseifner(link: LinkRate, num_bytes: float, ranks: int) -> float:
     """An all-reduce by recursive halving, then doubling."""
     sent = 2 * (ranks - 1) / ranks * num_bytes
     return 2 * ceil(log2(ranks)) * link.latency_s + sent / link.bytes_per_s
 
 
-def tree_all_reduce(link: Link, num_bytes: float, ranks: int) -> float:
+def tree_all_reduce(link: LinkRate, num_bytes: float, ranks: int) -> float:
     """The pipelined double binary tree (Sanders, Speck and Traeff 2009)."""
     return 2 * ceil(log2(ranks)) * link.latency_s + 2 * num_bytes / link.bytes_per_s
 
 
-def bruck_all_gather(link: Link, num_bytes: float, ranks: int) -> float:
+def bruck_all_gather(link: LinkRate, num_bytes: float, ranks: int) -> float:
     sent = (ranks - 1) / ranks * num_bytes
     return ceil(log2(ranks)) * link.latency_s + sent / link.bytes_per_s
 
 
-def pairwise_all_to_all(link: Link, num_bytes: float, ranks: int) -> float:
+def pairwise_all_to_all(link: LinkRate, num_bytes: float, ranks: int) -> float:
     return ring_all_gather(link, num_bytes, ranks)
 
 
 def hierarchical_all_reduce(
-    inside: Link, between: Link, num_bytes: float, per_node: int, nodes: int
+    inside: LinkRate, between: LinkRate, num_bytes: float, per_node: int, nodes: int
 ) -> float:
     """Reduce-scatter in the node, all-reduce of each share between nodes, all-gather in the node.
 
@@ -68,7 +68,7 @@ def hierarchical_all_reduce(
     return ring_all_reduce(inside, num_bytes, per_node) + ring_all_reduce(between, share, nodes)
 
 
-class Kind(StrEnum):
+class CollectiveKind(StrEnum):
     """What is exchanged."""
 
     ALL_REDUCE = "all-reduce"
@@ -88,8 +88,8 @@ class Fabric:
     per_node: int
     intra_bytes_per_s: float
     inter_bytes_per_s: float
-    latency_times: Mapping[Kind, float] = field(default_factory=dict)
-    transfer_times: Mapping[Kind, float] = field(default_factory=dict)
+    latency_times: Mapping[CollectiveKind, float] = field(default_factory=dict)
+    transfer_times: Mapping[CollectiveKind, float] = field(default_factory=dict)
 
     def ring_bytes_per_s(self, ranks: int, in_node: int) -> float:
         """What a ring over ``ranks`` reaches, ``in_node`` of them on each node.
@@ -143,22 +143,40 @@ class _Protocol:
 #: LL, LL128 and Simple over NVLink and a network: src/graph/tuning.cc of NVIDIA/nccl, 5067397c.
 _PROTOCOLS = (
     _Protocol(
-        ring_base=6.6, ring_hop=0.6, ring_net=2.7, ring_share=0.25,
-        tree_base=6.8, tree_hop=0.6, tree_net=5.0, tree_share=1 / 3.8,
+        ring_base=6.6,
+        ring_hop=0.6,
+        ring_net=2.7,
+        ring_share=0.25,
+        tree_base=6.8,
+        tree_hop=0.6,
+        tree_net=5.0,
+        tree_share=1 / 3.8,
     ),
     _Protocol(
-        ring_base=14.0, ring_hop=1.9, ring_net=4.0, ring_share=120 / 128,
-        tree_base=14.0, tree_hop=1.25, tree_net=8.5, tree_share=0.92 * 120 / 128,
+        ring_base=14.0,
+        ring_hop=1.9,
+        ring_net=4.0,
+        ring_share=120 / 128,
+        tree_base=14.0,
+        tree_hop=1.25,
+        tree_net=8.5,
+        tree_share=0.92 * 120 / 128,
     ),
     _Protocol(
-        ring_base=8.4, ring_hop=3.4, ring_net=14.0, ring_share=1.0,
-        tree_base=8.4, tree_hop=4.0, tree_net=14.0, tree_share=0.92,
+        ring_base=8.4,
+        ring_hop=3.4,
+        ring_net=14.0,
+        ring_share=1.0,
+        tree_base=8.4,
+        tree_hop=4.0,
+        tree_net=14.0,
+        tree_share=0.92,
     ),
-)  # fmt: skip
+)
 _US = 1e-6
 
 
-def nccl(kind: Kind, num_bytes: float, ranks: int, in_node: int, fabric: Fabric) -> Cost:
+def nccl(kind: CollectiveKind, num_bytes: float, ranks: int, in_node: int, fabric: Fabric) -> Cost:
     """What NCCL's own model says of the algorithm and protocol that it would choose.
 
     ``in_node``: how many of the ranks share a node. Trees exist for all-reduce alone, so the
@@ -169,15 +187,16 @@ def nccl(kind: Kind, num_bytes: float, ranks: int, in_node: int, fabric: Fabric)
     in_node = min(in_node, ranks)
     nodes = ceil(ranks / in_node)
     rate = fabric.ring_bytes_per_s(ranks, in_node)
-    passes = 2 if kind is Kind.ALL_REDUCE else 1
+    passes = 2 if kind is CollectiveKind.ALL_REDUCE else 1
     hops, between = passes * (ranks - 1), passes * (nodes - 1)
     found = []
     for way in _PROTOCOLS:
         latency = way.ring_base + (hops - between) * way.ring_hop + between * way.ring_net
         sent = passes * (ranks - 1) / ranks * num_bytes
         found.append(Cost(latency_s=latency * _US, transfer_s=sent / (way.ring_share * rate)))
-        if kind is Kind.ALL_REDUCE and nodes > 1:
-            inside, across = (in_node - 1) * way.tree_hop, log2(nodes) * way.tree_net
+        if kind is CollectiveKind.ALL_REDUCE and nodes > 1:
+            inside = (in_node - 1) * way.tree_hop
+            across = log2(nodes) * way.tree_net
             latency = way.tree_base + 2 * (inside + across)
             found.append(
                 Cost(latency_s=latency * _US, transfer_s=2 * num_bytes / (way.tree_share * rate))

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Schedule(StrEnum):
+class PipelineSchedule(StrEnum):
     """A fixed order of work, or for zero bubbles a rule by which a stage chooses."""
 
     ALL_FORWARD = "GPipe"
@@ -22,26 +22,26 @@ class Schedule(StrEnum):
     @property
     def splits(self) -> bool:
         """Whether gradients of weights are computed apart from those of inputs."""
-        return self in (Schedule.ZERO_1P, Schedule.ZERO_2P)
+        return self in (PipelineSchedule.ZERO_1P, PipelineSchedule.ZERO_2P)
 
 
 #: How papers and configurations write them; the first that matches wins.
 _WRITTEN = (
-    (r"zb-?\s?(h2|2p)", Schedule.ZERO_2P),
-    (r"zb-?\s?(h1|1p)", Schedule.ZERO_1P),
-    (r"1f1b-?i\b|interleav", Schedule.INTERLEAVED),
-    (r"1f1b", Schedule.ONE_EACH),
-    (r"g[-_]?pipe", Schedule.ALL_FORWARD),
+    (r"zb-?\s?(h2|2p)", PipelineSchedule.ZERO_2P),
+    (r"zb-?\s?(h1|1p)", PipelineSchedule.ZERO_1P),
+    (r"1f1b-?i\b|interleav", PipelineSchedule.INTERLEAVED),
+    (r"1f1b", PipelineSchedule.ONE_EACH),
+    (r"g[-_]?pipe", PipelineSchedule.ALL_FORWARD),
 )
 
 
-def schedule_of(words: str) -> Schedule | None:
+def schedule_of(words: str) -> PipelineSchedule | None:
     """The schedule that a text names, None where it names none."""
     low = words.lower()
     return next((found for written, found in _WRITTEN if re.search(written, low)), None)
 
 
-class Work(NamedTuple):
+class StageWork(NamedTuple):
     """One thing that a stage does: F, or B with W in it, for a micro-batch in a chunk."""
 
     kind: str
@@ -65,7 +65,9 @@ class Durations(NamedTuple):
         return {"F": self.forward, "B": self.backward, "W": self.weights}[kind]
 
 
-def orders(schedule: Schedule, stages: int, micros: int, chunks: int = 1) -> list[list[Work]]:
+def orders(
+    schedule: PipelineSchedule, stages: int, micros: int, chunks: int = 1
+) -> list[list[StageWork]]:
     """What each stage does one after the other; not for schedules that split the backward."""
     assert not schedule.splits, "these choose as they go"
     forward = _turns(stages, micros, chunks, range(chunks))
@@ -88,9 +90,9 @@ def _turns(stages: int, micros: int, chunks: int, turn: Sequence[int]) -> list[t
     ]
 
 
-def _ahead(schedule: Schedule, stages: int, stage: int, total: int, chunks: int) -> int:
+def _ahead(schedule: PipelineSchedule, stages: int, stage: int, total: int, chunks: int) -> int:
     """How many forwards come before the first backward."""
-    if schedule is Schedule.ALL_FORWARD:
+    if schedule is PipelineSchedule.ALL_FORWARD:
         return total
     after = stages - 1 - stage
     return min(total, after + 1 if chunks == 1 else 2 * after + (chunks - 1) * stages + 1)
@@ -98,23 +100,23 @@ def _ahead(schedule: Schedule, stages: int, stage: int, total: int, chunks: int)
 
 def _one_stage(
     forward: Sequence[tuple[int, int]], backward: Sequence[tuple[int, int]], ahead: int
-) -> list[Work]:
-    out = [Work("F", *turn) for turn in forward[:ahead]]
+) -> list[StageWork]:
+    out = [StageWork("F", *turn) for turn in forward[:ahead]]
     for done, turn in enumerate(backward):
-        out.append(Work("B", *turn))
+        out.append(StageWork("B", *turn))
         if ahead + done < len(forward):
-            out.append(Work("F", *forward[ahead + done]))
+            out.append(StageWork("F", *forward[ahead + done]))
     return out
 
 
-def bubble_s(schedule: Schedule, stages: int, took: Durations, chunks: int = 1) -> float:
+def bubble_s(schedule: PipelineSchedule, stages: int, took: Durations, chunks: int = 1) -> float:
     """Seconds that the fullest stage idles in a step, whatever the number of micro-batches.
 
     ZB-2p has its value where F, B and W are equal and there are at least 2 p - 1 micro-batches.
     """
     idle = stages - 1
-    if schedule is Schedule.ZERO_1P:
+    if schedule is PipelineSchedule.ZERO_1P:
         return idle * (took.forward + took.backward - took.weights)
-    if schedule is Schedule.ZERO_2P:
+    if schedule is PipelineSchedule.ZERO_2P:
         return idle * (took.forward + took.backward - 2 * took.weights)
     return idle * took.total / chunks

@@ -8,7 +8,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.features.foresight.physics.schedules import Durations, Schedule, Work, orders
+from harness.features.foresight.physics.schedules import (
+    Durations,
+    PipelineSchedule,
+    StageWork,
+    orders,
+)
 
 Array = NDArray[np.float64]
 #: Two instants nearer than this share of a micro-batch are one.
@@ -16,28 +21,32 @@ _SAME = 1e-9
 
 
 def pipeline_s(
-    schedule: Schedule, stages: int, micros: int, took: Durations, chunks: int = 1
+    schedule: PipelineSchedule, stages: int, micros: int, took: Durations, chunks: int = 1
 ) -> float:
     """Seconds that the fullest stage takes from its first work to its last.
 
     That is a step, since a stage may begin the next one while others end this one.
     """
-    if schedule is Schedule.ZERO_1P:
+    if schedule is PipelineSchedule.ZERO_1P:
         return _choosing(stages, micros, took, stages, 0.5)
-    if schedule is Schedule.ZERO_2P:
+    if schedule is PipelineSchedule.ZERO_2P:
         return _choosing(stages, micros, took, 3 * stages, 0.0)
     return _in_order(orders(schedule, stages, micros, chunks), took, chunks)
 
 
 @lru_cache(maxsize=4096)
-def units(schedule: Schedule, stages: int, micros: int, took: Durations, chunks: int = 1) -> float:
+def units(
+    schedule: PipelineSchedule, stages: int, micros: int, took: Durations, chunks: int = 1
+) -> float:
     """A pipeline's seconds in micro-batches: m where there is no bubble and no hop.
 
     Beyond a few fills of the pipeline each further ``stages`` micro-batches take equally long, so
     no more are played than are needed to know that. Interleaved stages take whole rounds of
     ``stages`` micro-batches (Megatron-LM refuses others): what is left over adds no bubble.
     """
-    if schedule is Schedule.INTERLEAVED and (left := micros - max(1, micros // stages) * stages):
+    if schedule is PipelineSchedule.INTERLEAVED and (
+        left := micros - max(1, micros // stages) * stages
+    ):
         return units(schedule, stages, micros - left, took, chunks) + left
     full, rest = divmod(micros, stages)
     most = 6
@@ -48,13 +57,15 @@ def units(schedule: Schedule, stages: int, micros: int, took: Durations, chunks:
     return (far + (full - most) * (far - near)) / took.total
 
 
-def _in_order(order: Sequence[Sequence[Work]], took: Durations, chunks: int) -> float:
+def _in_order(order: Sequence[Sequence[StageWork]], took: Durations, chunks: int) -> float:
     """Every stage works through its list, and waits for what has not arrived."""
     stages = len(order)
     last = stages * chunks - 1
     cost = {"F": took.forward / chunks, "B": (took.backward + took.weights) / chunks}
-    done: dict[Work, list[float]] = defaultdict(lambda: [-1.0] * stages)
-    free, place, waits = [0.0] * stages, [0] * stages, dict[tuple[int, Work], int]()
+    done: dict[StageWork, list[float]] = defaultdict(lambda: [-1.0] * stages)
+    free = [0.0] * stages
+    place = [0] * stages
+    waits = dict[tuple[int, StageWork], int]()
     ready = list(range(stages))
     while ready:
         stage = ready.pop()
@@ -77,16 +88,18 @@ def _in_order(order: Sequence[Sequence[Work]], took: Durations, chunks: int) -> 
     return max(free)
 
 
-def _source(work: Work, stage: int, stages: int, last: int) -> tuple[int, Work] | None:
+def _source(work: StageWork, stage: int, stages: int, last: int) -> tuple[int, StageWork] | None:
     """Who makes the input of a piece of work: (stage, work)."""
     virtual = work.chunk * stages + stage
     if work.kind == "F":
         before = virtual - 1
-        return None if before < 0 else (before % stages, Work("F", work.micro, before // stages))
+        return (
+            None if before < 0 else (before % stages, StageWork("F", work.micro, before // stages))
+        )
     if virtual == last:
-        return stage, Work("F", work.micro, work.chunk)
+        return stage, StageWork("F", work.micro, work.chunk)
     after = virtual + 1
-    return after % stages, Work("B", work.micro, after // stages)
+    return after % stages, StageWork("B", work.micro, after // stages)
 
 
 def _choosing(stages: int, micros: int, took: Durations, most: int, patience: float) -> float:
@@ -99,7 +112,8 @@ def _choosing(stages: int, micros: int, took: Durations, most: int, patience: fl
     arrived: dict[str, list[list[float]]] = {kind: [[] for _ in range(stages)] for kind in "FB"}
     arrived["F"][0] = [0.0] * micros
     num = {kind: [0] * stages for kind in "FBW"}
-    free, began = [0.0] * stages, [-1.0] * stages
+    free = [0.0] * stages
+    began = [-1.0] * stages
     wakes = [(0.0, stage) for stage in range(stages)]
     close = _SAME * took.total
     while wakes:

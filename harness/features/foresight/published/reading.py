@@ -7,9 +7,9 @@ from numbers import Real
 from typing import Any
 
 from harness.features.foresight.physics.collectives import Fabric
-from harness.features.foresight.physics.schedules import Schedule, schedule_of
+from harness.features.foresight.physics.schedules import PipelineSchedule, schedule_of
 from harness.features.foresight.published.measures import is_measure
-from harness.features.foresight.shapes import Kept, Model, Shape
+from harness.features.foresight.shapes import KeptStates, Model, Shape
 from harness.host import devices
 
 #: What a number is called in papers, configurations and logs; the first that stands there counts.
@@ -119,27 +119,35 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
     schedule = schedule_of(str(row.get("schedule") or "")) or schedule_of(words)
     chunks = whole("chunks")
     layers = whole("layers", 0)
-    if schedule is Schedule.INTERLEAVED and chunks == 1:
+    if schedule is PipelineSchedule.INTERLEAVED and chunks == 1:
         # A chunk of one layer, the embedding and the head counted as layers of their stages.
         chunks = max(2, round(((layers or 2 * stages) + 2) / stages))
     if schedule is None:
-        schedule = Schedule.INTERLEAVED if chunks > 1 else Schedule.ONE_EACH
-    if schedule is not Schedule.INTERLEAVED:
+        schedule = PipelineSchedule.INTERLEAVED if chunks > 1 else PipelineSchedule.ONE_EACH
+    if schedule is not PipelineSchedule.INTERLEAVED:
         chunks = 1
     micros, micro_batch = _batch(row, fields, ranks // inner, seq, where, model_parallel=inner > 1)
     hidden = fields.number(row, "hidden", where)
     model = row.get("model", fields.shared.get("model"))
     return Shape(
-        ranks=ranks, tensor=tensor, context=context, stages=stages, chunks=chunks,
-        schedule=schedule, micros=micros, micro_batch=micro_batch, seq=seq,
+        ranks=ranks,
+        tensor=tensor,
+        context=context,
+        stages=stages,
+        chunks=chunks,
+        schedule=schedule,
+        micros=micros,
+        micro_batch=micro_batch,
+        seq=seq,
         kept=_kept(words, fields.number(row, "zero", where), stages * tensor > 1),
         model=Model(
             name=str(model.get("name", "") if isinstance(model, Mapping) else model or ""),
-            params=_params(row, fields, where), layers=layers or None,
+            params=_params(row, fields, where),
+            layers=layers or None,
             hidden=int(hidden) if hidden else None,
         ),
         configuration=_configuration(row),
-    )  # fmt: skip
+    )
 
 
 def _batch(
@@ -187,17 +195,22 @@ def _params(row: Mapping[str, Any], fields: Fields, where: str) -> float | None:
     return float(said[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[said[2]]
 
 
-def _kept(words: str, zero: float | None, model_parallel: bool) -> Kept:
+def _kept(words: str, zero: float | None, model_parallel: bool) -> KeptStates:
     low = words.lower()
     if zero is not None:
-        return (Kept.WHOLE, Kept.OPTIMIZER_CUT, Kept.OPTIMIZER_CUT, Kept.ALL_CUT)[min(3, int(zero))]
+        return (
+            KeptStates.WHOLE,
+            KeptStates.OPTIMIZER_CUT,
+            KeptStates.OPTIMIZER_CUT,
+            KeptStates.ALL_CUT,
+        )[min(3, int(zero))]
     if re.search(r"\bhsdp|hybrid.shard", low):
-        return Kept.NODE_CUT
+        return KeptStates.NODE_CUT
     if re.search(r"fsdp|fully.shard|full_shard|zero[-_ ]?3", low):
-        return Kept.ALL_CUT
+        return KeptStates.ALL_CUT
     if model_parallel or re.search(r"zero[-_ ]?[12]|distributed.optimizer", low):
-        return Kept.OPTIMIZER_CUT
-    return Kept.WHOLE
+        return KeptStates.OPTIMIZER_CUT
+    return KeptStates.WHOLE
 
 
 def _configuration(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

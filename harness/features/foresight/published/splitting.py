@@ -25,7 +25,8 @@ def calibrating(points: Sequence[Point], asked: Any, aside: bool) -> tuple[list[
     elif asked is None or asked == []:
         if aside:
             raise ValueError("its role is not development, and it names no points to calibrate on")
-        chosen, told = _smallest(points), ["calibrated on the smallest sizes: the table names none"]
+        chosen = _smallest(points)
+        told = ["calibrated on the smallest sizes: the table names none"]
     else:
         raise ValueError(f"calibrate_on is {asked!r}, expected sizes, objects or words")
     chosen = [c and p.step_s is not None for c, p in zip(chosen, points, strict=True)]

@@ -25,7 +25,7 @@ ASIDE = ("context", "simulator_cross_check")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PublishedTable:
     """One ladder on one machine."""
 
     id: str
@@ -50,7 +50,7 @@ class Refused:
     why: str
 
 
-def read(path: Path) -> list[Table | Refused]:
+def read(path: Path) -> list[PublishedTable | Refused]:
     """The tables of a file, in its order.
 
     SpecError: the file is not of this format. A table that can't be used is Refused, with a
@@ -65,9 +65,11 @@ def _tables(path: Path) -> Sequence[Any]:
         document = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(
-            f"cannot be read: {error}", where=str(path), expected="a JSON file of tables",
+            f"cannot be read: {error}",
+            where=str(path),
+            expected="a JSON file of tables",
             fix="scaleproof predict --table results/published/scaling.json",
-        ) from None  # fmt: skip
+        ) from None
     except ValueError as error:
         raise SpecError(
             f"not valid JSON: {error}", where=str(path), expected="one JSON document", fix=fix
@@ -81,13 +83,15 @@ def _tables(path: Path) -> Sequence[Any]:
         )
     if (schema := document.get("schema", SCHEMA)) != SCHEMA:
         raise SpecError(
-            f"schema {schema!r}", where=str(path), expected=SCHEMA,
+            f"schema {schema!r}",
+            where=str(path),
+            expected=SCHEMA,
             fix="scaleproof predict --table results/published/scaling.json",
-        )  # fmt: skip
+        )
     return tables
 
 
-def _tried(table: Any, number: int, path: Path) -> Table | Refused:
+def _tried(table: Any, number: int, path: Path) -> PublishedTable | Refused:
     name = (
         table.get("id", f"table {number + 1}") if isinstance(table, dict) else f"table {number + 1}"
     )
@@ -97,7 +101,7 @@ def _tried(table: Any, number: int, path: Path) -> Table | Refused:
         return Refused(id=str(name), why=str(error))
 
 
-def _table(table: Any, name: str) -> Table:
+def _table(table: Any, name: str) -> PublishedTable:
     if not isinstance(table, Mapping):
         raise ValueError("a table is an object with points")
     rows = table.get("points")
@@ -119,11 +123,15 @@ def _table(table: Any, name: str) -> Table:
     points, twice = _once(points)
     chosen, told = calibrating(points, table.get("calibrate_on"), table.get("role") in ASIDE)
     points = [replace(p, calibrates=c) for p, c in zip(points, chosen, strict=True)]
-    return Table(
-        id=name, family=str(table.get("family") or table.get("source") or name), fabric=fabric,
-        peak_flops=peak, points=tuple(points), role=str(table.get("role", "")),
+    return PublishedTable(
+        id=name,
+        family=str(table.get("family") or table.get("source") or name),
+        fabric=fabric,
+        peak_flops=peak,
+        points=tuple(points),
+        role=str(table.get("role", "")),
         notes=tuple(dict.fromkeys([*fields.notes, *twice, *told, *fields.unknown()])),
-    )  # fmt: skip
+    )
 
 
 def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:

@@ -8,7 +8,7 @@ from harness.features.foresight.outlook import Outlook
 from harness.features.foresight.own.ladders import planned
 from harness.features.foresight.predict import Predicted
 from harness.features.foresight.published.table import Refused
-from harness.features.foresight.terms import Term
+from harness.features.foresight.terms import ForeseenTerm
 from harness.interface.report import text
 from harness.record import RunRecord
 
@@ -83,7 +83,8 @@ def cost(one: Outlook) -> str:
 
 def next_size(one: Outlook) -> str:
     """The size to measure next, and what it leaves of the interval."""
-    next_, sd = one.advice, 100 * one.predicted.efficiency * 1.28
+    next_ = one.advice
+    sd = 100 * one.predicted.efficiency * 1.28
     batch = f"micro-batch {next_.shape.micro_batch:g} x {next_.shape.micros}"
     return (
         f"{next_.shape.ranks} ranks, {batch}: ±{sd * next_.before_sd:.1f} becomes"
@@ -115,7 +116,7 @@ def _recorded(target: str, one: Outlook) -> str:
 
 
 def limits(seen: Predicted) -> str:
-    if seen.limiter is Term.COMPUTE:
+    if seen.limiter is ForeseenTerm.COMPUTE:
         return "compute; no overhead takes 2 % of the step"
     worst = sorted(seen.lost.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{term} {value:.3f}" for term, value in worst[:3] if value > 0.001)

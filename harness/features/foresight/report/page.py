@@ -13,7 +13,7 @@ from harness.features.foresight.own.ladders import planned
 from harness.features.foresight.physics.laws import Law
 from harness.features.foresight.published.table import Refused
 from harness.features.foresight.report import outlooks
-from harness.features.foresight.terms import Term
+from harness.features.foresight.terms import ForeseenTerm
 from harness.interface.report.page import drawings, svg
 from harness.interface.report.page.drawings import Fall
 from harness.interface.report.page.svg import Curve
@@ -21,11 +21,11 @@ from harness.interface.report.templates import templates
 from harness.record import RunRecord
 
 HERE = Path(__file__).parent
-COLORS = dict(zip(Term, (*svg.COLORS, "#7F7F7F", "#B8A200"), strict=True))
+COLORS = dict(zip(ForeseenTerm, (*svg.COLORS, "#7F7F7F", "#B8A200"), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class ShownOutlook:
     """One outlook: ``facts`` are names and sentences, charts are inline SVG."""
 
     title: str
@@ -45,32 +45,37 @@ def render(found: Sequence[Outlook], refused: Sequence[Refused], of: str) -> str
     )
 
 
-def blocks(run: RunRecord) -> list[Block]:
+def blocks(run: RunRecord) -> list[ShownOutlook]:
     """Of the sizes that its recipes asked for."""
     out = []
     for target, told in planned(run):
         if isinstance(told, Refused):
             why = [("not foreseen", told.why)]
             out.append(
-                Block(title=target.case.id, fits=False, curve=Markup(), lost=Markup(), facts=why)
+                ShownOutlook(
+                    title=target.case.id, fits=False, curve=Markup(), lost=Markup(), facts=why
+                )
             )
         else:
             out += [block(one, target.case.family) for one in told]
     return out
 
 
-def block(one: Outlook, name: str = "") -> Block:
+def block(one: Outlook, name: str = "") -> ShownOutlook:
     """``name``: what it is about, else its table and model."""
     seen = one.predicted
     title = name or outlooks.title(one)
     if not one.fits:
-        return Block(
+        return ShownOutlook(
             title=title, fits=False, curve=Markup(), lost=Markup(), facts=outlooks.facts(one)
         )
-    return Block(
-        title=f"{title}, {seen.shape.ranks:,} ranks", fits=True, curve=_curve(one), lost=_lost(one),
+    return ShownOutlook(
+        title=f"{title}, {seen.shape.ranks:,} ranks",
+        fits=True,
+        curve=_curve(one),
+        lost=_lost(one),
         facts=outlooks.facts(one),
-    )  # fmt: skip
+    )
 
 
 def _curve(one: Outlook) -> Markup:
@@ -87,9 +92,12 @@ def _curve(one: Outlook) -> Markup:
         high=[e for _, e in joint] + [p.high for p in ahead],
     )
     measured = Curve(
-        name="measured", x=[float(n) for n, _ in known], y=[e for _, e in known], low=none,
+        name="measured",
+        x=[float(n) for n, _ in known],
+        y=[e for _, e in known],
+        low=none,
         high=none,
-    )  # fmt: skip
+    )
     curves = [foreseen, measured, *(_law(one, law) for law in Law)]
     x = sorted({n for c in curves for n in c.x})
     ideal = Curve(name="ideal", x=x, y=[1.0] * len(x), low=[None] * len(x), high=[None] * len(x))
@@ -102,9 +110,11 @@ def _law(one: Outlook, law: Law) -> Curve:
     ahead = [one.predicted]
     return Curve(
         name="constant efficiency" if law is Law.CONSTANT else f"law in N: {law}",
-        x=[float(p.shape.ranks) for p in ahead], y=[p.baselines[law] for p in ahead],
-        low=[None] * len(ahead), high=[None] * len(ahead),
-    )  # fmt: skip
+        x=[float(p.shape.ranks) for p in ahead],
+        y=[p.baselines[law] for p in ahead],
+        low=[None] * len(ahead),
+        high=[None] * len(ahead),
+    )
 
 
 def _lost(one: Outlook) -> Markup:

@@ -66,9 +66,11 @@ _SCORES: list[Column[Score]] = [
     Column("in 80%", 8, lambda s: f"{s.coverage:.0%}"),
     Column("±", 7, lambda s: _points(s.half_width)),
     Column(
-        "best law", 6, lambda s: f"{s.best_baseline} {_points(s.baselines[s.best_baseline])}",
+        "best law",
+        6,
+        lambda s: f"{s.best_baseline} {_points(s.baselines[s.best_baseline])}",
     ),
-]  # fmt: skip
+]
 
 
 def _sizes(prediction: Prediction, width: int) -> list[str]:

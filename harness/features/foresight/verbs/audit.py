@@ -12,7 +12,13 @@ from typing import Any, TypedDict
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.features.foresight import claims
-from harness.features.foresight.claims import Column, Finding, Finding as Claim, Row, Status
+from harness.features.foresight.claims import (
+    ClaimedColumn,
+    ClaimFinding,
+    ClaimFinding as Claim,
+    ClaimStatus,
+    Row,
+)
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 
@@ -46,13 +52,15 @@ def act(asked: Asked) -> Answer:
     table = _table(path)
     rows = [_row(line) for line in table]
     if not rows or not any(rows):
-        known = ", ".join(Column)
+        known = ", ".join(ClaimedColumn)
         raise SpecError(
-            "no column is known" if table else "no table", where=str(path),
-            expected=f"headings such as {known}", fix="scaleproof audit TABLE.csv",
-        )  # fmt: skip
+            "no column is known" if table else "no table",
+            where=str(path),
+            expected=f"headings such as {known}",
+            fix="scaleproof audit TABLE.csv",
+        )
     found = claims.audit(rows)
-    wrong = any(f.status is Status.INCONSISTENT for f in found)
+    wrong = any(f.status is ClaimStatus.INCONSISTENT for f in found)
     checked = any(f.checked for f in found)
     exit_ = Exit.FAILED if wrong else Exit.PASSED if checked else Exit.NOTHING_JUDGED
     return Answer(document={"rows": to_doc(tuple(found))}, lines=_lines(rows, found), exit=exit_)
@@ -64,17 +72,21 @@ def _table(path: Path) -> list[dict[str, str]]:
         content = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(
-            f"cannot be read: {error}", where=str(path), expected="a text file",
+            f"cannot be read: {error}",
+            where=str(path),
+            expected="a text file",
             fix="scaleproof audit TABLE.csv",
-        ) from None  # fmt: skip
+        ) from None
     if path.suffix == ".toml":
         try:
             rows = tomllib.loads(content).get("row", [])
         except tomllib.TOMLDecodeError as error:
             raise SpecError(
-                f"not valid TOML: {error}", where=str(path), expected="[[row]] tables",
+                f"not valid TOML: {error}",
+                where=str(path),
+                expected="[[row]] tables",
                 fix=f"edit {path}",
-            ) from None  # fmt: skip
+            ) from None
         return [{str(k): str(v) for k, v in row.items()} for row in rows]
     if marked := [line for line in content.splitlines() if line.strip().startswith("|")]:
         cells = [[c.strip() for c in line.strip().strip("|").split("|")] for line in marked]
@@ -92,19 +104,26 @@ def _row(line: dict[str, str]) -> Row:
     return out
 
 
-def _lines(rows: Sequence[Row], found: Sequence[Finding]) -> list[str]:
-    width, out = text.columns(), []
+def _lines(rows: Sequence[Row], found: Sequence[ClaimFinding]) -> list[str]:
+    width = text.columns()
+    out = []
     base = min(
-        (r for r in rows if Column.RANKS in r), key=lambda r: r[Column.RANKS].middle, default=None
+        (r for r in rows if ClaimedColumn.RANKS in r),
+        key=lambda r: r[ClaimedColumn.RANKS].middle,
+        default=None,
     )
     for row, one in zip(rows, found, strict=True):
         told = "; ".join(one.why) or f"{len(one.checked)} checks hold"
-        lost = None if base is None or Column.RANKS not in row else claims.unexplained(row, base)
+        lost = (
+            None
+            if base is None or ClaimedColumn.RANKS not in row
+            else claims.unexplained(row, base)
+        )
         if lost is not None and lost > 0.02:
             told += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
         out += text.wrap(f" {one.row:<10} {one.status:<13} {told}", width, 25)
-    count = {s: sum(f.status is s for f in found) for s in Status}
+    count = {s: sum(f.status is s for f in found) for s in ClaimStatus}
     out += ["", f" {', '.join(f'{n} {s}' for s, n in count.items() if n)}"]
-    if count[Status.INCONSISTENT]:
+    if count[ClaimStatus.INCONSISTENT]:
         out.append(" a figure is only called inconsistent if no rounding explains it")
     return out

@@ -49,14 +49,18 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     planning.add_to(sub)
     sub.add_argument(
-        "-m", metavar="MARKS", default="", dest="marks",
+        "-m",
+        metavar="MARKS",
+        default="",
+        dest="marks",
         help="the suites with these marks, as of pytest (default: all)",
-    )  # fmt: skip
+    )
 
 
 def act(asked: Asked) -> Answer:
     """A row for each rule on each case; nothing is launched, and nothing is judged."""
-    said, width = asked.options, text.columns()
+    said = asked.options
+    width = text.columns()
     on = planning.on(said.on)
     if on is None:
         raise SpecError(
@@ -65,12 +69,16 @@ def act(asked: Asked) -> Answer:
     known, here = measuring.site(asked)
     site = planning.site_of(on)
     plans = plans_of(
-        said.target, site, known, measuring.settings(asked),
+        said.target,
+        site,
+        known,
+        measuring.settings(asked),
         chosen=planning.tier(said.marks) if said.marks else lambda marks: True,
-    )  # fmt: skip
+    )
     with contextlib.closing(measuring.session(asked, known, here)) as session:
         session.describe([a.case for p in plans for a in p.arms])
-        run, where = session.run, _site(on, said.on)
+        run = session.run
+        where = _site(on, said.on)
         found = [
             one
             for plan in plans
@@ -86,20 +94,21 @@ def act(asked: Asked) -> Answer:
         lines += text.wrap(f" not said  {names}: {why}", width, 11)
     return Answer(
         document={"possible": to_doc(tuple(told)), "left_out": to_doc(tuple(left_out))},
-        lines=lines, exit=Exit.PASSED if told else Exit.NOTHING_JUDGED,
-    )  # fmt: skip
+        lines=lines,
+        exit=Exit.PASSED if told else Exit.NOTHING_JUDGED,
+    )
 
 
-def _site(on: Hardware, said: str) -> possible.Site:
+def _site(on: Hardware, said: str) -> possible.FabricSite:
     """Links and peaks; links as a run swept them, if it is one."""
     fabric = Fabric(
         per_node=max(on.nodes), intra_bytes_per_s=on.link_bytes, inter_bytes_per_s=on.network_bytes
     )
     known = peaks(on.machine.gpu)
     if not Path(said).is_dir():
-        return possible.Site(machine=on.machine, fabric=fabric, peaks=known, beliefs={})
+        return possible.FabricSite(machine=on.machine, fabric=fabric, peaks=known, beliefs={})
     swept, _, beliefs, _ = links(load(Path(said)))
-    return possible.Site(machine=on.machine, fabric=swept, peaks=known, beliefs=beliefs)
+    return possible.FabricSite(machine=on.machine, fabric=swept, peaks=known, beliefs=beliefs)
 
 
 def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
@@ -115,7 +124,7 @@ def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
         Column("possible", 9, lambda o: _WORDS[o.chance], left=True),
         Column("links", 6, _faster),
         Column("limited by", 8, lambda o: str(o.limiter) if o.fits else "memory", left=True),
-    ]  # fmt: skip
+    ]
     of = Counter(one.chance for one in found)
     links = f"{si(on.link_bytes, 'B/s')} in a node"
     links += f", {si(on.network_bytes, 'B/s')} between nodes, a GPU" if len(on.nodes) > 1 else ""
@@ -127,10 +136,11 @@ def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
         *text.wrap(
             " [..] holds 8 times in 10, by data sheets and by what published ladders have shown;"
             " links: how much faster they must be for the middle to meet the bound",
-            width, 1,
+            width,
+            1,
         ),
         f" {told}",
-    ]  # fmt: skip
+    ]
 
 
 def _faster(one: Possibility) -> str:

@@ -15,9 +15,14 @@ from harness.features.foresight.held_out import Evaluation, Score, evaluate
 from harness.features.foresight.outlook import Outlook, Outlook as SizeOutlook, outlooks
 from harness.features.foresight.own import runs
 from harness.features.foresight.own.ladders import foresee
-from harness.features.foresight.own.runs import Rung
+from harness.features.foresight.own.runs import MeasuredRung
 from harness.features.foresight.predict import NotPredicted, Predicted
-from harness.features.foresight.published.table import Refused, Refused as RefusedTable, Table, read
+from harness.features.foresight.published.table import (
+    PublishedTable,
+    Refused,
+    Refused as RefusedTable,
+    read,
+)
 from harness.features.foresight.report import outlooks as shown, scores
 from harness.interface import options
 from harness.interface.cli import measuring
@@ -72,22 +77,33 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("--sizes", action="store_true", help="a row for every size of every table")
     sub.add_argument("--to", metavar="N", help="a size that was not measured: 512, or 64x8")
     sub.add_argument(
-        "--hold", type=float, default=0.9, metavar="E",
+        "--hold",
+        type=float,
+        default=0.9,
+        metavar="E",
         help="the efficiency to be held at --to (0.9)",
-    )  # fmt: skip
+    )
     sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page of --to")
     sub.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE",
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="a field or knob that the case has at --to (of runs)",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--calibrate-on", metavar="N,..", default="",
+        "--calibrate-on",
+        metavar="N,..",
+        default="",
         help="learn from these sizes of runs alone; the others are foreseen and compared",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--path", action="append", default=[], metavar="DIR",
+        "--path",
+        action="append",
+        default=[],
+        metavar="DIR",
         help="folder with your own strategies, models and compressors",
-    )  # fmt: skip
+    )
 
 
 def act(asked: Asked) -> Answer:
@@ -99,17 +115,19 @@ def act(asked: Asked) -> Answer:
     every = read(said.table)
     if said.only is not None:
         every = [t for t in every if t.id == said.only] or _unknown(said, [t.id for t in every])
-    tables = [t for t in every if isinstance(t, Table)]
+    tables = [t for t in every if isinstance(t, PublishedTable)]
     refused = [t for t in every if isinstance(t, Refused)]
     if not tables:
         told = "; ".join(f"{t.id}: {t.why}" for t in refused[:3])
         raise SpecError(
-            f"no table can be used ({told})", where=str(said.table),
+            f"no table can be used ({told})",
+            where=str(said.table),
             expected="points with N, a step time or rate, and calibrate_on",
             fix="scaleproof predict --table results/published/scaling.json",
-        )  # fmt: skip
+        )
     found = evaluate(tables)
-    to, width = _world(said.to)[0] if said.to else 0, text.columns()
+    to = _world(said.to)[0] if said.to else 0
+    width = text.columns()
     further = [o for t in tables for o in outlooks(t, to, said.hold)] if to else []
     lines = scores.lines(found, refused, said.sizes or len(every) == 1, width)
     for one in further:
@@ -119,29 +137,37 @@ def act(asked: Asked) -> Answer:
     lines += _page(said, further, refused)
     any_ = further or any(p.predicted for p in found.predictions)
     return Answer(
-        document=_document(found, refused, further), lines=lines,
+        document=_document(found, refused, further),
+        lines=lines,
         exit=Exit.PASSED if any_ else Exit.NOTHING_JUDGED,
-    )  # fmt: skip
+    )
 
 
 def _of_runs(asked: Asked) -> Answer:
     """What the ladders of runs lead to expect: of a size that none has, or of those kept back."""
-    said, width = asked.options, text.columns()
-    known, loaded = options.catalogue(said.path), [load(path) for path in said.runs]
+    said = asked.options
+    width = text.columns()
+    known = options.catalogue(said.path)
+    loaded = [load(path) for path in said.runs]
     found = runs.ladders(loaded, known)
     if not found:
         raise SpecError(
-            "no training was timed", where=str(said.runs[0]), expected="a ladder of two sizes",
+            "no training was timed",
+            where=str(said.runs[0]),
+            expected="a ladder of two sizes",
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
-        )  # fmt: skip
+        )
     if said.only is not None:
         found = {k: v for k, v in found.items() if k == said.only} or _unknown(said, list(found))
-    sizes, lines, further, refused = _sizes(said.calibrate_on), list[str](), list[Outlook](), []
+    sizes = _sizes(said.calibrate_on)
+    lines = list[str]()
+    further = list[Outlook]()
+    refused = []
     compared = evaluate([])
     if sizes:
         tables = [runs.table(name, of, known, on=sizes) for name, of in found.items()]
         refused += [t for t in tables if isinstance(t, Refused)]
-        compared = evaluate([t for t in tables if isinstance(t, Table)])
+        compared = evaluate([t for t in tables if isinstance(t, PublishedTable)])
         lines += scores.lines(compared, (), True, width)
     if said.to:
         targets, note = _targets(found, _world(said.to), measuring.settings(asked), known)
@@ -154,16 +180,17 @@ def _of_runs(asked: Asked) -> Answer:
             further += told
             lines += [line for one in told for line in shown.lines(one, width)]
             table = runs.table(name, of, known, on=sizes)
-            notes = table.notes if isinstance(table, Table) else ()
+            notes = table.notes if isinstance(table, PublishedTable) else ()
             lines += [x for n in notes for x in text.wrap(f" {n}", width, 1)]
     refused = list({r.id: r for r in refused}.values())
     lines += [x for t in refused for x in text.wrap(f" REFUSED  {t.id}: {t.why}", width, 10)]
     lines += _page(said, further, refused)
     any_ = further or any(p.predicted for p in compared.predictions)
     return Answer(
-        document=_document(compared, refused, further), lines=lines,
+        document=_document(compared, refused, further),
+        lines=lines,
         exit=Exit.PASSED if any_ else Exit.NOTHING_JUDGED,
-    )  # fmt: skip
+    )
 
 
 def _page(
@@ -180,9 +207,11 @@ def _page(
 
 
 def _targets(
-    found: Mapping[str, Sequence[Rung]], world: tuple[int, tuple[int, ...]],
-    settings: Mapping[str, Json], known: Catalogue,
-) -> tuple[dict[str, Rung], str]:  # fmt: skip
+    found: Mapping[str, Sequence[MeasuredRung]],
+    world: tuple[int, tuple[int, ...]],
+    settings: Mapping[str, Json],
+    known: Catalogue,
+) -> tuple[dict[str, MeasuredRung], str]:
     """Every ladder's case at another size, as an agent here describes it, or why none could."""
     ranks, nodes = world
     largest = {name: of[-1] for name, of in found.items()}
@@ -194,12 +223,13 @@ def _targets(
         for name, one in largest.items()
     }
     try:
-        told, note = described(list(cases.values()), known), ""
+        told = described(list(cases.values()), known)
+        note = ""
     except LaunchError as error:
         told = [Described() for _ in cases]
         note = f"memory and exchange at that size are not known: {error.what}"
     return {
-        name: Rung(largest[name].run, case, one, None)
+        name: MeasuredRung(largest[name].run, case, one, None)
         for (name, case), one in zip(cases.items(), told, strict=True)
     }, note
 
@@ -220,9 +250,10 @@ def _sizes(words: str) -> tuple[int, ...]:
         sizes = ()
     if len(set(sizes)) < 2 or min(sizes) < 1:
         raise SpecError(
-            f"--calibrate-on {words}", expected="two sizes or more, separated by commas",
+            f"--calibrate-on {words}",
+            expected="two sizes or more, separated by commas",
             fix="--calibrate-on 1,2,4",
-        )  # fmt: skip
+        )
     return sizes
 
 
@@ -232,9 +263,10 @@ def _world(words: str | None) -> tuple[int, tuple[int, ...]]:
         many, shape = parse_nodes(words or "")
     except SpecError:
         raise SpecError(
-            f"--to {words or 'is missing'}", expected="a number of GPUs, or nodes and GPUs on each",
+            f"--to {words or 'is missing'}",
+            expected="a number of GPUs, or nodes and GPUs on each",
             fix="--to 64x8",
-        ) from None  # fmt: skip
+        ) from None
     return (sum(shape), tuple(shape)) if shape else (many, ())
 
 
@@ -244,7 +276,7 @@ def _check(said: argparse.Namespace) -> None:
             "runs and a table" if said.runs else "nothing to learn from",
             expected="runs with ladders, or --table FILE",
             fix="scaleproof predict results/runs/*/* --to 64x8",
-        )  # fmt: skip
+        )
     if said.to is not None or (said.runs and not said.calibrate_on):
         _world(said.to)
     if said.page is not None and said.to is None:
@@ -252,10 +284,11 @@ def _check(said: argparse.Namespace) -> None:
     for option in ("set", "calibrate_on"):
         if said.table is not None and getattr(said, option):
             raise SpecError(
-                f"--{option.replace('_', '-')} is of runs", where=str(said.table),
+                f"--{option.replace('_', '-')} is of runs",
+                where=str(said.table),
                 expected="sizes that the table states (calibrate_on, mbs, microbatches)",
                 fix=f"scaleproof predict --table {said.table} --sizes",
-            )  # fmt: skip
+            )
     if not 0 < said.hold < 2:
         raise SpecError(f"--hold {said.hold}", expected="an efficiency above 0", fix="--hold 0.9")
 
@@ -264,9 +297,10 @@ def _unknown(said: argparse.Namespace, known: Sequence[str]) -> Any:
     of = f"--table {said.table}" if said.table else " ".join(map(str, said.runs))
     raise SpecError(
         f"--only {said.only}: no such ladder{nearest(said.only, known)}",
-        where=str(said.table or said.runs[0]), expected=", ".join(known),
+        where=str(said.table or said.runs[0]),
+        expected=", ".join(known),
         fix=f"scaleproof predict {of}",
-    )  # fmt: skip
+    )
 
 
 def _document(
@@ -274,11 +308,15 @@ def _document(
 ) -> dict[str, Any]:
     tables = [
         {
-            "id": p.table.id, "family": p.table.family, "notes": p.table.notes,
-            "taught_by": p.taught_by, "predicted": p.predicted, "refused": p.refused,
+            "id": p.table.id,
+            "family": p.table.family,
+            "notes": p.table.notes,
+            "taught_by": p.taught_by,
+            "predicted": p.predicted,
+            "refused": p.refused,
         }
         for p in found.predictions
-    ]  # fmt: skip
+    ]
     scores = {"by_table": found.tables, "by_family": found.families, "whole": found.whole}
     document: dict[str, Any] = to_doc(
         {"tables": tables, "scores": scores, "refused": refused, "outlooks": further}

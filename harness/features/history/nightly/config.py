@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.base.documents import from_doc
-from harness.base.toml import Table, check_table, keys_of, read
+from harness.base.toml import TomlTable, check_table, keys_of, read
 
 
 class Occasion(StrEnum):
@@ -54,7 +54,7 @@ def load(path: Path | None) -> Config:
         return Config()
     doc, problems = read(path, "--config", "scaleproof nightly")
     lines = {name: problems.line_of(rf"{re.escape(name)}\s*=") for name in doc}
-    check_table(Table(line=1, values=doc, lines=lines), keys_of(Config), problems, path.name)
+    check_table(TomlTable(line=1, values=doc, lines=lines), keys_of(Config), problems, path.name)
     for name in _TIMES:
         if isinstance(doc.get(name), str) and not re.fullmatch(r"\d+(\.\d+)?[smhd]", doc[name]):
             problems.add(lines[name], f"{doc[name]!r} is no length of time", "12h, 10m, 30d")

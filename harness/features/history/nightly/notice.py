@@ -10,10 +10,10 @@ from harness.base import files
 from harness.base.documents import Json, to_doc
 from harness.base.errors import LaunchError
 from harness.features.history.report import told
-from harness.features.history.trends import Status, Trend
+from harness.features.history.trends import Trend, TrendStatus
 
 #: What is worth a message.
-TOLD = (Status.ERRORED, Status.REGRESSED, Status.IMPROVED)
+TOLD = (TrendStatus.ERRORED, TrendStatus.REGRESSED, TrendStatus.IMPROVED)
 #: Seconds that the user's command may take.
 NOTIFY_S = 300.0
 
@@ -25,7 +25,7 @@ class News:
     machine: str
     case: str
     figure: str
-    status: Status
+    status: TrendStatus
     change: str
     since: str
     why: str
@@ -47,12 +47,16 @@ def news(trends: Sequence[Trend], results: Path) -> list[News]:
     for trend in trends:
         if trend.status not in TOLD:
             continue
-        last = trend.last if trend.status is not Status.ERRORED else None
+        last = trend.last if trend.status is not TrendStatus.ERRORED else None
         one = News(
-            machine=trend.series.machine, case=trend.series.case, figure=told.name(trend),
-            status=trend.status, change=told.change(trend) if last else "",
-            since=last.date if last else "", why=trend.why,
-        )  # fmt: skip
+            machine=trend.series.machine,
+            case=trend.series.case,
+            figure=told.name(trend),
+            status=trend.status,
+            change=told.change(trend) if last else "",
+            since=last.date if last else "",
+            why=trend.why,
+        )
         near = {n.run for n in trend.series.nights}
         if last is not None:
             near = {n.started_at[:10] for n in trend.series.nights[max(0, last.index - 2) :][:5]}
@@ -86,29 +90,39 @@ def document(
     night: str, exit_status: int, new: Sequence[News], trends: Sequence[Trend], page: Path
 ) -> dict[str, Json]:
     """What the user's command reads from stdin."""
-    leapt = [t for t in trends if t.status is Status.SUSPICIOUS]
+    leapt = [t for t in trends if t.status is TrendStatus.SUSPICIOUS]
     return {
-        "night": night, "exit": exit_status, "headline": told.headline(trends),
-        "counts": {str(s): sum(t.status is s for t in trends) for s in Status},
+        "night": night,
+        "exit": exit_status,
+        "headline": told.headline(trends),
+        "counts": {str(s): sum(t.status is s for t in trends) for s in TrendStatus},
         "news": [to_doc(one) for one in new],
         "suspicious": [f"{t.series.case}, {told.name(t)}: {t.why}" for t in leapt],
         "page": str(page.absolute()),
-    }  # fmt: skip
+    }
 
 
 def notify(command: str, told_: dict[str, Json]) -> None:
     """Run the user's command with the document on stdin; LaunchError if it fails."""
     try:
         done = subprocess.run(
-            command, shell=True, input=json.dumps(told_, indent=1), text=True, timeout=NOTIFY_S,
-            capture_output=True, check=False,
-        )  # fmt: skip
+            command,
+            shell=True,
+            input=json.dumps(told_, indent=1),
+            text=True,
+            timeout=NOTIFY_S,
+            capture_output=True,
+            check=False,
+        )
         said = f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[-200:]}"
         failed = done.returncode != 0
     except subprocess.TimeoutExpired:
-        failed, said = True, f"still running after {NOTIFY_S:.0f} s"
+        failed = True
+        said = f"still running after {NOTIFY_S:.0f} s"
     if failed:
         raise LaunchError(
-            f"notify failed, {said}", where=command, expected="a command that reads JSON on stdin",
+            f"notify failed, {said}",
+            where=command,
+            expected="a command that reads JSON on stdin",
             fix="scaleproof nightly: it tells again, and measures nothing twice",
-        )  # fmt: skip
+        )

@@ -21,7 +21,7 @@ from harness.features.history.nightly.notice import News
 from harness.features.history.nightly.tonight import Stage, Tonight
 from harness.features.history.published import publish
 from harness.features.history.report import page
-from harness.features.history.trends import Status, Trend
+from harness.features.history.trends import Trend, TrendStatus
 from harness.host import admission, machine
 from harness.host.admission import Level
 from harness.record.outcome import exit_status
@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class StageEnded:
     """A night that is over, or one that was over before it was asked for."""
 
     tonight: Tonight
@@ -49,21 +49,25 @@ class Rounds:
         self._failed: ScaleproofError | None = None
         self._new: Sequence[News] = ()
 
-    def make(self, *, again: bool) -> Ended:
+    def make(self, *, again: bool) -> StageEnded:
         """The night, from wherever the last call left it. ``again``: although one was done."""
         with state.alone(self.results):
             tonight = self._which(again)
             steps = {
-                Stage.MEASURE: self._measure, Stage.KEEP: self._keep, Stage.AGAIN: self._again,
-                Stage.PUBLISH: self._publish, Stage.TELL: self._tell, Stage.PRUNE: self._prune,
-            }  # fmt: skip
+                Stage.MEASURE: self._measure,
+                Stage.KEEP: self._keep,
+                Stage.AGAIN: self._again,
+                Stage.PUBLISH: self._publish,
+                Stage.TELL: self._tell,
+                Stage.PRUNE: self._prune,
+            }
             while tonight.stage is not Stage.DONE:
                 tonight = steps[tonight.stage](tonight)
             nights, trends = self._judged()
             if self._failed is not None:
                 raise self._failed
         told = notice.document(tonight.name, tonight.exit, self._new, trends, self._page)
-        return Ended(tonight=tonight, nights=nights, trends=trends, document=told)
+        return StageEnded(tonight=tonight, nights=nights, trends=trends, document=told)
 
     @property
     def _page(self) -> Path:
@@ -87,8 +91,10 @@ class Rounds:
         if suite.endswith("-dirty"):
             raise SpecError(
                 "the suites have changes that no commit has: no history would take the night",
-                where=str(Path.cwd()), expected="a clean tree", fix="git stash, or git commit",
-            )  # fmt: skip
+                where=str(Path.cwd()),
+                expected="a clean tree",
+                fix="git stash, or git commit",
+            )
         return state.note(self.results, state.begin())
 
     def _judged(self) -> tuple[list[Night], list[Trend]]:
@@ -110,9 +116,11 @@ class Rounds:
         folder = tonight.run(self.results)
         if folder is not None and not load(folder).complete:
             raise LaunchError(
-                f"the measurement was cut off (pytest: status {status})", where=str(folder),
-                expected="a complete run", fix="scaleproof nightly: it goes on from there",
-            )  # fmt: skip
+                f"the measurement was cut off (pytest: status {status})",
+                where=str(folder),
+                expected="a complete run",
+                fix="scaleproof nightly: it goes on from there",
+            )
         return state.at(self.results, tonight, Stage.KEEP, suites=status)
 
     def _calm(self) -> None:
@@ -137,10 +145,11 @@ class Rounds:
         if folder is None:
             state.forget(self.results)  # there was no night
             raise LaunchError(
-                f"pytest ended with status {tonight.suites} and left no run", where="suites",
+                f"pytest ended with status {tonight.suites} and left no run",
+                where="suites",
                 expected="a run with timed launches",
                 fix=f"pytest {' '.join(self.config.suites)}",
-            )  # fmt: skip
+            )
         try:
             ingest([folder], self.results)
         except RecordError as error:
@@ -169,9 +178,11 @@ class Rounds:
         found = [
             cases[t.series.case]
             for t in self._judged()[1]
-            if t.status is Status.SUSPICIOUS and t.series.case in cases
-            and t.series.nights and t.series.nights[-1].run == run.run
-        ]  # fmt: skip
+            if t.status is TrendStatus.SUSPICIOUS
+            and t.series.case in cases
+            and t.series.nights
+            and t.series.nights[-1].run == run.run
+        ]
         return list(dict.fromkeys(found))
 
     def _publish(self, tonight: Tonight) -> Tonight:
@@ -220,7 +231,7 @@ class Rounds:
         cases = [] if kept is None else list(kept.cases.values())
         if tonight.suites == Exit.ERROR or any(case.error for case in cases):
             return Exit.ERROR
-        if Status.REGRESSED in told or tonight.suites == Exit.FAILED:
+        if TrendStatus.REGRESSED in told or tonight.suites == Exit.FAILED:
             return Exit.FAILED
         if not any(case.values for case in cases):
             return Exit.NOTHING_JUDGED

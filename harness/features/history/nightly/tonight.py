@@ -132,7 +132,9 @@ def alone(results: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise NightRunsError(
-                "another night is being measured here: nothing was done", where=str(results),
-                expected="one night at a time", fix="scaleproof nightly, when that has ended",
-            ) from None  # fmt: skip
+                "another night is being measured here: nothing was done",
+                where=str(results),
+                expected="one night at a time",
+                fix="scaleproof nightly, when that has ended",
+            ) from None
         yield

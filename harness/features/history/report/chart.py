@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from harness.features.history.report import told
-from harness.features.history.trends import Status, Trend
+from harness.features.history.trends import Trend, TrendStatus
 
 WIDTH, HEIGHT = 560, 190
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 30
@@ -14,15 +14,17 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 30
 HOVERED = 60
 
 
-class _Plane:
+class _NightPlane:
     """Nights from left to right, values from the lowest to the highest with room around."""
 
     def __init__(self, trend: Trend) -> None:
         self.values = [v.value for v in trend.series.values]
         ends = [e for v in trend.series.values for e in (v.low, v.high) if e is not None]
-        low, high = min([*self.values, *ends]), max([*self.values, *ends])
+        low = min([*self.values, *ends])
+        high = max([*self.values, *ends])
         room = 0.12 * (high - low) or 0.05 * abs(high) or 1.0
-        self.low, self.high = low - room, high + room
+        self.low = low - room
+        self.high = high + room
 
     def x(self, i: float) -> float:
         return LEFT + (i + 0.5) / len(self.values) * (WIDTH - LEFT - RIGHT)
@@ -34,14 +36,15 @@ class _Plane:
 
 def chart(trend: Trend) -> str:
     """One figure; a change of level is a dashed line with its date."""
-    plane, series = _Plane(trend), trend.series
+    plane = _NightPlane(trend)
+    series = trend.series
     label = f"{told.name(trend)} of {series.case} over {len(series.values)} nights"
     out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
     out += [*_axes(plane, trend), *_nights(plane, trend), *_levels(plane, trend)]
     return "".join([*out, "</svg>"])
 
 
-def _axes(plane: _Plane, trend: Trend) -> Iterator[str]:
+def _axes(plane: _NightPlane, trend: Trend) -> Iterator[str]:
     step = _nice((plane.high - plane.low) / 3)
     tick = math.ceil(plane.low / step) * step
     while tick <= plane.high:
@@ -63,14 +66,15 @@ def _nice(step: float) -> float:
     return next(f * power for f in (1, 2, 5, 10) if f * power >= step)
 
 
-def _nights(plane: _Plane, trend: Trend) -> Iterator[str]:
+def _nights(plane: _NightPlane, trend: Trend) -> Iterator[str]:
     points = [(plane.x(i), plane.y(v)) for i, v in enumerate(plane.values)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     yield f'<polyline class="nights" points="{line}"/>'
     for i in range(max(0, len(points) - HOVERED), len(points)):
         night, value = trend.series.nights[i], plane.values[i]
         said = f"{night.started_at[:10]}: {told.figure(trend.series.kind, value)}"
-        (x, y), kind = points[i], _class(trend, i)
+        (x, y) = points[i]
+        kind = _class(trend, i)
         dot = f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="2.6">'
         yield f"{dot}<title>{said}</title></circle>"
 
@@ -78,11 +82,11 @@ def _nights(plane: _Plane, trend: Trend) -> Iterator[str]:
 def _class(trend: Trend, i: int) -> str:
     """Nights of a level that is worse are marked as such, not by colour alone: see ``_levels``."""
     last = trend.last
-    worse = trend.status is Status.REGRESSED and last is not None and i >= last.index
+    worse = trend.status is TrendStatus.REGRESSED and last is not None and i >= last.index
     return "worse" if worse else "night"
 
 
-def _levels(plane: _Plane, trend: Trend) -> Iterator[str]:
+def _levels(plane: _NightPlane, trend: Trend) -> Iterator[str]:
     """The median of every level, and its first night."""
     starts = [0, *(turn.index for turn in trend.turns), len(plane.values)]
     for a, b in itertools.pairwise(starts):

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from harness.features.history.night import Night
 from harness.features.history.report import told
-from harness.features.history.trends import Status, Trend
+from harness.features.history.trends import Trend, TrendStatus
 from harness.interface.report.text import wrap
 
 _INDENT = 12
@@ -20,7 +20,9 @@ def lines(
     asv: Collection[tuple[str, str]] | None = None,
 ) -> list[str]:
     """One block a case; stable figures only with ``every``. ``asv`` is what asv itself found."""
-    shown = [t for t in trends if every or t.status not in (Status.STABLE, Status.INSUFFICIENT)]
+    shown = [
+        t for t in trends if every or t.status not in (TrendStatus.STABLE, TrendStatus.INSUFFICIENT)
+    ]
     noun = "night" if len(nights) == 1 else "nights"
     days = f"{nights[0].started_at[:10]} to {nights[-1].started_at[:10]}"
     machines = sorted({t.series.machine for t in trends})
@@ -28,8 +30,9 @@ def lines(
     out += wrap(
         f" {len(trends)} figures of {len({t.series.case for t in trends})} cases on"
         f" {', '.join(machines)}; {len(nights)} {noun}, {days}",
-        width, 1,
-    )  # fmt: skip
+        width,
+        1,
+    )
     out.append(f" {told.counts(trends)}")
     place = {case: i for i, case in enumerate(dict.fromkeys(_case(t) for t in shown))}
     shown.sort(key=lambda t: place[_case(t)])
@@ -53,11 +56,13 @@ def _rows(
 ) -> list[str]:
     head = f"  {told.word(trend.status):<14}  {told.name(trend):<22}{told.newest(trend):>9}"
     last = trend.last
-    since = f"since {last.date}" if last is not None and trend.status is not Status.STABLE else ""
+    since = (
+        f"since {last.date}" if last is not None and trend.status is not TrendStatus.STABLE else ""
+    )
     out = [f"{head}  {told.spark(trend)}".rstrip()]
-    if trend.status in (Status.REGRESSED, Status.IMPROVED):
+    if trend.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED):
         out += wrap(f"{'':18}{told.change(trend)} {since}: {trend.why}", width, 18)
-        if asv is not None and trend.status is Status.REGRESSED:
+        if asv is not None and trend.status is TrendStatus.REGRESSED:
             seen = "agrees" if told.key(trend) in asv else "does not see it"
             out.append(f"{'':18}asv's own detector {seen}")
     elif trend.why:

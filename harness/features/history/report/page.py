@@ -14,14 +14,17 @@ from harness.features.history import asv, ledger
 from harness.features.history.night import Night
 from harness.features.history.report import told
 from harness.features.history.report.chart import chart
-from harness.features.history.trends import Status, Trend, changed
+from harness.features.history.trends import Trend, TrendStatus, changed
 from harness.interface.report.templates import templates
 
 #: How a status looks: as the verdict that a reader knows.
 _LOOKS = {
-    Status.ERRORED: "ERROR", Status.REGRESSED: "FAIL", Status.SUSPICIOUS: "INCONCLUSIVE",
-    Status.IMPROVED: "PASS", Status.STABLE: "RECORDED",
-}  # fmt: skip
+    TrendStatus.ERRORED: "ERROR",
+    TrendStatus.REGRESSED: "FAIL",
+    TrendStatus.SUSPICIOUS: "INCONCLUSIVE",
+    TrendStatus.IMPROVED: "PASS",
+    TrendStatus.STABLE: "RECORDED",
+}
 
 
 def write(path: Path, results: Path, nights: Sequence[Night], trends: Sequence[Trend]) -> None:
@@ -42,22 +45,33 @@ def render(
     """``commits``: run -> commit of the ledger, which nights are linked by; ``place`` is the folder
     that the page will be in.
     """
-    moved = [t for t in trends if t.turns or t.status not in (Status.STABLE, Status.INSUFFICIENT)]
+    moved = [
+        t
+        for t in trends
+        if t.turns or t.status not in (TrendStatus.STABLE, TrendStatus.INSUFFICIENT)
+    ]
     quiet = [t for t in trends if t not in moved]
     data = json.dumps([_data(t) for t in trends]).replace("<", "\\u003c")
-    return templates(Path(__file__).parent).get_template("history.html.jinja").render(
-        headline=told.headline(trends),
-        looks=next(iter(_looks(t) for t in trends), "RECORDED"),
-        counts=told.counts(trends),
-        machines=", ".join(sorted({t.series.machine for t in trends})),
-        first=nights[0].started_at[:10], last=nights[-1].started_at[:10], count=len(nights),
-        moved=[_row(t) for t in moved], quiet=_by_case(quiet),
-        nights=[
-            _night(n, b, commits, os.path.relpath(results, place), results)
-            for n, b in _newest_first(nights)
-        ],
-        data=Markup(data),
-    )  # fmt: skip
+    return (
+        templates(Path(__file__).parent)
+        .get_template("history.html.jinja")
+        .render(
+            headline=told.headline(trends),
+            looks=next(iter(_looks(t) for t in trends), "RECORDED"),
+            counts=told.counts(trends),
+            machines=", ".join(sorted({t.series.machine for t in trends})),
+            first=nights[0].started_at[:10],
+            last=nights[-1].started_at[:10],
+            count=len(nights),
+            moved=[_row(t) for t in moved],
+            quiet=_by_case(quiet),
+            nights=[
+                _night(n, b, commits, os.path.relpath(results, place), results)
+                for n, b in _newest_first(nights)
+            ],
+            data=Markup(data),
+        )
+    )
 
 
 def _newest_first(nights: Sequence[Night]) -> list[tuple[Night, Night | None]]:
@@ -76,12 +90,18 @@ def _looks(trend: Trend) -> str:
 
 def _row(trend: Trend) -> dict[str, Any]:
     return {
-        "status": told.word(trend.status), "looks": _looks(trend), "case": trend.series.case,
-        "machine": trend.series.machine, "figure": told.name(trend),
-        "newest": told.newest(trend), "count": len(trend.series.values), "why": trend.why,
-        "change": told.change(trend) if trend.last else "", "past": told.past(trend),
+        "status": told.word(trend.status),
+        "looks": _looks(trend),
+        "case": trend.series.case,
+        "machine": trend.series.machine,
+        "figure": told.name(trend),
+        "newest": told.newest(trend),
+        "count": len(trend.series.values),
+        "why": trend.why,
+        "change": told.change(trend) if trend.last else "",
+        "past": told.past(trend),
         "svg": Markup(chart(trend)) if trend.series.values else "",
-    }  # fmt: skip
+    }
 
 
 def _by_case(trends: Sequence[Trend]) -> list[dict[str, Any]]:
@@ -102,20 +122,29 @@ def _night(
     report = Path(night.folder) / "report.html"
     broken = [case for case, kept in night.cases.items() if kept.error]
     return {
-        "anchor": commits.get(night.run, night.run)[:8], "run": night.run,
-        "when": night.started_at[:16].replace("T", " "), "machine": night.hardware,
-        "cases": len(night.cases), "broken": broken, "folder": night.folder,
+        "anchor": commits.get(night.run, night.run)[:8],
+        "run": night.run,
+        "when": night.started_at[:16].replace("T", " "),
+        "machine": night.hardware,
+        "cases": len(night.cases),
+        "broken": broken,
+        "folder": night.folder,
         "report": f"{way}/{report}" if (results / report).is_file() else "",
         "changed": changed(before, night) if before else [],
         "subject": ", ".join(f"{k} {v}" for k, v in sorted(night.subject.items())),
-    }  # fmt: skip
+    }
 
 
 def _data(trend: Trend) -> dict[str, Any]:
     series = trend.series
     return {
-        "machine": series.machine, "case": series.case, "figure": series.quantity,
-        "unit": series.kind.unit, "status": str(trend.status), "why": trend.why,
-        "changes": to_doc(trend.turns), "runs": [n.run for n in series.nights],
+        "machine": series.machine,
+        "case": series.case,
+        "figure": series.quantity,
+        "unit": series.kind.unit,
+        "status": str(trend.status),
+        "why": trend.why,
+        "changes": to_doc(trend.turns),
+        "runs": [n.run for n in series.nights],
         "values": [v.value for v in series.values],
-    }  # fmt: skip
+    }

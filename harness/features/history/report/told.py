@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.base.numbers import si
 from harness.features.history import asv
 from harness.features.history.night import Quantity
-from harness.features.history.trends import Status, Trend, Turn, shown_size
+from harness.features.history.trends import Trend, TrendStatus, Turn, shown_size
 
 #: Eight levels of a sparkline, and how many of them a line has.
 _LEVELS, WIDTH = "▁▂▃▄▅▆▇█", 24
@@ -16,15 +16,17 @@ _LEVELS, WIDTH = "▁▂▃▄▅▆▇█", 24
 
 def headline(trends: Sequence[Trend]) -> str:
     """What a manager asks: is anything slower, and since when."""
-    worse = [t for t in trends if t.status is Status.REGRESSED]
-    broken = {t.series.case for t in trends if t.status is Status.ERRORED}
+    worse = [t for t in trends if t.status is TrendStatus.REGRESSED]
+    broken = {t.series.case for t in trends if t.status is TrendStatus.ERRORED}
     if broken:
         return f"ERROR: {len(broken)} of the cases did not run in their newest night"
     if worse:
         newest = max(t.last.date for t in worse if t.last is not None)
         many = "figure has" if len(worse) == 1 else "figures have"
         return f"{len(worse)} {many} become worse, last on {newest}"
-    judged = sum(t.status not in (Status.INSUFFICIENT, Status.NOT_COMPARABLE) for t in trends)
+    judged = sum(
+        t.status not in (TrendStatus.INSUFFICIENT, TrendStatus.NOT_COMPARABLE) for t in trends
+    )
     if not judged:
         return f"too few nights to tell: none of {len(trends)} figures has enough"
     return f"no figure has become worse ({judged} of {len(trends)} judged)"
@@ -33,10 +35,10 @@ def headline(trends: Sequence[Trend]) -> str:
 def counts(trends: Sequence[Trend]) -> str:
     """``1 regressed, 29 stable``"""
     count = Counter(t.status for t in trends)
-    return ", ".join(f"{count[s]} {word(s)}" for s in Status if count[s])
+    return ", ".join(f"{count[s]} {word(s)}" for s in TrendStatus if count[s])
 
 
-def word(status: Status) -> str:
+def word(status: TrendStatus) -> str:
     return str(status).replace("_", " ")
 
 
@@ -77,7 +79,8 @@ def spark(trend: Trend) -> str:
     wide = min(WIDTH, len(values))
     edges = [round(i * len(values) / wide) for i in range(wide + 1)]
     bins = [statistics.median(values[a:b]) for a, b in itertools.pairwise(edges)]
-    low, high = min(bins), max(bins)
+    low = min(bins)
+    high = max(bins)
     if high - low < 1e-9 * abs(high):
         return _LEVELS[3] * wide
     return "".join(_LEVELS[round(7 * (b - low) / (high - low))] for b in bins)

@@ -52,9 +52,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("--good", required=True, metavar="VERSION")
     sub.add_argument("--bad", required=True, metavar="VERSION")
     sub.add_argument(
-        "--install", required=True, metavar="COMMAND",
+        "--install",
+        required=True,
+        metavar="COMMAND",
         help="a shell command with {version} and {folder} that leaves {folder}/bin/python",
-    )  # fmt: skip
+    )
     sub.add_argument(
         "--versions", metavar="LIST", help="from good to bad, with commas (default: commits)"
     )
@@ -63,9 +65,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     )
     sub.add_argument("--skip", action="append", default=[], metavar="VERSION")
     sub.add_argument(
-        "--error", type=_share, default=0.05, metavar="SHARE",
+        "--error",
+        type=_share,
+        default=0.05,
+        metavar="SHARE",
         help="how often the answer may be wrong (default: 0.05)",
-    )  # fmt: skip
+    )
     measuring.add_to(sub, cases=True)
 
 
@@ -82,7 +87,8 @@ def _share(text_: str) -> float:
 
 def act(asked: Asked) -> Answer:
     """Probe versions until the first bad one is known; all that is measured is one run."""
-    said, results = asked.options, measuring.results(asked)
+    said = asked.options
+    results = measuring.results(asked)
     names = _versions(said)
     versions = Versions(names=names, install=said.install, folder=results / "bisect")
     session, ((_, interleaver),) = beside.interleavers(asked, [said.target], versions.setups)
@@ -109,7 +115,8 @@ def _versions(said: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _answer(bisector: Bisector, names: Sequence[str], session: Session) -> Answer:
-    found, run = bisector.found, session.run
+    found = bisector.found
+    run = session.run
     first, sure = found.answer
     size, _ = found.mean(first) if first in found.pairs else found.mean(len(names) - 1)
     timed = 2 * sum(map(len, found.pairs.values()))
@@ -134,8 +141,14 @@ def _answer(bisector: Bisector, names: Sequence[str], session: Session) -> Answe
         f" report     scaleproof report {text.shown(run.folder)}",
     ]
     told: Json = {
-        "first_bad": names[first], "last_good": names[first - 1], "sure": sure, "longer": size,
-        "launches": timed, "plain": plain, "probes": rows, "run": str(run.folder),
-    }  # fmt: skip
+        "first_bad": names[first],
+        "last_good": names[first - 1],
+        "sure": sure,
+        "longer": size,
+        "launches": timed,
+        "plain": plain,
+        "probes": rows,
+        "run": str(run.folder),
+    }
     done = sure >= 1 - found.error
     return Answer(document=told, lines=lines, exit=Exit.PASSED if done else Exit.INCONCLUSIVE)

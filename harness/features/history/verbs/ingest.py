@@ -100,35 +100,39 @@ def _history(asked: Asked) -> Answer:
     nights = night.nights(said.results)
     if not nights:
         raise RecordError(
-            "no night was ingested yet", where=str(said.results), expected="at least one run",
+            "no night was ingested yet",
+            where=str(said.results),
+            expected="at least one run",
             fix="scaleproof ingest results/runs/*/*",
-        )  # fmt: skip
+        )
     _check_figure(said.figure, list(night.QUANTITIES))
     found = trends.trends(nights, said.case, said.figure)
     if not found:
         cases = sorted({case for n in nights for case in n.cases})
         raise RecordError(
-            f"no case with {said.case!r} in its name has a history", where=str(said.results),
+            f"no case with {said.case!r} in its name has a history",
+            where=str(said.results),
             expected=", ".join(cases[:6]) + (", ..." if len(cases) > 6 else ""),
             fix="scaleproof history",
-        )  # fmt: skip
+        )
     told = lines.lines(
-        nights, found, text.columns(), every=bool(said.case or said.figure),
+        nights,
+        found,
+        text.columns(),
+        every=bool(said.case or said.figure),
         asv=published.found_by_asv(said.results),
-    )  # fmt: skip
+    )
     if said.html is not None:
         page.write(said.html, said.results, nights, found)
         told += ["", f" page     {text.shown(said.html)}"]
-    worse = any(t.status is trends.Status.REGRESSED for t in found)
+    worse = any(t.status is trends.TrendStatus.REGRESSED for t in found)
     exit_ = Exit.FAILED if worse and said.fail_on else Exit.PASSED
     return Answer(document=_document(found), lines=told, exit=exit_)
 
 
 def _check_figure(name: str, known: Sequence[str]) -> None:
     if name and name not in known:
-        raise RecordError(
-            f"--figure {name}", expected=", ".join(known), fix="--figure step_time"
-        )  # fmt: skip
+        raise RecordError(f"--figure {name}", expected=", ".join(known), fix="--figure step_time")
 
 
 def _document(found: Sequence[object]) -> dict[str, object]:
@@ -141,13 +145,17 @@ def _document(found: Sequence[object]) -> dict[str, object]:
         series = trend.series
         out.append(
             {
-                "machine": series.machine, "case": series.case, "figure": series.quantity,
-                "unit": series.kind.unit, "status": str(trend.status), "why": trend.why,
+                "machine": series.machine,
+                "case": series.case,
+                "figure": series.quantity,
+                "unit": series.kind.unit,
+                "status": str(trend.status),
+                "why": trend.why,
                 "changes": to_doc(trend.turns),
                 "nights": [
                     {"run": n.run, "started_at": n.started_at, **to_doc(v)}
                     for n, v in zip(series.nights, series.values, strict=True)
                 ],
             }
-        )  # fmt: skip
+        )
     return {"series": out}

@@ -50,7 +50,8 @@ def act(asked: Asked) -> Answer:
     from harness.features.history.nightly.stages import Rounds
     from harness.features.history.report import lines
 
-    said, usual = asked.options, Path("nightly.toml")
+    said = asked.options
+    usual = Path("nightly.toml")
     told = config.load(said.config or (usual if usual.is_file() else None))
     if said.results:
         told = replace(told, results=said.results)

@@ -6,7 +6,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from harness.base.documents import to_doc
-from harness.features.machines.machines import Entry, HardwareComparison
+from harness.features.machines.machines import HardwareComparison, MachineEntry
 from harness.features.machines.report import table as hardware
 from harness.interface.report import timeline
 from harness.interface.report.page import svg
@@ -41,7 +41,7 @@ def render(found: HardwareComparison) -> str:
 
 def _charts(found: HardwareComparison) -> list[tuple[str, Markup]]:
     """Throughput per device over ranks: a chart for each ladder, a line for each machine."""
-    ladders: dict[str, dict[str, list[Entry]]] = {}
+    ladders: dict[str, dict[str, list[MachineEntry]]] = {}
     for e in found.entries:
         if e.point is not None:
             ladder = ladders.setdefault(e.case.family + e.case.extras, {})
@@ -60,7 +60,7 @@ def _charts(found: HardwareComparison) -> list[tuple[str, Markup]]:
                     low=none,
                     high=none,
                     told=[e.case.world for e in ranked],
-                )  # fmt: skip
+                )
             )
         if max(len(c.x) for c in curves) > 1:
             label = "samples/s of a device"

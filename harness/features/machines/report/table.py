@@ -6,7 +6,7 @@ from harness.analysis.compare import DRIFT, Reading
 from harness.base.documents import Json, fields_of
 from harness.base.numbers import duration, rate, si
 from harness.cases.metrics import METRICS
-from harness.features.machines.machines import Entry, HardwareComparison, Mean, Side, Total
+from harness.features.machines.machines import HardwareComparison, MachineEntry, Mean, Side, Total
 from harness.interface.report import timeline
 from harness.interface.report.tabled import Row, Table, written
 from harness.interface.report.text import Column, rule, wrap
@@ -121,20 +121,21 @@ def sides(found: HardwareComparison) -> Table[Side]:
     )
 
 
-def entries(found: HardwareComparison, *, named: bool = True) -> Table[Entry]:
+def entries(found: HardwareComparison, *, named: bool = True) -> Table[MachineEntry]:
     """A row for each case and machine; all ``named``, or only the first of each case."""
     rows = found.entries
     first = {
         id(e)
         for e, above in zip(rows, [None, *rows], strict=False)
-        if above is None or above.case.id.partition("@")[0] != e.case.id.partition("@")[0]
+        if above is None
+        or above.case.id.partition("@")[0] != e.case.id.partition("@")[0]
         or above.case.extras != e.case.extras
-    }  # fmt: skip
+    }
 
-    def name(e: Entry) -> str:
+    def name(e: MachineEntry) -> str:
         return e.case.family + e.case.extras if named or id(e) in first else ""
 
-    def case(e: Entry) -> Json:
+    def case(e: MachineEntry) -> Json:
         return e.case.id
 
     return Table(
@@ -163,17 +164,17 @@ def entries(found: HardwareComparison, *, named: bool = True) -> Table[Entry]:
     )
 
 
-def _of_point(field: str) -> Callable[[Entry], float | None]:
+def _of_point(field: str) -> Callable[[MachineEntry], float | None]:
     return lambda e: None if e.point is None else getattr(e.point, field)
 
 
-def _ratio(e: Entry) -> str:
+def _ratio(e: MachineEntry) -> str:
     if e.ratio is None:
         return ""
     return f"{e.ratio:.3f}" + ("" if e.low is None else f" [{e.low:.2f}, {e.high:.2f}]")
 
 
-def _reading(e: Entry) -> str:
+def _reading(e: MachineEntry) -> str:
     return "" if e.reading is None else _READS.get(e.reading, str(e.reading))
 
 
@@ -195,28 +196,28 @@ def totals(found: HardwareComparison) -> Table[Total]:
     )
 
 
-def lost(found: HardwareComparison) -> Table[Entry]:
+def lost(found: HardwareComparison) -> Table[MachineEntry]:
     """By how many ms each part of a profiled step grew against its baseline."""
     rows = [e for e in found.entries if e.lost_ns]
     terms = [t for t in timeline.TERMS if any(e.lost_ns.get(t) for e in rows)]
 
-    def column(term: Term, keep: int) -> Column[Entry]:
+    def column(term: Term, keep: int) -> Column[MachineEntry]:
         return _number(
-            timeline.head(term), keep, lambda e: e.lost_ns.get(term, 0.0) / 1e6,
+            timeline.head(term),
+            keep,
+            lambda e: e.lost_ns.get(term, 0.0) / 1e6,
             lambda v: f"{v:.2f}",
-        )  # fmt: skip
+        )
 
     return Table(
         columns=[
             Column("case", 90, lambda e: e.case.id, left=True),
             Column("on", 100, lambda e: e.side, left=True),
-            _number(
-                "lost", 95, lambda e: sum(e.lost_ns.values()) / 1e6, lambda v: f"{v:.2f}"
-            ),
+            _number("lost", 95, lambda e: sum(e.lost_ns.values()) / 1e6, lambda v: f"{v:.2f}"),
             *(column(t, 80 - i) for i, t in enumerate(terms)),
         ],
         rows=rows,
-    )  # fmt: skip
+    )
 
 
 def csv(found: HardwareComparison) -> list[str]:

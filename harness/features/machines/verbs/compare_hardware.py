@@ -36,9 +36,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="two or more: A, B, ...")
     sub.add_argument("--metric", default="throughput", choices=COMPARABLE)
     sub.add_argument(
-        "--price", action="append", default=[], metavar="A=PRICE",
+        "--price",
+        action="append",
+        default=[],
+        metavar="A=PRICE",
         help="what an hour of all devices of a run costs, in whatever money",
-    )  # fmt: skip
+    )
     sub.add_argument(
         "--fail-on", choices=("worse",), help="exit 1 where a machine is worse than A in any case"
     )
@@ -52,16 +55,19 @@ def act(asked: Asked) -> Answer:
     said = asked.options
     if len(said.runs) < 2:
         raise SpecError(
-            "one run has nothing to be compared with", expected="two or more runs",
+            "one run has nothing to be compared with",
+            expected="two or more runs",
             fix=f"scaleproof compare-hardware {said.runs[0]} OTHER_RUN",
-        )  # fmt: skip
+        )
     runs = [load(path) for path in said.runs]
     found = compare_hardware(runs, said.metric, _prices(said.price, names(len(runs))))
     lines = (
-        hardware.csv(found) if said.csv
-        else hardware.markdown(found) if said.markdown
+        hardware.csv(found)
+        if said.csv
+        else hardware.markdown(found)
+        if said.markdown
         else hardware.lines(found, text.columns())
-    )  # fmt: skip
+    )
     if said.page is not None:
         from harness.features.machines.report.page import render
 
@@ -70,9 +76,10 @@ def act(asked: Asked) -> Answer:
     worse = any(e.reading is Reading.SLOWER for e in found.entries)
     status = Exit.PASSED if found.means else Exit.NOTHING_JUDGED
     return Answer(
-        document=to_doc(found), lines=lines,
+        document=to_doc(found),
+        lines=lines,
         exit=Exit.FAILED if said.fail_on and worse else status,
-    )  # fmt: skip
+    )
 
 
 def _prices(given: Sequence[str], known: Sequence[str]) -> list[float | None]:
@@ -81,8 +88,9 @@ def _prices(given: Sequence[str], known: Sequence[str]) -> list[float | None]:
         match = re.fullmatch(r"([A-Z])=(\d+(?:\.\d+)?)", word)
         if match is None or match[1] not in known or float(match[2]) == 0:
             raise SpecError(
-                f"--price {word}", expected=f"one of {', '.join(known)}, =, and what an hour costs",
+                f"--price {word}",
+                expected=f"one of {', '.join(known)}, =, and what an hour costs",
                 fix="--price A=98.32",
-            )  # fmt: skip
+            )
         out[known.index(match[1])] = float(match[2])
     return out

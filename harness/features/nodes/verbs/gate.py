@@ -66,7 +66,7 @@ class LateError(Exception):
 
 
 @dataclass
-class Found:
+class Fitness:
     """What keeps these nodes from the job, as far as was looked: a row for each check."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
@@ -86,9 +86,14 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("--within", default="90s", metavar="T", help="90s, 2m: by then (default: 90s)")
     sub.add_argument("--case", default=CASE, help=f"what every rank trains a step of ({CASE})")
     sub.add_argument(
-        "--check-bits", type=measuring.positive, nargs="?", const=STEPS, default=0, metavar="STEPS",
+        "--check-bits",
+        type=measuring.positive,
+        nargs="?",
+        const=STEPS,
+        default=0,
+        metavar="STEPS",
         help=f"also compare, bit for bit, what ranks compute of the same batches ({STEPS} steps)",
-    )  # fmt: skip
+    )
 
 
 def act(asked: Asked) -> Answer:
@@ -96,7 +101,9 @@ def act(asked: Asked) -> Answer:
     known, site = measuring.site(asked)
     within_s = options.seconds(asked.options.within, "within") or 0.0
     case = known.normalise(case_of(asked.options.case, site, measuring.settings(asked)))
-    found, began, late = Found(), time.monotonic(), ""
+    found = Fitness()
+    began = time.monotonic()
+    late = ""
     asked.options.no_fabric = asked.options.no_timeline = True  # it is swept once, at the end
     session = measuring.session(asked, known, site)
     try:
@@ -117,13 +124,16 @@ def act(asked: Asked) -> Answer:
     ranks = f"{nodes}, {site.world_size} rank{'s' * (site.world_size > 1)}"
     lines.append(f" {word}: {ranks}, after {took_s:.0f} s{f' ({late})' if late else ''}")
     document = {
-        "fit": word, "seconds": took_s, "late": late, "run": record.run,
+        "fit": word,
+        "seconds": took_s,
+        "late": late,
+        "run": record.run,
         "checks": [dict(zip(("check", "level", "told"), row, strict=True)) for row in found.rows],
-    }  # fmt: skip
+    }
     return Answer(document=to_doc(document), lines=lines, exit=exit_)
 
 
-def _look(session: Session, site: Site, case: CaseSpec, found: Found) -> None:
+def _look(session: Session, site: Site, case: CaseSpec, found: Fitness) -> None:
     """Every check in its turn; the quick ones first."""
     session.ready()
     found.add("nodes", *_nodes(session))
@@ -140,8 +150,10 @@ def _nodes(session: Session) -> tuple[list[str], str]:
     ]
     bad = [
         f"{node.host}: {f.check}: {f.text}"
-        for node in examined for f in node.findings if f.level is Level.BAD
-    ]  # fmt: skip
+        for node in examined
+        for f in node.findings
+        if f.level is Level.BAD
+    ]
     for one in drift(examined):
         bad += [f"{host}: {one.fact} is {v}, {one.usual} on most" for host, v in one.others]
     return bad, f"{len(examined)} alike, nothing that spoils a training"
@@ -182,8 +194,9 @@ def _fabric(session: Session) -> tuple[list[str], str]:
         unknown.append("no collective was timed")
     slow = [
         f"{v.case}: {v.metric} is {v.value:.3g}, asked for {v.bound} ({v.rule})"
-        for v in judged if v.rule and _misses(v, rules[v.rule])
-    ]  # fmt: skip
+        for v in judged
+        if v.rule and _misses(v, rules[v.rule])
+    ]
     asked = sum(v.rule is not None for v in judged)
     against = f"{asked} references are met" if asked else "no reference for this machine"
     operations = {r.operation for r in run.fabric}

@@ -34,9 +34,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     measuring.add_to(sub, cases=False)
     sub.add_argument("--case", default="", help="what pairs train (default: they all-reduce)")
     sub.add_argument(
-        "--rounds", type=measuring.positive, default=ROUNDS, metavar="N",
+        "--rounds",
+        type=measuring.positive,
+        default=ROUNDS,
+        metavar="N",
         help=f"rounds at most (default: {ROUNDS}; after two, suspects only)",
-    )  # fmt: skip
+    )
     sub.add_argument(
         "--exclude", type=Path, metavar="FILE", help="write the slow nodes to this file"
     )
@@ -48,9 +51,11 @@ def act(asked: Asked) -> Answer:
     if len(site.nodes) < 3:
         raise SpecError(
             f"pairs cannot tell a slow node from a slow link with {len(site.nodes)} nodes",
-            expected="at least 3 nodes", fix="--nodes 4",
-        )  # fmt: skip
-    knobs, case = measuring.settings(asked), asked.options.case
+            expected="at least 3 nodes",
+            fix="--nodes 4",
+        )
+    knobs = measuring.settings(asked)
+    case = asked.options.case
     two = (min(site.nodes),) * 2
     if case:
         case = known.normalise(case_of(case, site, knobs).at(sum(two), two))

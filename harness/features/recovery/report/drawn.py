@@ -17,7 +17,8 @@ COLORS = {
 
 def drawing(played: Played) -> Markup:
     """A lane for each sitting: what each term of the wall clock took, in s."""
-    began, lanes = played.sittings[0].began_ns, list[drawings.Lane]()
+    began = played.sittings[0].began_ns
+    lanes = list[drawings.Lane]()
     for number, parts in groupby(goodput.segments(played), key=lambda part: part[0]):
         merged = list[tuple[str, float, float]]()
         for _, term, start, end in parts:

@@ -42,13 +42,15 @@ def html(run: RunRecord) -> Markup:
     """The same on a page, with the wall clock of every sitting drawn."""
     trainings = [
         {
-            "case": played.case, "share": f"{goodput.goodput(played):.1%}",
-            "said": said(played), "drawing": drawing(played),
+            "case": played.case,
+            "share": f"{goodput.goodput(played):.1%}",
+            "said": said(played),
+            "drawing": drawing(played),
             "table": tabled(played, None).html(f"goodput of {played.case}"),
         }
         for played in run.played
         if played.mtbf_s is not None
-    ]  # fmt: skip
+    ]
     template = templates(Path(__file__).parent).get_template("goodput.jinja")
     return Markup(template.render(trainings=trainings)) if trainings else Markup("")
 
@@ -62,8 +64,10 @@ def told(played: Played, foretold: Mapping[str, float] | None, width: int) -> li
     """The table and what it is of; ``foretold`` are its seconds by costs alone."""
     title = f"goodput: {played.case}"
     return [
-        rule(title, width), *tabled(played, foretold).lines(width), *wrap(said(played), width, 1),
-    ]  # fmt: skip
+        rule(title, width),
+        *tabled(played, foretold).lines(width),
+        *wrap(said(played), width, 1),
+    ]
 
 
 def tabled(played: Played, foretold: Mapping[str, float] | None) -> Table[str]:
@@ -83,7 +87,8 @@ def tabled(played: Played, foretold: Mapping[str, float] | None) -> Table[str]:
 
 def said(played: Played) -> str:
     """How many faults there were in how long, and how often it was saved."""
-    faults, wall_s = len(played.sittings) - 1, goodput.wall_ns(played) / 1e9
+    faults = len(played.sittings) - 1
+    wall_s = goodput.wall_ns(played) / 1e9
     drawn = f"one in {duration(played.mtbf_s or 0.0)} on average, seed {played.seed}"
     return (
         f" {faults} faults in {duration(wall_s)} ({drawn}); a checkpoint every {played.every} steps"

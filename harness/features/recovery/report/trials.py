@@ -62,13 +62,15 @@ def tabled(run: RunRecord) -> dict[str, Table[Kind]]:
         *parts,
         _seconds("in all", 9, "recovery_s"),
         Column(
-            "worst", 8, lambda k: f"{max(t.recovery_s for t in k[1]):.2f}",
+            "worst",
+            8,
+            lambda k: f"{max(t.recovery_s for t in k[1]):.2f}",
             raw=lambda k: max(t.recovery_s for t in k[1]),
         ),
         Column("wait", 5, lambda k: f"{k[1][0].timeout_s:g}" if k[1][0].timeout_s else ""),
         Column("stall", 4, lambda k: si(median(t.stall_s for t in k[1]), "s")),
         Column("", 9, _wrong, left=True),
-    ]  # fmt: skip
+    ]
     return {
         case.replace("+script=", ": "): Table(columns=columns, rows=list(kinds.items()))
         for case, kinds in cases.items()

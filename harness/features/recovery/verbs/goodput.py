@@ -55,13 +55,18 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("case", metavar="CASE", help="for example ddp/decoder-nano")
     sub.add_argument("--mtbf", required=True, metavar="T", help="mean time between faults: 20s, 6h")
     sub.add_argument(
-        "--every", type=measuring.positive, metavar="N",
+        "--every",
+        type=measuring.positive,
+        metavar="N",
         help="steps between checkpoints (default: Daly's best interval)",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--steps", type=measuring.positive, default=400, metavar="N",
+        "--steps",
+        type=measuring.positive,
+        default=400,
+        metavar="N",
         help="steps of the training (default: 400)",
-    )  # fmt: skip
+    )
     sub.add_argument("--seed", type=int, default=0, help="draws the faults (default: 0)")
     sub.add_argument(
         "--short", action="store_true", help="measure what each costs, and play nothing"
@@ -71,7 +76,8 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Costs, then the play; the play's terms beside those that its costs foretell."""
-    said, width = asked.options, text.columns()
+    said = asked.options
+    width = text.columns()
     known, site = measuring.site(asked)
     case = known.normalise(case_of(said.case, site, measuring.settings(asked)))
     mtbf_s = options.seconds(said.mtbf, "mtbf") or 0.0
@@ -79,9 +85,11 @@ def act(asked: Asked) -> Answer:
         raise SpecError(f"--mtbf {said.mtbf}", expected="a time above 0", fix="--mtbf 20s")
     if not known.get("strategies", case.strategy).supports.recovers:
         raise SpecError(
-            f"{case.strategy} keeps state where no checkpoint looks for it", where=case.id,
-            expected="a strategy that recovers", fix="scaleproof list strategies",
-        )  # fmt: skip
+            f"{case.strategy} keeps state where no checkpoint looks for it",
+            where=case.id,
+            expected="a strategy that recovers",
+            fix="scaleproof list strategies",
+        )
     with measuring.session(asked, known, site) as session:
         player = Player(session)
         costs = player.costs(case)
@@ -89,19 +97,24 @@ def act(asked: Asked) -> Answer:
         every = said.every or min(best, said.steps)
         lines = _costs(costs, every, best, mtbf_s)
         document = {
-            "costs": to_doc(costs), "best_every": best, "every": every,
-            "expected": goodput.expected(costs, every, mtbf_s), "foretold": None, "measured": None,
+            "costs": to_doc(costs),
+            "best_every": best,
+            "every": every,
+            "expected": goodput.expected(costs, every, mtbf_s),
+            "foretold": None,
+            "measured": None,
             "terms_ns": None,
-        }  # fmt: skip
+        }
         if not said.short:
             faults = functools.partial(goodput.schedule, mtbf_s, said.seed, case.world_size)
             played = player.play(case, said.steps, every, faults(), mtbf_s, said.seed)
             foretold = goodput.play(costs, said.steps, every, faults())
             lines = [*report.told(played, foretold, width), *lines]
             document |= {
-                "foretold": goodput.share(foretold), "measured": goodput.goodput(played),
+                "foretold": goodput.share(foretold),
+                "measured": goodput.goodput(played),
                 "terms_ns": goodput.terms_ns(played),
-            }  # fmt: skip
+            }
         record = session.save(complete=True)
     answer = measuring.judged(session, record, asked)
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
@@ -112,9 +125,13 @@ def act(asked: Asked) -> Answer:
 def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float) -> list[str]:
     """What one of each takes, and what a long training comes to."""
     each = (
-        ("step", costs.step_s), ("checkpoint", costs.save_s), ("detect", costs.detect_s),
-        ("stop", costs.stop_s), ("restart", costs.restart_s), ("load", costs.load_s),
-    )  # fmt: skip
+        ("step", costs.step_s),
+        ("checkpoint", costs.save_s),
+        ("detect", costs.detect_s),
+        ("stop", costs.stop_s),
+        ("restart", costs.restart_s),
+        ("load", costs.load_s),
+    )
     return [
         " one of each: " + ", ".join(f"{name} {si(seconds, 's')}" for name, seconds in each),
         f" a long training: {goodput.expected(costs, every, mtbf_s):.1%} with a checkpoint every"

@@ -41,13 +41,17 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         "--script", action="store_true", help="a script of yours, unchanged: --script -- train.py"
     )
     sub.add_argument(
-        "--resume-with", metavar="COMMAND",
+        "--resume-with",
+        metavar="COMMAND",
         help='what resumes a script, "train.py --resume last.pt" (default: its own command)',
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--break-after", type=measuring.positive, default=20, metavar="N",
+        "--break-after",
+        type=measuring.positive,
+        default=20,
+        metavar="N",
         help="updates of its weights after which a script is broken (default: 20)",
-    )  # fmt: skip
+    )
     sub.add_argument("--fresh", action="store_true", help="start its ranks as new interpreters")
     sub.add_argument(
         "--trials",
@@ -75,8 +79,10 @@ def act(asked: Asked) -> Answer:
     with measuring.session(asked, known, site) as session:
         session.run.notes += [
             f"SKIP {c.id}: {c.strategy} keeps state where no checkpoint looks for it, nothing was"
-            " launched" for c in cases if c not in kept
-        ]  # fmt: skip
+            " launched"
+            for c in cases
+            if c not in kept
+        ]
         recoverer = Recoverer(session)
         if asked.options.script:
             words = asked.options.resume_with or shlex.join(asked.own)
@@ -95,9 +101,10 @@ def _of_script(site: Site, asked: Asked) -> list[tuple[Course, int]]:
     """What is tried of a user's script, on all ranks of the site."""
     if asked.options.cases:
         raise SpecError(
-            f"{asked.options.cases[0]} does not go with --script", expected="-- train.py ARGS",
+            f"{asked.options.cases[0]} does not go with --script",
+            expected="-- train.py ARGS",
             fix="scaleproof recover --script --cpus 2 -- train.py ARGS",
-        )  # fmt: skip
+        )
     case = script_plan(asked.own, site).arm(f"@{site.world_size}").case
     parse(shlex.split(asked.options.resume_with or case.script))
     kinds = (Fault.KILL, Fault.HANG)
@@ -108,9 +115,10 @@ def _cases(known: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
     """Shipped cases, or those of a user's own files."""
     if not asked.options.cases:
         raise SpecError(
-            "nothing to break", expected="a case, or --script -- train.py ARGS",
+            "nothing to break",
+            expected="a case, or --script -- train.py ARGS",
             fix="scaleproof recover ddp/decoder-nano --cpus 2",
-        )  # fmt: skip
+        )
     knobs = measuring.settings(asked)
     return [known.normalise(case_of(name, site, knobs)) for name in asked.options.cases]
 

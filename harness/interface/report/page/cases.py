@@ -48,13 +48,16 @@ class Case:
     def document(self) -> dict[str, Json]:
         """Every number of this case."""
         return {
-            **self.figures, "launches": self.launches.records(), "pairs": self.verdicts.records(),
-            "bytes": self.bytes.records(), "checks": self.checks.records(),
+            **self.figures,
+            "launches": self.launches.records(),
+            "pairs": self.verdicts.records(),
+            "bytes": self.bytes.records(),
+            "checks": self.checks.records(),
             "ranks": [
                 {"rank": r.name, "step_ms": r.step_ms, "cores": r.cores, "peak": r.peak}
                 for r in self.ranks
             ],
-        }  # fmt: skip
+        }
 
 
 def anchors(run: RunRecord) -> dict[str, str]:
@@ -71,13 +74,15 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
     """Every case of a run, as its plans have them; ``folder`` is where its files lie, if at all."""
     of_plans = {a.case.hash: (p, a) for p in reversed(run.plans) for a in reversed(p.arms)}
     order = list(dict.fromkeys(a.case.hash for p in run.plans for a in p.arms))
-    names, gates = anchors(run), run.gates
+    names = anchors(run)
+    gates = run.gates
     worst = {h: _worst([v for v in run.verdicts if v.case_hash == h]) for h in order}
     drawn = set(sorted(order, key=lambda h: worst[h])[:DRAWN])
     out = []
     for case_hash in order:
         plan, arm = of_plans[case_hash]
-        row, gate = arm_row(run, plan, arm), gates.get(case_hash)
+        row = arm_row(run, plan, arm)
+        gate = gates.get(case_hash)
         own = run.by_case.get(case_hash, ())
         here = folder if case_hash in drawn else None
         out.append(_case(run, plan, row, gate, own, names[case_hash], here))
@@ -111,9 +116,13 @@ def _case(
             Figure(title="Where each rank's time went", svg=spent.ranks(budget), note=told)
         )
     return Case(
-        anchor=anchor, status=str(SEVERITY[_worst(judged)]) if judged else "", row=row,
-        gate=failure or passed, gate_ok=gate is not None and failure is None,
-        figures=_figures(row), spec=_spec(row),
+        anchor=anchor,
+        status=str(SEVERITY[_worst(judged)]) if judged else "",
+        row=row,
+        gate=failure or passed,
+        gate_ok=gate is not None and failure is None,
+        figures=_figures(row),
+        spec=_spec(row),
         launches=Table(columns=_LAUNCH, rows=own),
         verdicts=_verdicts(judged),
         bytes=_bytes(row, gate),
@@ -126,7 +135,7 @@ def _case(
         ],
         folders=[(str(x.purpose), x.launch) for x in own],
         unsure=budget.unsure if budget else (),
-    )  # fmt: skip
+    )
 
 
 def _figures(row: ArmRow) -> dict[str, Json]:
@@ -185,14 +194,21 @@ _LAUNCH: Sequence[Column[LaunchRecord]] = (
     Column("for", 9, lambda x: str(x.purpose), left=True),
     Column("block", 9, lambda x: str(x.block) if x.purpose is Purpose.TIMED else ""),
     Column("turn", 9, lambda x: str(x.turn) if x.purpose is Purpose.TIMED else ""),
-    Column("samples/s", 9, lambda x: rate(x.throughput) if x.throughput else "",
-           raw=lambda x: x.throughput),
-    _ms("mean ms", "mean_s"), _ms("median", "median_s"), _ms("p95", "p95_s"),
+    Column(
+        "samples/s",
+        9,
+        lambda x: rate(x.throughput) if x.throughput else "",
+        raw=lambda x: x.throughput,
+    ),
+    _ms("mean ms", "mean_s"),
+    _ms("median", "median_s"),
+    _ms("p95", "p95_s"),
     _ms("worst", "worst_s"),
-    _told("sent a step", "sent_bytes", "B"), _told("peak memory", "peak_bytes", "B"),
+    _told("sent a step", "sent_bytes", "B"),
+    _told("peak memory", "peak_bytes", "B"),
     _told("cores denied", "denied", "%"),
     Column("ended", 9, _ended, left=True),
-)  # fmt: skip
+)
 
 
 def _verdicts(judged: Sequence[Verdict]) -> Table[Verdict]:
@@ -210,15 +226,19 @@ def _verdicts(judged: Sequence[Verdict]) -> Table[Verdict]:
             Column[Verdict]("verdict", 9, lambda v: str(v.status), left=True),
             Column("metric", 9, lambda v: v.metric, left=True),
             Column("against", 9, lambda v: v.against, left=True),
-            Column("value", 9, lambda v: "" if v.value is None else show(v, v.value),
-                   raw=lambda v: v.value),
+            Column(
+                "value",
+                9,
+                lambda v: "" if v.value is None else show(v, v.value),
+                raw=lambda v: v.value,
+            ),
             Column("interval", 9, interval, left=True),
             Column("bound", 9, lambda v: v.bound, left=True),
             Column("pairs", 9, lambda v: " ".join(show(v, p) for p in v.pairs), left=True),
             Column("confirmed by", 9, lambda v: " ".join(show(v, p) for p in v.again), left=True),
         ],
         rows=judged,
-    )  # fmt: skip
+    )
 
 
 def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]]:
@@ -236,7 +256,8 @@ def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]
     ]
     issued: Mapping[str, Issued] = gate.ranks[0].issued if gate and gate.ranks else {}
     for name in dict.fromkeys([*issued, *expected.payload_bytes]):
-        seen, payload = issued.get(name), expected.payload_bytes.get(name)
+        seen = issued.get(name)
+        payload = expected.payload_bytes.get(name)
         rows.append(
             (
                 f"{name}, rank 0",

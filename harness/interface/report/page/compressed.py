@@ -33,10 +33,12 @@ def sections(run: RunRecord) -> list[Section]:
         here = breakeven.link_bps(run, plan.arms[0].case)
         dense = next((c for c in costs if c.name == breakeven.DENSE), None)
         wins = [
-            c for c in costs
-            if breakeven.DENSE in c.pays and c.pays[breakeven.DENSE].rate > 0
+            c
+            for c in costs
+            if breakeven.DENSE in c.pays
+            and c.pays[breakeven.DENSE].rate > 0
             and not (dense is not None and codecs.learned_less(c, dense))
-        ]  # fmt: skip
+        ]
         best = sorted(wins, key=lambda c: c.at(1e9, here))[:MOST]
         curves = [
             Curve(

@@ -30,8 +30,12 @@ def document(
     """In SI units, times of budgets in ns."""
     named = {"launches"}  # the record has them
     return {
-        "run": run.run, "started_at": run.started_at, "complete": run.complete,
-        "machine": to_doc(run.machine), "headline": headline(run), "decide": decide(run),
+        "run": run.run,
+        "started_at": run.started_at,
+        "complete": run.complete,
+        "machine": to_doc(run.machine),
+        "headline": headline(run),
+        "decide": decide(run),
         "verdicts": [
             {k: v for k, v in fields_of(x).items() if k not in named} for x in run.verdicts
         ],
@@ -42,7 +46,9 @@ def document(
         "scaling": [row for group in groups for row in group.table.records()],
         "spent": [
             {
-                "case": r.arm.case.id, "against": r.against, "step_ns": float(r.losses.step_ns),
+                "case": r.arm.case.id,
+                "against": r.against,
+                "step_ns": float(r.losses.step_ns),
                 "ideal_ns": float(r.losses.ideal_ns),
                 "excess_ns": {str(t): float(e) for t, e in r.losses.excess_ns.items()},
                 "terms_ns": {str(t): r.budget.mean_ns(t) for t in r.losses.excess_ns},
@@ -50,6 +56,7 @@ def document(
             for r in rungs(run)
         ],
         "parts_ms": {one.title: one.table.records() for one in spent},
-        "fabric": to_doc(run.fabric), "swept": fabric.tabled(run).records(),
+        "fabric": to_doc(run.fabric),
+        "swept": fabric.tabled(run).records(),
         **sections.data(run),
-    }  # fmt: skip
+    }

@@ -31,10 +31,12 @@ def over_steps(trails: Sequence[Trail], *, title: str, unit: str, cut: int = 0) 
     left, top, height, bottom = 56, 10, 150, 34
     longest = 1 + max(step for t in trails for step, _ in t.points)
     ends = [v for t in trails for v in t.values]
-    low, high = min(ends), max(ends)
+    low = min(ends)
+    high = max(ends)
     low = 0.0 if low > 0 and high > 3 * (high - low) and unit == "ms" else low
     room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
-    low, high = (low if low == 0 else low - room), high + room
+    low = low if low == 0 else low - room
+    high = high + room
 
     def x(step: float) -> float:
         return left + step / max(longest - 1, 1) * (WIDTH - left - RIGHT)
@@ -85,7 +87,8 @@ def waterfall(fall: Fall, colors: Mapping[str, str], *, unit: str) -> str:
     """A row for each part, with its amount in words; what saved time goes to the left."""
     left, right, row = 150, 86, 24
     rows = 2 + len(fall.parts)
-    at, most = fall.start[1], max(fall.start[1], fall.end[1])
+    at = fall.start[1]
+    most = max(fall.start[1], fall.end[1])
     for _, value in fall.parts:
         at += value
         most = max(most, at)
@@ -102,7 +105,8 @@ def waterfall(fall: Fall, colors: Mapping[str, str], *, unit: str) -> str:
     lines = [(*fall.start, True), *((n, v, False) for n, v in fall.parts), (*fall.end, True)]
     for i, (name, value, whole) in enumerate(lines):
         begin, end = (0.0, value) if whole else (at, at + value)
-        at, y = end, 6 + row * i
+        at = end
+        y = 6 + row * i
         low, high = sorted((px(begin), px(end)))
         color = "var(--soft)" if whole else colors[name]
         words = f"{value:.2f} {unit}" if whole else f"{value:+.2f} {unit}"
@@ -166,7 +170,8 @@ def legend(names: Sequence[str], colors: Mapping[str, str], left: int, top: int)
     """Names beside their colours, four to a row; ``top`` is the first row's base line."""
     out = []
     for i, name in enumerate(names):
-        x, y = left + (i % 4) * 122, top + 20 * (i // 4)
+        x = left + (i % 4) * 122
+        y = top + 20 * (i // 4)
         out.append(f'<rect x="{x}" y="{y - 10}" width="10" height="10" fill="{colors[name]}"/>')
         out.append(f'<text class="legend" x="{x + 14}" y="{y}">{escape(name)}</text>')
     return "".join(out)

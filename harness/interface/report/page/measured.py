@@ -186,6 +186,6 @@ def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
                 strip=Markup(strip),
                 cores=sum(r.cpu_s / r.window_s for r in own if r.window_s) / len(own),
                 peak=si(float(max(peaks)), "B") if peaks else "n/a",
-            )  # fmt: skip
+            )
         )
     return out

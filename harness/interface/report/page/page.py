@@ -33,12 +33,11 @@ HERE = Path(__file__).parent
 
 def render(run: RunRecord, folder: Path | None = None) -> str:
     """The page; without the run's ``folder`` it has no drawings of samples and traces."""
-    counts, linked, of_cases = (
-        Counter(v.status for v in run.verdicts),
-        anchors(run),
-        cases(run, folder),
-    )
-    groups, lost = scaling.groups(run), spent(run, linked)
+    counts = Counter(v.status for v in run.verdicts)
+    linked = anchors(run)
+    of_cases = cases(run, folder)
+    groups = scaling.groups(run)
+    lost = spent(run, linked)
     return (
         templates(HERE)
         .get_template("page.html.jinja")

@@ -67,9 +67,12 @@ def _group(run: RunRecord, mode: str, stand_in: bool, plans: Sequence[Plan]) -> 
         ]
         best = Curve(name="ideal", x=grid, y=ideal, low=none, high=none)
         drawn = svg.chart(
-            curves, y_label=f"{field}, {unit}", x_label="ranks", ideal=best,
+            curves,
+            y_label=f"{field}, {unit}",
+            x_label="ranks",
+            ideal=best,
             log=field == "speedup",
-        )  # fmt: skip
+        )
         charts.append((f"{field.capitalize()}, {title}", Markup(drawn)))
     return Group(title=title, charts=charts, table=twin(run, plans))
 
@@ -96,13 +99,21 @@ def _series(
         judged = [
             v
             for v in run.verdicts
-            if v.plan == plan.hash and v.case == p.case and v.metric == field and v.rule in rules
+            if v.plan == plan.hash
+            and v.case == p.case
+            and v.metric == field
+            and v.rule in rules
             and v.against == p.against
-        ]  # fmt: skip
+        ]
         ends = [(rules[v.rule].at_least, rules[v.rule].at_most) for v in judged if v.rule]
         bounds += [(float(p.world_size), b) for pair in ends for b in pair if b is not None]
         told.append(", ".join(f"{v.status} {v.bound}" for v in judged))
     return Curve(
-        name=name, x=[float(p.world_size) for p in points], y=column(""), low=column("_low"),
-        high=column("_high"), bounds=bounds, told=told,
-    )  # fmt: skip
+        name=name,
+        x=[float(p.world_size) for p in points],
+        y=column(""),
+        low=column("_low"),
+        high=column("_high"),
+        bounds=bounds,
+        told=told,
+    )

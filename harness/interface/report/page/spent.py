@@ -84,20 +84,22 @@ def _spent(run: RunRecord, rung: Rung, anchor: str) -> Spent:
     if abs(rest) >= 0.005:
         parts.append(("all else", rest))
     fall = drawings.Fall(
-        start=("ideal step", float(losses.ideal_ns) / 1e6), parts=parts,
+        start=("ideal step", float(losses.ideal_ns) / 1e6),
+        parts=parts,
         end=("real step", float(losses.step_ns) / 1e6),
-    )  # fmt: skip
+    )
     return Spent(
-        title=rung.arm.case.id, anchor=anchor, against=rung.against,
-        perturbation=rung.perturbation, refused=rung.refused,
-        stacked=Markup(
-            svg.stacked(bars, COLORS, unit="ms", mark=float(losses.ideal_ns) / 1e6)
-        ),
+        title=rung.arm.case.id,
+        anchor=anchor,
+        against=rung.against,
+        perturbation=rung.perturbation,
+        refused=rung.refused,
+        stacked=Markup(svg.stacked(bars, COLORS, unit="ms", mark=float(losses.ideal_ns) / 1e6)),
         waterfall=Markup(
             drawings.waterfall(fall, _FALLING | {"all else": "var(--soft)"}, unit="ms")
         ),
         table=_table(seen),
-    )  # fmt: skip
+    )
 
 
 def _table(seen: Sequence[Named]) -> Table[Named]:
@@ -113,9 +115,13 @@ def _table(seen: Sequence[Named]) -> Table[Named]:
     return Table(
         columns=[
             Column[Named]("ranks", 9, lambda row: row[0], left=True),
-            Column("ms/step", 9, lambda row: f"{row[1].step_ns / 1e6:.2f}",
-                   raw=lambda row: row[1].step_ns / 1e6),
+            Column(
+                "ms/step",
+                9,
+                lambda row: f"{row[1].step_ns / 1e6:.2f}",
+                raw=lambda row: row[1].step_ns / 1e6,
+            ),
             *map(column, terms),
         ],
         rows=seen,
-    )  # fmt: skip
+    )

@@ -46,7 +46,8 @@ class _Plane:
 
     def y(self, y: float) -> float:
         if self.log:
-            y, top = max(y, self.bottom), math.log2(self.top / self.bottom)
+            y = max(y, self.bottom)
+            top = math.log2(self.top / self.bottom)
             share = math.log2(y / self.bottom) / top
         else:
             share = y / self.top
@@ -82,9 +83,11 @@ def chart(
         points = plane.points(zip(ideal.x, ideal.y, strict=True))
         out.append(f'<polyline class="ideal" points="{points}"/>')
     for i, s in enumerate(series):
-        color, mark = COLORS[i % len(COLORS)], MARKS[i % len(MARKS)]
+        color = COLORS[i % len(COLORS)]
+        mark = MARKS[i % len(MARKS)]
         out += _line(plane, s, color, mark)
-        lx, ly = LEFT + i % per_row * 250, HEIGHT + 10 + 20 * (i // per_row)
+        lx = LEFT + i % per_row * 250
+        ly = HEIGHT + 10 + 20 * (i // per_row)
         out.append(_mark(mark, lx, ly - 4, color, ""))
         out.append(f'<text class="legend" x="{lx + 10}" y="{ly}">{escape(s.name)}</text>')
     return "\n".join([*out, "</svg>"])
@@ -159,7 +162,8 @@ def strip(
         return ""
     lo, hi = scale
     margin = (hi - lo) * 0.04 or abs(hi) * 0.01 or 1.0
-    lo, hi = lo - margin, hi + margin
+    lo = lo - margin
+    hi = hi + margin
 
     def px(v: float) -> float:
         return 4 + (v - lo) / (hi - lo) * 192
@@ -211,7 +215,8 @@ def stacked(
             f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 15}" text-anchor="middle">{tick:g}</text>'
         )
     for i, bar in enumerate(bars):
-        y, at = 8 + row * i, 0.0
+        y = 8 + row * i
+        at = 0.0
         out.append(
             f'<text class="tick" x="{left - 6}" y="{y + 13}" text-anchor="end">{escape(bar.name)}</text>'
         )
@@ -229,7 +234,8 @@ def stacked(
             f'<line class="mark" x1="{px(mark):.1f}" x2="{px(mark):.1f}" y1="2" y2="{bottom}"/>'
         )
     for i, name in enumerate(used):
-        lx, ly = left + (i % 4) * 122, bottom + 36 + 20 * (i // 4)
+        lx = left + (i % 4) * 122
+        ly = bottom + 36 + 20 * (i // 4)
         out.append(f'<rect x="{lx}" y="{ly - 10}" width="10" height="10" fill="{colors[name]}"/>')
         out.append(f'<text class="legend" x="{lx + 14}" y="{ly}">{escape(name)}</text>')
     return "\n".join([*out, "</svg>"])

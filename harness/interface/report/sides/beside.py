@@ -25,7 +25,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class BesideLine:
     """One case with its verdicts by metric; ``ideal`` is the share that its schedule leaves."""
 
     arm: Arm
@@ -44,7 +44,7 @@ def plans(run: RunRecord) -> list[Plan]:
     ]
 
 
-def of_plan(run: RunRecord, plan: Plan) -> Table[Line]:
+def of_plan(run: RunRecord, plan: Plan) -> Table[BesideLine]:
     """The table of one plan; ratios are to its first case."""
     named = {c.name: c for c in plan.contrasts}
     found: dict[str, dict[str, Verdict]] = {}
@@ -56,12 +56,12 @@ def of_plan(run: RunRecord, plan: Plan) -> Table[Line]:
     for arm in plan.arms:
         expected = run.described[arm.case.hash].expected if arm.case.hash in run.described else None
         ideal = expected.ideal_efficiency if expected and expected.stages > 1 else None
-        lines.append(Line(arm=arm, verdicts=found.get(arm.name, {}), ideal=ideal))
+        lines.append(BesideLine(arm=arm, verdicts=found.get(arm.name, {}), ideal=ideal))
     asked = list(dict.fromkeys(c.metric for c in plan.contrasts))
     return Table(columns=[*_columns(asked)], rows=lines)
 
 
-def _columns(asked: Sequence[str]) -> Iterator[Column[Line]]:
+def _columns(asked: Sequence[str]) -> Iterator[Column[BesideLine]]:
     yield Column("", 99, lambda line: line.arm.name, left=True)
     for name in asked:
         yield _column(name, 90 - asked.index(name))
@@ -70,10 +70,10 @@ def _columns(asked: Sequence[str]) -> Iterator[Column[Line]]:
     yield Column("", 95, _worst, left=True)
 
 
-def _column(name: str, keep: int) -> Column[Line]:
+def _column(name: str, keep: int) -> Column[BesideLine]:
     metric = metrics.metric(name)
 
-    def cell(line: Line) -> str:
+    def cell(line: BesideLine) -> str:
         v = line.verdicts.get(name)
         if v is None or v.value is None:
             return "n/a" if v is not None else "1" if metric.form is not Form.ABSOLUTE else ""
@@ -81,19 +81,19 @@ def _column(name: str, keep: int) -> Column[Line]:
             return f"{v.value:.1%}"
         return f"{v.value:.3g}" if metric.unit == "1" else si(v.value, metric.unit)
 
-    def raw(line: Line) -> float | None:
+    def raw(line: BesideLine) -> float | None:
         v = line.verdicts.get(name)
         return None if v is None else v.value
 
     return Column(HEADERS.get(name, name), keep, cell, raw=raw)
 
 
-def _left(line: Line) -> str:
+def _left(line: BesideLine) -> str:
     """The bubble that the schedule leaves with equal stages."""
     return "" if line.ideal is None else f"{1 - line.ideal:.1%}"
 
 
-def _worst(line: Line) -> str:
+def _worst(line: BesideLine) -> str:
     """The worst verdict of the case; nothing where nothing was asked."""
     found = sorted((v.status for v in line.verdicts.values()), key=SEVERITY.index)
     return "" if not found or found[0] is Status.RECORDED else str(found[0])

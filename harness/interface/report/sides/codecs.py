@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from harness.analysis.choices import breakeven
-from harness.analysis.choices.breakeven import DENSE, Cost, Pays
+from harness.analysis.choices.breakeven import DENSE, EncodingCost, Pays
 from harness.base.numbers import si
 from harness.cases import Plan
 from harness.interface.report.tabled import Table
@@ -27,16 +27,21 @@ def plans(run: RunRecord) -> list[Plan]:
     return [plan for plan in run.plans if plan.name.endswith(NAMED)]
 
 
-def table(costs: Sequence[Cost], here: float, rates: Sequence[float] = RATES) -> Table[Cost]:
+def table(
+    costs: Sequence[EncodingCost], here: float, rates: Sequence[float] = RATES
+) -> Table[EncodingCost]:
     """A line a codec."""
     held = list(dict.fromkeys(other for c in costs for other in c.pays))
     return Table(columns=[*_columns(here, rates, held)], rows=costs)
 
 
-def _columns(here: float, rates: Sequence[float], held: Sequence[str]) -> Iterator[Column[Cost]]:
+def _columns(
+    here: float, rates: Sequence[float], held: Sequence[str]
+) -> Iterator[Column[EncodingCost]]:
     yield Column("", 99, lambda c: c.name, left=True)
-    yield Column("B/param", 90, lambda c: f"{c.bytes_per_parameter:.3g}",
-                 raw=lambda c: c.bytes_per_parameter)  # fmt: skip
+    yield Column(
+        "B/param", 90, lambda c: f"{c.bytes_per_parameter:.3g}", raw=lambda c: c.bytes_per_parameter
+    )
     yield Column("encode", 80, lambda c: si(c.encode_s, "s") if c.encode_s is not None else "")
     yield Column("decode", 79, lambda c: si(c.decode_s, "s") if c.decode_s is not None else "")
     for rate in rates:
@@ -46,24 +51,25 @@ def _columns(here: float, rates: Sequence[float], held: Sequence[str]) -> Iterat
     for other in held:
         if other != DENSE:
             yield Column(f"of {other}", 60, _beside(other))
-    yield Column("loss", 88, lambda c: f"{c.loss:.3f}" if c.loss is not None else "",
-                 raw=lambda c: c.loss)  # fmt: skip
+    yield Column(
+        "loss", 88, lambda c: f"{c.loss:.3f}" if c.loss is not None else "", raw=lambda c: c.loss
+    )
 
 
-def _raw(c: Cost) -> float | None:
+def _raw(c: EncodingCost) -> float | None:
     found = c.pays.get(DENSE)
     return None if found is None else min(found.rate, 1e15)
 
 
-def _beside(other: str) -> Callable[[Cost], str]:
+def _beside(other: str) -> Callable[[EncodingCost], str]:
     return lambda c: _told(c.pays.get(other))
 
 
-def _at(rate: float, here: float) -> Callable[[Cost], str]:
+def _at(rate: float, here: float) -> Callable[[EncodingCost], str]:
     return lambda c: si(c.at(rate, here), "s")
 
 
-def _raw_at(rate: float, here: float) -> Callable[[Cost], float]:
+def _raw_at(rate: float, here: float) -> Callable[[EncodingCost], float]:
     return lambda c: c.at(rate, here)
 
 
@@ -87,7 +93,7 @@ def _ends(pays: Pays | None) -> str:
     return f"{si(pays.low, 'bit/s')} .. {high}"
 
 
-def notes(costs: Sequence[Cost], here: float) -> list[str]:
+def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
     """What the columns mean, and what to take over this link."""
     measured = "an unmeasured link" if math.isinf(here) else f"{si(here, 'bit/s')}"
     out = [
@@ -114,7 +120,7 @@ def notes(costs: Sequence[Cost], here: float) -> list[str]:
     return out
 
 
-def _here(others: Sequence[Cost], dense: Cost, here: float) -> str:
+def _here(others: Sequence[EncodingCost], dense: EncodingCost, here: float) -> str:
     """Which codecs win over the link that was there, and why the slowest of them loses."""
     where = "here" if math.isinf(here) else f"at the {si(here, 'bit/s')} that this fabric gave"
     ranked = sorted(others, key=lambda c: c.step_s)
@@ -127,7 +133,7 @@ def _here(others: Sequence[Cost], dense: Cost, here: float) -> str:
     return f"{where}: {', '.join(said)}"
 
 
-def learned_less(c: Cost, dense: Cost) -> bool:
+def learned_less(c: EncodingCost, dense: EncodingCost) -> bool:
     """Whether its loss is above dense training's after as many steps; unknown is no reproach."""
     return c.loss is not None and dense.loss is not None and c.loss > WORSE * dense.loss
 
@@ -137,6 +143,8 @@ def lines(run: RunRecord, plan: Plan, width: int, rates: Sequence[float] = RATES
     costs = breakeven.costs(run, plan)
     here = breakeven.link_bps(run, plan.arms[0].case)
     return [
-        rule(plan.name, width), *table(costs, here, rates).lines(width),
-        *(f" {note}" for note in notes(costs, here)), "",
-    ]  # fmt: skip
+        rule(plan.name, width),
+        *table(costs, here, rates).lines(width),
+        *(f" {note}" for note in notes(costs, here)),
+        "",
+    ]

@@ -43,15 +43,17 @@ def lines(
         out += wrap(
             f" {comparison.metric} ({METRICS[comparison.metric].unit}): geometric mean over the"
             f" {both} cases that both ran: {comparison.mean:.3f} [{span}]",
-            width, 1,
-        )  # fmt: skip
+            width,
+            1,
+        )
     else:
         out.append(" the two runs have no case in common: nothing to compare")
     out += wrap(
         f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
         f" no change: all of it within {DRIFT:.0%}; else undecided",
-        width, 1,
-    )  # fmt: skip
+        width,
+        1,
+    )
     for text in comparison.not_compared:
         out += wrap(f" not compared: {text}", width, 15)
     return out
@@ -123,8 +125,9 @@ def interleaved(
     out += wrap(
         f" measured in the same blocks, so drift is in neither; no change: all of the interval"
         f" within {SAME:.0%}; the interval holds at every look",
-        width, 1,
-    )  # fmt: skip
+        width,
+        1,
+    )
     return out
 
 
@@ -158,7 +161,8 @@ def _table(comparison: Comparison, width: int) -> list[str]:
     header, *shown = table(columns, rows, width) if rows else [" no case in either run"]
     if rows and "B/A" not in header:  # names have lines of their own
         header, *alone = table(columns[1:], rows, width - 2)
-        header, shown = f"  {header}", []
+        header = f"  {header}"
+        shown = []
         for row, line in zip(rows, alone, strict=True):
             shown += [*(wrap(f" {name(row)}", width, 3) if name(row) else ()), f"  {line}"]
     return [header, *shown]

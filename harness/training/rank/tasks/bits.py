@@ -37,15 +37,19 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 def run(task: Bits, rank: Rank) -> RankRecord:
     loaded = load(rank.spec.files)
     case = loaded.at_once(rank.spec.case)
-    memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
+    memory = Memory(rank.accelerator)
+    ctx = rank.context(loaded, case)
     with ctx.device:
         model = build_model(loaded, case, case.seed)
-    me, ranks, samples = ctx.rank, ctx.world_size, ctx.batching.largest
+    me = ctx.rank
+    ranks = ctx.world_size
+    samples = ctx.batching.largest
     planted = _Planted(task.flip if task.flip is not None and task.flip.rank == me else None)
     bits, received = list[list[list[int]]](), list[list[int]]()
     for step in range(task.steps):
         rank.beat(Phase.GATE, step)
-        copies, sent = list[list[int]](), torch.empty(0)
+        copies = list[list[int]]()
+        sent = torch.empty(0)
         for copy in range(COPIES):
             of = copied(me, step, copy, ranks)
             first = (step * ranks + of) * samples
@@ -69,11 +73,15 @@ def run(task: Bits, rank: Rank) -> RankRecord:
         received.append([_hash(x) for x in every])
     zeros = np.zeros(task.steps)
     left = Samples(
-        marks_s=np.zeros(task.steps + 1), loss=zeros, step_s=zeros,
-        sample_ids=np.zeros((task.steps, 0), dtype=np.int64), rss_bytes=zeros.astype(np.int64),
-        bits=np.array(bits, dtype=np.int64), received=np.array(received, dtype=np.int64),
+        marks_s=np.zeros(task.steps + 1),
+        loss=zeros,
+        step_s=zeros,
+        sample_ids=np.zeros((task.steps, 0), dtype=np.int64),
+        rss_bytes=zeros.astype(np.int64),
+        bits=np.array(bits, dtype=np.int64),
+        received=np.array(received, dtype=np.int64),
         stored=np.array(_stored(model, rank.file("work.stored"), planted), dtype=np.int64),
-    )  # fmt: skip
+    )
     return rank.record(WhatRan(module=type(model).__name__), memory, samples=left)
 
 

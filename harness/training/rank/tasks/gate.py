@@ -68,8 +68,10 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 
 def run(task: Gate, rank: Rank) -> RankRecord:
     """Check the twin, then one step of the case at full size."""
-    loaded, case = load(rank.spec.files), rank.spec.case
-    memory, context = Memory(rank.accelerator), functools.partial(rank.context, loaded)
+    loaded = load(rank.spec.files)
+    case = rank.spec.case
+    memory = Memory(rank.accelerator)
+    context = functools.partial(rank.context, loaded)
     rank.beat(Phase.GATE)
     twin = loaded.at_once(task.twin)
     checks, sent, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))
@@ -80,9 +82,13 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     more, norm = full_size(loaded, case, context(case))
     alone = case.plain and not case.stand_in  # a device that waits has no ceiling
     return rank.record(
-        trainer.ran(), memory, checks=(*checks, *more), issued=sent, grad_norm=norm,
+        trainer.ran(),
+        memory,
+        checks=(*checks, *more),
+        issued=sent,
+        grad_norm=norm,
         ceiling=ceiling(rank.accelerator, case) if alone else None,
-    )  # fmt: skip
+    )
 
 
 def limits(
@@ -93,7 +99,8 @@ def limits(
     A pipeline adds its micro-batches in the reference's order at any size. On CUDA kernels may
     differ in order.
     """
-    on_cpu, casts = case.device is Device.CPU, expected.casts
+    on_cpu = case.device is Device.CPU
+    casts = expected.casts
     if on_cpu and mesh.exact and not (casts or expected.reorders):
         return 0.0, 0.0, 0.0
     # AdamW divides by a root that can be near zero: its limit is wide, SGD's is not.
@@ -171,7 +178,8 @@ def _train(
 ) -> tuple[list[Check], Seen, Trainer]:
     """``watch``: one more step shows whether the case's settings took effect."""
     supports = loaded.supports
-    name, checks = case.optimizer, []
+    name = case.optimizer
+    checks = []
     watched: list[nn.Module] = []
     trainer, reference, sampler = _start(loaded, case, ctx, watched.append)
     origin = snapshot(reference.parameters())

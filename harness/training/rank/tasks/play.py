@@ -37,14 +37,18 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 
 
 def run(task: Play, rank: Rank) -> RankRecord:
-    named, case = load(rank.spec.files), rank.spec.case
-    memory, ctx = Memory(rank.accelerator), rank.context(named, case)
+    named = load(rank.spec.files)
+    case = rank.spec.case
+    memory = Memory(rank.accelerator)
+    ctx = rank.context(named, case)
     trainer = named.build(case, ctx, case.seed)
     if not isinstance(trainer, LocalTrainer) or not trainer.resumable:
         raise ValueError("goodput cannot save the state of this strategy in a checkpoint")
     feed = named.feed(rank.source(named, ctx, BATCHES))
     rank.meet()
-    folder, took, done = Path(task.folder), train.Took(), 0
+    folder = Path(task.folder)
+    took = train.Took()
+    done = 0
     with rank.file("marks").open("a", buffering=1) as marks:
 
         def mark(what: Mark) -> None:

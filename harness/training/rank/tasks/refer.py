@@ -41,7 +41,8 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 def run(task: Refer, rank: Rank) -> RankRecord:
     loaded = load(rank.spec.files)
     case = loaded.at_once(task.of)
-    memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
+    memory = Memory(rank.accelerator)
+    ctx = rank.context(loaded, case)
     with torch.device("cpu") if task.streamed else ctx.device:
         model = build_model(loaded, case, case.seed)
     alone = task.streamed or loaded.supports.oracle == "simulated"
@@ -76,7 +77,8 @@ def _side_by_side(
         hook = ctx.compressor.build(ctx)
         if ctx.compressor.start:
             hook = Late(hook, ctx.compressor.start, ctx.world_size)
-    encoder, feed = Encoder(model), batches(ctx.shard)
+    encoder = Encoder(model)
+    feed = batches(ctx.shard)
     for step in range(steps):
         if ctx.case.phase is Passes.FORWARD:
             yield oracle.forward([feed(step)])
@@ -124,7 +126,8 @@ class Encoder:
         decoded = dict(zip(self._order, shaped(hook(bucket).wait(), laid_out), strict=True))
         for handle in self._handles:
             handle.remove()
-        self._handles, self._order = [], self._arrived[-len(own) :] or self._order
+        self._handles = []
+        self._order = self._arrived[-len(own) :] or self._order
         return [decoded[i] for i in range(len(own))]
 
 

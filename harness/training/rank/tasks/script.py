@@ -17,7 +17,7 @@ from harness.base.errors import LaunchError
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.observe import issued
-from harness.training.rank.setup import Place
+from harness.training.rank.setup import RankPlace
 from harness.training.script import process, shepherd, workplace
 from harness.training.script.evidence import begin, ended, rank_of
 
@@ -25,7 +25,7 @@ from harness.training.script.evidence import begin, ended, rank_of
 KEPT = 2000
 
 
-def work(spec: LaunchSpec, place: Place, beats: Beats, leave: Callable[[], NoReturn]) -> None:
+def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], NoReturn]) -> None:
     """Run the script until its window is over; then ``leave`` ends this process.
 
     Raises what the script raises, LaunchError where it ends before.
@@ -54,7 +54,9 @@ def work(spec: LaunchSpec, place: Place, beats: Beats, leave: Callable[[], NoRet
         if left.code not in (None, 0):
             said = process.last_line(Path(spec.out) / f"rank{place.rank}.log")
             raise LaunchError(
-                f"the script left with status {left.code}: {said}", where=spec.case.script,
-                expected="a training", fix=f"less {spec.out}/rank{place.rank}.log",
-            ) from None  # fmt: skip
+                f"the script left with status {left.code}: {said}",
+                where=spec.case.script,
+                expected="a training",
+                fix=f"less {spec.out}/rank{place.rank}.log",
+            ) from None
     ended(watch, spec, leave)

@@ -142,7 +142,8 @@ def sweep(
     ``only`` one operation, at the largest payload; empty = all of them at all. ``log`` is
     NCCL's, read at the end: connections are made when they are needed.
     """
-    n, rows = case.world_size, list[Row]()
+    n = case.world_size
+    rows = list[Row]()
     device = accelerator.device
     payloads = sizes(case.device)[-1:] if only else sizes(case.device)
     for operation, make in MAKERS.items():
@@ -163,7 +164,8 @@ def sweep(
             made.ready()
             first_s = _timed(made.run, 1, accelerator)[0]
             times = _timed(made.run, min(MOST, max(FEWEST, int(BUDGET_S / first_s))), accelerator)
-            median_s, worst_s = statistics.median(times), max(times)
+            median_s = statistics.median(times)
+            worst_s = max(times)
             rows.append(replace(row, time_s=median_s, worst_s=worst_s, right=bool(right.item())))
     over = transport.name(case.backend, log)
     return [replace(row, transport=over) for row in rows]

@@ -32,9 +32,12 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 
 
 def run(task: Timed, rank: Rank) -> RankRecord:
-    loaded, case = load(rank.spec.files), rank.spec.case
-    memory, ctx = Memory(rank.accelerator), rank.context(loaded, case)
-    intake, compilations = Intake(), Compilations()
+    loaded = load(rank.spec.files)
+    case = rank.spec.case
+    memory = Memory(rank.accelerator)
+    ctx = rank.context(loaded, case)
+    intake = Intake()
+    compilations = Compilations()
     rank.slow_down(loaded)
     if case.compiled is not Compiled.NO:
         compilations.watch()

@@ -53,14 +53,17 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 
 def run(task: Train, rank: Rank) -> RankRestart:
     """All steps, or those after the checkpoint; saves on the way, breaks where it is told to."""
-    named, case = load(rank.spec.files), rank.spec.case
+    named = load(rank.spec.files)
+    case = rank.spec.case
     ctx = rank.context(named, case)
     trainer = named.build(case, ctx, case.seed)
     feed = named.feed(rank.source(named, ctx, task.steps))
     rank.lap("model")
     if not isinstance(trainer, LocalTrainer) or not trainer.resumable:
         raise ValueError("recover cannot save the state of this strategy in a checkpoint")
-    took, first, loaded = Took(), 0, ""
+    took = Took()
+    first = 0
+    loaded = ""
     losses: list[float] = []
 
     def looked_at() -> str:

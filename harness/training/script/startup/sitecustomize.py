@@ -32,7 +32,8 @@ class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.loader is not None:
-            self._loader, spec.loader = spec.loader, self
+            self._loader = spec.loader
+            spec.loader = self
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
@@ -60,7 +61,8 @@ def _theirs() -> None:
 
 
 def _begin() -> None:
-    folder, rank = os.environ.get(BADGES), os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
+    folder = os.environ.get(BADGES)
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
     worker = any("multiprocessing" in word for word in sys.orig_argv[1:3])
     if folder is None or rank is None or worker:
         return

@@ -64,16 +64,25 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     GradientState._reset_state()
     for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, reshard_after_forward=True, cpu_ram_efficient_loading=False,
-        auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=list({type(block).__name__ for block in model.children()}),
-    ) if knobs["sharded"] else None  # fmt: skip
+    plugin = (
+        FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            reshard_after_forward=True,
+            cpu_ram_efficient_loading=False,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=list(
+                {type(block).__name__ for block in model.children()}
+            ),
+        )
+        if knobs["sharded"]
+        else None
+    )
     threads = torch.get_num_threads()
     accelerator = Accelerator(
-        cpu=ctx.device.type == "cpu", fsdp_plugin=plugin,
+        cpu=ctx.device.type == "cpu",
+        fsdp_plugin=plugin,
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
-    )  # fmt: skip
+    )
     torch.set_num_threads(threads)  # it sets them to what it thinks is a rank's share
     names = [name for name, _ in model.named_parameters()]
     module, optimizer = accelerator.prepare(model, ctx.optimizer(model.parameters()))
@@ -86,8 +95,12 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
             module.require_backward_grad_sync = last
 
     trainer = Prepared(
-        module, ctx, optimizer=optimizer, synchronise=synchronise, whole=samples.whole,
+        module,
+        ctx,
+        optimizer=optimizer,
+        synchronise=synchronise,
+        whole=samples.whole,
         named=lambda: zip(names, module.parameters(), strict=True),
-    )  # fmt: skip
+    )
     trainer.kind = accelerator.distributed_type.value
     return trainer

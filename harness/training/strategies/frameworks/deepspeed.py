@@ -36,11 +36,14 @@ def expect(
     """Gradients all-reduced (1: once, 2: each micro-batch) and stepped weights gathered; of stage 3
     weights gathered forwards and backwards, and gradients scattered. And a norm of all gradients.
     """
-    stage, n, size = int(knobs["stage"]), case.world_size, element_bytes(model)
+    stage = int(knobs["stage"])
+    n = case.world_size
+    size = element_bytes(model)
     if not case.communicate:
         raise ValueError("each rank steps a part: without communication the rest stays as it was")
     optimizers.refuse(case, "DeepSpeed, whose partitions are flat,", warm_up=True)
-    times, elements = batching.accumulate, num_elements(model)
+    times = batching.accumulate
+    elements = num_elements(model)
     payload = float(elements * size)
     parts = size * sum(math.ceil(p.numel() / n) for p in model.parameters())
     if stage == 3:
@@ -95,7 +98,8 @@ class EngineTrainer(LocalTrainer):
         names = {id(p): name for name, p in self.engine.module.named_parameters()}
         if self.stage < 3:
             for part, group in zip(self.shards[-1], zero.round_robin_bit16_groups, strict=True):
-                flat, at = _gathered(part, world), 0
+                flat = _gathered(part, world)
+                at = 0
                 for parameter in group:
                     whole = flat[at : at + parameter.numel()]
                     yield names[id(parameter)], whole.view(parameter.shape)
@@ -121,7 +125,8 @@ class EngineTrainer(LocalTrainer):
 
     def ran(self) -> WhatRan:
         """The stage that the engine says it runs, and the class that does it."""
-        stage, optimizer = self.engine.zero_optimization_stage(), self.engine.optimizer
+        stage = self.engine.zero_optimization_stage()
+        optimizer = self.engine.optimizer
         placed = f"stage {stage} {type(optimizer).__name__}"
         return replace(super().ran(), placements=(placed,))
 
@@ -178,13 +183,20 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
     optimizer.register_step_pre_hook(stepped)
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, dist_init_required=False,
+        model=model,
+        optimizer=optimizer,
+        dist_init_required=False,
         config=config(ctx.case, ctx.batching, knobs),
-    )  # fmt: skip
+    )
     trainer = EngineTrainer(
-        engine, ctx, named=model.named_parameters, optimizer=optimizer,
+        engine,
+        ctx,
+        named=model.named_parameters,
+        optimizer=optimizer,
         synchronise=engine.set_gradient_accumulation_boundary,
-    )  # fmt: skip
-    trainer.engine, trainer.stage, trainer.shards = engine, int(knobs["stage"]), shards
+    )
+    trainer.engine = engine
+    trainer.stage = int(knobs["stage"])
+    trainer.shards = shards
     trainer.resumable = False  # its states are in parts of its own
     return trainer

@@ -74,9 +74,12 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         strategy = ModelParallelStrategy(shard, **sizes)
     _, local_size = within(ctx.case.nodes, ctx.rank)
     fabric = Fabric(
-        accelerator="cpu" if ctx.device.type == "cpu" else "gpu", devices=local_size,
-        num_nodes=len(ctx.case.nodes), strategy=strategy, plugins=[_environment(ctx)],
-    )  # fmt: skip
+        accelerator="cpu" if ctx.device.type == "cpu" else "gpu",
+        devices=local_size,
+        num_nodes=len(ctx.case.nodes),
+        strategy=strategy,
+        plugins=[_environment(ctx)],
+    )
     fabric.launch()
     module = fabric.setup_module(model)
     torch.set_num_threads(threads)  # it sets them to one
@@ -90,9 +93,13 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
             inner.require_backward_grad_sync = last
 
     trainer = FabricTrainer(
-        module, ctx, optimizer=optimizer, synchronise=synchronise, whole=samples.whole,
+        module,
+        ctx,
+        optimizer=optimizer,
+        synchronise=synchronise,
+        whole=samples.whole,
         named=lambda: ((n.removeprefix("module."), p) for n, p in inner.named_parameters()),
-    )  # fmt: skip
+    )
     trainer.fabric, trainer.inner = fabric, inner
     return trainer
 

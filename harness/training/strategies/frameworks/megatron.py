@@ -65,9 +65,11 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         num_layers=1, hidden_size=1, num_attention_heads=1, use_cpu_initialization=True
     )
     how = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=False, overlap_grad_reduce=bool(knobs["overlap"]),
-        bucket_size=int(knobs["bucket_elements"]) or None, use_distributed_optimizer=False,
-    )  # fmt: skip
+        grad_reduce_in_fp32=False,
+        overlap_grad_reduce=bool(knobs["overlap"]),
+        bucket_size=int(knobs["bucket_elements"]) or None,
+        use_distributed_optimizer=False,
+    )
     with _current(ctx.device):
         module: Any = DistributedDataParallel(settings, how, model)
     module.broadcast_params()
@@ -77,15 +79,19 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
             group.is_last_microbatch = last
 
     return BufferTrainer(
-        module, ctx, synchronise=synchronise, average=module.finish_grad_sync,
+        module,
+        ctx,
+        synchronise=synchronise,
+        average=module.finish_grad_sync,
         named=lambda: ((n.removeprefix("module."), p) for n, p in module.named_parameters()),
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager
 def _current(device: torch.device) -> Iterator[None]:
     """Megatron asks CUDA where its buffer belongs, also on ranks without a GPU."""
-    asked, owner = torch.cuda.current_device, torch.cuda
+    asked = torch.cuda.current_device
+    owner = torch.cuda
     if device.type == "cpu":
         owner.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
     try:

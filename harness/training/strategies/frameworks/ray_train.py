@@ -36,9 +36,12 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     sys.excepthook = hook  # ray's reports to a cluster that is not there
     local_rank, local_size = within(ctx.case.nodes, ctx.rank)
     worker = train_fn_utils.LocalTrainFnUtils(
-        experiment_name="scaleproof", world_size=ctx.world_size, world_rank=ctx.rank,
-        local_rank=local_rank, local_world_size=local_size,
-    )  # fmt: skip
+        experiment_name="scaleproof",
+        world_size=ctx.world_size,
+        world_rank=ctx.rank,
+        local_rank=local_rank,
+        local_world_size=local_size,
+    )
     train_fn_utils.set_train_fn_utils(worker)
     more = dict(gradient_as_bucket_view=True)
     module: Any = prepare_model(model, move_to_device=ctx.device, parallel_strategy_kwargs=more)
@@ -48,6 +51,9 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
             module.require_backward_grad_sync = last and ctx.case.communicate
 
     return LocalTrainer(
-        module, ctx, synchronise=synchronise, placements=("Replicate",),
+        module,
+        ctx,
+        synchronise=synchronise,
+        placements=("Replicate",),
         named=lambda: ((n.removeprefix("module."), p) for n, p in module.named_parameters()),
-    )  # fmt: skip
+    )

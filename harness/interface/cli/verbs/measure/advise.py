@@ -48,14 +48,17 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("run", type=Path)
     sub.add_argument("--case", default="", metavar="TEXT", help="only cases whose name has this")
     sub.add_argument(
-        "--try", action="store_true", dest="trying",
+        "--try",
+        action="store_true",
+        dest="trying",
         help="measure every remedy beside the case as it is, in the same blocks",
-    )  # fmt: skip
+    )
     sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
 
 
 def act(asked: Asked) -> Answer:
-    said, width = asked.options, text.columns()
+    said = asked.options
+    width = text.columns()
     run = load(said.run)
     known = options.catalogue(list(run.settings.paths))
     found = _trusted(run, said.case, said.run)
@@ -70,9 +73,11 @@ def act(asked: Asked) -> Answer:
     changes = [(rung, each) for rung, of_rung in lost if (each := _changes(of_rung))]
     if not changes:
         raise SpecError(
-            "there is no remedy to try", where=str(said.run),
-            expected="a large term that a setting changes", fix="scaleproof doctor",
-        )  # fmt: skip
+            "there is no remedy to try",
+            where=str(said.run),
+            expected="a large term that a setting changes",
+            fix="scaleproof doctor",
+        )
     record, outcome, folder = _try(asked, run, changes, known)
     document |= {"tried": to_doc(tuple(outcome)), "run": str(folder)}
     lines += ["", *advice.outcome(outcome, width)]
@@ -88,16 +93,19 @@ def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:
     if every and not found:
         raise SpecError(
             f"the profile of {every[0].arm.case.id} is not trusted: its steps take"
-            f" {every[0].perturbation:.2f}x as long as others", where=str(where),
+            f" {every[0].perturbation:.2f}x as long as others",
+            where=str(where),
             expected="a profile without operators, or longer steps",
             fix=f"scaleproof run {every[0].arm.case.family}",
-        )  # fmt: skip
+        )
     if not found:
         named = f" has {case!r} in its name" if case else ""
         raise SpecError(
-            f"no profiled rung in this run{named}", where=str(where),
-            expected="a ladder measured with its timeline", fix=f"scaleproof report {where}",
-        )  # fmt: skip
+            f"no profiled rung in this run{named}",
+            where=str(where),
+            expected="a ladder measured with its timeline",
+            fix=f"scaleproof report {where}",
+        )
     return found
 
 
@@ -112,9 +120,13 @@ def _try(
     """Measure a plan for each rung, where and as the run was."""
     plans = [trial(rung, each) for rung, each in changes]
     settings = replace(
-        run.settings, timeline=False, fabric=False, argv=("scaleproof", *asked.words),
-        budget_s=None, nonce="",
-    )  # fmt: skip
+        run.settings,
+        timeline=False,
+        fabric=False,
+        argv=("scaleproof", *asked.words),
+        budget_s=None,
+        nonce="",
+    )
     session = Session(known, settings, asked.options.results, (), Live(sys.stderr))
     session.run.announce(plans)
     with session:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from harness.analysis.judging import expected
-from harness.analysis.judging.expected import Reference
+from harness.analysis.judging.expected import ExpectedValue
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
@@ -27,7 +27,7 @@ DEFAULT = Path("results/baselines")
 
 
 class References(TypedDict):
-    references: Sequence[Reference]
+    references: Sequence[ExpectedValue]
 
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
@@ -41,9 +41,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("action", choices=("show", "set", "accept"))
     sub.add_argument("run", nargs="?", type=Path, help="set, accept: the run to take values from")
     sub.add_argument(
-        "--references", type=Path, default=DEFAULT, metavar="PATH",
+        "--references",
+        type=Path,
+        default=DEFAULT,
+        metavar="PATH",
         help="file, or folder of one file per hardware class (default: results/baselines)",
-    )  # fmt: skip
+    )
     sub.add_argument("--tolerance", type=float, default=0.1, help="on either side (default: 0.1)")
     sub.add_argument("--case", default="*", help="only cases whose id matches this pattern")
     sub.add_argument("--reason", default="", help="accept: why the new value is right")
@@ -56,31 +59,35 @@ def act(asked: Asked) -> Answer:
         return _show(parsed.references)
     if parsed.run is None:
         raise SpecError(
-            f"baseline {parsed.action} needs a run", expected="a run's folder",
+            f"baseline {parsed.action} needs a run",
+            expected="a run's folder",
             fix=f"scaleproof baseline {parsed.action} results/runs/MACHINE/RUN",
-        )  # fmt: skip
+        )
     if not 0 < parsed.tolerance < 1:
         raise SpecError(f"--tolerance {parsed.tolerance}", expected="0.1 is 10 %", fix="0.1")
     if parsed.action == "accept" and not parsed.reason:
         raise SpecError(
-            "accepting a changed value needs a reason", expected='--reason "new switch firmware"',
+            "accepting a changed value needs a reason",
+            expected='--reason "new switch firmware"',
             fix=f'scaleproof baseline accept {parsed.run} --reason "..."',
-        )  # fmt: skip
+        )
     run = load(parsed.run)
     if not run.complete:
         raise SpecError(
-            "the run was interrupted: its values are incomplete", where=str(parsed.run),
+            "the run was interrupted: its values are incomplete",
+            where=str(parsed.run),
             fix=f"scaleproof run --resume {parsed.run}",
-        )  # fmt: skip
+        )
     path = expected.path_for(parsed.references, run.machine.hardware_class)
     known = {r.key: r for r in expected.load(path)} if path.is_file() else {}
     new = [r for r in expected.measured(run, parsed.tolerance) if fnmatchcase(r.case, parsed.case)]
     if not new:
         raise SpecError(
-            "this run has no value that can be a reference", where=str(parsed.run),
+            "this run has no value that can be a reference",
+            where=str(parsed.run),
             expected="measured cases with real compute (stand-ins say nothing about hardware)",
             fix=f"scaleproof report {parsed.run}",
-        )  # fmt: skip
+        )
     lines, changed = [], []
     for r in new:
         old = known.get(r.key)
@@ -100,11 +107,11 @@ def act(asked: Asked) -> Answer:
     return Answer(document={"references": to_doc(tuple(changed))}, lines=lines)
 
 
-def _name(r: Reference) -> str:
+def _name(r: ExpectedValue) -> str:
     return f"{r.case} {r.metric}" + (f" v {r.baseline}" if r.baseline else "")
 
 
-def _range(r: Reference) -> str:
+def _range(r: ExpectedValue) -> str:
     """``-10% +10%``; an open side is left out."""
     return " ".join(f"{side:+.0%}" for side in (r.lower, r.upper) if side is not None)
 
@@ -113,11 +120,12 @@ def _show(place: Path) -> Answer:
     path = expected.path_for(place, detect().hardware_class)
     if not path.is_file():
         raise SpecError(
-            "no references for this hardware", where=str(path),
+            "no references for this hardware",
+            where=str(path),
             fix=f"scaleproof baseline set RUN --references {place}",
-        )  # fmt: skip
+        )
     references = expected.load(path)
-    column = text.Column[Reference]
+    column = text.Column[ExpectedValue]
     columns = [
         column("case", 9, lambda r: r.case, left=True),
         column("metric", 8, lambda r: _name(r).removeprefix(f"{r.case} "), left=True),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from harness.analysis.choices import breakeven
-from harness.analysis.choices.breakeven import DENSE, Cost
+from harness.analysis.choices.breakeven import DENSE, EncodingCost
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError, nearest
 from harness.base.numbers import si
@@ -52,9 +52,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         "--codecs", default="", metavar="A,B", help="only these (default: all that are in use)"
     )
     sub.add_argument(
-        "--rates", default="100,1000,10000", metavar="MBIT,..",
+        "--rates",
+        default="100,1000,10000",
+        metavar="MBIT,..",
         help="link rates at which steps are shown (default: 100,1000,10000)",
-    )  # fmt: skip
+    )
     sub.add_argument(
         "--no-feedback",
         action="store_true",
@@ -62,9 +64,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         help="also each codec without its error feedback",
     )
     sub.add_argument(
-        "--confirm", default="", metavar="CODEC",
+        "--confirm",
+        default="",
+        metavar="CODEC",
         help="measure it beside dense on links at half, once and twice its break-even (emulated)",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,20 +107,24 @@ class Confirmed:
 
 def act(asked: Asked) -> Answer:
     """One table; with --confirm what was foretold of links, and what was measured on them."""
-    said, width = asked.options, text.columns()
+    said = asked.options
+    width = text.columns()
     known, site = measuring.site(asked)
     if site.world_size < 2:
         raise SpecError(
-            "one rank sends nothing", where=said.target, expected="2 ranks and more",
+            "one rank sends nothing",
+            where=said.target,
+            expected="2 ranks and more",
             fix=f"scaleproof compress {said.target} --cpus 2",
-        )  # fmt: skip
+        )
     if said.confirm and not known.get("engines", site.engine).engine.shapes_links:
         raise SpecError(
-            f"engine {site.engine} sets no link rates", where=f"--confirm {said.confirm}",
+            f"engine {site.engine} sets no link rates",
+            where=f"--confirm {said.confirm}",
             expected="an engine that does",
             fix=f"scaleproof compress {said.target} --engine emulated --nodes 2x1"
             f" --confirm {said.confirm}",
-        )  # fmt: skip
+        )
     rates = _rates(said.rates)
     plan = _plan(said.target, _named(known, said), site, known, bare=said.bare)
     session = measuring.session(asked, known, site)
@@ -134,9 +142,11 @@ def act(asked: Asked) -> Answer:
     judged = measuring.judged(session, record, asked)
     shown = codecs.lines(record, plan, width, rates)
     document = {
-        "link_bps": _finite(here), "costs": _documents(costs),
-        "confirmed": to_doc(tuple(confirmed)), "run": str(session.run.folder),
-    }  # fmt: skip
+        "link_bps": _finite(here),
+        "costs": _documents(costs),
+        "confirmed": to_doc(tuple(confirmed)),
+        "run": str(session.run.folder),
+    }
     shown += _told(confirmed, said.confirm, width)
     failed = any(v.status is Status.ERROR for v in record.verdicts)
     missed = any(not c.right for c in confirmed)
@@ -153,9 +163,10 @@ def _rates(text: str) -> list[float]:
         rates = []
     if not rates or min(rates) <= 0 or math.isinf(max(rates)):
         raise SpecError(
-            f"--rates {text}", expected="numbers above 0, in Mbit/s, separated by commas",
+            f"--rates {text}",
+            expected="numbers above 0, in Mbit/s, separated by commas",
             fix="--rates 100,1000,10000",
-        )  # fmt: skip
+        )
     return rates
 
 
@@ -172,9 +183,10 @@ def _named(known: Catalogue, said: argparse.Namespace) -> list[str]:
     for name in asked:
         if name not in known.entries["compressors"]:
             raise SpecError(
-                f"no compressor named {name!r}{nearest(name, every)}", expected=", ".join(every),
+                f"no compressor named {name!r}{nearest(name, every)}",
+                expected=", ".join(every),
                 fix="scaleproof list compressors",
-            )  # fmt: skip
+            )
     return asked
 
 
@@ -210,7 +222,12 @@ def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bar
 
 
 def _confirm(
-    session: Session, measurer: Measurer, plan: Plan, name: str, costs: Sequence[Cost], here: float
+    session: Session,
+    measurer: Measurer,
+    plan: Plan,
+    name: str,
+    costs: Sequence[EncodingCost],
+    here: float,
 ) -> list[Confirmed]:
     """Dense and the codec on links of three rates; SpecError if there is none to set."""
     of = {c.name: c for c in costs}
@@ -220,9 +237,11 @@ def _confirm(
     if not 0 < pays < math.inf:
         told = "never" if pays == 0 else "always"
         raise SpecError(
-            f"{name} {told} wins: no rate to confirm", where=plan.name,
-            expected="a codec that wins on slow links and loses on fast ones", fix="--codecs",
-        )  # fmt: skip
+            f"{name} {told} wins: no rate to confirm",
+            where=plan.name,
+            expected="a codec that wins on slow links and loses on fast ones",
+            fix="--codecs",
+        )
     arms = {a.name: a.case for a in plan.arms}
     knob = f"{session.settings.engine}.rate_mbit"
     out = []
@@ -260,9 +279,13 @@ def _told(confirmed: Sequence[Confirmed], name: str, width: int) -> list[str]:
         Column(name, 8, lambda c: si(c.codec_s, "s")),
         Column("measured", 8, lambda c: si(c.measured_codec_s, "s")),
         Column("off", 9, lambda c: f"{c.off:.1%}{' !' if c.off > CLOSE else ''}"),
-        Column("winner", 9, lambda c: "a tie" if c.tie else "as foretold" if c.won else "WRONG",
-               left=True),
-    ]  # fmt: skip
+        Column(
+            "winner",
+            9,
+            lambda c: "a tie" if c.tie else "as foretold" if c.won else "WRONG",
+            left=True,
+        ),
+    ]
     return [
         rule(f"{name} on shaped links", width),
         *Table(columns=columns, rows=confirmed).lines(width),
@@ -273,7 +296,7 @@ def _finite(value: float) -> float | None:
     return None if math.isinf(value) else value
 
 
-def _documents(costs: Sequence[Cost]) -> list[Json]:
+def _documents(costs: Sequence[EncodingCost]) -> list[Json]:
     """Costs as JSON, which has no infinity: None stands for any rate."""
     out = []
     for cost in costs:

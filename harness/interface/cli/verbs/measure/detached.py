@@ -57,7 +57,7 @@ class Cancelled(TypedDict):
     job: str
 
 
-class Job(TypedDict):
+class ShownJob(TypedDict):
     job: str
     engine: str
     submitted_at: str
@@ -69,7 +69,7 @@ class Job(TypedDict):
 
 
 class Jobs(TypedDict):
-    jobs: Sequence[Job]
+    jobs: Sequence[ShownJob]
 
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
@@ -125,9 +125,14 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
     now = datetime.datetime.now(datetime.UTC)
     folder = results / "engine" / f"detached-{now:%Y%m%d-%H%M%S-%f}"
     deployment = Deployment(
-        nodes=site.nodes, device=site.device, join="", token_file=Path(), folder=folder,
-        python=settings.get("python") or sys.executable, settings=settings,
-    )  # fmt: skip
+        nodes=site.nodes,
+        device=site.device,
+        join="",
+        token_file=Path(),
+        folder=folder,
+        python=settings.get("python") or sys.executable,
+        settings=settings,
+    )
     rest = _into(asked.words, results)
     since = f"{SUBMITTED}={now.timestamp():.0f}"
     command = ["env", since, deployment.python, "-m", "harness", *rest]
@@ -151,7 +156,8 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
 def _into(words: Sequence[str], results: Path) -> list[str]:
     """A command's words for the job: not submitted once more, and with results where they are."""
     own = words.index("--") if "--" in words else len(words)
-    out, skip = list[str](), False
+    out = list[str]()
+    skip = False
     for word in words[:own]:
         known = skip or word in ("--detach", "--dry-run", "--results")
         if not known and not word.startswith("--results="):
@@ -173,10 +179,11 @@ def known(results: Path, job: str | None = None) -> list[Detached]:
     wanted = [d for d in submitted if job in (None, d.job)]
     if job is not None and not wanted:
         raise SpecError(
-            f"job {job} was not submitted from here", where=str(results),
+            f"job {job} was not submitted from here",
+            where=str(results),
             expected=", ".join(d.job for d in submitted) or "the --results folder of the run",
             fix="scaleproof status",
-        )  # fmt: skip
+        )
     return wanted
 
 
@@ -210,9 +217,10 @@ def collect(results: Path, job: str) -> Path:
     word, _ = _queue(detached).state_of(job)
     if word:
         raise LaunchError(
-            f"job {job} is {word.lower()}", expected="a job that has ended",
+            f"job {job} is {word.lower()}",
+            expected="a job that has ended",
             fix=f"scaleproof status {job}",
-        )  # fmt: skip
+        )
     said = "\n".join(_said(detached))
     # The last lines name the run or its page; a hint names the verb, but no folder that is there.
     pattern = r"(?:scaleproof report|^ page) +(\S+?)(?:/report\.html)?(?=\s|$)"
@@ -221,8 +229,9 @@ def collect(results: Path, job: str) -> Path:
     if not runs:
         raise LaunchError(
             f"job {job} left no record: {said.splitlines()[-1] if said else 'its log is empty'}",
-            expected="a run that reached its first launch", fix=f"less {detached.log}",
-        )  # fmt: skip
+            expected="a run that reached its first launch",
+            fix=f"less {detached.log}",
+        )
     return runs[-1]
 
 

@@ -30,9 +30,12 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     measuring.add_to(sub, cases=False)
     sub.add_argument(
-        "--sweeps", type=measuring.positive, default=USUAL, metavar="N",
+        "--sweeps",
+        type=measuring.positive,
+        default=USUAL,
+        metavar="N",
         help=f"sweeps to run (default: {USUAL})",
-    )  # fmt: skip
+    )
 
 
 def act(asked: Asked) -> Answer:
@@ -52,5 +55,6 @@ def needs_two(site: Site) -> None:
     if site.world_size < 2:
         raise SpecError(
             "at least 2 ranks are needed: one rank alone does not communicate",
-            expected="--cpus 2 or more, or --gpus 2", fix="--cpus 2",
-        )  # fmt: skip
+            expected="--cpus 2 or more, or --gpus 2",
+            fix="--cpus 2",
+        )

@@ -59,13 +59,18 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("target", metavar="case", help="for example fsdp/decoder-1b3")
     measuring.add_to(sub, cases=False)
     sub.add_argument(
-        "--headroom", type=_share, default=0.1, metavar="SHARE",
+        "--headroom",
+        type=_share,
+        default=0.1,
+        metavar="SHARE",
         help="memory that is to stay free (default: 0.1)",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--memory", type=float, metavar="GIB",
+        "--memory",
+        type=float,
+        metavar="GIB",
         help="what a rank may have (default: its GPU's, or its part of the host's)",
-    )  # fmt: skip
+    )
     sub.add_argument("--most", type=measuring.positive, metavar="N", help="try none above N")
 
 
@@ -96,9 +101,12 @@ def act(asked: Asked) -> Answer:
     table = Table(columns=_columns(limit), rows=tried)
     lines = [*table.lines(text.columns()), "", *_told(asked, case, tried, best, limit, allowed)]
     document = {
-        "case": case.id, "limit_bytes": limit, "headroom": asked.options.headroom,
-        "micro_batch": best.micro if best else None, "tried": to_doc(tried),
-    }  # fmt: skip
+        "case": case.id,
+        "limit_bytes": limit,
+        "headroom": asked.options.headroom,
+        "micro_batch": best.micro if best else None,
+        "tried": to_doc(tried),
+    }
     return Answer(document=document, lines=lines, exit=Exit.PASSED if best else Exit.FAILED)
 
 
@@ -108,9 +116,11 @@ def _case(asked: Asked, known: Catalogue, site: Site) -> CaseSpec:
     case = max((a.case for a in plan.arms if a.role is not Role.ABLATION), key=_ranks)
     if case.mode is Mode.STRONG:
         raise SpecError(
-            "a strong ladder fixes the global batch", where=case.id,
-            expected="a weak case: its micro-batch is free", fix=f"scaleproof fit {case.family}",
-        )  # fmt: skip
+            "a strong ladder fixes the global batch",
+            where=case.id,
+            expected="a weak case: its micro-batch is free",
+            fix=f"scaleproof fit {case.family}",
+        )
     return known.normalise(case)
 
 
@@ -138,9 +148,14 @@ def _limit(asked: Asked, case: CaseSpec, machine: Machine) -> float:
 
 
 def _try(
-    session: Session, known: Catalogue, case: CaseSpec, micro: int, allowed: float,
-    before: Sequence[Attempt], folder: Path,
-) -> Attempt:  # fmt: skip
+    session: Session,
+    known: Catalogue,
+    case: CaseSpec,
+    micro: int,
+    allowed: float,
+    before: Sequence[Attempt],
+    folder: Path,
+) -> Attempt:
     """One micro-batch in a world of its own; what is far beyond what is allowed is not launched."""
     line = fitting.grown(before)
     if line is not None and line.at(micro) > FORESEEN * allowed:
@@ -165,8 +180,9 @@ def _found(launch: LaunchRecord, micro: int, allowed: float) -> Attempt:
     if launch.cause is not None and launch.cause.kind != "memory":
         raise LaunchError(
             f"micro_batch={micro} broke: {launch.cause.message}",
-            expected="a training that runs, or lacks memory", fix="scaleproof doctor",
-        )  # fmt: skip
+            expected="a training that runs, or lacks memory",
+            fix="scaleproof doctor",
+        )
     if launch.cause is not None:
         return Attempt(
             micro=micro, peak_bytes=None, why=f"rank {launch.cause.rank} ran out of memory"
@@ -174,9 +190,10 @@ def _found(launch: LaunchRecord, micro: int, allowed: float) -> Attempt:
     peak = launch.peak_bytes
     if peak is None:
         raise LaunchError(
-            "no rank says how much memory it took", expected="a device or /proc that tells",
+            "no rank says how much memory it took",
+            expected="a device or /proc that tells",
             fix="scaleproof doctor",
-        )  # fmt: skip
+        )
     why = "" if peak <= allowed else f"above {si(allowed, 'B')}"
     return Attempt(micro=micro, peak_bytes=peak, throughput=launch.throughput, why=why)
 
@@ -198,9 +215,13 @@ def _columns(limit: float) -> list[Column[Attempt]]:
 
 
 def _told(
-    asked: Asked, case: CaseSpec, tried: Sequence[Attempt], best: Attempt | None, limit: float,
+    asked: Asked,
+    case: CaseSpec,
+    tried: Sequence[Attempt],
+    best: Attempt | None,
+    limit: float,
     allowed: float,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """The answer, what limits it, and the command that uses it."""
     room = f"{si(allowed, 'B')}, {asked.options.headroom:.0%} below {si(limit, 'B')} a rank"
     line = fitting.grown(tried)
@@ -225,7 +246,8 @@ def _told(
 
 def _without(words: Sequence[str]) -> list[str]:
     """The words of the command but for those that only ``fit`` takes."""
-    out, skip = [], False
+    out = []
+    skip = False
     for word in words:
         name = word.partition("=")[0]
         if skip or name in ("--headroom", "--memory", "--most"):

@@ -22,13 +22,13 @@ EXAMPLES = dict(
 START = Path(__file__).parents[3] / "start"
 
 
-class Files(TypedDict):
+class WrittenFiles(TypedDict):
     files: Sequence[str]
 
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
-    "init": (Files,),
+    "init": (WrittenFiles,),
 }
 
 
@@ -38,24 +38,32 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Two files that run as they are; what is there already is never written over."""
-    folder, gpus = asked.options.folder, len(nvml.gpus())
+    folder = asked.options.folder
+    gpus = len(nvml.gpus())
     facts = {
-        "folder": folder, "gpus": gpus, "device": "cuda" if gpus else "cpu",
+        "folder": folder,
+        "gpus": gpus,
+        "device": "cuda" if gpus else "cpu",
         "ranks": gpus or min(2, machine.detect().num_cores),
         "source": "provisional" if gpus else "requirement",
         "note": "provisional: scaleproof baseline set RUN has what this hardware reaches"
-        if gpus else "mechanics only: cores share a cache, a memory bus and their neighbours",
-    }  # fmt: skip
+        if gpus
+        else "mechanics only: cores share a cache, a memory bus and their neighbours",
+    }
     environment = Environment(
-        loader=FileSystemLoader(START), undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=FileSystemLoader(START),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     names = [path.name.removesuffix(".jinja") for path in sorted(START.glob("*.jinja"))]
     if there := [name for name in names if (folder / name).exists()]:
         raise SpecError(
-            f"{folder / there[0]} is there already", expected="a new folder",
+            f"{folder / there[0]} is there already",
+            expected="a new folder",
             fix="scaleproof init another_folder",
-        )  # fmt: skip
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         write_text(folder / name, environment.get_template(f"{name}.jinja").render(facts))

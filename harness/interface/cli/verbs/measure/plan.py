@@ -19,7 +19,7 @@ from harness.interface import options
 from harness.interface.cli import measuring, planning
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import plans as plans_report, text
-from harness.interface.report.plans import Outlook
+from harness.interface.report.plans import PlanOutlook
 from harness.measure import together
 from harness.record import Described
 
@@ -33,7 +33,7 @@ EXAMPLES = dict(
 
 
 class Plans(TypedDict):
-    plans: Sequence[Outlook]
+    plans: Sequence[PlanOutlook]
 
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
@@ -45,9 +45,12 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     planning.add_to(sub)
     sub.add_argument(
-        "-m", metavar="MARKS", default=planning.USUAL_TIER, dest="marks",
+        "-m",
+        metavar="MARKS",
+        default=planning.USUAL_TIER,
+        dest="marks",
         help=f"the suites with these marks, as of pytest (default: {planning.USUAL_TIER!r})",
-    )  # fmt: skip
+    )
 
 
 def act(asked: Asked) -> Answer:
@@ -57,9 +60,14 @@ def act(asked: Asked) -> Answer:
     site = here if on is None else planning.site_of(on)
     ablations = list(dict.fromkeys(asked.options.ablate))
     plans = plans_of(
-        asked.options.target, site, known, measuring.settings(asked), ablations,
-        planning.tier(asked.options.marks), bool(options.setups(measuring.values(asked))),
-    )  # fmt: skip
+        asked.options.target,
+        site,
+        known,
+        measuring.settings(asked),
+        ablations,
+        planning.tier(asked.options.marks),
+        bool(options.setups(measuring.values(asked))),
+    )
     with contextlib.closing(measuring.session(asked, known, here)) as session:
         session.describe([a.case for p in plans for a in p.arms])
         run = session.run
@@ -70,8 +78,8 @@ def act(asked: Asked) -> Answer:
         )
         side_by_side = partial(together.groups, session) if on is None else partial(_seated, on)
         outlooks = look.at(plans, side_by_side)
-        costs = forecast.Costs(plans, run.described, machine, link_bytes=link)
-        place = plans_report.Place(machine, on, costs)
+        costs = forecast.LaunchCosts(plans, run.described, machine, link_bytes=link)
+        place = plans_report.PlanPlace(machine, on, costs)
         shown = plans_report.lines(outlooks, run.thresholds, place, text.columns())
     return Answer(document={"plans": [to_doc(f) for f in outlooks]}, lines=shown)
 
@@ -94,9 +102,9 @@ class Look:
     timeline: bool
     outline: bool
 
-    def at(self, plans: Sequence[Plan], slots: forecast.Slots) -> list[Outlook]:
+    def at(self, plans: Sequence[Plan], slots: forecast.Slots) -> list[PlanOutlook]:
         """Every plan, with what it takes after those before it."""
-        costs = forecast.Costs(plans, self.described, self.machine, link_bytes=self.link)
+        costs = forecast.LaunchCosts(plans, self.described, self.machine, link_bytes=self.link)
         arms = {plan.hash: [a for a in plan.arms if self.runs(a)] for plan in plans}
         coming = forecast.coming(
             plans, arms, costs, self.described, slots, timeline=self.timeline, outline=self.outline
@@ -115,7 +123,7 @@ class Look:
         answer = self.described[arm.case.hash]
         return not answer.error and obstacles.fits(answer, arm.case, self.machine)
 
-    def _outlook(self, plan: Plan, running: int, seconds: float, device_s: float) -> Outlook:
+    def _outlook(self, plan: Plan, running: int, seconds: float, device_s: float) -> PlanOutlook:
         hardware_class = self.machine.hardware_class
         judged = pairs.judged_of(plan, self.thresholds, hardware_class)
         rules: dict[str, list[str]] = {a.name: [] for a in plan.arms}
@@ -123,7 +131,7 @@ class Look:
             case = plan.arm(c.subject).case
             matched = verdicts.rules_for(self.thresholds, case, c, hardware_class)
             rules[c.subject] += [t.name for t in matched if t.name not in rules[c.subject]]
-        return Outlook(
+        return PlanOutlook(
             plan=plan,
             described={a.case.hash: self.described[a.case.hash] for a in plan.arms},
             rules=rules,

@@ -39,13 +39,13 @@ class Commands(TypedDict):
     commands: Sequence[Command]
 
 
-class Script(TypedDict):
+class JobScript(TypedDict):
     script: str
 
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
-    "run": (RunRecord, Commands, Detached, Script),
+    "run": (RunRecord, Commands, Detached, JobScript),
 }
 
 
@@ -55,25 +55,34 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         "target", nargs="?", help="a case (ddp/decoder-tiny/weak), file.py or file.py::recipe"
     )
     sub.add_argument(
-        "--script", action="store_true",
+        "--script",
+        action="store_true",
         help="measure a script of yours, unchanged: --script -- train.py ARGS",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--fresh", action="store_true",
+        "--fresh",
+        action="store_true",
         help="start every rank of a script as an interpreter of its own, not as a fork",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--clean", nargs="+", default=[], metavar="PATH",
+        "--clean",
+        nargs="+",
+        default=[],
+        metavar="PATH",
         help="run a script in its folder itself, and remove what it writes there after each launch",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--mode", choices=tuple(Mode), default=Mode.WEAK,
+        "--mode",
+        choices=tuple(Mode),
+        default=Mode.WEAK,
         help="of a script: whether its batch grows with the ranks (weak) or is shared (strong)",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--samples-per-step", type=measuring.positive, metavar="N",
+        "--samples-per-step",
+        type=measuring.positive,
+        metavar="N",
         help="of a script, on one rank: compared with what is counted, used where nothing can be",
-    )  # fmt: skip
+    )
     sub.add_argument("--resume", metavar="RUN", help="continue an interrupted run")
     sub.add_argument("--inconclusive", choices=("fail", "warn"), default="fail")
     sub.add_argument("--detach", action="store_true", help="submit the run to the engine's queue")
@@ -98,15 +107,17 @@ def act(asked: Asked) -> Answer:
             return _dry_run(asked, known, site)
     else:
         raise SpecError(
-            "nothing to run", expected="a case, a recipe or --resume RUN",
+            "nothing to run",
+            expected="a case, a recipe or --resume RUN",
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
-        )  # fmt: skip
+        )
     return _measured(asked, session, plans)
 
 
 def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
     """What the command line names: a target, or a script of the user's."""
-    said, settings = asked.options, measuring.settings(asked)
+    said = asked.options
+    settings = measuring.settings(asked)
     ablations = list(dict.fromkeys(said.ablate))
     if not said.script:
         control = bool(options.setups(measuring.values(asked)))
@@ -114,9 +125,10 @@ def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
     if said.target or settings or ablations:
         option = said.target or ("--set" if settings else "--ablate")
         raise SpecError(
-            f"{option} does not go with --script", expected="the script's own arguments, after --",
+            f"{option} does not go with --script",
+            expected="the script's own arguments, after --",
             fix="scaleproof run --script --cpus 2 -- train.py ARGS",
-        )  # fmt: skip
+        )
     _check_clean(said.clean)
     return [script_plan(asked.own, site, Mode(said.mode), said.samples_per_step or 0)]
 
@@ -128,21 +140,25 @@ def _check_clean(paths: Sequence[str]) -> None:
         target = (here / path).resolve()
         if not target.is_relative_to(here) or target == here:
             raise SpecError(
-                f"--clean {path}: not a path below this folder", where=str(here),
+                f"--clean {path}: not a path below this folder",
+                where=str(here),
                 expected="what the script writes, as --clean out checkpoints",
                 fix=f"ls {target}",
-            )  # fmt: skip
+            )
         if target.exists():
             raise SpecError(
-                f"--clean {path}: it is there already, and would be removed", where=str(here),
-                expected="what only launches write", fix=f"mv {path} {path}.mine",
-            )  # fmt: skip
+                f"--clean {path}: it is there already, and would be removed",
+                where=str(here),
+                expected="what only launches write",
+                fix=f"mv {path} {path}.mine",
+            )
 
 
 def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:
     session.run.notes += detached.notes()
     session.run.announce(plans)
-    measurer, stopped = Measurer(session), False
+    measurer = Measurer(session)
+    stopped = False
     try:
         with session:
             measurer.measure(plans)

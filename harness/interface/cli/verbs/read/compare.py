@@ -55,9 +55,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         "--every", action="store_true", help="also figures of other metrics that did not change"
     )
     sub.add_argument(
-        "--interleave", action="append", default=[], metavar="CASE",
+        "--interleave",
+        action="append",
+        default=[],
+        metavar="CASE",
         help="measure this case in the environments A and B, in the same blocks",
-    )  # fmt: skip
+    )
     measuring.add_to(sub, cases=True)
 
 
@@ -107,7 +110,8 @@ def _python(path: Path) -> str:
     python = next((found for p in named if (found := shutil.which(str(p)))), None)
     if python is None:
         raise SpecError(
-            f"{path} is no environment", expected="a folder with bin/python, or an interpreter",
+            f"{path} is no environment",
+            expected="a folder with bin/python, or an interpreter",
             fix="python -m venv new && new/bin/pip install torch==VERSION scaleproof",
-        )  # fmt: skip
+        )
     return str(Path(python).absolute())

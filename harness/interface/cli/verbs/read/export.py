@@ -35,9 +35,12 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     sub.add_argument(
-        "--to", type=Path, required=True, metavar="FILE",
+        "--to",
+        type=Path,
+        required=True,
+        metavar="FILE",
         help="ends with .csv, .jsonl, .parquet or .prom (OpenMetrics)",
-    )  # fmt: skip
+    )
     sub.add_argument(
         "--table", choices=_TABLES, help=f"what has a row (default: {_TABLES[0]}; not for .prom)"
     )
@@ -49,15 +52,16 @@ def act(asked: Asked) -> Answer:
     said = asked.options
     if (form := said.to.suffix) not in export.FORMS:
         raise SpecError(
-            f"--to {said.to}: no form has this ending", expected=", ".join(export.FORMS),
+            f"--to {said.to}: no form has this ending",
+            expected=", ".join(export.FORMS),
             fix=f"--to {said.to.stem}.csv",
-        )  # fmt: skip
+        )
     if form == ".prom":
         if said.table:
             raise SpecError(
                 "--table has no effect on OpenMetrics: a file of gauges has all cases",
                 fix=f"scaleproof export {said.runs[0]} --to {said.to}",
-            )  # fmt: skip
+            )
         body = export.openmetrics([load(path) for path in said.runs]).encode()
         count = sum(not line.startswith(b"#") for line in body.splitlines())
     else:
@@ -65,7 +69,8 @@ def act(asked: Asked) -> Answer:
             load(path)  # a clear error before pandas is there
         runs = [path if path.is_dir() else path.parent for path in said.runs]
         frame = export.TABLES[said.table or _TABLES[0]](runs)
-        body, count = export.table(frame, form), len(frame)
+        body = export.table(frame, form)
+        count = len(frame)
     files.put(said.to, body, "--to")
     return Answer(
         document={"file": str(said.to), "rows": count},

@@ -58,9 +58,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     if verb == "unpack":
         sub.add_argument("archive", type=Path)
         sub.add_argument(
-            "--to", type=Path, default=Path("results"), metavar="DIR",
+            "--to",
+            type=Path,
+            default=Path("results"),
+            metavar="DIR",
             help="the results that they become part of (default: results)",
-        )  # fmt: skip
+        )
         return
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     sub.add_argument("--to", type=Path, required=True, metavar="FILE", help="the file to write")
@@ -68,13 +71,17 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         "--no-traces", action="store_true", help="without the traces of profiled launches"
     )
     sub.add_argument(
-        "--redact", action="store_true",
+        "--redact",
+        action="store_true",
         help="without names of hosts and users, addresses, paths and traces; verify still holds",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--redact-also", action="append", default=[], metavar="TEXT",
+        "--redact-also",
+        action="append",
+        default=[],
+        metavar="TEXT",
         help="another text that must not be in it",
-    )  # fmt: skip
+    )
 
 
 def act(asked: Asked) -> Answer:
@@ -86,7 +93,8 @@ def _pack(asked: Asked) -> Answer:
     redacted = said.redact or bool(said.redact_also)
     packed = []
     for path in said.runs:
-        run, folder = load(path), path if path.is_dir() else path.parent
+        run = load(path)
+        folder = path if path.is_dir() else path.parent
         if redacted:
             packed.append(_redacted(run, folder, tuple(said.redact_also)))
         else:
@@ -103,8 +111,10 @@ def _pack(asked: Asked) -> Answer:
     if redacted:
         lines += text.wrap(
             " names of hosts and users, addresses and paths are out, and so are traces and logs;"
-            " look at it before it leaves: scaleproof unpack and report", text.columns(), 1,
-        )  # fmt: skip
+            " look at it before it leaves: scaleproof unpack and report",
+            text.columns(),
+            1,
+        )
     told = {"archive": str(said.to), "sha256": digest, **to_doc(manifest)}
     return Answer(document=told, lines=lines)
 
@@ -123,13 +133,17 @@ def _redacted(
         wrong = verify(load(Path(name)), Path(name)).differences
     if wrong:
         raise RecordError(
-            f"without names the run would not verify: {wrong[0]}", where=str(folder),
-            expected="a run that verifies", fix=f"scaleproof verify {folder}",
-        )  # fmt: skip
+            f"without names the run would not verify: {wrong[0]}",
+            where=str(folder),
+            expected="a run that verifies",
+            fix=f"scaleproof verify {folder}",
+        )
     held = Packed(
-        run=clean.run, folder=archive.of_run(clean), head=clean.head,
+        run=clean.run,
+        folder=archive.of_run(clean),
+        head=clean.head,
         redacted_from=run.head or "unchained",
-    )  # fmt: skip
+    )
     return held, body
 
 

@@ -27,7 +27,7 @@ class Files(TypedDict):
     files: Sequence[str]
 
 
-class Row(TypedDict):
+class VerdictRow(TypedDict):
     status: str
     case: str
     metric: str
@@ -51,7 +51,7 @@ class Summary(TypedDict):
     exit: int
     decide: Sequence[str]
     remarks: Sequence[str]
-    verdicts: Sequence[Row]
+    verdicts: Sequence[VerdictRow]
 
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
@@ -73,9 +73,10 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     )
     form.add_argument("--csv", action="store_true", help="the verdicts as comma-separated values")
     form.add_argument(
-        "--proposal", action="store_true",
+        "--proposal",
+        action="store_true",
         help="a plot, a table and a paragraph on method, for an application for computing time",
-    )  # fmt: skip
+    )
     form.add_argument(
         "--summary", action="store_true", help="with --json: headline and verdicts, not the record"
     )
@@ -97,12 +98,15 @@ def _proposal(path: Path) -> Answer:
     """Written beside the record, and printed."""
     from harness.interface.report.page.scaling import speedup
 
-    run, folder = load(path), path if path.is_dir() else path.parent
+    run = load(path)
+    folder = path if path.is_dir() else path.parent
     if not (plot := speedup(run)):
         raise ScaleproofError(
-            "nothing was scaled in this run: a plot needs two world sizes", where=str(path),
-            expected="a ladder", fix="scaleproof run --script --cpus 2 -- train.py",
-        )  # fmt: skip
+            "nothing was scaled in this run: a plot needs two world sizes",
+            where=str(path),
+            expected="a ladder",
+            fix="scaleproof run --script --cpus 2 -- train.py",
+        )
     lines = digest.proposal(run, "proposal.svg")
     write_text(folder / "proposal.svg", plot)
     write_text(folder / "proposal.md", "\n".join(lines) + "\n")

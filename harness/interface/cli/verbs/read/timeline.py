@@ -16,11 +16,11 @@ from harness.analysis.timeline.reader import Trace, read, split
 from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.views import difference, merge
 from harness.analysis.timeline.views.communications import Communication, communications
-from harness.analysis.timeline.views.difference import Change
+from harness.analysis.timeline.views.difference import Shift
 from harness.analysis.timeline.views.idleness import Idleness, idleness
 from harness.analysis.timeline.views.kernels import Kernel, kernels
 from harness.analysis.timeline.views.tallies import Range, operators, ranges
-from harness.analysis.timeline.views.window import Window
+from harness.analysis.timeline.views.window import ShownBudget
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
 from harness.base.packs import is_there
@@ -53,8 +53,8 @@ class Windows(TypedDict):
 
 class Shifted(TypedDict):
     title: str
-    terms: Sequence[Change]
-    names: Sequence[Change]
+    terms: Sequence[Shift]
+    names: Sequence[Shift]
     doubts: Sequence[str]
 
 
@@ -78,40 +78,52 @@ class Traced:
     title: str
     name: str
     budget: Budget
-    open: Callable[[], Window]
+    open: Callable[[], ShownBudget]
     doubt: str = ""
 
 
 def add_to(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
-        "paths", nargs="+", type=Path, metavar="PATH",
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
         help="a run's folder, or torch.profiler Chrome traces of one window, one for each rank",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--against", nargs="+", type=Path, metavar="PATH", default=(),
+        "--against",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        default=(),
         help="a second window or run: what changed in it, term by term and kernel by kernel",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--details", action="store_true",
+        "--details",
+        action="store_true",
         help="also each term's kernels and the operators that launched them, what the host was at"
         " while its device waited, and each communication: its late rank, its bandwidth",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--ranges", action="store_true", help="also list the named ranges (NVTX, annotations)"
     )
     parser.add_argument(
-        "--step-name", metavar="NAME",
+        "--step-name",
+        metavar="NAME",
         help="the annotation that is a step, in traces without a ProfilerStep; * matches anything",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--merge", type=Path, metavar="DIR",
+        "--merge",
+        type=Path,
+        metavar="DIR",
         help="write one trace of all ranks on one clock, with the budget as tracks, for Perfetto",
-    )  # fmt: skip
+    )
 
 
 def act(asked: Asked) -> Answer:
     """Every window: its budget, and more of it where that is asked for."""
-    parsed, width = asked.options, text.columns()
+    parsed = asked.options
+    width = text.columns()
     documents: list[Json] = []
     lines: list[str] = []
     windows = list(_windows(parsed.paths, parsed.step_name))
@@ -139,7 +151,9 @@ def _more(
     """What is asked for beside the budget: as a document and as lines."""
     if parsed.details:
         opened = window.open()
-        every, of_terms, causes = communications(opened), kernels(opened), idleness(opened)
+        every = communications(opened)
+        of_terms = kernels(opened)
+        causes = idleness(opened)
         yield {"communications": to_doc(every)}, pages.communication_lines(every, width)
         yield {"kernels": to_doc(of_terms)}, pages.kernel_lines(of_terms, width)
         yield {"idleness": to_doc(causes)}, pages.idleness_lines(causes, width)
@@ -166,9 +180,14 @@ def _difference(before: Sequence[Traced], after: Sequence[Traced], width: int) -
         names = difference.names(was, now, whole and also)
         title = a.title if a.title == b.title else f"{b.title} against {a.title}"
         doubts = [f"{side}: {w.doubt}" for side, w in (("A", a), ("B", b)) if w.doubt]
-        documents.append({
-            "title": title, "terms": to_doc(terms), "names": to_doc(names), "doubts": doubts,
-        })  # fmt: skip
+        documents.append(
+            {
+                "title": title,
+                "terms": to_doc(terms),
+                "names": to_doc(names),
+                "doubts": doubts,
+            }
+        )
         lines += pages.difference_lines(title, terms, names, width)
         for doubt in doubts:
             lines += text.wrap(f" refused  {doubt}", width, 10)
@@ -215,7 +234,7 @@ def _of_traces(paths: Sequence[Path], step_name: str | None) -> Traced:
         title=f"{paths[0].name}{more}",
         name=f"merged-{paths[0].name.split('.')[0]}",
         budget=replace(closed.budget, operators=operators(traces, rank_lanes, closed.budget.steps)),
-        open=lambda: Window(traces=traces, lanes=rank_lanes, closed=closed),
+        open=lambda: ShownBudget(traces=traces, lanes=rank_lanes, closed=closed),
     )
 
 
@@ -248,12 +267,12 @@ def _of_run(path: Path) -> Iterator[Traced]:
     for launch in profiled:
         assert launch.budget is not None
 
-        def opened(launch: LaunchRecord = launch) -> Window:
+        def opened(launch: LaunchRecord = launch) -> ShownBudget:
             _there(folder, launch)
             traces, rank_lanes, closed = close_launch(folder, launch.launch, launch.ranks)
             devices = folder / "launches" / launch.launch / "gpus.json"
             readings = json.loads(devices.read_text()) if devices.is_file() else ()
-            return Window(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)
+            return ShownBudget(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)
 
         changed = launch.changed
         yield Traced(
@@ -273,7 +292,7 @@ def _there(folder: Path, launch: LaunchRecord) -> None:
             where=str(folder / "launches" / launch.launch),
             expected="the folder that the run was measured in; its record alone holds the budgets",
             fix=f"scaleproof timeline {folder}",
-        )  # fmt: skip
+        )
 
 
 def _doubt(changed: float) -> str:

@@ -61,9 +61,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("run", type=Path)
     if verb == "sign":
         sub.add_argument(
-            "--key", type=Path, required=True, metavar="FILE",
+            "--key",
+            type=Path,
+            required=True,
+            metavar="FILE",
             help="the private key; SCALEPROOF_PASSPHRASE opens it",
-        )  # fmt: skip
+        )
         return
     sub.add_argument(
         "--thresholds", type=Path, metavar="FILE", help="also judge the run again by these rules"
@@ -108,9 +111,10 @@ def _sign(folder: Path, key: Path) -> Answer:
     """Only what verifies is signed."""
     if found := verify(load(folder), folder).differences:
         raise RecordError(
-            f"this run does not verify: {found[0]}", where=str(folder),
+            f"this run does not verify: {found[0]}",
+            where=str(folder),
             fix=f"scaleproof verify {folder}",
-        )  # fmt: skip
+        )
     made = signature.sign(folder, key, os.environ.get("SCALEPROOF_PASSPHRASE"))
     lines = [
         f" signed {made.head[:16]}, the last link of the chain",
@@ -122,7 +126,8 @@ def _sign(folder: Path, key: Path) -> Answer:
 
 def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]]:
     """Whose signature covers the run, and what of the key or the nonce does not fit."""
-    made, wrong = signature.signed(folder), []
+    made = signature.signed(folder)
+    wrong = []
     if asked.options.nonce is not None and run.settings.nonce != asked.options.nonce:
         wrong.append(f"the nonce of this run is {run.settings.nonce!r}, not the one that was given")
     if made is None:
@@ -151,5 +156,9 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
     if verified.signer:
         out.append(f" signed by {verified.signer}")
     out += [f" DIFFERS  {d}" for d in verified.differences]
-    return [*out, f" {len(verified.differences)} differences" if verified.differences else
-            " everything agrees"]  # fmt: skip
+    return [
+        *out,
+        f" {len(verified.differences)} differences"
+        if verified.differences
+        else " everything agrees",
+    ]

@@ -76,9 +76,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
             "pid", type=measuring.positive, metavar="PID", help="its launcher, or one of its ranks"
         )
         sub.add_argument(
-            "--seconds", type=measuring.positive, default=5, metavar="S",
+            "--seconds",
+            type=measuring.positive,
+            default=5,
+            metavar="S",
             help="how long to look (default: 5)",
-        )  # fmt: skip
+        )
 
 
 def act(asked: Asked) -> Answer:
@@ -98,10 +101,13 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
     if not said:
         raise SpecError(
             f"--engine {site.engine} starts whole worlds: no agent of ours can look at its nodes",
-            expected="an engine that starts agents", fix="scaleproof doctor --engine slurm",
-        )  # fmt: skip
+            expected="an engine that starts agents",
+            fix="scaleproof doctor --engine slurm",
+        )
     examined = [Examined.of(node.machine.host, told) for node, told in said]
-    found, width, lines = list(drift(examined)), text.columns(), list[str]()
+    found = list(drift(examined))
+    width = text.columns()
+    lines = list[str]()
     findings: dict[tuple[str, str, str, str], list[str]] = {}
     for node in examined:
         for f in node.findings:
@@ -162,7 +168,8 @@ def _attach(asked: Asked) -> Answer:
     """Look at every rank again and again, then tell where each was."""
     program, job = ranks.spy(), ranks.of_job(asked.options.pid)
     seen: dict[int, list[Sequence[Frame]]] = {r.rank: [] for r in job}
-    began, cpu = time.monotonic(), {r.rank: ranks.cpu_s(r.pid) for r in job}
+    began = time.monotonic()
+    cpu = {r.rank: ranks.cpu_s(r.pid) for r in job}
     asked_s: float = asked.options.seconds
     while (gone := time.monotonic() - began) < asked_s + PATIENCE_S:
         if gone >= asked_s and all(seen.values()):
@@ -181,14 +188,14 @@ def _attach(asked: Asked) -> Answer:
 
 
 def _seen(
-    job: Sequence[ranks.Rank], found: Mapping[int, Activity], used: Mapping[int, float]
+    job: Sequence[ranks.RankProcess], found: Mapping[int, Activity], used: Mapping[int, float]
 ) -> list[str]:
-    def share(rank: ranks.Rank, name: str) -> str:
+    def share(rank: ranks.RankProcess, name: str) -> str:
         here = found.get(rank.rank)
         return "" if here is None else f"{here.seen.get(name, 0) / here.count:.0%}"
 
     columns = [
-        text.Column[ranks.Rank]("rank", 9, lambda r: str(r.rank)),
+        text.Column[ranks.RankProcess]("rank", 9, lambda r: str(r.rank)),
         text.Column("pid", 5, lambda r: str(r.pid)),
         text.Column("cores", 7, lambda r: f"{used[r.rank]:.2f}"),
     ]

@@ -21,7 +21,7 @@ EXAMPLES = dict(
 )
 
 
-class Named(TypedDict):
+class NamedEntry(TypedDict):
     name: str
     doc: str
     path: str
@@ -30,7 +30,7 @@ class Named(TypedDict):
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
-    "list": (Mapping[str, Sequence[Named]],),
+    "list": (Mapping[str, Sequence[NamedEntry]],),
 }
 
 

@@ -38,7 +38,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class RuleLine:
     """A rule and what it judges."""
 
     rule: Threshold
@@ -46,10 +46,12 @@ class Line:
 
 
 _COLUMNS = (
-    Column[Line]("rule", 100, lambda line: line.rule.name, left=True),
-    Column[Line]("requires", 95, lambda line: f"{line.rule.metric} {line.rule.bound}", left=True),
-    Column[Line]("source", 10, lambda line: str(line.rule.source), left=True),
-    Column[Line]("judges", 99, lambda line: line.judges, left=True),
+    Column[RuleLine]("rule", 100, lambda line: line.rule.name, left=True),
+    Column[RuleLine](
+        "requires", 95, lambda line: f"{line.rule.metric} {line.rule.bound}", left=True
+    ),
+    Column[RuleLine]("source", 10, lambda line: str(line.rule.source), left=True),
+    Column[RuleLine]("judges", 99, lambda line: line.judges, left=True),
 )
 
 
@@ -66,10 +68,10 @@ def act(asked: Asked) -> Answer:
     known = options.catalogue(asked.options.path)
     rules = load_thresholds(asked.options.file, known)
     if asked.options.run is None:
-        lines = [Line(rule=r, judges=_cases(r, known)) for r in rules]
+        lines = [RuleLine(rule=r, judges=_cases(r, known)) for r in rules]
     else:
         run = rejudge(load(asked.options.run), rules)
-        lines = [Line(rule=r, judges=_verdicts(r, run)) for r in rules]
+        lines = [RuleLine(rule=r, judges=_verdicts(r, run)) for r in rules]
     width = columns()
     told = table(_COLUMNS, lines, width)
     if asked.options.run is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 from harness.base.documents import Json
-from harness.cases import Catalogue, Device, Plan, Protocol, Settings, Site, BoundSource, Threshold
+from harness.cases import BoundSource, Catalogue, Device, Plan, Protocol, Settings, Site, Threshold
 from harness.cases.recipes import ladder
 from harness.cases.targets import normalise
 from harness.measure.measurer import Measurer
@@ -76,7 +76,12 @@ def plan_of(nodes: int, seed: int, step_ms: float, known: Catalogue) -> Plan:
 def rules(nodes: int) -> list[Threshold]:
     """One for each rung, that its planted efficiency meets by 2 points."""
     usual = Threshold(
-        name="", case="", metric="efficiency", unit="1", source=BoundSource.REQUIREMENT, at_least=0.5
+        name="",
+        case="",
+        metric="efficiency",
+        unit="1",
+        source=BoundSource.REQUIREMENT,
+        at_least=0.5,
     )
     return [
         replace(usual, name=f"@{n}", case=f"*@{n}x1cpu*", at_least=efficiency - MARGIN)

@@ -24,7 +24,17 @@ from statistics import median
 from harness.analysis.judging import pairs as paired
 from harness.analysis.judging.judge import estimate, judge
 from harness.base.documents import from_doc, to_doc
-from harness.cases import Catalogue, Device, Form, Plan, Protocol, Settings, Site, BoundSource, Threshold
+from harness.cases import (
+    BoundSource,
+    Catalogue,
+    Device,
+    Form,
+    Plan,
+    Protocol,
+    Settings,
+    Site,
+    Threshold,
+)
 from harness.cases.recipes import ladder
 from harness.cases.targets import normalise
 from harness.measure.measurer import Measurer

@@ -11,7 +11,7 @@ import rates
 from harness.analysis.judging import standard
 from harness.analysis.judging.judge import judge
 from harness.base.stats import t_interval
-from harness.cases import Form, BoundSource, Threshold
+from harness.cases import BoundSource, Form, Threshold
 from harness.record import Status
 
 RULE = Threshold(

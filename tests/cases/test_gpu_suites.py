@@ -15,7 +15,7 @@ from harness.analysis.judging import obstacles
 from harness.analysis.judging.pairs import judged_of
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
-from harness.cases import CaseSpec, Catalogue, Device, Plan, Precision, Site, BoundSource, Threshold
+from harness.cases import BoundSource, CaseSpec, Catalogue, Device, Plan, Precision, Site, Threshold
 from harness.cases.rules import load_thresholds
 from harness.cases.targets import normalise
 from harness.host import hardware

@@ -13,7 +13,7 @@ import torch
 from harness.analysis.judging.notices import PAYLOAD_SHARE, findings, shaped
 from harness.analysis.judging.series import series
 from harness.analysis.judging.verdicts import verdicts
-from harness.cases import Catalogue, Settings, BoundSource, Threshold, Waiver
+from harness.cases import BoundSource, Catalogue, Settings, Threshold, Waiver
 from harness.cases.rules import reach
 from harness.host.admission import Finding, Level
 from harness.interface.report.fabric import lines

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from harness.analysis.timeline.views.communications import Communication
-from harness.analysis.timeline.views.difference import Shift
+from harness.analysis.timeline.views.difference import TermChange
 from harness.analysis.timeline.views.idleness import Idleness
 from harness.analysis.timeline.views.kernels import Kernel
 from harness.analysis.timeline.views.tallies import Range
@@ -120,23 +120,23 @@ def communication_lines(every: Sequence[Communication], width: int) -> list[str]
 
 
 def difference_lines(
-    title: str, terms: Sequence[Shift], names: Sequence[Shift], width: int
+    title: str, terms: Sequence[TermChange], names: Sequence[TermChange], width: int
 ) -> list[str]:
     """Two windows' mean steps: B less A, and what changed most in them."""
-    step = Shift(
+    step = TermChange(
         name="step",
         before_ns=sum(c.before_ns for c in terms),
         after_ns=sum(c.after_ns for c in terms),
     )
     numbers = [
-        Column[Shift]("A ms", 98, lambda c: f"{c.before_ns / 1e6:.2f}"),
-        Column[Shift]("B ms", 98, lambda c: f"{c.after_ns / 1e6:.2f}"),
-        Column[Shift]("B - A", 99, lambda c: f"{c.more_ns / 1e6:+.2f}"),
+        Column[TermChange]("A ms", 98, lambda c: f"{c.before_ns / 1e6:.2f}"),
+        Column[TermChange]("B ms", 98, lambda c: f"{c.after_ns / 1e6:.2f}"),
+        Column[TermChange]("B - A", 99, lambda c: f"{c.more_ns / 1e6:+.2f}"),
     ]
-    term = Column[Shift]("term", 100, lambda c: TERMS.get(c.name, c.name), left=True)  # type: ignore[call-overload]
+    term = Column[TermChange]("term", 100, lambda c: TERMS.get(c.name, c.name), left=True)  # type: ignore[call-overload]
     out = [rule(title, width), *table([term, *numbers], [*terms, step], width)]
     if names:
-        name = Column[Shift](
+        name = Column[TermChange](
             "kernel or operator", 100, lambda c: _short(c.name, width - 36), left=True
         )
         out += ["", *table([name, *numbers], names, width)]

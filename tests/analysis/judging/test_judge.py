@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
 from harness.base.errors import Exit
-from harness.cases import Form, BoundSource, Statistic, Threshold
+from harness.cases import BoundSource, Form, Statistic, Threshold
 from harness.record import Reason, Status
 from harness.record.outcome import exit_status
 

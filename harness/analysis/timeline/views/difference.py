@@ -7,7 +7,7 @@ from harness.record import Budget, Operator, Term
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shift:
+class TermChange:
     """One entry in both windows; ns in a mean step of a mean rank, 0 where it is not there."""
 
     name: str
@@ -19,15 +19,15 @@ class Shift:
         return self.after_ns - self.before_ns
 
 
-def terms(before: Budget, after: Budget) -> tuple[Shift, ...]:
+def terms(before: Budget, after: Budget) -> tuple[TermChange, ...]:
     """Every term of either; the changes add up to that of the step."""
     both = ((t, before.mean_ns(t), after.mean_ns(t)) for t in Term)
-    return tuple(Shift(name=t, before_ns=a, after_ns=b) for t, a, b in both if a or b)
+    return tuple(TermChange(name=t, before_ns=a, after_ns=b) for t, a, b in both if a or b)
 
 
 def names(
     before: Sequence[Operator], after: Sequence[Operator], whole: bool, most: int = 8
-) -> tuple[Shift, ...]:
+) -> tuple[TermChange, ...]:
     """Kernels or operators by name, those that changed most first.
 
     Unless both lists are ``whole``, a name that one of them lacks is left out: it may be short.
@@ -35,7 +35,8 @@ def names(
     was, now = ({o.name: o.self_ns for o in each} for each in (before, after))
     every = {**was, **now} if whole else was.keys() & now.keys()
     changes = [
-        Shift(name=name, before_ns=was.get(name, 0), after_ns=now.get(name, 0)) for name in every
+        TermChange(name=name, before_ns=was.get(name, 0), after_ns=now.get(name, 0))
+        for name in every
     ]
     changes.sort(key=lambda c: (-abs(c.more_ns), c.name))
     return tuple(c for c in changes[:most] if c.more_ns)

@@ -16,7 +16,7 @@ from harness.analysis.timeline.reader import Trace, read, split
 from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.views import difference, merge
 from harness.analysis.timeline.views.communications import Communication, communications
-from harness.analysis.timeline.views.difference import Shift
+from harness.analysis.timeline.views.difference import TermChange
 from harness.analysis.timeline.views.idleness import Idleness, idleness
 from harness.analysis.timeline.views.kernels import Kernel, kernels
 from harness.analysis.timeline.views.tallies import Range, operators, ranges
@@ -53,8 +53,8 @@ class Windows(TypedDict):
 
 class Shifted(TypedDict):
     title: str
-    terms: Sequence[Shift]
-    names: Sequence[Shift]
+    terms: Sequence[TermChange]
+    names: Sequence[TermChange]
     doubts: Sequence[str]
 
 

@@ -71,7 +71,7 @@ def test_error_feedback_telescopes(shapes: list[tuple[int, int]], name: str, see
 @given(st.integers(1, 2000), st.sampled_from([16, 64, 256]), st.integers(0, 99))
 def test_int8_error_is_at_most_half_a_step(n: int, block: int, seed: int) -> None:
     x = torch.randn(1, -(-n // block) * block, generator=torch.Generator().manual_seed(seed)) * 10
-    codec = int8.Int8Codec({"block": block}, torch.Generator())
+    codec = int8.Codec({"block": block}, torch.Generator())
     message = codec.encode(x)
     assert message.numel() == x.numel() * (1 + 4 / block), "one byte each, four a block"
     scale = x.view(-1, block).abs().amax(1) / 127
@@ -109,7 +109,7 @@ def test_messages_are_as_long_as_they_say(name: str, rows: int) -> None:
 
 def test_natural_takes_the_powers_of_two_beside_it() -> None:
     x = torch.tensor([[3.0, -0.75, 1e-38, 0.0, 4.0, -5e7]])
-    codec = natural.NaturalCodec({}, torch.Generator().manual_seed(0))
+    codec = natural.Codec({}, torch.Generator().manual_seed(0))
     seen = torch.cat([codec.decode(codec.encode(x), 6) for _ in range(400)])
     assert set(seen[:, 0].tolist()) == {2.0, 4.0} and set(seen[:, 1].tolist()) == {-0.5, -1.0}
     assert (seen[:, 2] == 0).all() and (seen[:, 3] == 0).all() and (seen[:, 4] == 4.0).all()
@@ -119,7 +119,7 @@ def test_natural_takes_the_powers_of_two_beside_it() -> None:
 
 def test_qsgd_levels_are_beside_the_value() -> None:
     x = torch.randn(1, 512, generator=torch.Generator().manual_seed(1))
-    codec = qsgd.QsgdCodec({"block": 512}, torch.Generator().manual_seed(0))
+    codec = qsgd.Codec({"block": 512}, torch.Generator().manual_seed(0))
     step = float(x.norm()) / qsgd.LEVELS
     assert ((codec.decode(codec.encode(x), 512) - x).abs() < step * 1.0001).all()
 
@@ -189,5 +189,5 @@ def test_blocks_that_fill_no_bytes_are_refused(name: str) -> None:
 
 def test_signs_of_a_block_have_its_mean_magnitude() -> None:
     x = torch.tensor([[1.0, -3.0, 2.0, -2.0, 1.0, -3.0, 2.0, -2.0]])
-    codec = onebit.OneBitCodec({"block": 8}, torch.Generator())
+    codec = onebit.Codec({"block": 8}, torch.Generator())
     assert codec.decode(codec.encode(x), 8).tolist() == [[2.0, -2.0] * 4]

@@ -29,7 +29,7 @@ def majority(votes: list[list[float]]) -> list[float]:
 )  # fmt: skip
 def test_signsgd_trains_on_the_majority_of_signs(votes: list[list[float]]) -> None:
     """Both phases as the transport runs them: votes are sent, counted, and the outcome is sent."""
-    codec = signsgd.SignCodec({"magnitude": 0.5}, torch.Generator())
+    codec = signsgd.Codec({"magnitude": 0.5}, torch.Generator())
     received = codec.decode(codec.encode(torch.tensor(votes)), 8)
     outcome = codec.decode(codec.encode(transports.mean(received)[None]), 8)[0]
     assert outcome.tolist() == pytest.approx([0.5 * x for x in majority(votes)])

@@ -27,7 +27,7 @@ OF = {
 }  # fmt: skip
 
 
-class SignsAsBytes(onebit.OneBitCodec):
+class SignsAsBytes(onebit.Codec):
     """A byte a sign, sold as a bit."""
 
     def __init__(self, knobs: Knobs, source: torch.Generator) -> None:
@@ -44,7 +44,7 @@ class SignsAsBytes(onebit.OneBitCodec):
         return (blocks * scale[..., None]).flatten(1)
 
 
-class BitsNotNegated(onebit.OneBitCodec):
+class BitsNotNegated(onebit.Codec):
     """``~mask`` of bytes is 255 less them, where the other signs were meant."""
 
     def decode(self, message: Tensor, m: int) -> Tensor:
@@ -121,13 +121,13 @@ def build(ctx: RankContext, knobs: Knobs) -> Hook:
         kind = SignsAsBytes if bug == "signs_as_bytes" else BitsNotNegated
         return transports.TwoPhase(ctx, kind(knobs, source), True, transports.mean)
     if bug == "one_error_only":
-        return OneErrorOnly(ctx, onebit.OneBitCodec(knobs, source), True, transports.mean)
+        return OneErrorOnly(ctx, onebit.Codec(knobs, source), True, transports.mean)
     if bug == "with_replacement":
         return Replaced(ctx, {**knobs, "feedback": False})
     if bug == "global_generator":
         return Global(ctx, knobs)
     if bug == "feedback_without_contraction":
-        return transports.Gathered(ctx, qsgd.QsgdCodec(knobs, source), True, lambda x: x)
+        return transports.Gathered(ctx, qsgd.Codec(knobs, source), True, lambda x: x)
     hook = WrongTopK(ctx, float(knobs["rho"]), topk.select, True)
     hook.bug = bug
     return hook

@@ -12,7 +12,7 @@ from harness.training.strategies import diloco
 SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast", replicas=True)
 KNOBS = dict(bug="none", period=8, rate=0.7, momentum=0.9, quantised=False)
 TWIN = dict(period=2)
-Simulation, expect = diloco.DilocoSimulation, diloco.expect
+Simulation, expect = diloco.Simulation, diloco.expect
 
 
 class Wrong(diloco.Deltas):

@@ -14,7 +14,7 @@ from harness.training.strategies import parameter_server
 
 SUPPORTS = dict(worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
 KNOBS = dict(bug="none", staleness=0, bounded=True)
-Simulation, expect = parameter_server.ServerSimulation, parameter_server.expect
+Simulation, expect = parameter_server.Simulation, parameter_server.expect
 
 
 class Wrong(parameter_server.Worker):

@@ -8,4 +8,4 @@ KNOBS = dict(block=1024, feedback=True)
 CLAIM = "contracts"
 
 # Karimireddy et al., 2019.
-promise, build = gathered(onebit.OneBitCodec, "(N-1) (n/8 + 4 n/block)")
+promise, build = gathered(onebit.Codec, "(N-1) (n/8 + 4 n/block)")

@@ -11,7 +11,7 @@ CLAIM = "contracts"
 LARGEST = 448.0
 
 
-class Fp8Codec:
+class Codec:
     """Collectives refuse fp8: it travels as bytes."""
 
     def __init__(self, knobs: Knobs, _: torch.Generator) -> None:
@@ -32,4 +32,4 @@ class Fp8Codec:
         return (blocks.float() * scale[..., None]).flatten(1)
 
 
-promise, build = two_phase(Fp8Codec, "2 (N-1)/N n (1 + 4/block)")
+promise, build = two_phase(Codec, "2 (N-1)/N n (1 + 4/block)")

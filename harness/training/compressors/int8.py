@@ -10,7 +10,7 @@ KNOBS = dict(block=256, feedback=False)
 CLAIM = "contracts"
 
 
-class Int8Codec:
+class Codec:
     """Round to nearest of amax / 127 a block: wrong by half a step an element at most."""
 
     def __init__(self, knobs: Knobs, _: torch.Generator) -> None:
@@ -31,4 +31,4 @@ class Int8Codec:
         return blocks.float().mul_(scale[..., None]).flatten(1)
 
 
-promise, build = two_phase(Int8Codec, "2 (N-1)/N n (1 + 4/block)")
+promise, build = two_phase(Codec, "2 (N-1)/N n (1 + 4/block)")

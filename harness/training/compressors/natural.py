@@ -13,7 +13,7 @@ CLAIM = "unbiased"
 LOWEST = 127 - 100
 
 
-class NaturalCodec:
+class Codec:
     """A sign and seven bits of exponent (Horvath et al., 2022, who keep nine bits)."""
 
     unit = 1
@@ -41,4 +41,4 @@ class NaturalCodec:
         return torch.where(exponent > 0, bits, 0).view(torch.float32)
 
 
-promise, build = transports.gathered(NaturalCodec, "(N-1) n")
+promise, build = transports.gathered(Codec, "(N-1) n")

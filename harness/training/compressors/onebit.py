@@ -12,7 +12,7 @@ CLAIM = "contracts"
 SIGNS = transports.lookup(1, (-1.0, 1.0))
 
 
-class OneBitCodec:
+class Codec:
     """A block's mean magnitude with each one's sign (Seide et al., 2014; Tang et al., 2021)."""
 
     def __init__(self, knobs: Knobs, _: torch.Generator) -> None:
@@ -33,4 +33,4 @@ class OneBitCodec:
         return blocks.mul_(scale[..., None]).flatten(1)
 
 
-promise, build = transports.two_phase(OneBitCodec, "2 (N-1)/N (n/8 + 4 n/block)")
+promise, build = transports.two_phase(Codec, "2 (N-1)/N (n/8 + 4 n/block)")

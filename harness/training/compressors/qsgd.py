@@ -14,7 +14,7 @@ LEVELS = 7
 MEANING = transports.lookup(4, [*range(8), *(-level for level in range(8))])
 
 
-class QsgdCodec:
+class Codec:
     """Stochastic levels of |x| / norm (Alistarh et al., 2017)."""
 
     def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
@@ -41,4 +41,4 @@ class QsgdCodec:
         return blocks.mul_(scale[..., None]).flatten(1)
 
 
-promise, build = transports.gathered(QsgdCodec, "(N-1) (n/2 + 4 n/block)")
+promise, build = transports.gathered(Codec, "(N-1) (n/2 + 4 n/block)")

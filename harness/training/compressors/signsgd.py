@@ -13,7 +13,7 @@ KNOBS = dict(magnitude=0.01)
 CLAIM = "descends"
 
 
-class SignCodec:
+class Codec:
     """The sign of an element (Bernstein et al., 2018 and 2019), where that of 0 is 0.
 
     A sign takes two bits. One bit would make +1 of a tie, which half of all votes of two ranks end
@@ -35,4 +35,4 @@ class SignCodec:
         return transports.unpacked(message, MEANING).mul_(self.magnitude)
 
 
-promise, build = transports.two_phase(SignCodec, "2 (N-1)/N n/4")
+promise, build = transports.two_phase(Codec, "2 (N-1)/N n/4")

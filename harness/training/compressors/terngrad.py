@@ -13,7 +13,7 @@ CLAIM = "unbiased"
 MEANING = transports.lookup(2, (-1.0, 0.0, 1.0, 0.0))
 
 
-class TernaryCodec:
+class Codec:
     """Kept with a probability of magnitude / largest (Wen et al., 2017)."""
 
     def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
@@ -44,4 +44,4 @@ class TernaryCodec:
         return blocks.mul_(scale[..., None]).flatten(1)
 
 
-promise, build = transports.gathered(TernaryCodec, "(N-1) (n/4 + 4 n/block)")
+promise, build = transports.gathered(Codec, "(N-1) (n/4 + 4 n/block)")

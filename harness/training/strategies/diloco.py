@@ -98,7 +98,7 @@ def decoded(message: Tensor, dtype: torch.dtype) -> Tensor:
     return (message[:-4].view(torch.int8).float() * scale).to(dtype)
 
 
-class DilocoSimulation:
+class Simulation:
     """All ranks' models in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:

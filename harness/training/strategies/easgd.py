@@ -49,7 +49,7 @@ class Elastic:
         self.centre += self.pull * away
 
 
-class EasgdSimulation:
+class Simulation:
     """All ranks' models in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:

@@ -50,7 +50,7 @@ class Weighted:
         outer.fill(self.model, flat)
 
 
-class FedAvgSimulation:
+class Simulation:
     """All ranks' models in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:

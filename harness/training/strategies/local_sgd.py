@@ -75,7 +75,7 @@ class Averaging:
             outer.fill(self.model, flat / self.neighbours.size())
 
 
-class LocalSgdSimulation:
+class Simulation:
     """All ranks' models in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:

@@ -148,7 +148,7 @@ def _connect(rank: int, ranks: int) -> None:
     rpc._init_rpc_backend(kind, store, f"rank{rank}", rank, ranks, options)
 
 
-class ServerSimulation:
+class Simulation:
     """All ranks' models in one process; each is shown what its rank has ``seen``."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:

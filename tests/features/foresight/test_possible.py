@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.cases import BoundSource, Catalogue, Device, FabricSite as Where, Mode, Plan, Threshold
+from harness.cases import BoundSource, Catalogue, Device, Mode, Plan, Site as Where, Threshold
 from harness.cases.recipes import ladder
 from harness.cases.targets import normalise, plans_of
 from harness.features.foresight.physics.collectives import Fabric

@@ -17,7 +17,7 @@ from waiting import until
 
 from harness.analysis.reading import load
 from harness.host import admission
-from harness.interface.cli.main import _module, main, parser, verbs
+from harness.interface.cli.main import main, module_of, parser, verbs
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -364,4 +364,4 @@ def test_help_ends_with_two_examples_that_parse(
         name, *words = shlex.split(line)
         own = words.index("--") if "--" in words else len(words)
         assert name == "scaleproof" and words[0] == verb
-        parser(_module([verb])).parse_args(words[:own])
+        parser(module_of([verb])).parse_args(words[:own])

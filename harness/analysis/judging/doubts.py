@@ -4,30 +4,30 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from harness.analysis.judging.pairs import rests_on, timed
+from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import steadiness
-from harness.cases import Contrast, Plan, metrics
+from harness.cases import metrics
 from harness.host import admission
 from harness.host.admission import Level
-from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status
+from harness.record import LaunchRecord, Reason, RunRecord, Status
 
 #: Profiled steps longer than this by factor are another program's: no attribution.
 PERTURBED = 1.05
 
 
-def doubt(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+def doubt(evidence: Evidence) -> Conclusion | None:
     """Why neither PASS nor FAIL of this contrast may stand; bytes and memory have no doubts."""
-    metric = metrics.metric(contrast.metric)
+    metric = metrics.metric(evidence.contrast.metric)
     if not metric.of_time:
         return None
-    if metric.profiled and (why := _perturbed(run, plan, contrast)):
+    if metric.profiled and (why := _perturbed(evidence)):
         return Conclusion(Status.INCONCLUSIVE, Reason.PERTURBED, why)
-    if (noisy := unfit_host(run)) is not None:
+    if (noisy := unfit_host(evidence.run)) is not None:
         return noisy
-    if why := _noise(rests_on(run, plan, contrast), not _slowed_on_purpose(plan, contrast)):
+    if why := _noise(evidence.all_launches, quotas=not evidence.slowed_on_purpose):
         return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, f"noisy host: {why}")
-    if why := _unsteady(run, plan, contrast):
+    if why := _unsteady(evidence):
         return Conclusion(Status.INCONCLUSIVE, Reason.NOT_STEADY, why)
     return None
 
@@ -42,12 +42,7 @@ def unfit_host(run: RunRecord) -> Conclusion | None:
     return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, told)
 
 
-def _slowed_on_purpose(plan: Plan, contrast: Contrast) -> bool:
-    """Whether stragglers are planted: their quota is no fault of the host."""
-    return any(plan.arm(n).case.slowed for n in (contrast.subject, *contrast.baseline))
-
-
-def _noise(launches: Sequence[LaunchRecord], quotas: bool) -> str:
+def _noise(launches: Sequence[LaunchRecord], *, quotas: bool) -> str:
     """What the launches themselves say of a noisy host; empty for a quiet one."""
     for arm in dict.fromkeys(x.arm for x in launches):
         mine = [x for x in launches if x.arm == arm]
@@ -68,21 +63,19 @@ def _noise(launches: Sequence[LaunchRecord], quotas: bool) -> str:
     return f"devices were slowed ({', '.join(slowed)})" if slowed else ""
 
 
-def _unsteady(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
+def _unsteady(evidence: Evidence) -> str:
     """Which arm was not steady in any of its launches; empty if none."""
-    for name in sorted({contrast.subject, *contrast.baseline}):
-        launches = [x for x in timed(run, plan, None) if x.arm == name and x.steadiness]
-        windows = [x.steadiness for x in launches if x.steadiness]
+    for arm in sorted(evidence.arms, key=lambda arm: arm.name):
+        windows = [x.steadiness for x in evidence.timed_of([arm.name]) if x.steadiness]
         if steadiness.drifts(windows):
             drift = math.expm1(fmean(s.drift for s in windows))
-            return f"{plan.arm(name).case.id} is not steady: every launch drifts, {drift:+.1%}"
+            return f"{arm.case.id} is not steady: every launch drifts, {drift:+.1%}"
     return ""
 
 
-def _perturbed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
+def _perturbed(evidence: Evidence) -> str:
     """Why the profiler changed what it looked at too much for its shares to be judged, if so."""
-    profiled = timed(run, plan, None, Purpose.PROFILE)
-    factors = [x.changed for x in profiled if x.arm == contrast.subject]
+    factors = [x.changed for x in evidence.launches if x.arm == evidence.contrast.subject]
     if not factors or median(factors) <= PERTURBED:
         return ""
     return (

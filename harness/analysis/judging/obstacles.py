@@ -7,10 +7,10 @@ ERROR; what cannot run here is a SKIP; what was not measured is never green.
 import re
 from collections.abc import Mapping
 
-from harness.analysis.judging.pairs import rests_on
+from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import references, same_training
-from harness.cases import Arm, CaseSpec, Contrast, Device, Mode, Plan, Precision, Role
+from harness.cases import CaseSpec, Device, Mode, Plan, Precision, Role
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRecord, Status
 
@@ -22,61 +22,57 @@ _NO_FP8 = re.compile(r"scaled_mm.* only supported on")
 ROUNDED_LIMIT = 2e-2
 
 
-def obstacle(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+def obstacle(evidence: Evidence) -> Conclusion | None:
     """What keeps this contrast from being judged, if anything does: the first reason counts."""
     for look in (_not_launched, _not_smallest, _gated, _mismatched, _unreferenced, _launched):
-        if (why := look(run, plan, contrast)) is not None:
+        if (why := look(evidence)) is not None:
             return why
     return None
 
 
-def _arms(plan: Plan, contrast: Contrast) -> list[Arm]:
-    return [plan.arm(name) for name in (contrast.subject, *contrast.baseline)]
-
-
-def _not_launched(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+def _not_launched(evidence: Evidence) -> Conclusion | None:
     """A case that was refused, that broke before its launch, or that does not fit."""
-    for arm in _arms(plan, contrast):
+    for arm in evidence.arms:
         name = arm.case.id
-        described = run.described.get(arm.case.hash)
+        described = evidence.run.described.get(arm.case.hash)
         if described is None:
-            return unmeasured(run, plan, f"{name} was not measured")
+            return unmeasured(evidence.run, evidence.plan, f"{name} was not measured")
         if described.error:
             return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, f"{name}: {described.error}")
         if described.unsupported:
             return Conclusion(Status.SKIP, Reason.UNSUPPORTED, f"{name}: {described.unsupported}")
-        if not fits(described, arm.case, run.machine):
+        if not fits(described, arm.case, evidence.run.machine):
             return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, f"{name} does not fit here")
     return None
 
 
-def _not_smallest(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+def _not_smallest(evidence: Evidence) -> Conclusion | None:
     """A baseline that is not the smallest rung that fits."""
-    if contrast.against != "smallest_fit":
+    if evidence.contrast.against != "smallest_fit":
         return None
-    smallest = smallest_fit(run, plan)
-    if contrast.baseline[0] == smallest:
+    smallest = smallest_fit(evidence.run, evidence.plan)
+    if evidence.contrast.baseline[0] == smallest:
         return None
     return Conclusion(Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest}")
 
 
-def _gated(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+def _gated(evidence: Evidence) -> Conclusion | None:
     """What the correctness gates of the arms say."""
-    for arm in _arms(plan, contrast):
-        gate = run.gates.get(arm.case.hash)
+    for arm in evidence.arms:
+        gate = evidence.run.gates.get(arm.case.hash)
         if arm.role is Role.CONTROL:
             return _control(gate)
         if arm.role is Role.ABLATION or arm.case.script:
             continue  # wrong on purpose; a script is checked in each of its launches
         if gate is None:
-            return _ungated(run, plan, arm.case)
+            return _ungated(evidence.run, evidence.plan, arm.case)
         if (impossible := not_here(arm.case, gate)) is not None:
             return impossible
         if (failure := gate_failure(gate)) is not None:
             reason = Reason.LAUNCH_FAILED if gate.cause else Reason.INCORRECT
             if failure.startswith("bytes."):
                 reason = Reason.WRONG_BYTES
-            whose = "" if arm.name == contrast.subject else f"{arm.case.id}: "
+            whose = "" if arm.name == evidence.contrast.subject else f"{arm.case.id}: "
             return Conclusion(Status.ERROR, reason, f"{whose}{failure}")
     return None
 
@@ -89,15 +85,16 @@ def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Conclusion:
     return unmeasured(run, plan, f"{case.id} was never checked")
 
 
-def _mismatched(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+def _mismatched(evidence: Evidence) -> Conclusion | None:
     """Arms that do not train the same."""
-    told = _unlike(run, plan, contrast) or _norms(plan, contrast, run.gates)
+    told = _unlike(evidence) or _norms(evidence)
     return None if told is None else Conclusion(Status.ERROR, Reason.INCORRECT, told)
 
 
-def _unreferenced(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+def _unreferenced(evidence: Evidence) -> Conclusion | None:
     """A reference that broke; one that found no memory only leaves losses uncompared."""
-    for arm in _arms(plan, contrast):
+    for arm in evidence.arms:
+        run = evidence.run
         compared = references.launch_of(run.references, run.described, arm.case.hash)
         if compared is None or compared.status is not LaunchStatus.FAILED:
             continue
@@ -107,19 +104,21 @@ def _unreferenced(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion 
     return None
 
 
-def _launched(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion | None:
+def _launched(evidence: Evidence) -> Conclusion | None:
     """The first launch that the contrast rests on, and that is no evidence."""
-    reasons = (_of_launch(run, plan, launch) for launch in rests_on(run, plan, contrast))
+    reasons = (_of_launch(evidence.run, evidence.plan, launch) for launch in evidence.all_launches)
     return next((why for why in reasons if why is not None), None)
 
 
-def _unlike(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
+def _unlike(evidence: Evidence) -> str | None:
     """How launches of a user's own script differ in what they train, if they do."""
-    case = plan.arm(contrast.subject).case
-    launches = [x for x in rests_on(run, plan, contrast) if x.usable and x.ranks]
-    mine = [x for x in launches if x.arm == contrast.subject]
-    base = [x for x in launches if x.arm in contrast.baseline]
-    return same_training.unlike(case, mine, base) if case.script else None
+    if not evidence.subject.script:
+        return None
+    launches = [x for x in evidence.all_launches if x.usable and x.ranks]
+    subject, baseline = evidence.contrast.subject, evidence.contrast.baseline
+    mine = [x for x in launches if x.arm == subject]
+    base = [x for x in launches if x.arm in baseline]
+    return same_training.unlike(evidence.subject, mine, base)
 
 
 def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion | None:
@@ -306,21 +305,21 @@ def _control(gate: LaunchRecord | None) -> Conclusion:
     return Conclusion(Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}")
 
 
-def _norms(plan: Plan, contrast: Contrast, checked: Mapping[str, LaunchRecord]) -> str | None:
+def _norms(evidence: Evidence) -> str | None:
     """Strong ladder: the first step's gradient norm must not depend on the world size."""
-    subject = plan.arm(contrast.subject).case
-    ablation = plan.arm(contrast.subject).role is Role.ABLATION
+    (subject_arm, *baseline), gates = evidence.arms, evidence.run.gates
+    subject, ablation = subject_arm.case, subject_arm.role is Role.ABLATION
     if subject.mode is not Mode.STRONG or subject.compressor or subject.script or ablation:
         return None
-    norm = checked[subject.hash].ranks[0].grad_norm
-    for name in contrast.baseline:
-        case = plan.arm(name).case
-        other = checked[case.hash].ranks[0].grad_norm
+    norm = gates[subject.hash].ranks[0].grad_norm
+    for arm in baseline:
+        case = arm.case
+        other = gates[case.hash].ranks[0].grad_norm
         if norm is None or other is None or case.global_batch != subject.global_batch:
             continue
         if (case.model, case.size) != (subject.model, subject.size):
             continue
         error = abs(norm - other) / max(other, 1e-300)
         if error > NORM_LIMIT.get(subject.precision, ROUNDED_LIMIT):
-            return f"step-1 gradient norm {norm:.8g}, {other:.8g} on {name}: {error:.1e} apart"
+            return f"step-1 gradient norm {norm:.8g}, {other:.8g} on {arm.name}: {error:.1e} apart"
     return None

@@ -127,15 +127,6 @@ def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tup
     return tuple(out)
 
 
-def rests_on(run: RunRecord, plan: Plan, contrast: Contrast) -> list[LaunchRecord]:
-    """What a contrast rests on: its arms' pilots (shared between plans) and timed launches."""
-    names = {contrast.subject, *contrast.baseline}
-    cases = {plan.arm(n).case.hash for n in names}
-    pilots = run.pilots_of(cases)
-    launches = timed(run, plan, None, purpose_of(contrast.metric))
-    return [*pilots, *(x for x in launches if x.arm in names)]
-
-
 def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:
     """What these launches have of a metric; those that did not measure it are left out."""
     values = (x.value(METRICS[metric]) for x in launches)

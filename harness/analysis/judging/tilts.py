@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analysis.judging import neighbours
-from harness.analysis.judging.pairs import like_launches_sd, rests_on, timed
+from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.pairs import like_launches_sd
 from harness.analysis.samples import steadiness
-from harness.cases import Contrast, Plan, metrics
+from harness.cases import metrics
 from harness.host import admission
-from harness.record import LaunchRecord, Reason, RunRecord
+from harness.record import LaunchRecord, Reason
 
 #: Smaller differences between arms are those of clock ticks: 10 ms in a third of a second.
 LEAST = 0.02
@@ -40,18 +41,18 @@ class _Arm:
     pilots: Sequence[LaunchRecord]
 
 
-def tilts(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Tilt, ...]:
+def tilts(evidence: Evidence) -> tuple[Tilt, ...]:
     """Everything that favoured one arm; of bytes and memory nothing does."""
+    contrast = evidence.contrast
     metric = metrics.metric(contrast.metric)
     if not metric.of_time or metric.profiled:
         return ()
-    subject = _arm(run, plan, (contrast.subject,))
-    below = _arm(run, plan, contrast.baseline) if contrast.baseline else None
-    planted = any(plan.arm(n).case.slowed for n in (contrast.subject, *contrast.baseline))
+    subject = _arm(evidence, (contrast.subject,))
+    below = _arm(evidence, contrast.baseline) if contrast.baseline else None
     highest = max(_clocks(subject) + (_clocks(below) if below else []), default=0.0)
     out = []
     for what, lost, seen in _SOURCES:
-        if planted and lost is _denied:
+        if evidence.slowed_on_purpose and lost is _denied:
             continue  # a straggler's quota is what is measured
         mine = lost(subject, highest)
         theirs = lost(below, highest) if below else 0.0
@@ -64,7 +65,7 @@ def tilts(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Tilt, ...]:
             sides += f" and {theirs:.0%} of the baseline's"
         more = metric.more_is_better
         out.append(Tilt(factor=factor if more else 1 / factor, why=f"{what} {sides}"))
-    spread = like_launches_sd(rests_on(run, plan, contrast))
+    spread = like_launches_sd(evidence.all_launches)
     if spread is not None and spread > admission.LAUNCH_SD:
         why = (
             f"launches of one arm in one block differ by {spread:.0%} (A/A); use quiet cores,"
@@ -72,19 +73,15 @@ def tilts(run: RunRecord, plan: Plan, contrast: Contrast) -> tuple[Tilt, ...]:
         )
         out += [Tilt(factor=factor, why=why) for factor in (1 / (1 + spread), 1 + spread)]
     out += [tilt for arm in (subject, below) if arm for tilt in _drifting(arm.timed)]
-    if share := neighbours.lost(run, plan, contrast):
+    if share := neighbours.lost(evidence.run, evidence.plan, contrast):
         factor = 1 - share if metric.more_is_better else 1 / (1 - share)
         why = f"worlds beside it may have taken {share:.1%} of the baseline's speed"
         out.append(Tilt(factor=factor, why=why, reason=Reason.NEIGHBOURS))
     return tuple(out)
 
 
-def _arm(run: RunRecord, plan: Plan, names: Sequence[str]) -> _Arm:
-    cases = {plan.arm(n).case.hash for n in names}
-    return _Arm(
-        timed=[x for x in timed(run, plan, None) if x.arm in names],
-        pilots=run.pilots_of(cases),
-    )
+def _arm(evidence: Evidence, names: Sequence[str]) -> _Arm:
+    return _Arm(timed=evidence.timed_of(names), pilots=evidence.pilots_of(names))
 
 
 def _drifting(launches: Sequence[LaunchRecord]) -> list[Tilt]:

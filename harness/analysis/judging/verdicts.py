@@ -7,6 +7,7 @@ from statistics import fmean
 from harness.analysis.judging import sequential
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt
+from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.obstacles import obstacle, unmeasured
 from harness.analysis.judging.pairs import judged_of, pairs, timed
 from harness.analysis.judging.points import mfu, roofline_mfu
@@ -52,7 +53,8 @@ def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
 
 def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> Question:
     """All that bears on one contrast under one rule, read from the record once."""
-    case = plan.arm(contrast.subject).case
+    evidence = Evidence.of(run, plan, contrast)
+    case = evidence.subject
     bare = Question(
         name=contrast.name,
         case=case.id,
@@ -60,7 +62,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         plan=plan.hash,
         metric=contrast.metric,
         against=contrast.against,
-        obstacle=obstacle(run, plan, contrast),
+        obstacle=obstacle(evidence),
     )
     if bare.obstacle is not None:
         return bare
@@ -77,11 +79,11 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         p95=pairs(run, plan, contrast, Statistic.P95).values,
         launches=(*first.launches, *again.launches),
         horizon=2 * plan.protocol.max_blocks,
-        doubt=doubt(run, plan, contrast),
-        tilts=tilts(run, plan, contrast),
-        claimed=_claimed(run, plan, contrast),
-        perfect=_perfect(run, plan, contrast),
-        gain=_gain(run, plan, contrast),
+        doubt=doubt(evidence),
+        tilts=tilts(evidence),
+        claimed=_claimed(evidence),
+        perfect=_perfect(evidence),
+        gain=_gain(evidence),
         impossible=f"{used:.2f} of the device's peak FLOP/s is impossible"
         if used is not None and used > possible
         else "",
@@ -102,35 +104,37 @@ def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion:
     return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, why)
 
 
-def _perfect(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
+def _perfect(evidence: Evidence) -> float | None:
     """The value of a throughput's ratio under perfect scaling; None for all other metrics.
 
     Two cases side by side scale nothing: a codec on a slow link, or a newer torch, may well be
     twice as fast.
     """
-    metric = metrics.metric(contrast.metric)
+    metric = metrics.metric(evidence.contrast.metric)
     if metric.read != "throughput" or metric.form is not Form.RATIO or not metric.scaling:
         return None
     if metric.of_schedule:
         return 1.0
-    ranks = sum(plan.arm(b).case.world_size for b in contrast.baseline)
-    linear = plan.arm(contrast.subject).case.world_size / ranks
+    subject, *baseline = (arm.case.world_size for arm in evidence.arms)
+    linear = subject / sum(baseline)
     return 1.0 if metric.per_rank else linear
 
 
-def _gain(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
+def _gain(evidence: Evidence) -> float:
     """By how much a subject may truly beat linear scaling: ranks that share out the optimizer do
     less of it than the baseline.
 
     AdamW moves 28 B of every parameter (weight, gradient and two moments read, three written); of
     a baseline's step it takes half at most.
     """
-    case = plan.arm(contrast.subject).case
-    expected, facts = run.described[case.hash].expected, run.described[case.hash].facts
+    case = evidence.subject
+    described = evidence.run.described[case.hash]
+    expected, facts = described.expected, described.facts
     sharded = expected is not None and (
         expected.stages > 1 or any("Shard" in placed for placed in expected.placements)
     )
-    steps = [x.steps.mean_s for x in timed(run, plan) if x.arm in contrast.baseline and x.steps]
+    below = evidence.timed_of(evidence.contrast.baseline)
+    steps = [x.steps.mean_s for x in below if x.steps and not x.attempt]
     if not sharded or facts is None or not steps or case.world_size < 2:
         return 1.0
     optimizer_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device]
@@ -138,16 +142,17 @@ def _gain(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
     return 1 / (1 - saved)
 
 
-def _claimed(run: RunRecord, plan: Plan, contrast: Contrast) -> str:
+def _claimed(evidence: Evidence) -> str:
     """What only the user says, or one witness alone, if the metric rests on it."""
-    if plan.arm(contrast.subject).case.script:
-        seen = [x.ranks[0].watched for x in timed(run, plan, None) if x.usable and x.ranks]
+    if evidence.subject.script:
+        launches = evidence.timed_of(arm.name for arm in evidence.plan.arms)
+        seen = [x.ranks[0].watched for x in launches if x.usable and x.ranks]
         if any(w is not None and not w.even for w in seen):
             return "steps do not exchange equally many bytes: what a step is, has one witness"
         if any(w is not None and len(w.roots) != 1 for w in seen):
             return "its samples are as declared, not counted"
-    described = run.described[plan.arm(contrast.subject).case.hash]
-    if metrics.metric(contrast.metric).of_schedule and described.own_ideal:
+    described = evidence.run.described[evidence.subject.hash]
+    if metrics.metric(evidence.contrast.metric).of_schedule and described.own_ideal:
         return "the ideal efficiency is the strategy's own claim"
     return ""
 

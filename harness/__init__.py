@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # for type checkers, as below
     from harness.training.script.measured import measured
     from harness.training.strategies import ddp, fsdp, pipeline
     from harness.training.trainer import LocalTrainer
+    from harness.training.transports import Codec, gathered, two_phase
 
 _NAMES = {
     "interface": "frames",
@@ -78,6 +79,7 @@ _NAMES = {
     "training.script.measured": "measured",
     "training.strategies": "ddp fsdp pipeline",
     "training.trainer": "LocalTrainer",
+    "training.transports": "Codec gathered two_phase",
 }
 _PLACE = {name: f"harness.{place}" for place, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_PLACE)

@@ -92,7 +92,7 @@ def _described(name: str, value: Any) -> Iterator[str]:
     signature = ""
     if inspect.isfunction(value):
         signature = str(inspect.signature(value))
-        signature = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", signature)
+        signature = re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", signature)
     yield f"### `{name}`"
     yield ""
     if signature:

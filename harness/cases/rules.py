@@ -93,6 +93,11 @@ class Threshold:
             return f">={self.at_least:g}{x}{unit}"
         return f"<={self.at_most:g}{x}{unit}"
 
+    def missed_by(self, value: float) -> bool:
+        """Whether a value is on the wrong side of a bound; a verdict asks that of an interval."""
+        below = self.at_least is not None and value < self.at_least
+        return below or (self.at_most is not None and value > self.at_most)
+
     def family_matches(self, case: CaseSpec) -> bool:
         """Whether the rule is about this family of cases, whatever the world."""
         name = case.id if "@" in self.case else case.family + case.extras

@@ -307,8 +307,10 @@ def _control(gate: LaunchRecord | None) -> Conclusion:
 
 def _norms(evidence: Evidence) -> str | None:
     """Strong ladder: the first step's gradient norm must not depend on the world size."""
-    (subject_arm, *baseline), gates = evidence.arms, evidence.run.gates
-    subject, ablation = subject_arm.case, subject_arm.role is Role.ABLATION
+    first, *baseline = evidence.arms
+    gates = evidence.run.gates
+    subject = first.case
+    ablation = first.role is Role.ABLATION
     if subject.mode is not Mode.STRONG or subject.compressor or subject.script or ablation:
         return None
     norm = gates[subject.hash].ranks[0].grad_norm

@@ -1,6 +1,6 @@
 """What crosses the border between a launching program and the agents that start ranks.
 
-One message a frame (``harness.channel``):
+One message a frame (``channel.py``):
 
     <- {"hello": Node}                        once, when torch is imported
     -> {"describe": [{"case", "files"}]}      <- {"described": [Described...]}

@@ -1,8 +1,7 @@
 """False greens that other suites were found to give, and that must not be possible here.
 
-Each test names the mechanism as it was found elsewhere. Not here yet, since nothing here does it:
-bandwidth rules where latency dominates (there is no collectives sweep) and renamed kernels (no
-traces are read).
+Each test names the mechanism as it was found elsewhere. Rules on bandwidth where latency dominates
+are in ``tests/record/test_fabric.py``, renamed kernels in ``tests/analysis/timeline``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.nodes import Examined, drift
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, LaunchError
-from harness.cases import CaseSpec, Site, Threshold
+from harness.cases import CaseSpec, Site
 from harness.cases.recipes import gated
 from harness.cases.targets import case_of
 from harness.features.nodes.checking import STEPS, check_bits
@@ -28,7 +28,6 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper
-from harness.record import Verdict
 
 HELP = dict(gate="say within seconds whether these nodes are fit for a job, for a prolog")
 EXAMPLES = dict(
@@ -195,20 +194,12 @@ def _fabric(session: Session) -> tuple[list[str], str]:
     slow = [
         f"{v.case}: {v.metric} is {v.value:.3g}, asked for {v.bound} ({v.rule})"
         for v in judged
-        if v.rule and _misses(v, rules[v.rule])
+        if v.rule and v.value is not None and rules[v.rule].missed_by(v.value)
     ]
     asked = sum(v.rule is not None for v in judged)
     against = f"{asked} references are met" if asked else "no reference for this machine"
     operations = {r.operation for r in run.fabric}
     return [*wrong, *unknown, *slow], f"{len(operations)} collectives right; {against}"
-
-
-def _misses(verdict: Verdict, rule: Threshold) -> bool:
-    """Whether one sweep is on the wrong side; a run of several judges it with an interval."""
-    if verdict.value is None:
-        return False
-    low, high = rule.at_least, rule.at_most
-    return (low is not None and verdict.value < low) or (high is not None and verdict.value > high)
 
 
 @contextmanager

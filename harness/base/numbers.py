@@ -1,4 +1,9 @@
-"""How numbers are written for people."""
+"""How numbers are written for people, and lengths of time by them."""
+
+import re
+
+#: Seconds of a unit.
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def si(value: float | None, unit: str = "") -> str:
@@ -19,6 +24,12 @@ def duration(seconds: float) -> str:
     hours, rest = divmod(whole, 3600)
     minutes, secs = divmod(rest, 60)
     return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
+
+
+def length_s(text: str) -> float | None:
+    """Seconds of ``330``, ``330s``, ``5m``, ``1.5h`` or ``30d``; None for what is none of these."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    return float(match[1]) * _UNITS[match[2]] if match else None
 
 
 def rate(value: float | None) -> str:

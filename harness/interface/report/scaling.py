@@ -10,7 +10,7 @@ from harness.base.numbers import rate
 from harness.cases import Plan, StandIn
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
-from harness.interface.report.text import Column, table, wrap
+from harness.interface.report.text import Column, number, table, wrap
 from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 
@@ -100,21 +100,6 @@ def _laid_out(
     ]
 
 
-def _number(
-    header: str,
-    keep: int,
-    value: Callable[[LadderRow], float | None],
-    form: Callable[[float], str],
-    none: str = "",
-) -> Column[LadderRow]:
-    """A column of numbers; ``none`` stands where there is none."""
-
-    def cell(one: LadderRow) -> str:
-        return none if (v := value(one)) is None else form(v)
-
-    return Column(header, keep, cell, raw=value)
-
-
 def _as(form: str, scale: float = 1.0, unit: str = "") -> Callable[[float], str]:
     return lambda value: format(value * scale, form) + unit
 
@@ -156,26 +141,26 @@ def _lifted(column: Column[LadderRow]) -> Column[Named]:
 #: What is told of a rung.
 RUNGS: Sequence[Column[LadderRow]] = (
     Column("ranks", 99, lambda r: r.row.case.world, raw=lambda r: r.row.case.world_size),
-    _number("samples/s", 58, lambda r: r.point.throughput, rate),
-    _number("tok/s", 6, lambda r: r.row.tokens_per_s, rate),
-    _number("per rank", 20, lambda r: r.point.throughput / r.row.case.world_size, rate),
-    _number("ms/step", 30, lambda r: r.row.step_s, _as(".1f", 1e3), "n/a"),
-    _number("speedup", 60, lambda r: r.point.speedup, _as(".2f", unit="x")),
+    number("samples/s", 58, lambda r: r.point.throughput, rate),
+    number("tok/s", 6, lambda r: r.row.tokens_per_s, rate),
+    number("per rank", 20, lambda r: r.point.throughput / r.row.case.world_size, rate),
+    number("ms/step", 30, lambda r: r.row.step_s, _as(".1f", 1e3), "n/a"),
+    number("speedup", 60, lambda r: r.point.speedup, _as(".2f", unit="x")),
     Column("efficiency [95%]", 90, _efficiency, left=True, raw=lambda r: r.point.efficiency),
-    _number("p95", 62, lambda r: r.point.p95, _as(".3f"), "n/a"),
-    _number("worst", 72, lambda r: r.point.worst, _as(".3f")),
-    _number("v wrapped", 15, lambda r: r.wrapped, _as(".3f")),
+    number("p95", 62, lambda r: r.point.p95, _as(".3f"), "n/a"),
+    number("worst", 72, lambda r: r.point.worst, _as(".3f")),
+    number("v wrapped", 15, lambda r: r.wrapped, _as(".3f")),
     Column("n", 10, lambda r: str(r.point.n), raw=lambda r: r.point.n),
-    _number("detects", 8, lambda r: r.verdict.mde if r.verdict else None, _as(".1%")),
-    _number("serial", 4, lambda r: r.point.karp_flatt, _as(".3f")),
+    number("detects", 8, lambda r: r.verdict.mde if r.verdict else None, _as(".1%")),
+    number("serial", 4, lambda r: r.point.karp_flatt, _as(".3f")),
     Column("MB sent", 9, _sent, raw=lambda r: r.row.sent_bytes),
-    _number("of form", 7, lambda r: r.row.sent_of_form, _as(".3f")),
-    _number("peak MB", 3, lambda r: r.row.peak_bytes, _as(".0f", 1e-6), "n/a"),
-    _number("kB/step", 0, lambda r: r.row.growth, _as("+.1f", 1e-3)),
-    _number("TFLOP/s", 2, lambda r: r.row.flops, _as(".3g", 1e-12)),
-    _number("MFU", 1, lambda r: r.row.mfu, _as(".2f"), "n/a"),
-    _number("MFU<", 1, lambda r: r.row.mfu and r.row.roofline_mfu, _as(".2f"), "n/a"),
-    _number(ENERGY, 5, lambda r: r.row.energy_j, _as(".3g"), "n/a"),
+    number("of form", 7, lambda r: r.row.sent_of_form, _as(".3f")),
+    number("peak MB", 3, lambda r: r.row.peak_bytes, _as(".0f", 1e-6), "n/a"),
+    number("kB/step", 0, lambda r: r.row.growth, _as("+.1f", 1e-3)),
+    number("TFLOP/s", 2, lambda r: r.row.flops, _as(".3g", 1e-12)),
+    number("MFU", 1, lambda r: r.row.mfu, _as(".2f"), "n/a"),
+    number("MFU<", 1, lambda r: r.row.mfu and r.row.roofline_mfu, _as(".2f"), "n/a"),
+    number(ENERGY, 5, lambda r: r.row.energy_j, _as(".3g"), "n/a"),
     Column("bound", 80, _bound),
     Column("verdict", 98, _status, left=True),
 )

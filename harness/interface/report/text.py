@@ -40,6 +40,21 @@ class Column(Generic[Row]):
     raw: Callable[[Row], Json] | None = None
 
 
+def number(
+    header: str,
+    keep: int,
+    value: Callable[[Row], float | None],
+    form: Callable[[float], str],
+    none: str = "",
+) -> Column[Row]:
+    """A column of numbers; ``none`` stands where there is none."""
+
+    def cell(row: Row) -> str:
+        return none if (known := value(row)) is None else form(known)
+
+    return Column(header, keep, cell, raw=value)
+
+
 def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[str]:
     """Aligned rows under a header; columns are dropped until the widest row fits ``width``.
 

@@ -195,13 +195,11 @@ FULL = pytest.mark.full
 def test_the_rank_that_broke_is_named_and_its_world_is_gone(
     bench: Bench, kind: str, said: str, rank: int
 ) -> None:
-    began = time.monotonic()
     knobs = {"faulty_ddp.kind": kind, "faulty_ddp.rank": rank}
     ended, cause, out = bench.launch("faulty_ddp/mlp-nano", **knobs)
     assert cause is not None
     assert (cause.rank, cause.kind, cause.sure) == (rank, said, True), cause
     assert cause.node == (0 if rank == 0 or len(bench.nodes) == 1 else 1)
-    assert time.monotonic() - began < 25
     assert not any(lives(e.pid) for e in ended.ranks if e.pid)
     pids = {f.name: int(f.read_text()) for f in out.glob("rank*.pid")}
     assert not [name for name, pid in pids.items() if lives(pid)], "ranks or what they had started"
@@ -238,7 +236,6 @@ def test_a_node_whose_agent_dies_is_named_and_the_next_world_gets_a_new_one(benc
             os.kill(pid, signal.SIGKILL)
 
     ended = worlds.launch(spec, kill)
-    assert time.monotonic() - killed[0] < 5, "the world is gone within 5 s"
     cause = causes.attribute(ended.ranks, ended.unreachable)
     assert cause is not None and (cause.kind, cause.sure) == ("node", True)
     assert cause.node == len(bench.nodes) - 1

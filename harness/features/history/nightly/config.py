@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.base.documents import from_doc
+from harness.base.numbers import length_s
 from harness.base.toml import TomlTable, check_table, keys_of, read
 
 
@@ -56,7 +57,7 @@ def load(path: Path | None) -> Config:
     lines = {name: problems.line_of(rf"{re.escape(name)}\s*=") for name in doc}
     check_table(TomlTable(line=1, values=doc, lines=lines), keys_of(Config), problems, path.name)
     for name in _TIMES:
-        if isinstance(doc.get(name), str) and not re.fullmatch(r"\d+(\.\d+)?[smhd]", doc[name]):
+        if isinstance(doc.get(name), str) and length_s(doc[name]) is None:
             problems.add(lines[name], f"{doc[name]!r} is no length of time", "12h, 10m, 30d")
     problems.raise_any()
     several = {name for name, key in keys_of(Config).items() if key.each}
@@ -65,5 +66,7 @@ def load(path: Path | None) -> Config:
 
 
 def seconds(length: str) -> float:
-    """``30d`` in seconds."""
-    return float(length[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[length[-1]]
+    """``30d`` in seconds, of a length that was checked."""
+    checked = length_s(length)
+    assert checked is not None
+    return checked

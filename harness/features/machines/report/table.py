@@ -8,8 +8,8 @@ from harness.base.numbers import duration, rate, si
 from harness.cases.metrics import METRICS
 from harness.features.machines.machines import HardwareComparison, MachineEntry, Mean, Side, Total
 from harness.interface.report import timeline
-from harness.interface.report.tabled import Row, Table, written
-from harness.interface.report.text import Column, rule, wrap
+from harness.interface.report.tabled import Table, written
+from harness.interface.report.text import Column, number, rule, wrap
 from harness.record import Term
 
 #: How what an interval says of a side is told: it is always held against A.
@@ -83,21 +83,12 @@ def _times(one: Mean) -> str:
     return f"{one.mean:.3f}{span} times"
 
 
-def _number(
-    header: str, keep: int, value: Callable[[Row], float | None], form: Callable[[float], str]
-) -> Column[Row]:
-    def cell(row: Row) -> str:
-        return "" if (v := value(row)) is None else form(v)
-
-    return Column(header, keep, cell, raw=value)
-
-
 def sides(found: HardwareComparison) -> Table[Side]:
     """What each machine is, and what its devices were measured to reach."""
     dtypes = dict.fromkeys(d for s in found.sides for d in s.matmul_flops)
 
     def matmul(dtype: str) -> Column[Side]:
-        return _number(
+        return number(
             f"{dtype} matmul", 9, lambda s: s.matmul_flops.get(dtype), lambda v: si(v, "FLOP/s")
         )
 
@@ -106,16 +97,16 @@ def sides(found: HardwareComparison) -> Table[Side]:
             reached, peak = s.matmul_flops.get(dtype), s.peak_flops.get(dtype)
             return reached / peak if reached and peak else None
 
-        return _number(f"of {dtype} peak", 7, value, lambda v: f"{v:.0%}")
+        return number(f"of {dtype} peak", 7, value, lambda v: f"{v:.0%}")
 
     return Table(
         columns=[
             Column("machine", 10, lambda s: s.name, left=True),
             Column("devices", 9, lambda s: str(s.num_devices), raw=lambda s: s.num_devices),
             *(c for d in dtypes for c in (matmul(d), of_peak(d))),
-            _number("memory copy", 8, lambda s: s.copy_bps, lambda v: si(v, "B/s")),
-            _number("all-reduce bus", 8, lambda s: s.bus_bps, lambda v: si(v, "B/s")),
-            _number("price an hour", 6, lambda s: s.price, lambda v: f"{v:g}"),
+            number("memory copy", 8, lambda s: s.copy_bps, lambda v: si(v, "B/s")),
+            number("all-reduce bus", 8, lambda s: s.bus_bps, lambda v: si(v, "B/s")),
+            number("price an hour", 6, lambda s: s.price, lambda v: f"{v:g}"),
         ],
         rows=found.sides,
     )
@@ -143,22 +134,22 @@ def entries(found: HardwareComparison, *, named: bool = True) -> Table[MachineEn
             Column("case", 90, name, left=True, raw=case),
             Column("ranks", 89, lambda e: e.case.world),
             Column("on", 100, lambda e: e.side, left=True),
-            _number("samples/s", 80, lambda e: e.throughput, rate),
-            _number("per device", 60, lambda e: e.per_device, rate),
+            number("samples/s", 80, lambda e: e.throughput, rate),
+            number("per device", 60, lambda e: e.per_device, rate),
             Column("v A [95%]", 95, _ratio, left=True, raw=lambda e: e.ratio),
             Column("reading", 96, _reading, left=True),
-            _number("speedup", 40, _of_point("speedup"), lambda v: f"{v:.2f}x"),
-            _number("efficiency", 70, _of_point("efficiency"), lambda v: f"{v:.3f}"),
-            _number("ms/step", 30, lambda e: e.step_s, lambda v: f"{v * 1e3:.1f}"),
-            _number("MFU", 50, lambda e: e.mfu, lambda v: f"{v:.2f}"),
-            _number("of ceiling", 55, lambda e: e.attained, lambda v: f"{v:.2f}"),
-            _number("peak memory", 20, lambda e: e.peak_bytes, lambda v: si(v, "B")),
-            _number("headroom", 25, lambda e: e.headroom, lambda v: f"{v:.0%}"),
-            _number("J/sample", 45, lambda e: e.energy_j, lambda v: f"{v:.3g}"),
-            _number("J/token", 44, lambda e: e.energy_token_j, lambda v: f"{v:.3g}"),
-            _number("price/M samples", 65, lambda e: e.price, lambda v: f"{v:.4g}"),
-            _number("price/M tokens", 64, lambda e: e.price_tokens, lambda v: f"{v:.4g}"),
-            _number("epoch", 63, lambda e: e.epoch_s, duration),
+            number("speedup", 40, _of_point("speedup"), lambda v: f"{v:.2f}x"),
+            number("efficiency", 70, _of_point("efficiency"), lambda v: f"{v:.3f}"),
+            number("ms/step", 30, lambda e: e.step_s, lambda v: f"{v * 1e3:.1f}"),
+            number("MFU", 50, lambda e: e.mfu, lambda v: f"{v:.2f}"),
+            number("of ceiling", 55, lambda e: e.attained, lambda v: f"{v:.2f}"),
+            number("peak memory", 20, lambda e: e.peak_bytes, lambda v: si(v, "B")),
+            number("headroom", 25, lambda e: e.headroom, lambda v: f"{v:.0%}"),
+            number("J/sample", 45, lambda e: e.energy_j, lambda v: f"{v:.3g}"),
+            number("J/token", 44, lambda e: e.energy_token_j, lambda v: f"{v:.3g}"),
+            number("price/M samples", 65, lambda e: e.price, lambda v: f"{v:.4g}"),
+            number("price/M tokens", 64, lambda e: e.price_tokens, lambda v: f"{v:.4g}"),
+            number("epoch", 63, lambda e: e.epoch_s, duration),
         ],
         rows=rows,
     )
@@ -185,12 +176,12 @@ def totals(found: HardwareComparison) -> Table[Total]:
             Column("ladder", 90, lambda t: t.ladder, left=True),
             Column("on", 100, lambda t: t.side, left=True),
             Column("devices", 85, lambda t: str(t.devices), raw=lambda t: t.devices),
-            _number("one alone", 70, lambda t: t.alone, rate),
-            _number("sum of devices", 60, lambda t: t.alone * t.devices, rate),
-            _number("in all", 80, lambda t: t.together, rate),
-            _number("of the sum", 75, lambda t: t.share, lambda v: f"{v:.3f}"),
-            _number("sum v A", 50, lambda t: t.ratio_alone, lambda v: f"{v:.3f}"),
-            _number("in all v A", 78, lambda t: t.ratio, lambda v: f"{v:.3f}"),
+            number("one alone", 70, lambda t: t.alone, rate),
+            number("sum of devices", 60, lambda t: t.alone * t.devices, rate),
+            number("in all", 80, lambda t: t.together, rate),
+            number("of the sum", 75, lambda t: t.share, lambda v: f"{v:.3f}"),
+            number("sum v A", 50, lambda t: t.ratio_alone, lambda v: f"{v:.3f}"),
+            number("in all v A", 78, lambda t: t.ratio, lambda v: f"{v:.3f}"),
         ],
         rows=found.totals,
     )
@@ -202,7 +193,7 @@ def lost(found: HardwareComparison) -> Table[MachineEntry]:
     terms = [t for t in timeline.TERMS if any(e.lost_ns.get(t) for e in rows)]
 
     def column(term: Term, keep: int) -> Column[MachineEntry]:
-        return _number(
+        return number(
             timeline.head(term),
             keep,
             lambda e: e.lost_ns.get(term, 0.0) / 1e6,
@@ -213,7 +204,7 @@ def lost(found: HardwareComparison) -> Table[MachineEntry]:
         columns=[
             Column("case", 90, lambda e: e.case.id, left=True),
             Column("on", 100, lambda e: e.side, left=True),
-            _number("lost", 95, lambda e: sum(e.lost_ns.values()) / 1e6, lambda v: f"{v:.2f}"),
+            number("lost", 95, lambda e: sum(e.lost_ns.values()) / 1e6, lambda v: f"{v:.2f}"),
             *(column(t, 80 - i) for i, t in enumerate(terms)),
         ],
         rows=rows,

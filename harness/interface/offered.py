@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.base.errors import SpecError
+from harness.base.errors import SpecError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +122,34 @@ OPTIONS = (
 )
 
 
+#: Variables of this program that are no options: a container's image, a key's passphrase, and what
+#: programs of this package tell each other.
+VARIABLES = {
+    f"SCALEPROOF_{name}"
+    for name in ("BADGES", "FAMILY", "FIRST", "HOME", "IMAGE", "PASSPHRASE", "SUBMITTED", "TOKEN")
+}
+
+
+def refuse_unknown_variables() -> None:
+    """SpecError for a ``SCALEPROOF_*`` variable that nothing reads: it was meant to do something."""
+    options = sorted(variable(option) for option in OPTIONS)
+    for name in sorted(os.environ):
+        if name.startswith("SCALEPROOF_") and name not in {*VARIABLES, *options}:
+            raise SpecError(
+                f"{name}: nothing reads this variable{nearest(name, options)}",
+                expected=", ".join(options),
+                fix=f"unset {name}",
+            )
+
+
+def variable(option: Option) -> str:
+    """The variable that an option is taken from where it is not given."""
+    return f"SCALEPROOF_{option.name.replace('-', '_').upper()}"
+
+
 def from_environment(option: Option) -> Any:
     """An option's value by ``SCALEPROOF_NAME``, else its default; SpecError for what is none."""
-    name = f"SCALEPROOF_{option.name.replace('-', '_').upper()}"
+    name = variable(option)
     kwargs = option.kwargs
     value = os.environ.get(name)
     if value is None:

@@ -101,6 +101,9 @@ def read(path: Path) -> tuple[Manifest, dict[str, bytes]]:
         raise _damaged(
             path, f"{strange[0]} is {'not listed' if strange[0] in files else 'missing'}"
         )
+    for run in manifest.runs:
+        if f"{run.folder}/record.json" not in files:
+            raise _damaged(path, f"its run {run.folder!r} has no record in it")
     for name, body in files.items():
         if hashlib.sha256(body).hexdigest() != manifest.files[name]:
             raise _damaged(path, f"{name} is not what was packed")

@@ -14,14 +14,18 @@ from dataclasses import replace
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import RecordError
+from harness.cases.metrics import METRICS
 from harness.host import secrets
 from harness.record.chain import Kind, Link
+from harness.record.outcome import Reason, Status
 from harness.record.record import RunRecord
 from harness.record.store import written
 
 _PATH = re.compile(r"""(?:^|(?<=[\s='":,(\[]))~?/(?:[^\s/'":,]+/)*([^\s/'":,]*)""")
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+#: What verdicts are told in: without these words nothing can be judged again.
+_WORDS = (*METRICS, *Status, *Reason)
 _MAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+")
 
 
@@ -35,6 +39,15 @@ def redact(
     run = replace(run, environment=secrets.kept(run.environment))
     doc = to_doc(run)
     names = _names(run, doc, more)
+
+    for word in _WORDS:
+        if _replaced(word, names) != word:
+            raise RecordError(
+                f"a name to take out is part of {word!r}, a word of the record itself",
+                where=run.run,
+                expected="names of hosts, users and places",
+                fix="scaleproof pack RUN",
+            )
 
     def cleaned(value: Json) -> Json:
         return _mapped(value, lambda text: _replaced(text, names))

@@ -84,6 +84,13 @@ def rewritten(file: Path, edit: Any) -> None:
         (lambda ms: [*ms, ("/etc/evil", b"x")], "no file of a record"),
         (lambda ms: [*ms, ("evil", b"x")], "no file of a run"),
         (lambda ms: [m for m in ms if m[0] != MANIFEST], "cannot be read"),
+        (
+            lambda ms: [
+                (n, b.replace(b'"folder": "runs', b'"folder": "../../evil') if n == MANIFEST else b)
+                for n, b in ms
+            ],
+            "has no record in it",
+        ),
     ],
 )
 def test_an_archive_that_was_changed_is_refused_and_writes_nothing(
@@ -217,6 +224,12 @@ def test_a_host_that_is_called_like_a_word_of_the_record_is_refused(
     doc["machine"]["host"] = "timed"
     with pytest.raises(RecordError, match="a word of the record itself"):
         redaction.redact(from_doc(RunRecord, doc), ())
+
+
+@pytest.mark.parametrize("word", ["efficiency", "met", "PASS"])
+def test_a_word_of_verdicts_is_no_name_to_take_out(sample_run: RunRecord, word: str) -> None:
+    with pytest.raises(RecordError, match="a word of the record itself"):
+        redaction.redact(sample_run, (), (word,))
 
 
 def test_an_archive_of_nothing_is_read(tmp_path: Path) -> None:

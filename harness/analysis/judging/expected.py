@@ -25,7 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.judging import judge, pairs
+from harness.analysis.judging.doubts import doubt
+from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.fingerprint import as_items, fingerprint
+from harness.analysis.judging.obstacles import obstacle
 from harness.base.documents import from_doc
 from harness.base.errors import ConfigError
 from harness.base.toml import Key, check_table, keys_of, read_tables
@@ -129,12 +132,15 @@ def write(path: Path, references: Sequence[ExpectedValue]) -> None:
     write_text(path, "\n".join(lines) + "\n")
 
 
-def measured(run: RunRecord, tolerance: float) -> list[ExpectedValue]:
+def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], list[str]]:
     """What a run says of its hardware: every ratio it measured, and each subject's throughput.
 
     Stand-ins are left out: they say nothing of hardware. Each side is open by ``tolerance``.
+    Beside the values stand those that no verdict could rest on, and why: a wrong training, a noisy
+    host, launches that were not steady.
     """
     out: dict[tuple[str, str, str | None], ExpectedValue] = {}
+    doubted: dict[str, None] = {}
     items = as_items(fingerprint(run))
     for plan in run.plans:
         subjects = {c.subject: c for c in plan.contrasts if c.baseline}
@@ -144,6 +150,10 @@ def measured(run: RunRecord, tolerance: float) -> list[ExpectedValue]:
             metric = metrics.metric(contrast.metric)
             values = pairs.pairs(run, plan, contrast).values
             if run.stand_ins(case) or not values or metric.form is Form.GATE:
+                continue
+            evidence = Evidence.of(run, plan, contrast)
+            if (why := obstacle(evidence) or doubt(evidence)) is not None:
+                doubted[f"{case.id} {contrast.metric}: {why.detail}"] = None
                 continue
             e = judge.estimate(values, metric.form)
             reference = ExpectedValue(
@@ -161,7 +171,7 @@ def measured(run: RunRecord, tolerance: float) -> list[ExpectedValue]:
                 fingerprint=items,
             )
             out.setdefault(reference.key, reference)
-    return list(out.values())
+    return list(out.values()), list(doubted)
 
 
 def rules(place: Path, hardware: str) -> tuple[Threshold, ...]:

@@ -22,6 +22,7 @@ from harness.base.documents import to_doc
 from harness.base.errors import Exit, ScaleproofError, SpecError, nearest
 from harness.cases import features
 from harness.cases.heads import read_head
+from harness.interface import offered
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(words: Sequence[str]) -> int:
     try:
+        offered.refuse_unknown_variables()
         answer = run(words)
     except ScaleproofError as error:
         if "--json" in _split(words)[0]:

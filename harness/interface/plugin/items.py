@@ -15,7 +15,7 @@ from harness.base.marks import BOUNDS, MARK, RECOVERS
 from harness.base.numbers import duration
 from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold, targets
 from harness.interface import options
-from harness.interface.offered import OPTIONS
+from harness.interface.offered import OPTIONS, refuse_unknown_variables
 from harness.interface.plugin import benchmark
 from harness.interface.plugin.session import Expectation, Scaling, option
 from harness.interface.report import tables, text
@@ -42,6 +42,7 @@ USAGE = pytest.StashKey[list[str]]()
 
 def site_of(config: pytest.Config) -> tuple[Catalogue, Site]:
     """What can be named, and what may be used."""
+    refuse_unknown_variables()
     known = options.catalogue(option(config, "path"))
     options.seconds(option(config, "time-budget"))
     return known, options.site({o.name: option(config, o.name) for o in OPTIONS}, known)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from editing import even, judged
+from editing import even, judged, timed
 
 from harness.analysis.judging import expected as references
 from harness.analysis.verify import rejudge
-from harness.base.documents import to_doc
+from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ConfigError
 from harness.interface.cli.main import main
 from harness.record import Reason, RunRecord, Status
@@ -34,7 +34,8 @@ source = "here"
 def test_what_a_run_measured_is_written_and_read_back(
     sample_run: RunRecord, tmp_path: Path
 ) -> None:
-    found = references.measured(sample_run, 0.1)
+    found, doubted = references.measured(sample_run, 0.1)
+    assert doubted == []
     assert {(r.case, r.metric, r.baseline) for r in found} >= {
         ("ddp/decoder-nano/weak@2cpu", "efficiency", "plain"),
         ("ddp/decoder-nano/weak@2cpu", "throughput", None),
@@ -43,16 +44,31 @@ def test_what_a_run_measured_is_written_and_read_back(
     assert list(references.load(tmp_path / "r.toml")) == found
 
 
+@pytest.mark.parametrize("spoilt", ["noisy host", "wrong training"])
+def test_what_no_verdict_could_rest_on_is_no_reference(
+    sample_run: RunRecord, spoilt: str, tmp_path: Path
+) -> None:
+    doc = to_doc(sample_run)
+    if spoilt == "noisy host":
+        bad = {"check": "load", "level": "bad", "text": "other processes use 99 %", "advice": ""}
+        doc["admission"] = [bad]
+    else:
+        for launch in timed(doc, "@2"):
+            launch["wrong"] = ["loss: step 6 gives 1"]
+    found, doubted = references.measured(from_doc(RunRecord, doc), 0.1)
+    of_two = [r for r in found if r.case.endswith("@2cpu")]
+    assert all(r.metric not in ("efficiency", "throughput") for r in of_two), of_two
+    assert any("99 %" in why or "loss: step 6" in why for why in doubted)
+
+
 def test_a_run_meets_what_it_measured(sample_run: RunRecord, tmp_path: Path) -> None:
     def quiet(doc: Any) -> None:
         even(doc, 0.9)
 
     doc = to_doc(sample_run)
     quiet(doc)
-    from harness.base.documents import from_doc
-
     run = from_doc(RunRecord, doc)
-    rules = [r.threshold(run.machine.hardware_class) for r in references.measured(run, 0.1)]
+    rules = [r.threshold(run.machine.hardware_class) for r in references.measured(run, 0.1)[0]]
     assert {v.status for v in rejudge(run, rules).verdicts} == {Status.PASS}
     elsewhere = dataclasses.replace(run, settings=dataclasses.replace(run.settings, engine="slurm"))
     assert {v.reason for v in rejudge(elsewhere, rules).verdicts} == {Reason.NOT_COMPARABLE}

@@ -52,10 +52,10 @@ def test_golden_screens(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: Any,
 ) -> None:
-    """Set SCALEPROOF_GOLDEN=write to accept new screens after looking at them."""
+    """Set GOLDEN_SCREENS=write to accept new screens after looking at them."""
     seen = screen(arguments, columns, capsys, monkeypatch)
     path = GOLDEN / f"{name}-{columns}.txt"
-    if os.environ.get("SCALEPROOF_GOLDEN") == "write":
+    if os.environ.get("GOLDEN_SCREENS") == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_text(seen)
     assert seen == path.read_text()
@@ -135,6 +135,16 @@ def test_errors_say_what_and_end_with_a_command(
     assert says in said and "try " in said and "Traceback" not in said
 
 
+def test_a_variable_that_nothing_reads_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else other rules are applied than were meant."""
+    monkeypatch.setenv("SCALEPROOF_THRESHOLD", "/nowhere.toml")
+    assert main(["rules"]) == 4
+    told = capsys.readouterr().err
+    assert "did you mean 'SCALEPROOF_THRESHOLDS'?" in told and "unset SCALEPROOF_THRESHOLD" in told
+
+
 def test_a_file_that_lacks_its_mark_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,7 +209,7 @@ def test_plan_says_what_an_expert_wants_to_know_and_launches_nothing(
     assert done.returncode == 0, done.stderr
     seen = done.stdout.partition("\n")[2]
     golden = GOLDEN / f"{name}.txt"
-    if os.environ.get("SCALEPROOF_GOLDEN") == "write":
+    if os.environ.get("GOLDEN_SCREENS") == "write":
         golden.write_text(seen)
     assert seen == golden.read_text()
     assert not (tmp_path / "results").exists()

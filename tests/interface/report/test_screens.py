@@ -1,6 +1,6 @@
 """The screen of a real main job: golden at every width, and what the README shows of it.
 
-``main-job.json.gz`` is the record of one ``pytest suites/``. SCALEPROOF_GOLDEN=write accepts new
+``main-job.json.gz`` is the record of one ``pytest suites/``. GOLDEN_SCREENS=write accepts new
 screens after looking at them.
 """
 
@@ -42,7 +42,7 @@ def screen(run: RunRecord, columns: int) -> str:
 @pytest.mark.parametrize("columns", [80, 100, 140])
 def test_the_screen_of_a_main_job(main_job: RunRecord, columns: int) -> None:
     seen, golden = screen(main_job, columns), GOLDEN / f"main-job-{columns}.txt"
-    if os.environ.get("SCALEPROOF_GOLDEN") == "write":
+    if os.environ.get("GOLDEN_SCREENS") == "write":
         golden.write_text(seen)
     assert seen == golden.read_text()
     whole = (" rerun", " page")  # commands are not broken: they are to be copied

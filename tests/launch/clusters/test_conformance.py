@@ -41,7 +41,7 @@ ENGINES = (
     pytest.param("ray", marks=pytest.mark.full),  # starting its cluster takes half a minute
 )
 #: What every process has in its environment that these tests start, however.
-OURS = f"SCALEPROOF_TESTED_BY={uuid.uuid4().hex}"
+OURS = f"TESTED_BY_SCALEPROOF={uuid.uuid4().hex}"
 os.environ.update([OURS.split("=")])
 SSH = """#!/bin/bash
 # Stands in for ssh: the last argument is the line for the other machine's shell.

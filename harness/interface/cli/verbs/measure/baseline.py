@@ -80,7 +80,15 @@ def act(asked: Asked) -> Answer:
         )
     path = expected.path_for(parsed.references, run.machine.hardware_class)
     known = {r.key: r for r in expected.load(path)} if path.is_file() else {}
-    new = [r for r in expected.measured(run, parsed.tolerance) if fnmatchcase(r.case, parsed.case)]
+    values, doubted = expected.measured(run, parsed.tolerance)
+    new = [r for r in values if fnmatchcase(r.case, parsed.case)]
+    if not new and doubted:
+        raise SpecError(
+            f"nothing of this run can be a reference: {doubted[0]}",
+            where=str(parsed.run),
+            expected="values that a verdict could rest on",
+            fix=f"scaleproof report {parsed.run}   # says what would decide it",
+        )
     if not new:
         raise SpecError(
             "this run has no value that can be a reference",
@@ -88,7 +96,8 @@ def act(asked: Asked) -> Answer:
             expected="measured cases with real compute (stand-ins say nothing about hardware)",
             fix=f"scaleproof report {parsed.run}",
         )
-    lines, changed = [], []
+    lines = [f" in doubt {what}" for what in doubted]
+    changed = []
     for r in new:
         old = known.get(r.key)
         if old is not None and parsed.action == "set":

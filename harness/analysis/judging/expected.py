@@ -148,12 +148,13 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
         for contrast in (*plan.contrasts, *rates):
             case = plan.arm(contrast.subject).case
             metric = metrics.metric(contrast.metric)
-            values = pairs.pairs(run, plan, contrast).values
-            if run.stand_ins(case) or not values or metric.form is Form.GATE:
+            if run.stand_ins(case) or metric.form is Form.GATE:
                 continue
             evidence = Evidence.of(run, plan, contrast)
             if (why := obstacle(evidence) or doubt(evidence)) is not None:
                 doubted[f"{case.id} {contrast.metric}: {why.detail}"] = None
+                continue
+            if not (values := pairs.pairs(run, plan, contrast).values):
                 continue
             e = judge.estimate(values, metric.form)
             reference = ExpectedValue(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.base.stats import evenly
+from harness.training.tuning.kernels import compiled_blocks
 
 #: What the size of a stage can be weighed by; else a list of its number of blocks.
 SPLITS = ("flops", "layers")
@@ -55,7 +57,9 @@ def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
         meta = {name: p.to("meta") for name, p in block.named_parameters()}
         meta |= {name: b.to("meta") for name, b in block.named_buffers()}
         counter = FlopCounterMode(display=False)
-        with torch.compiler.set_stance("force_eager"), counter, torch.no_grad():
+        compiled = bool(compiled_blocks(block))  # only then: the stance imports the compiler
+        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        with eager, counter, torch.no_grad():
             x = torch.func.functional_call(block, meta, (x,))
         counted[child] = float(counter.get_total_flops()) or 1.0
     return counted

@@ -140,7 +140,8 @@ class Described:
     ``reference`` is None where nothing can be compared (wrong on purpose, older records).
     ``twin`` is the number of the gate's twin among what it could be (``cases/twins.py``).
     ``work`` is what a step computes where devices are compared with their data sheets.
-    ``own_ideal``: the ideal efficiency is what a user's own strategy says of itself.
+    ``own_ideal``: the ideal efficiency is what a user's own strategy says of itself. ``excuses``
+    are the words by which such a strategy keeps its losses from being compared, or to the bit.
     ``unsupported`` is what the case's files refuse (SKIP); ``error`` that they broke (ERROR).
     """
 
@@ -149,6 +150,7 @@ class Described:
     reference: Reference | None = None
     work: Work | None = None
     own_ideal: bool = False
+    excuses: tuple[str, ...] = ()
     twin: int = 0
     unsupported: str = ""
     error: str = ""

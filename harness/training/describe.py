@@ -2,12 +2,14 @@
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.base.documents import Json
+from harness.base.programs import PACKAGE
 from harness.cases import (
     Batching,
     CaseSpec,
@@ -64,7 +66,27 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
         told = replace(told, limit=max(told.limit, rounding(case)))
     twin = accepted_twin(loaded, case)
     on_gpu = _work(loaded, case, facts)
-    return Described(facts=facts, expected=expected, reference=told, twin=twin, work=on_gpu)
+    answer = Described(facts=facts, expected=expected, reference=told, twin=twin, work=on_gpu)
+    return answer if _shipped(loaded.strategy) else _of_a_user(answer, expected)
+
+
+def _shipped(strategy: object) -> bool:
+    """Whether a strategy's file is one of this package."""
+    return Path(str(getattr(strategy, "__file__", ""))).is_relative_to(PACKAGE)
+
+
+def _of_a_user(answer: Described, expected: Expected) -> Described:
+    """With what a strategy that is not of this package claims of itself: it excuses nothing."""
+    excuses = {
+        "repeatable=False": not expected.repeatable,
+        "casts=True": expected.casts,
+        "reorders=True": expected.reorders,
+    }
+    return replace(
+        answer,
+        own_ideal=expected.ideal_efficiency != 1,
+        excuses=tuple(name for name, claimed in excuses.items() if claimed),
+    )
 
 
 def accepted_twin(loaded: Loaded, case: CaseSpec) -> int:

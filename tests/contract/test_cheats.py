@@ -125,3 +125,29 @@ def test_a_compressor_that_states_nothing_is_an_error(stand: Stand, tmp_path: Pa
     finally:
         stand.known = stand.bench.catalogue = known
     assert "ERROR_BOUND" in described.error
+
+
+@pytest.mark.parametrize(
+    ("claims", "excuses"),
+    [
+        ("repeatable", ("repeatable=False",)),
+        ("casts", ("casts=True",)),
+        ("reorders", ("reorders=True",)),
+        ("ideal", ()),
+        ("nothing", ()),
+    ],
+)
+def test_what_a_users_strategy_claims_of_itself_is_told(
+    stand: Stand, claims: str, excuses: tuple[str, ...]
+) -> None:
+    """It excuses nothing: such a case can be measured, and no verdict of it is a PASS."""
+    _, described = stand.described("excused/mlp-nano", knobs={"excused.claims": claims})
+    assert described.excuses == excuses and described.own_ideal is (claims == "ideal")
+
+
+def test_a_shipped_strategy_states_facts(stand: Stand) -> None:
+    _, described = stand.described(
+        "parameter_server/mlp-nano", knobs={"parameter_server.bounded": False}
+    )
+    assert described.expected is not None and not described.expected.repeatable
+    assert described.excuses == ()

@@ -154,6 +154,9 @@ def _claimed(evidence: Evidence) -> str:
     described = evidence.run.described[evidence.subject.hash]
     if metrics.metric(evidence.contrast.metric).of_schedule and described.own_ideal:
         return "the ideal efficiency is the strategy's own claim"
+    if described.excuses:
+        claims = ", ".join(described.excuses)
+        return f"the strategy's own file excuses it from the comparison of losses ({claims})"
     return ""
 
 

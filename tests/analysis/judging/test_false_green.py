@@ -197,6 +197,17 @@ def test_a_launch_whose_losses_nobody_compared_is_no_evidence(sample_run: RunRec
     assert "losses were compared" in found.detail
 
 
+def test_a_strategy_that_excuses_itself_passes_nothing(sample_run: RunRecord) -> None:
+    def excused(doc: Any) -> None:
+        even(doc, 0.95)
+        for answer in doc["described"].values():
+            answer["excuses"] = ["casts=True"]
+
+    found = judged(sample_run, excused)[SUBJECT]
+    assert (found.status, found.counts) == (Status.RECORDED, Status.RECORDED)
+    assert "excuses it from the comparison of losses (casts=True)" in found.detail
+
+
 def test_the_gate_names_the_first_check_that_failed_whichever_rank_it_was_on(
     sample_run: RunRecord,
 ) -> None:

@@ -1,0 +1,39 @@
+"""docs/design.md names what is there: its nouns are classes, its places are files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "design.md").read_text()
+PACKAGE = ROOT / "harness"
+#: Nouns of the design that no class has: they are modules, fields, or what several classes are.
+CONCEPTS = {"Feed", "Forecast", "Sentence", "Setup", "Shepherd", "Slot", "Task", "Twin"}
+NOUNS = re.search(r"\| noun \| is \| where \|\n(.*?)\n\n", PAGE, re.S)
+
+
+def names() -> set[str]:
+    """Classes, and other names that a module gives something."""
+    out = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                out.add(node.name)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                out.add(node.targets[0].id)
+    return out
+
+
+def test_every_noun_is_a_name_of_the_code() -> None:
+    assert NOUNS is not None
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in NOUNS[1].splitlines()[1:]]
+    told = {noun.strip() for row in rows for noun in row.split(",")}
+    assert len(told) > 80 and told - names() == CONCEPTS
+
+
+def test_every_place_is_there() -> None:
+    for place in re.findall(r"`((?:[a-z]+/)+[a-z_]*(?:\.py|\.toml)?)`", PAGE):
+        where = [PACKAGE / place, ROOT / place, PACKAGE / "features" / "foresight" / place]
+        assert any(p.exists() for p in where), place

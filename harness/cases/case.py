@@ -205,7 +205,7 @@ class CaseSpec:
         """A word becomes the member that it names; ``checks`` says which words there are."""
         for name, kind in _WORDS.items():
             word = getattr(self, name)
-            if not isinstance(word, kind) and word in set(kind):
+            if type(word) is str and word in set(kind):
                 object.__setattr__(self, name, kind(word))
 
     @cached_property

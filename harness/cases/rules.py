@@ -171,8 +171,7 @@ def _rule(table: TomlTable, problems: Problems) -> Threshold | None:
     """A table as a rule; None if something is wrong with it."""
     values = table.values
     before = len(problems.found)
-    _check_metric(table, problems)
-    if len(problems.found) == before:
+    if _check_metric(table, problems):
         _check_bounds(table, problems)
     if len(problems.found) > before:
         return None
@@ -184,15 +183,15 @@ def _rule(table: TomlTable, problems: Problems) -> Threshold | None:
     return from_doc(Threshold, doc)
 
 
-def _check_metric(table: TomlTable, problems: Problems) -> None:
-    """The metric is one, in its unit, and has what it is held against."""
+def _check_metric(table: TomlTable, problems: Problems) -> bool:
+    """Whether the metric is one; it is in its unit, and has what it is held against."""
     name = table.values["metric"]
     try:
         metric = metrics.metric(name)
     except KeyError:
         hint = meant(name, metrics.METRICS) or f"one of {', '.join(metrics.METRICS)}"
         problems.add(table.lines.get("metric", table.line), f"no metric {name!r}", hint)
-        return
+        return False
     if (unit := table.values["unit"]) != metric.unit:
         told = f"{name} is in {metric.unit!r}, not {unit!r}"
         problems.add(table.lines.get("unit", table.line), told, f'unit = "{metric.unit}"')
@@ -201,6 +200,7 @@ def _check_metric(table: TomlTable, problems: Problems) -> None:
         problems.add(table.line, f"{name} needs a baseline", hint)
     if metric.scaling and "mode" not in table.values:
         problems.add(table.line, f"{name} needs a mode", 'mode = "weak" or "strong"')
+    return True
 
 
 def _check_bounds(table: TomlTable, problems: Problems) -> None:

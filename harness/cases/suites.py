@@ -5,6 +5,7 @@ def test_ddp(verdict):
 '''Throughput per rank holds as ranks are added.'''
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from harness.base.errors import SpecError
 from harness.base.marks import BOUNDS, MARK, RECOVERS
+from harness.cases import vacuous
 from harness.cases.case import CaseSpec, Device, Mode
 from harness.cases.courses import Course
 from harness.cases.metrics import metric
@@ -33,30 +35,46 @@ class Bounds:
     least: Mapping[str, Bound]
     baseline: str | None
 
-    def rules(self, name: str, plan: Plan) -> list[Threshold]:
-        """The rules of the test of that name on a plan; each judges the plan's own cases."""
+    def rules(self, test: str, plan: Plan) -> list[Threshold]:
+        """The rules of a test, by its node id, on every kind of case that a plan is about.
+
+        SpecError for a bound that nothing can miss, or meet.
+        """
         subjects = [arm.case for arm in plan.arms if arm.role is Role.SUBJECT]
-        if not (self.least and subjects):
-            return []
-        subject = subjects[-1]
+        kinds = {(case.family + case.extras, case.mode): case for case in subjects}
         out = []
         for of, bound in self.least.items():
             by_world = bound if isinstance(bound, Mapping) else {0: bound}
             for world, least in by_world.items():
-                out.append(
-                    Threshold(
-                        name=f"{name}_{of}{f'_{world}' if world else ''}",
-                        case=re.sub(r"([*?[])", r"[\1]", subject.family + subject.extras),
-                        metric=of,
-                        unit=metric(of).unit,
-                        source=BoundSource.REQUIREMENT,
-                        mode=subject.mode,
-                        baseline=self.baseline,
-                        world=(world,) if world else (),
-                        at_least=float(least),
+                _check_bound(test, of, world, least)
+                for family, mode in kinds:
+                    out.append(
+                        Threshold(
+                            name=f"{test} {of}{f' of {world}' if world else ''}",
+                            case=re.sub(r"([*?[])", r"[\1]", family),
+                            metric=of,
+                            unit=metric(of).unit,
+                            source=BoundSource.REQUIREMENT,
+                            mode=mode,
+                            baseline=self.baseline,
+                            world=(world,) if world else (),
+                            at_least=float(least),
+                        )
                     )
-                )
         return out
+
+
+def _check_bound(test: str, of: str, world: object, least: object) -> None:
+    """SpecError unless a value can be on either side of the bound, at a world that there can be."""
+    number = isinstance(least, int | float) and not isinstance(least, bool)
+    if not number or not math.isfinite(float(str(least))):
+        raise SpecError(f"{test}: {of}={least!r}", expected="a number", fix=f"edit {test}")
+    if not isinstance(world, int) or world < 0:
+        raise SpecError(
+            f"{test}: {of} at {world!r} ranks", expected="world sizes: {8: 6.8}", fix=f"edit {test}"
+        )
+    for _, wrong, right in vacuous.bounds({"metric": of, "at_least": float(str(least))}):
+        raise SpecError(f"{test}: {of}={least!r}: {wrong}", expected=right, fix=f"edit {test}")
 
 
 def scaling(

@@ -89,6 +89,12 @@ def load() -> Finding:
     return Finding(check="load", level=Level.OK, text=text)
 
 
+def _joined(command_line: Path) -> bytes:
+    """Where an agent dials in, as its command line says: agents of one run share it."""
+    words = command_line.read_bytes().split(b"\0")
+    return words[words.index(b"--join") + 1] if b"--join" in words[:-1] else b""
+
+
 class Workers:
     """Processes of this project's ranks and agents, whose they are, and which of them compute."""
 
@@ -97,7 +103,9 @@ class Workers:
         self._before = self._ticks()
 
     def _ticks(self) -> dict[int, int]:
+        """CPU ticks of each; this process and the agents of its own run are not among them."""
         out = {}
+        run = _joined(Path("/proc/self/cmdline"))
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 command = (process / "cmdline").read_bytes()
@@ -106,6 +114,8 @@ class Workers:
                 continue
             if programs.TRAINING.encode() in command:
                 pid = int(process.name)
+                if pid == os.getpid() or (run and _joined(process / "cmdline") == run):
+                    continue
                 if f"--parent={os.getpid()}".encode() in command:
                     continue  # our own
                 out[pid] = int(fields[11]) + int(fields[12])

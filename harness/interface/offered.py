@@ -1,6 +1,7 @@
 """The options that both programs offer: a table that imports nothing, so pytest starts at once."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -130,10 +131,16 @@ VARIABLES = {
 }
 
 
+#: What Kubernetes sets in every pod for a service of that name.
+_OF_A_SERVICE = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_(TCP|UDP)\w*)?$")
+
+
 def refuse_unknown_variables() -> None:
     """SpecError for a ``SCALEPROOF_*`` variable that nothing reads: it was meant to do something."""
     options = sorted(variable(option) for option in OPTIONS)
     for name in sorted(os.environ):
+        if _OF_A_SERVICE.search(name):
+            continue
         if name.startswith("SCALEPROOF_") and name not in {*VARIABLES, *options}:
             raise SpecError(
                 f"{name}: nothing reads this variable{nearest(name, options)}",

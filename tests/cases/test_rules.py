@@ -55,6 +55,13 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     assert "unknown top-level key 'rules'" in said and "did you mean 'rule'?" in said
 
 
+def test_every_mistake_of_one_rule_is_told_at_once(tmp_path: Path) -> None:
+    wrong = GOOD.replace('unit = "1"', 'unit = "W"').replace('baseline = "plain"\n', "")
+    wrong = wrong.replace("at_least = 0.85\n", "").replace("world = 2", "world = 0")
+    said = problems(tmp_path, wrong + 'waiver = "known"\n')
+    assert "5 problems" in said, said
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -128,3 +129,43 @@ def test_little_memory_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, level in ((900_000, Level.OK), (20_000, Level.BAD)):
         monkeypatch.setattr(admission.Path, "read_text", lambda self, f=free: text.format(f))
         assert admission.memory().level is level
+
+
+#: A process that looks like an agent, sees who computes, and then computes until it is told.
+AGENT = """
+import sys, time
+from harness.host.admission import Workers
+workers = Workers()
+print("there", flush=True)
+sys.stdin.readline()
+end = time.process_time() + 0.3
+while time.process_time() < end: pass
+print("done", flush=True)
+sys.stdin.readline()
+print(workers.computing(), flush=True)
+"""
+
+
+def test_agents_of_one_run_do_not_take_each_other_for_another_run() -> None:
+    """Nor themselves: to look at a node with many processes takes an agent time of its own."""
+    command = [sys.executable, "-c", AGENT, "harness.training.agent.agent", "--join"]
+    agents = [
+        subprocess.Popen(
+            [*command, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        for where in ("10.0.0.1:1", "10.0.0.1:1", "10.0.0.2:7")
+    ]
+    try:
+        for said in ("there\n", "done\n"):
+            for agent in agents:
+                assert agent.stdout and agent.stdin and agent.stdout.readline() == said
+            for agent in agents:
+                assert agent.stdin
+                agent.stdin.write("\n")
+        assert agents[0].stdout
+        computing = json.loads(agents[0].stdout.readline())  # those of other tests, too
+        assert [agent.pid in computing for agent in agents] == [False, False, True]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()

@@ -34,7 +34,7 @@ def test_every_sheet_has_a_peak(sheet: devices.Sheet) -> None:
         "H100 SXM5 80GB": "h100", "8xH100": "h100", "8x NVIDIA H100 80GB HBM3": "h100", "Hopper": "h100",
         "H100 NVLink": "h100", "H100 PCIe": "h100-pcie", "H100 NVL": "h100-nvl", "H800": "h800",
         "H200": "h200", "H200-141GB": "h200", "NVIDIA H20": "h20", "GH200": "gh200",
-        "A100-80GB": "a100", "A100 PCIe 80GB": "a100-pcie", "A100 40GB": "a100-40",
+        "A100-80GB": "a100", "A100 PCIe 80GB": "a100-pcie", "A100 40 GB PCIe": "a100-pcie-40", "A100 40GB": "a100-40",
         "A800-SXM4-80GB": "a800", "DGX B200": "b200", "GB200 NVL72": "gb200", "B300": "b300",
         "Tesla V100-SXM2-32GB": "v100", "P100": "p100", "L40S": "l40s", "L4": "l4",
     }.items(),

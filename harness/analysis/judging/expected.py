@@ -33,7 +33,7 @@ from harness.base.documents import from_doc
 from harness.base.errors import ConfigError
 from harness.base.toml import Key, check_table, keys_of, read_tables
 from harness.cases import BASELINES, BoundSource, Form, Threshold, metrics
-from harness.record import RunRecord
+from harness.record import RunRecord, Status
 from harness.record.store import write_text
 
 STATUSES = ("measured", "derived", "claimed", "provisional")
@@ -132,15 +132,15 @@ def write(path: Path, references: Sequence[ExpectedValue]) -> None:
     write_text(path, "\n".join(lines) + "\n")
 
 
-def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], list[str]]:
+def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], list[tuple[str, str]]]:
     """What a run says of its hardware: every ratio it measured, and each subject's throughput.
 
     Stand-ins are left out: they say nothing of hardware. Each side is open by ``tolerance``.
-    Beside the values stand those that no verdict could rest on, and why: a wrong training, a noisy
-    host, launches that were not steady.
+    Beside the values stand those that no verdict could rest on, by case, and why: a wrong training,
+    a noisy host, launches that were not steady.
     """
     out: dict[tuple[str, str, str | None], ExpectedValue] = {}
-    doubted: dict[str, None] = {}
+    doubted: dict[tuple[str, str], None] = {}
     items = as_items(fingerprint(run))
     for plan in run.plans:
         subjects = {c.subject: c for c in plan.contrasts if c.baseline}
@@ -152,7 +152,8 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
                 continue
             evidence = Evidence.of(run, plan, contrast)
             if (why := obstacle(evidence) or doubt(evidence)) is not None:
-                doubted[f"{case.id} {contrast.metric}: {why.detail}"] = None
+                if why.status is not Status.SKIP:
+                    doubted[case.id, f"{contrast.metric}: {why.detail}"] = None
                 continue
             if not (values := pairs.pairs(run, plan, contrast).values):
                 continue

@@ -260,7 +260,8 @@ def gate_failure(gate: LaunchRecord) -> str | None:
     if failed:
         order: dict[str, int] = {}
         for rank in gate.ranks:
-            order |= {check.name: place for place, check in enumerate(rank.checks)}
+            for place, check in enumerate(rank.checks):
+                order[check.name] = max(place, order.get(check.name, 0))
         number, check = min(failed, key=lambda f: (order[f[1].name], f[0]))
         figures = "" if check.value is None else f" {check.value:.6g}"
         if check.limit is not None:

@@ -92,11 +92,15 @@ def _is_suite(path: Path) -> bool:
     """By its syntax, however ``harness`` is imported and the decorator is written."""
     try:
         source = path.read_bytes()
-        if b"harness" not in source or not any(name.encode() in source for name in _CALLED):
+        if not any(name.encode() in source for name in _CALLED):
             return False  # most files of most projects, without parsing them
-        nodes = list(ast.walk(ast.parse(source)))
-    except (OSError, SyntaxError, ValueError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file that is not ours
+            nodes = list(ast.walk(ast.parse(source)))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return False
+    if any(_is_marked(node) for node in nodes if isinstance(node, ast.FunctionDef)):
+        return True
     modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
     modules += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
     used = {
@@ -105,6 +109,15 @@ def _is_suite(path: Path) -> bool:
         if isinstance(n, ast.Attribute | ast.Name)
     }
     return any(name.split(".")[0] == "harness" for name in modules) and not _CALLED.isdisjoint(used)
+
+
+def _is_marked(function: ast.FunctionDef) -> bool:
+    """Whether a test takes a verdict below one of the decorators, wherever that comes from."""
+    names = {n.attr if isinstance(n, ast.Attribute) else n.id
+             for decorator in function.decorator_list for n in ast.walk(decorator)
+             if isinstance(n, ast.Attribute | ast.Name)}  # fmt: skip
+    takes = any(argument.arg == "verdict" for argument in function.args.args)
+    return takes and not _CALLED.isdisjoint(names)
 
 
 def pytest_configure(config: pytest.Config) -> None:

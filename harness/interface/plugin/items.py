@@ -72,29 +72,30 @@ def generate(metafunc: pytest.Metafunc) -> None:
     expectations: list[Expectation] = []
     with _told_as_usage(metafunc.config):
         scaling = _scaling(metafunc.config)
-        rules = scaling.thresholds(folder)
+        of_folder = scaling.thresholds(folder)
         run = scaling.start().run
         hardware, setups = run.machine.hardware_class, run.settings.setups
         for recipe in recipes:
             for raw in recipe(scaling.site):
                 plan = targets.normalise(raw, scaling.catalogue, bool(setups))
                 scaling.plans.setdefault(plan.hash, plan)
-                rules = scaling.required(folder, _own_rules(metafunc, plan))
+                required = _required(metafunc, plan)
+                rules = (*of_folder, *required)
                 for contrast in pairs.judged_of(plan, rules, hardware):
                     case = plan.arm(contrast.subject).case
                     matched = verdicts.rules_for(rules, case, contrast, hardware)
                     every: list[Threshold | None] = [*matched] or [None]
-                    expectations += [Expectation(plan, contrast, rule) for rule in every]
+                    expectations += [Expectation(plan, contrast, r, required) for r in every]
     ids = [e.id for e in expectations]
     several = {i for i in ids if ids.count(i) > 1}
     names = [f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in expectations]
     metafunc.parametrize("verdict", expectations, ids=names, indirect=True)
 
 
-def _own_rules(metafunc: pytest.Metafunc, plan: Plan) -> tuple[Threshold, ...]:
-    """What the function itself requires of a plan."""
+def _required(metafunc: pytest.Metafunc, plan: Plan) -> tuple[Threshold, ...]:
+    """What the function itself requires of a plan, by the name under which pytest has it."""
     bounds = getattr(metafunc.function, BOUNDS, None)
-    return () if bounds is None else tuple(bounds.rules(metafunc.function.__name__, plan))
+    return () if bounds is None else tuple(bounds.rules(metafunc.definition.nodeid, plan))
 
 
 @contextlib.contextmanager
@@ -130,6 +131,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [(item, e) for item in items if (e := _expectation(item)) is not None]
     for item, e in ours:
         if isinstance(e, Expectation):
+            scaling.required = tuple(dict.fromkeys((*scaling.required, *e.required)))
             wanted.setdefault(e.plan.hash, set()).add(e.contrast)
         if config.pluginmanager.hasplugin("timeout"):
             item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item

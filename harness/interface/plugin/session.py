@@ -29,11 +29,15 @@ _WORSE = (
 
 @dataclass(frozen=True)
 class Expectation:
-    """One item: a contrast of a plan, under one rule or none."""
+    """One item: a contrast of a plan, under one rule or none.
+
+    ``required`` are the rules of its function, which hold where the function is selected.
+    """
 
     plan: Plan
     contrast: Contrast
     rule: Threshold | None
+    required: tuple[Threshold, ...] = ()
 
     def __str__(self) -> str:
         """As other tools' files tell it (pytest-benchmark's ``params``)."""
@@ -61,6 +65,7 @@ class Scaling:
     plans: dict[str, Plan] = field(default_factory=dict)
     selected: dict[str, Plan] = field(default_factory=dict)
     rules: dict[Path, tuple[Threshold, ...]] = field(default_factory=dict)
+    required: tuple[Threshold, ...] = ()
     session: Session | None = None
     measurer: Measurer | None = None
     recoverer: Any = None
@@ -78,14 +83,12 @@ class Scaling:
             self.rules[folder] = options.thresholds(file, [folder], self.catalogue, expected)
         return self.rules[folder]
 
-    def required(self, folder: Path, rules: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
-        """The rules of a folder, with those that a function of it states."""
-        self.rules[folder] = tuple(dict.fromkeys((*self.thresholds(folder), *rules)))
-        return self.rules[folder]
-
     def all_rules(self) -> tuple[Threshold, ...]:
-        """The rules of every suite folder: each judges whatever it matches."""
-        return tuple(dict.fromkeys(t for rules in self.rules.values() for t in rules))
+        """The rules of every suite folder, and of the functions that are selected: each judges
+        whatever it matches.
+        """
+        of_folders = (rule for rules in self.rules.values() for rule in rules)
+        return tuple(dict.fromkeys((*of_folders, *self.required)))
 
     def start(self) -> Session:
         """The one session of this program, and its Measurer."""

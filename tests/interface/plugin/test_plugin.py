@@ -398,7 +398,9 @@ def test_a_recovery_is_an_item_with_the_worst_of_its_verdicts(
         ("from harness import scaling\n@scaling(f)\ndef test(verdict): ...", True),
         ("import harness as h\n@h.scaling(f)\ndef test(verdict): ...", True),
         ("from harness import scaling\ntest = scaling(f)(lambda verdict: None)", True),
+        ("from common import scaling\n@scaling(f)\ndef test(verdict): ...", True),
         ("from harness import scaling as measured\n", False),
+        ("scaling = " + "-" * 100_000 + "1", False),
         ("# from harness import scaling: @scaling\n", False),
         ("from mine import scaling\n@scaling('harness')\ndef test(): ...", False),
         ("from harness import scaling\n@scaling(f\n", False),
@@ -440,6 +442,23 @@ def test_a_case_and_its_bound_are_a_suite(pytester: pytest.Pytester) -> None:
     )
 
 
+def test_a_bound_is_that_of_its_function_alone(pytester: pytest.Pytester) -> None:
+    """Of functions on one case, and of functions of one name."""
+    text = """
+        from harness import scaling
+
+        @scaling("ddp/mlp-nano", efficiency=0.9)
+        def test_fast(verdict): ...
+
+        @scaling("ddp/mlp-nano", efficiency=0.5)
+        def test_slow(verdict): ...
+    """
+    pytester.makepyfile(test_a=text, test_b=text.replace("0.9", "0.7"))
+    result = run(pytester, "--collect-only", "-q", "--cpus", "2")
+    items = [line for line in result.outlines if "::" in line]
+    assert len(items) == 4 and len(set(items)) == 4, items
+
+
 @pytest.mark.full
 @pytest.mark.alone
 def test_a_bound_in_a_suite_judges(pytester: pytest.Pytester) -> None:
@@ -469,6 +488,10 @@ def test_a_bound_in_a_suite_judges(pytester: pytest.Pytester) -> None:
         ("@scaling()", "@scaling without a case"),
         ("@scaling(lambda site: [], precision='bf16')", "@scaling: precision of a recipe"),
         ("@scaling('ddp')", "'ddp' is not a case"),
+        ("@scaling('ddp/mlp-nano', efficiency=-1)", "no efficiency can miss that"),
+        ("@scaling('ddp/mlp-nano', efficiency=float('nan'))", "efficiency=nan"),
+        ("@scaling('ddp/mlp-nano', efficiency=90)", "no efficiency can meet that"),
+        ("@scaling('ddp/mlp-nano', efficiency='0.9')", "efficiency='0.9'"),
         ("@scaling('ddp/mlp-nano', precison='bf16')", "precison"),
     ],
 )

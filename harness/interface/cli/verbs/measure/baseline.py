@@ -80,7 +80,8 @@ def act(asked: Asked) -> Answer:
         )
     path = expected.path_for(parsed.references, run.machine.hardware_class)
     known = {r.key: r for r in expected.load(path)} if path.is_file() else {}
-    values, doubted = expected.measured(run, parsed.tolerance)
+    values, in_doubt = expected.measured(run, parsed.tolerance)
+    doubted = [f"{case} {why}" for case, why in in_doubt if fnmatchcase(case, parsed.case)]
     new = [r for r in values if fnmatchcase(r.case, parsed.case)]
     if not new and doubted:
         raise SpecError(

@@ -149,22 +149,32 @@ print(workers.computing(), flush=True)
 def test_agents_of_one_run_do_not_take_each_other_for_another_run() -> None:
     """Nor themselves: to look at a node with many processes takes an agent time of its own."""
     command = [sys.executable, "-c", AGENT, "harness.training.agent.agent", "--join"]
-    agents = [
-        subprocess.Popen(
-            [*command, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        for where in ("10.0.0.1:1", "10.0.0.1:1", "10.0.0.2:7")
-    ]
+    agents: list[subprocess.Popen[str]] = []
+
+    def says(agent: subprocess.Popen[str]) -> str:
+        assert agent.stdout is not None
+        return agent.stdout.readline()
+
+    def goes_on(agent: subprocess.Popen[str]) -> None:
+        assert agent.stdin is not None
+        agent.stdin.write("\n")
+        agent.stdin.flush()
+
     try:
-        for said in ("there\n", "done\n"):
-            for agent in agents:
-                assert agent.stdout and agent.stdin and agent.stdout.readline() == said
-            for agent in agents:
-                assert agent.stdin
-                agent.stdin.write("\n")
-        assert agents[0].stdout
-        computing = json.loads(agents[0].stdout.readline())  # those of other tests, too
-        assert [agent.pid in computing for agent in agents] == [False, False, True]
+        for where in ("10.0.0.2:7", "10.0.0.1:1", "10.0.0.1:1"):  # the last one sees the others
+            agents.append(
+                subprocess.Popen(
+                    [*command, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+            assert says(agents[-1]) == "there\n"
+        for agent in agents:
+            goes_on(agent)
+        for agent in agents:
+            assert says(agent) == "done\n"
+        goes_on(agents[-1])
+        computing = json.loads(says(agents[-1]))  # those of other tests, too
+        assert [agent.pid in computing for agent in agents] == [True, False, False]
     finally:
         for agent in agents:
             agent.kill()

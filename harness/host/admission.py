@@ -89,9 +89,9 @@ def load() -> Finding:
     return Finding(check="load", level=Level.OK, text=text)
 
 
-def _joined(command_line: Path) -> bytes:
+def _joined(command_line: bytes) -> bytes:
     """Where an agent dials in, as its command line says: agents of one run share it."""
-    words = command_line.read_bytes().split(b"\0")
+    words = command_line.split(b"\0")
     return words[words.index(b"--join") + 1] if b"--join" in words[:-1] else b""
 
 
@@ -105,7 +105,7 @@ class Workers:
     def _ticks(self) -> dict[int, int]:
         """CPU ticks of each; this process and the agents of its own run are not among them."""
         out = {}
-        run = _joined(Path("/proc/self/cmdline"))
+        run = _joined(Path("/proc/self/cmdline").read_bytes())
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 command = (process / "cmdline").read_bytes()
@@ -114,7 +114,7 @@ class Workers:
                 continue
             if programs.TRAINING.encode() in command:
                 pid = int(process.name)
-                if pid == os.getpid() or (run and _joined(process / "cmdline") == run):
+                if pid == os.getpid() or (run and _joined(command) == run):
                     continue
                 if f"--parent={os.getpid()}".encode() in command:
                     continue  # our own

@@ -178,4 +178,4 @@ def test_agents_of_one_run_do_not_take_each_other_for_another_run() -> None:
     finally:
         for agent in agents:
             agent.kill()
-            agent.wait()
+            agent.communicate()  # closes its pipes

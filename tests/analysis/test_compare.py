@@ -11,7 +11,6 @@ from editing import even, timed
 from harness.analysis.compare import Reading, compare
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
-from harness.features.machines.machines import compare_hardware
 from harness.interface.cli.main import main
 from harness.record import RunRecord
 from harness.record.store import load, save
@@ -106,17 +105,6 @@ def test_unlike_machines_are_refused_unless_forced(sample_run: RunRecord) -> Non
     forced = compare(sample_run, other, "throughput", force=True)
     assert "num_cores: 2 | 64" in forced.differs and len(forced.forced) == 1
     assert compare(sample_run, sample_run, "throughput").forced == ()
-    assert compare_hardware([sample_run, other], "throughput").means[0].mean == pytest.approx(1.0)
-
-
-def test_stand_ins_never_enter_a_hardware_comparison(sample_run: RunRecord) -> None:
-    def paced(doc: Any) -> None:
-        for arm in doc["plans"][0]["arms"]:
-            arm["case"]["stand_in"] = ["paced"]
-
-    other = edited(sample_run, paced)
-    with pytest.raises(SpecError, match="only stand-ins"):
-        compare_hardware([other, other], "throughput")
 
 
 @pytest.mark.parametrize(

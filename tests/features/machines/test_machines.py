@@ -190,3 +190,12 @@ def test_what_cannot_be_compared_is_told(
     runs = [str(sample)] * (1 if not words else 2)
     assert main(["compare-hardware", *runs, *words]) == 4
     assert told in capsys.readouterr().err
+
+
+def test_stand_ins_never_enter_a_hardware_comparison(sample_run: RunRecord) -> None:
+    doc = to_doc(sample_run)
+    for arm in doc["plans"][0]["arms"]:
+        arm["case"]["stand_in"] = ["paced"]
+    other = from_doc(RunRecord, doc)
+    with pytest.raises(SpecError, match="only stand-ins"):
+        compare_hardware([other, other], "throughput")

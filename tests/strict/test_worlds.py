@@ -85,7 +85,7 @@ def test_every_codec_trains_right(worlds: Worlds, codec: str) -> None:
     ("name", "fields"),
     [
         ("ddp/decoder-nano", {"precision": "autocast"}),
-        ("fsdp/decoder-nano", {"precision": "bf16"}),
+        pytest.param("fsdp/decoder-nano", {"precision": "bf16"}, marks=pytest.mark.full),
         pytest.param("ddp/decoder-nano", {"optimizer": "lamb", "clip": 1.0}, marks=pytest.mark.full),
         pytest.param("ddp/mlp-nano", {"precision": "fp16"}, marks=pytest.mark.full),
         pytest.param("ddp/mlp-nano", {"precision": "fp8"}, marks=pytest.mark.full),
@@ -141,7 +141,7 @@ def test_collectives_are_swept_and_checked(worlds: Worlds) -> None:
     assert left.cause is None
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.full)])
 def test_a_checkpoint_is_gone_on_with(worlds: Worlds, strategy: str, tmp_path: Path) -> None:
     """Saved, left, loaded: the end is that of a training that was never interrupted, bit for bit."""
     case = worlds.case(f"{strategy}/mlp-nano")

@@ -22,6 +22,7 @@ from harness.record.recovery import Mark
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 
+@pytest.mark.full
 def test_faults_cost_what_their_marks_say(tmp_path: Path) -> None:
     """Three faults, one of them right after another; every step is trained in the end."""
     case = Catalogue().normalise(SITE.case("ddp/mlp-nano"))

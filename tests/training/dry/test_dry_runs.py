@@ -35,7 +35,7 @@ CODECS = [
     f"compressed:{name}" for name, e in ENTRIES["compressors"].items() if not e.head.get("CONTROL")
 ]
 #: In CI; the others are -m full.
-SOON = ("ddp", "fsdp", "pipeline", "tensor_parallel", "zero1", "compressed:int8")
+SOON = ("ddp", "fsdp", "pipeline", "tensor_parallel", "compressed:int8")
 
 
 def case_of(strategy: str, world: int) -> CaseSpec:

@@ -106,8 +106,10 @@ def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> 
 def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
     """Of cases that both runs profiled; what could not be divided in one is divided in neither."""
     for case in _cases(a):
-        before, after = budgets(a, case), budgets(b, case)
-        old, new = (x[0].budget if x else None for x in (before, after))
+        before = budgets(a, case)
+        after = budgets(b, case)
+        old = before[0].budget if before else None
+        new = after[0].budget if after else None
         if old is None or new is None:
             continue
         known = [t for t in Term if old.total_ns(t) or new.total_ns(t)]
@@ -142,9 +144,14 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
         raise SpecError(
             f"--metric {metric}", expected=", ".join(COMPARABLE), fix="--metric throughput"
         )
-    values_a, values_b = _values(a, metric, hardware), _values(b, metric, hardware)
-    efficiency_a, efficiency_b = _efficiency(a, hardware), _efficiency(b, hardware)
-    rows, logs, variances, not_compared = [], [], [], []
+    values_a = _values(a, metric, hardware)
+    values_b = _values(b, metric, hardware)
+    efficiency_a = _efficiency(a, hardware)
+    efficiency_b = _efficiency(b, hardware)
+    rows = []
+    logs = []
+    variances = []
+    not_compared = []
     for key in dict.fromkeys([*values_a, *values_b]):
         case = (values_a.get(key) or values_b[key])[0]
         if hardware and (a.stand_ins(case) or b.stand_ins(case)):
@@ -152,7 +159,6 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
             continue
         x = values_a[key][1] if key in values_a else []
         y = values_b[key][1] if key in values_b else []
-        mean_a, mean_b = (geometric_mean(v) if v else None for v in (x, y))
         ratio = low = high = None
         reading = Reading.ONLY_A if not y else Reading.ONLY_B
         if x and y:
@@ -160,7 +166,8 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
             ratio = math.exp(difference)
             reading = Reading.TOO_FEW
             if radius is not None:
-                low, high = math.exp(difference - radius), math.exp(difference + radius)
+                low = math.exp(difference - radius)
+                high = math.exp(difference + radius)
                 reading = _reading(low, high, METRICS[metric].more_is_better)
             logs.append(difference)
             variances.append(math.nan if radius is None else variance)
@@ -168,8 +175,8 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
             Compared(
                 case=case,
                 metric=metric,
-                a=mean_a,
-                b=mean_b,
+                a=geometric_mean(x) if x else None,
+                b=geometric_mean(y) if y else None,
                 ratio=ratio,
                 low=low,
                 high=high,
@@ -184,7 +191,8 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
         mean = math.exp(center)
         radius_mean = 1.96 * math.sqrt(math.fsum(variances)) / len(logs)
         if not math.isnan(radius_mean):  # one case without an interval: nobody knows the mean's
-            mean_low, mean_high = math.exp(center - radius_mean), math.exp(center + radius_mean)
+            mean_low = math.exp(center - radius_mean)
+            mean_high = math.exp(center + radius_mean)
     return Comparison(
         metric=metric,
         rows=tuple(rows),

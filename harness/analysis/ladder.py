@@ -83,8 +83,10 @@ class LadderRow:
 def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
     launches = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
     steps: list[Steps] = [x.steps for x in launches if x.steps]
-    sent, peaks = values_of(launches, "sent_bytes"), values_of(launches, "peak_bytes")
-    energy, growth = (values_of(launches, m) for m in ("energy_per_sample", "memory_growth"))
+    sent = values_of(launches, "sent_bytes")
+    peaks = values_of(launches, "peak_bytes")
+    energy = values_of(launches, "energy_per_sample")
+    growth = values_of(launches, "memory_growth")
     return ArmRow(
         arm=arm,
         launches=tuple(launches),

@@ -63,8 +63,10 @@ def rungs(run: RunRecord) -> list[Rung]:
     out = []
     for plan in run.plans:
         if (c := shown(plan)) is not None:
-            arm, base = plan.arm(c.subject), plan.arm(c.baseline[0])
-            own, other = budgets(run, arm.case), budgets(run, base.case)
+            arm = plan.arm(c.subject)
+            base = plan.arm(c.baseline[0])
+            own = budgets(run, arm.case)
+            other = budgets(run, base.case)
             if not own or not other or arm.case.hash == base.case.hash:
                 continue
             assert own[0].budget is not None and other[0].budget is not None

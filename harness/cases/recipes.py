@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from harness.base.errors import SpecError
 from harness.cases.batching import alike
-from harness.cases.case import PLAIN, Ablation, CaseSpec, Data, Mode
+from harness.cases.case import PLAIN, Ablation, CaseSpec, Data
 from harness.cases.metrics import Form, metric
 from harness.cases.plan import Arm, Contrast, Plan, Protocol, Role
 from harness.cases.site import Site
@@ -374,7 +374,8 @@ def paired(case: CaseSpec) -> Plan:
 
 
 def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:
-    """The world sizes that divide a strong case's global batch; the others cannot run."""
-    assert case.mode is Mode.STRONG and case.global_batch is not None
+    """The world sizes that divide the global batch, which a strong case has; all without one."""
+    if case.global_batch is None:
+        return tuple(worlds)
     shards = [n * case.accumulate for n in worlds]
     return tuple(n for n, s in zip(worlds, shards, strict=True) if case.global_batch % s == 0)

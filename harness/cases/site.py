@@ -55,6 +55,13 @@ class Site:
 
     def case(self, name: str, mode: Mode | str = Mode.WEAK, **fields: Any) -> CaseSpec:
         """The case ``ddp/decoder-tiny`` (or ``compressed:topk/mlp-small``) on the full world."""
+        if mode not in set(Mode):
+            raise SpecError(
+                f"no mode {str(mode)!r}{nearest(str(mode), Mode)}",
+                where=f"{name}/{mode}",
+                expected=" or ".join(Mode),
+                fix=f"{name}/{Mode.WEAK}",
+            )
         strategy, compressor, model, size = parse_name(name)
         stand_in = set()
         if self.shared_gpu:

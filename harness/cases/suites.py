@@ -1,10 +1,9 @@
 """Suites: how a test says what is measured, and what is required of it.
 
-@scaling("ddp/decoder-350m", precision="autocast", efficiency=0.90)
-def test_ddp(verdict):
-'''Throughput per rank holds as ranks are added.'''
+For one: ``@scaling("ddp/decoder-350m", precision="autocast", efficiency=0.90)``.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -104,9 +103,7 @@ def scaling(
     metrics = tuple(least) or ("efficiency",)
     against = baseline or ("plain" if named else None)
     recipes = tuple(
-        _named(one, Mode(mode), against or "plain", metrics, fields)
-        if isinstance(one, str)
-        else one
+        _named(one, mode, against or "plain", metrics, fields) if isinstance(one, str) else one
         for one in what
     )
     if (mistake := _mistake(what, fields)) is not None:
@@ -137,13 +134,13 @@ def recovering(*recipes: Callable[[Site], list[Course]]) -> Callable[[Function],
 
 
 def _named(
-    name: str, mode: Mode, baseline: str, metrics: Sequence[str], fields: Mapping[str, Any]
+    name: str, mode: str, baseline: str, metrics: Sequence[str], fields: Mapping[str, Any]
 ) -> Recipe:
     """A ladder of a case over the site's worlds."""
 
     def recipe(site: Site) -> list[Plan]:
         case: CaseSpec = site.case(name, mode, **fields)
-        worlds = strong_worlds(case, site.worlds) if mode is Mode.STRONG else site.worlds
+        worlds = strong_worlds(case, site.worlds)
         rungs = worlds if baseline == "wrapped" else ([n for n in worlds if n > 1] or worlds)
         protocol = ON_GPUS if site.device is Device.CUDA else REAL
         return [
@@ -162,7 +159,7 @@ def _named(
 
 def _is_test(what: object) -> bool:
     """Whether this is the function below the decorator, not a recipe."""
-    return callable(what) and "verdict" in getattr(what, "__code__", _is_test.__code__).co_varnames
+    return inspect.isfunction(what) and "verdict" in inspect.signature(what).parameters
 
 
 def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | None:

@@ -77,11 +77,9 @@ def case_plan(
         return learning(case, supports.beside)
     stand_in = catalogue.get("models", case.model).head.get("STAND_IN")
     worlds: Sequence[int] = site.worlds if supports.worlds == "any" else (1,)
-    if case.mode is Mode.STRONG and case.global_batch is not None:  # ``check`` says so without one
-        worlds = strong_worlds(case, worlds)
     return ladder(
         case,
-        worlds,
+        strong_worlds(case, worlds),
         baselines=("sum_of_devices",) if case.shares else supports.baselines,
         metrics=supports.metrics,
         protocol=PACED if stand_in else ON_GPUS if site.device is Device.CUDA else REAL,
@@ -92,17 +90,9 @@ def case_plan(
 
 def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
     """The case ``ddp/decoder-tiny/weak`` on all of a site, with fields and knobs that are set."""
-    mode = Mode.WEAK
+    mode: str = Mode.WEAK
     if name.count("/") == 2:
-        name, _, tail = name.rpartition("/")
-        if tail not in set(Mode):
-            raise SpecError(
-                f"no mode {tail!r}{nearest(tail, Mode)}",
-                where=f"{name}/{tail}",
-                expected=" or ".join(Mode),
-                fix=f"{name}/{Mode.WEAK}",
-            )
-        mode = Mode(tail)
+        name, _, mode = name.rpartition("/")
     return changed(site.case(name, mode), settings)
 
 

@@ -114,7 +114,8 @@ def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
     None where one kind is missing.
     """
     probes = [x for x in run.by_case.get(case, ()) if x.purpose is Purpose.PROBE]
-    alone, beside = _speeds(probes, beside=False), _speeds(probes, beside=True)
+    alone = _speeds(probes, beside=False)
+    beside = _speeds(probes, beside=True)
     if not alone or not beside:
         return None
     sd = like_launches_sd(run.launches) or USUAL_SD

@@ -70,7 +70,8 @@ def _gradients(a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
     """Equal samples in the first step must give the same gradient."""
     if not same_samples(a, b):
         return
-    here, there = norm(a), norm(b)
+    here = norm(a)
+    there = norm(b)
     coarse = a.ranks[0].ran.compute_dtype in ("bfloat16", "float16")
     if there and abs(here / there - 1) > (COARSE_NORMS if coarse else NORMS):
         yield (

@@ -493,6 +493,9 @@ def test_a_bound_in_a_suite_judges(pytester: pytest.Pytester) -> None:
         ("@scaling('ddp/mlp-nano', efficiency=90)", "no efficiency can meet that"),
         ("@scaling('ddp/mlp-nano', efficiency='0.9')", "efficiency='0.9'"),
         ("@scaling('ddp/mlp-nano', precison='bf16')", "precison"),
+        ("@scaling('ddp/mlp-nano', mode='strng')", "no mode 'strng': did you mean 'strong'?"),
+        ("@scaling('ddp/mlp-nano', mode='strong')", "strong mode needs a global batch"),
+        ("@scaling('ddp/mlp-nano', baseline='plian')", "no baseline named 'plian'"),
     ],
 )
 def test_a_mistake_in_the_decorator_is_one_clear_error(

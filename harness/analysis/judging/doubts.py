@@ -37,9 +37,8 @@ def unfit_host(run: RunRecord) -> Conclusion | None:
     bad = [f for f in run.admission if f.level is Level.BAD]
     if not bad:
         return None
-    advice = f" ({bad[0].advice})" if bad[0].advice else ""
-    told = f"noisy host: {'; '.join(f.text for f in bad)}{advice}"
-    return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, told)
+    why = f"noisy host: {'; '.join(f.text for f in bad)}"
+    return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
 
 
 def _noise(launches: Sequence[LaunchRecord], *, quotas: bool) -> str:

@@ -1,12 +1,14 @@
 """What is worth a sentence without being a verdict: leaks, irreproducible losses, slow devices."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 
 from harness.analysis.judging import neighbours
 from harness.analysis.judging.pairs import timed
-from harness.cases import Device
+from harness.cases import CaseSpec, Device
 from harness.host import environment
+from harness.host.admission import Level
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import swept
 from harness.record.launch import loads
@@ -36,49 +38,75 @@ def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
 
 
 def findings(run: RunRecord) -> list[str]:
-    out: list[str] = []
-    unlike: list[str] = []
+    every = [
+        *_unfit(run),
+        *_memory(run),
+        *_losses(run),
+        *_gpus(run),
+        *environment.switched_off(
+            run.environment, infiniband=run.machine.infiniband, num_gpus=run.machine.num_gpus
+        ),
+        *shaped(run),
+        *(device.told for device in neighbours.slow_devices(run)),
+        *_unchained(run),
+    ]
+    return list(dict.fromkeys(every))
+
+
+def _unfit(run: RunRecord) -> Iterator[str]:
+    """What was wrong with the host before the run, and what helps."""
+    for finding in run.admission:
+        if finding.level is Level.BAD:
+            yield finding.text + (f": {finding.advice}" if finding.advice else "")
+
+
+def _measured(run: RunRecord) -> Iterator[tuple[CaseSpec, list[LaunchRecord]]]:
+    """The arms of all plans with their timed launches."""
     for plan in run.plans:
         for arm in plan.arms:
-            launches = [
-                x for x in timed(run, plan, None) if x.arm == arm.name and x.steps is not None
-            ]
-            slopes = [
-                x.growth for x in launches if x.growth and x.steps and x.steps.count >= LEAK_STEPS
-            ]
-            grows = [g for g in slopes if g.low > LEAK_BYTES and g.steady >= 0.5]
-            if len(launches) >= 2 and len(grows) == len(launches):
-                rate = median([g.slope for g in grows])
-                out.append(
-                    f"{arm.case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
-                )
-            out += [f"{arm.case.id}: {told}" for told in overloaded(launches[-1:])]
-            if len({x.losses for x in launches}) > 1:
-                if arm.case.device is Device.CPU:
-                    out.append(f"{arm.case.id}: not reproducible: losses differ between launches")
-                else:
-                    unlike.append(arm.case.id)
-    if unlike:
-        out.append(
-            f"losses of {len(unlike)} arms differ between launches, as atomics on GPUs let them"
-        )
-    gpus: dict[str, int] = {}
+            launches = timed(run, plan, None)
+            yield arm.case, [x for x in launches if x.arm == arm.name and x.steps is not None]
+
+
+def _memory(run: RunRecord) -> Iterator[str]:
+    """Memory that grows in every launch, and experts that are asked too much."""
+    for case, launches in _measured(run):
+        slopes = [
+            x.growth for x in launches if x.growth and x.steps and x.steps.count >= LEAK_STEPS
+        ]
+        grows = [g for g in slopes if g.low > LEAK_BYTES and g.steady >= 0.5]
+        if len(launches) >= 2 and len(grows) == len(launches):
+            rate = median([g.slope for g in grows])
+            yield f"{case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
+        for notice in overloaded(launches[-1:]):
+            yield f"{case.id}: {notice}"
+
+
+def _losses(run: RunRecord) -> Iterator[str]:
+    """Losses that differ between launches of one arm: told of each on CPUs, counted on GPUs."""
+    unlike = [case for case, launches in _measured(run) if len({x.losses for x in launches}) > 1]
+    on_gpus = [case for case in unlike if case.device is not Device.CPU]
+    for case in unlike:
+        if case not in on_gpus:
+            yield f"{case.id}: not reproducible: losses differ between launches"
+    if on_gpus:
+        yield f"losses of {len(on_gpus)} arms differ between launches, as atomics on GPUs let them"
+
+
+def _gpus(run: RunRecord) -> Iterator[str]:
+    """GPUs that were throttled or lost, and in how many launches."""
+    counts: Counter[str] = Counter()
     for launch in run.launches:
         for gpu in launch.gpus:
-            states = [*gpu.throttle, *(["lost"] if gpu.lost else [])]
-            if states:
-                name = f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"
-                gpus[name] = gpus.get(name, 0) + 1
-    out += [f"{name} in {count} launches" for name, count in gpus.items()]
-    out += environment.switched_off(
-        run.environment, infiniband=run.machine.infiniband, num_gpus=run.machine.num_gpus
-    )
-    out += [*shaped(run), *(d.told for d in neighbours.slow_devices(run))]
+            if states := [*gpu.throttle, *(["lost"] if gpu.lost else [])]:
+                counts[f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"] += 1
+    for gpu_states, count in counts.items():
+        yield f"{gpu_states} in {count} launches"
+
+
+def _unchained(run: RunRecord) -> Iterator[str]:
     if run.complete and run.launches and not run.head:
-        out.append(
-            f"unchained (schema {run.schema}): whether launches were left out cannot be said"
-        )
-    return list(dict.fromkeys(out))
+        yield f"unchained (schema {run.schema}): whether launches were left out cannot be said"
 
 
 def shaped(run: RunRecord) -> list[str]:

@@ -1,6 +1,7 @@
 """One sentence that a manager could quote: what was asked, what came out, what would decide it."""
 
 import math
+import shlex
 
 from harness.analysis.again import command
 from harness.analysis.judging.points import points
@@ -11,6 +12,8 @@ from harness.record.outcome import SEVERITY
 
 #: More pairs than this are no plan.
 MOST_PAIRS = 100
+#: Where more verdicts than this need the same, the whole run is told.
+FEW = 2
 #: What decides a verdict that more pairs do not.
 _DECIDES = {
     Reason.NOISY_HOST: "a quieter host",
@@ -41,14 +44,24 @@ def headline(run: RunRecord) -> str:
 
 
 def decide(run: RunRecord) -> list[str]:
-    """For every undecided requirement what would decide it, and the command of its case alone."""
+    """What would decide the undecided requirements, and the command to run.
+
+    That of the case alone; that of the whole run where several requirements need the same.
+    """
     cases = {a.case.id: a.case for p in run.plans for a in p.arms}
     rules = {t.name: t for t in run.thresholds}
-    return [
-        f"{v.case} by {_decides(v, rules[v.rule])}: {command(cases[v.case], run.settings)}"
-        for v in run.verdicts
-        if v.rule in rules and v.counts is Status.INCONCLUSIVE and v.case in cases
-    ]
+    by_remedy: dict[str, list[str]] = {}
+    for v in run.verdicts:
+        if v.rule in rules and v.counts is Status.INCONCLUSIVE and v.case in cases:
+            by_remedy.setdefault(_decides(v, rules[v.rule]), []).append(v.case)
+    lines = []
+    for remedy, undecided in by_remedy.items():
+        if len(undecided) > FEW:
+            lines.append(f"{len(undecided)} verdicts by {remedy}: {shlex.join(run.settings.argv)}")
+            continue
+        for case in undecided:
+            lines.append(f"{case} by {remedy}: {command(cases[case], run.settings)}")
+    return lines
 
 
 def _why(run: RunRecord, v: Verdict) -> str:

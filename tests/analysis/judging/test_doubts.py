@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from editing import bound, confirm, even, judged, timed
 
 from harness.analysis.judging.fingerprint import as_items, fingerprint
+from harness.analysis.judging.notices import findings
+from harness.host.admission import Finding, Level
 from harness.record import Reason, RunRecord, Status, Verdict
 
 SUBJECT = "efficiency@2/plain"
@@ -65,7 +68,13 @@ def test_a_host_that_fails_admission_gives_no_pass(sample_run: RunRecord) -> Non
     bad = {"check": "load", "level": "bad", "text": "others use 80% of 2 CPUs", "advice": "wait"}
     found = decided(sample_run, lambda d: d.update(admission=[bad]))
     assert found.reason is Reason.NOISY_HOST
-    assert "others use 80% of 2 CPUs (wait)" in found.detail
+    assert "others use 80% of 2 CPUs" in found.detail
+
+
+def test_what_helps_an_unfit_host_is_told_once(sample_run: RunRecord) -> None:
+    bad = Finding(check="load", level=Level.BAD, text="others use 80% of 2 CPUs", advice="wait")
+    told = findings(replace(sample_run, admission=(bad, bad)))
+    assert told.count("others use 80% of 2 CPUs: wait") == 1
 
 
 def test_like_launches_that_differ_condemn_the_host(sample_run: RunRecord) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,13 @@ def test_what_is_undecided_says_what_would_decide_it(
     (line,) = decide(run)
     assert says in line and line.endswith(": scaleproof run ddp/decoder-nano/weak --cpus 2")
     assert headline(run).startswith("INCONCLUSIVE: 0 of 1 requirements hold")
+
+
+def test_what_many_verdicts_need_is_told_once(sample_run: RunRecord) -> None:
+    run = changed(sample_run, status=Status.INCONCLUSIVE, reason=Reason.NOISY_HOST)
+    undecided = next(v for v in run.verdicts if v.rule)
+    many = replace(run, verdicts=(undecided,) * 3)
+    assert decide(many) == [f"3 verdicts by a quieter host: {shlex.join(run.settings.argv)}"]
 
 
 def test_the_worst_requirement_is_named(sample_run: RunRecord) -> None:

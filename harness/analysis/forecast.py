@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analysis import roofline, rungs
+from harness.analysis.samples.references import REPLICATES
 from harness.cases import Arm, CaseSpec, Compiled, Device, Plan, Role, Window
 from harness.host.devices import peaks
 from harness.host.machine import Machine
@@ -88,7 +89,10 @@ class LaunchCosts:
         if purpose is Purpose.REFERENCE and facts is not None and facts.step_s is not None:
             step = LEAST_STEP_S  # nobody waits for a stand-in there
         more = PROFILE_S[case.device] if purpose is Purpose.PROFILE else 0.0
-        return start + window.steps * step + more
+        trainings = 1
+        if purpose is Purpose.REFERENCE and (wanted := self._described[case.hash].reference):
+            trainings += REPLICATES if wanted.limit else 0
+        return start + window.steps * trainings * step + more
 
     def step_s(self, case: CaseSpec) -> float:
         """One step of a case."""

@@ -265,7 +265,13 @@ def _task(order: Order, catalogue: Catalogue, described: Described) -> Task:
     if order.purpose is Purpose.BITS:
         return Bits(steps=window.steps, flip=order.flip)
     if order.purpose is Purpose.REFERENCE:
-        return Refer(of=case, steps=window.steps, streamed=order.streamed)
+        return Refer(
+            of=case,
+            steps=window.steps,
+            streamed=order.streamed,
+            replicates=order.replicates,
+            coarse=described.reference is not None and described.reference.coarse,
+        )
     return Timed(**vars(window), draw=order.draw)
 
 

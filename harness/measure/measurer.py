@@ -116,9 +116,15 @@ class Measurer:
 
     def _refer(self, plan: Plan) -> None:
         """Train what the losses of timed launches are compared with, once for all that need it."""
-        for arms, steps, streamed in referring.missing(self._session, plan, self._arms[plan.hash]):
-            window = Window(steps=steps, cut=0)
-            self._launch(plan, arms, Purpose.REFERENCE, window=window, streamed=streamed)
+        for arms, wanted in referring.missing(self._session, plan, self._arms[plan.hash]):
+            self._launch(
+                plan,
+                arms,
+                Purpose.REFERENCE,
+                window=Window(steps=wanted.steps, cut=0),
+                streamed=wanted.streamed,
+                replicates=wanted.replicates,
+            )
 
     def _first_blocks(self, plan: Plan) -> None:
         """The blocks that every plan gets; a plan that the budget cannot hold gets none at all."""

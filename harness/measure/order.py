@@ -15,7 +15,8 @@ class Order:
     """Which launch is wanted: of what, what for, and where in the protocol it stands.
 
     ``reference`` is what its losses are compared with. ``seat`` is where it runs; None = on the
-    first nodes. ``streamed``: a reference too large for one device. ``script``: a user's own.
+    first nodes. ``streamed``: a reference too large for one device; ``replicates`` of it show how
+    much rounding changes a loss. ``script``: a user's own.
     ``flip`` is planted where bits are compared.
     """
 
@@ -28,6 +29,7 @@ class Order:
     reference: LossCurve | None = None
     seat: Seat | None = None
     streamed: bool = False
+    replicates: int = 0
     script: Script | None = None
     flip: Flip | None = None
 

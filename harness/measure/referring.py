@@ -1,5 +1,6 @@
 """Which references a plan wants: the losses that its timed launches are compared with."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,22 +14,32 @@ from harness.measure.session import Session
 
 @dataclass(frozen=True)
 class Wanted:
-    """A reference that is still to be launched; ``streamed`` where the model is too large."""
+    """A reference that is still to be launched; ``streamed`` where the model is too large.
+
+    ``replicates`` of it show how much rounding changes a loss.
+    """
 
     arm: Arm
     steps: int
     streamed: bool
+    replicates: int
 
 
 def missing(
     session: Session, plan: Plan, arms: Sequence[Arm]
-) -> Iterator[tuple[list[Arm], int, bool]]:
-    """(arms at once, steps, streamed) of every launch of references that is still to come."""
+) -> Iterator[tuple[list[Arm], Wanted]]:
+    """Arms at once, and what is wanted of them: every launch of references that is still to come.
+
+    Of those that go together the first stands for all, with the most steps.
+    """
     wanted = _wanted(session.run, plan, arms)
-    for streamed in (False, True):
-        alike = {w.arm.name: w for w in wanted if w.streamed is streamed}
+    for streamed, replicates in itertools.product((False, True), (0, references.REPLICATES)):
+        alike = {
+            w.arm.name: w for w in wanted if w.streamed is streamed and w.replicates == replicates
+        }
         for slot in together.groups(session, plan, [w.arm for w in alike.values()]):
-            yield slot, max(alike[arm.name].steps for arm in slot), streamed
+            steps = max(alike[arm.name].steps for arm in slot)
+            yield slot, replace(alike[slot[0].name], steps=steps)
 
 
 def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
@@ -52,9 +63,17 @@ def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
         if streamed:
             what = f"the losses of the first {steps} steps are compared"
             _note(run, arm, f"the plain model does not fit in one device: {what}")
-        known = out.get(wanted.key, Wanted(arm, 0, streamed))
+        replicates = 0 if streamed else _replicates(run, wanted.key)
+        known = out.get(wanted.key, Wanted(arm, 0, streamed, replicates))
         out[wanted.key] = replace(known, steps=max(steps, known.steps))
     return list(out.values())
+
+
+def _replicates(run: Run, key: str) -> int:
+    """How many replicates a reference has: none if all bits of all its cases must be equal."""
+    trained_so = (d.reference for d in run.described.values() if d.reference is not None)
+    rounded = any(reference.limit for reference in trained_so if reference.key == key)
+    return references.REPLICATES if rounded else 0
 
 
 def _host_holds(run: Run, arm: Arm) -> bool:

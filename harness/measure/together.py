@@ -79,6 +79,7 @@ def orders(  # noqa: PLR0913
     turn: int = -1,
     attempt: int = 0,
     streamed: bool = False,
+    replicates: int = 0,
 ) -> list[Order]:
     """Orders of launches at once; ``window`` where it is not the plan's own."""
     run = session.run
@@ -107,6 +108,7 @@ def orders(  # noqa: PLR0913
             turn=turn,
             attempt=attempt,
             streamed=streamed,
+            replicates=replicates,
             window=windows[arm.name],
             reference=_curve(run, arm.case) if compared else None,
             script=scripts.get(arm.name),

@@ -123,14 +123,16 @@ class Reference:
     """The training that a case's losses are compared with: its plain model, on ``shards`` ranks.
 
     Cases of one ``key`` share it. ``limit`` is the largest relative difference of a step's loss
-    that rounding explains, 0 where every bit must be equal; ``memory_bytes`` what a rank of it
-    needs, since it holds the whole model.
+    that rounding explains, 0 where every bit must be equal; where the reference has replicates,
+    they say what rounding explains. ``coarse``: gradients are exchanged in 16 bits.
+    ``memory_bytes`` is what a rank of it needs, since it holds the whole model.
     """
 
     key: str
     shards: int
     limit: float
     memory_bytes: int
+    coarse: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

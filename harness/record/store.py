@@ -53,7 +53,8 @@ class Samples:
     none); None until schema 5. ``came`` is how many samples did so, where not all steps were looked
     at that closely. Of a check of bits: ``bits`` are hashes of what was computed (steps,
     micro-batches, output and gradients), ``received`` of what came from each rank (steps, ranks),
-    ``stored`` of the parameters and of what was read back of them.
+    ``stored`` of the parameters and of what was read back of them. Of a reference: ``replicates``
+    are the losses of trainings that round otherwise (replicates, steps).
     """
 
     marks_s: np.ndarray
@@ -67,6 +68,7 @@ class Samples:
     bits: np.ndarray | None = None
     received: np.ndarray | None = None
     stored: np.ndarray | None = None
+    replicates: np.ndarray | None = None
 
 
 def write_text(path: Path, text: str) -> None:

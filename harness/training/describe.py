@@ -61,7 +61,7 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
         return Described(unsupported=str(error))
     told = reference(loaded, case, facts, model) if expected.repeatable else None
     if told is not None and expected.casts:
-        told = replace(told, limit=ROUNDED)
+        told = replace(told, key=digest([told.key, "coarse"]), limit=ROUNDED, coarse=True)
     if told is not None and expected.reorders:
         told = replace(told, limit=max(told.limit, rounding(case)))
     twin = accepted_twin(loaded, case)

@@ -9,13 +9,15 @@ import pytest
 
 from harness.analysis.judging.obstacles import gate_failure
 from harness.analysis.samples import references
-from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site, Window
+from harness.cases import Arm, Catalogue, Device, Plan, Precision, Protocol, Role, Site, Window
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, Purpose
 
 CHEATS = Path(__file__).parents[1] / "cheats"
+#: Of what trains too little; the nearest to the limits among them.
+IN_CI = {("honest", "bf16"), ("top", "bf16"), ("stale", "autocast")}
 
 
 class Stand:
@@ -26,11 +28,13 @@ class Stand:
         engine = self.known.get("engines", "local")
         self.bench = Bench(self.known, engine, Where())
 
-    def described(self, name: str, **fields: object) -> tuple[Plan, Described]:
-        site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+    def described(
+        self, name: str, ranks: int = 2, steps: int = 16, **fields: object
+    ) -> tuple[Plan, Described]:
+        site = Site(device=Device.CPU, backend="gloo", nodes=(ranks,))
         case = self.known.normalise(site.case(name, **fields))  # type: ignore[arg-type]
         arm = Arm(name="@", case=case, role=Role.SUBJECT)
-        protocol = Protocol(steps=16, cut=2)
+        protocol = Protocol(steps=steps, cut=2)
         plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=protocol)
         return plan, self.bench.describe([case])[0]
 
@@ -42,9 +46,15 @@ class Stand:
             if purpose is Purpose.TIMED:
                 known = {arm.case.hash: described}
                 compared = references.curve(self.folder, done, known, arm.case.hash)
-            window = Window(steps=16, cut=0 if purpose is Purpose.REFERENCE else 2)
+            cut = 0 if purpose is Purpose.REFERENCE else 2
             order = Order(
-                plan=plan, arm=arm, purpose=purpose, window=window, turn=0, reference=compared
+                plan=plan,
+                arm=arm,
+                purpose=purpose,
+                window=Window(steps=plan.protocol.steps, cut=cut),
+                turn=0,
+                reference=compared,
+                replicates=references.REPLICATES,
             )
             done.append(self.bench.launch(order, self.folder, described, lambda step: None))
             assert done[-1].cause is None, done[-1].cause
@@ -82,6 +92,37 @@ def test_late_cheats_are_dated_to_the_step(stand: Stand, how: str, seen: list[st
     assert timed.compared == 16
 
 
+TOO_LITTLE = ["honest", "frozen", "half", "top", "stale", "slow", "forgetful", "lazy"]
+
+
+@pytest.mark.parametrize(
+    ("how", "precision"),
+    [
+        pytest.param(
+            how,
+            precision,
+            marks=() if (how, precision) in IN_CI else pytest.mark.full,
+        )
+        for how in TOO_LITTLE
+        for precision in ("bf16", "autocast")
+    ],
+)
+def test_what_trains_too_little_in_16_bits_is_seen(stand: Stand, how: str, precision: str) -> None:
+    """Its losses are off by less than a percent, and by more than other roundings explain."""
+    plan, described = stand.described(
+        "undertrained/mlp-small",
+        ranks=3,
+        steps=32,
+        precision=Precision(precision),
+        knobs={"undertrained.how": how},
+    )
+    purposes = (Purpose.GATE, Purpose.REFERENCE, Purpose.TIMED)
+    gate, _, timed = stand.launch(plan, described, *purposes)
+    assert gate_failure(gate) is None, "the gate alone does not see them"
+    assert bool(timed.wrong) == (how != "honest"), timed.wrong
+    assert all(w.startswith("loss: ") for w in timed.wrong)
+
+
 @pytest.mark.parametrize(("which", "seen"), [("time", False), ("window", True)])
 def test_a_doctored_clock_shows_or_does_nothing(stand: Stand, which: str, seen: bool) -> None:
     """A window of paced steps, long enough for the kernel's tick."""
@@ -97,6 +138,37 @@ def test_a_compressor_that_throws_everything_away_does_not_pass_the_gate(stand: 
     plan, described = stand.described("compressed:nothing/mlp-nano")
     (gate,) = stand.launch(plan, described, Purpose.GATE)
     assert "progress" in (gate_failure(gate) or "")
+
+
+def test_a_codec_that_is_one_percent_short_is_not_unbiased(stand: Stand) -> None:
+    plan, described = stand.described("compressed:short_qsgd/mlp-nano")
+    (gate,) = stand.launch(plan, described, Purpose.GATE)
+    assert (gate_failure(gate) or "").startswith("codec.length")
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [
+        ("honest", ""),
+        ("lazy", "of an even share of rank 0's"),
+        ("negated", "of an even share of rank 0's"),
+        ("leader", "of an even share of rank"),
+        ("absent", "of an even share of rank 2's"),
+    ],
+)
+def test_a_codec_that_leaves_gradients_out_is_seen_by_its_shares(
+    stand: Stand, how: str, seen: str
+) -> None:
+    """The reference goes through it, too: its losses are the same."""
+    plan, described = stand.described(
+        "compressed:selective/mlp-nano", ranks=3, steps=24, knobs={"selective.how": how}
+    )
+    purposes = (Purpose.GATE, Purpose.REFERENCE, Purpose.TIMED)
+    gate, reference, timed = stand.launch(plan, described, *purposes)
+    assert gate_failure(gate) is None and not timed.wrong, "neither sees it"
+    (check,) = reference.ranks[0].checks
+    assert check.name == "codec.shares" and check.ok is (how == "honest"), check
+    assert how == "honest" or seen in check.detail, check
 
 
 @pytest.mark.parametrize("through", ["memory", "file"])

@@ -92,15 +92,21 @@ def _mismatched(evidence: Evidence) -> Conclusion | None:
 
 
 def _unreferenced(evidence: Evidence) -> Conclusion | None:
-    """A reference that broke; one that found no memory only leaves losses uncompared."""
+    """A reference that broke, or whose codec hands on too little; one that found no memory only
+    leaves losses uncompared.
+    """
     for arm in evidence.arms:
         run = evidence.run
         compared = references.launch_of(run.references, run.described, arm.case.hash)
-        if compared is None or compared.status is not LaunchStatus.FAILED:
+        if compared is None:
+            continue
+        if (check := _failed(compared)) is not None:
+            return Conclusion(Status.ERROR, Reason.INCORRECT, f"{arm.case.id}: {check}")
+        if compared.status is not LaunchStatus.FAILED:
             continue
         if not_here(arm.case, compared) is None:
-            told = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
-            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, told)
+            why = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
+            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, why)
     return None
 
 
@@ -256,21 +262,28 @@ def gate_failure(gate: LaunchRecord) -> str | None:
     """
     if gate.status is not LaunchStatus.OK:
         return f"correctness gate: {blame(gate)}"
-    failed = [(rank.rank, check) for rank in gate.ranks for check in rank.checks if not check.ok]
-    if failed:
-        order: dict[str, int] = {}
-        for rank in gate.ranks:
-            for place, check in enumerate(rank.checks):
-                order[check.name] = max(place, order.get(check.name, 0))
-        number, check = min(failed, key=lambda f: (order[f[1].name], f[0]))
-        figures = "" if check.value is None else f" {check.value:.6g}"
-        if check.limit is not None:
-            figures += f", allowed {check.limit:.6g}"
-        detail = f" ({check.detail})" if check.detail else ""
-        return f"{check.name} on rank {number}:{figures}{detail}"
+    if (check := _failed(gate)) is not None:
+        return check
     if not gate.ranks or not all(r.checks for r in gate.ranks):
         return "correctness gate: nothing was checked"
     return None
+
+
+def _failed(launch: LaunchRecord) -> str | None:
+    """The first check of a launch that failed, as a sentence."""
+    failed = [(rank.rank, check) for rank in launch.ranks for check in rank.checks if not check.ok]
+    if not failed:
+        return None
+    order: dict[str, int] = {}
+    for rank in launch.ranks:
+        for place, check in enumerate(rank.checks):
+            order[check.name] = max(place, order.get(check.name, 0))
+    number, check = min(failed, key=lambda f: (order[f[1].name], f[0]))
+    figures = "" if check.value is None else f" {check.value:.6g}"
+    if check.limit is not None:
+        figures += f", allowed {check.limit:.6g}"
+    detail = f" ({check.detail})" if check.detail else ""
+    return f"{check.name} on rank {number}:{figures}{detail}"
 
 
 def blame(launch: LaunchRecord) -> str:

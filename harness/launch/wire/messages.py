@@ -121,11 +121,15 @@ class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="re
 
     ``of`` is the case; the world that is launched has one rank for each of its shards. Where it is
     ``streamed``, one rank takes the shards in turn, with one block of the model on its device.
+    ``replicates``: so many trainings more, each of which rounds otherwise, with gradients as in 16
+    bits where they are exchanged so (``coarse``).
     """
 
     of: CaseSpec
     steps: int
     streamed: bool = False
+    replicates: int = 0
+    coarse: bool = False
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="sweep"):

@@ -8,8 +8,10 @@ direction, not its length). Without one it must be exact within its ``ERROR_BOUN
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -26,6 +28,9 @@ STEPS, DRAWS = 12, 100
 #: Relative errors of sums in fp32; how many times its standard error a mean of thousands of
 #: elements may be off: that of their norm is a few percent of it.
 ROUNDING, SURE = 1e-4, 1.5
+#: How long draws are on average is looked at until its standard error is this, or this often; and
+#: how many of it they may be too long or too short.
+LENGTH_ERROR, MOST_DRAWS, SURE_OF_LENGTH = 1e-3, 2_000, 5.0
 
 
 class CodecBucket:
@@ -119,6 +124,7 @@ def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
         yield _contracts(ctx, compressor)
     elif claim == "unbiased":
         yield _unbiased(ctx, compressor)
+        yield _as_long(ctx, compressor)
     elif claim == "descends":
         yield _descends(ctx, compressor)
 
@@ -202,3 +208,25 @@ def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
     limit = SURE * (squares / DRAWS / DRAWS) ** 0.5
     told = f"of the mean of {DRAWS} draws"
     return Check(name="codec.unbiased", ok=bias <= limit, value=bias, limit=limit, detail=told)
+
+
+def _as_long(ctx: RankContext, compressor: Compressor) -> Check:
+    """In the direction of the gradient the mean of many draws is as long as it is.
+
+    What is a percent short in all elements hides in their noise, but not in this sum over them.
+    """
+    trial = CodecTrial(ctx, compressor)
+    gradient = trial.drawn(0).double()
+    size = float(gradient @ gradient)
+
+    def length() -> float:
+        return float(trial.sent(trial.drawn(0)).double() @ gradient) / size
+
+    lengths = [length() for _ in range(DRAWS)]
+    wanted = min(MOST_DRAWS, math.ceil((stdev(lengths) / LENGTH_ERROR) ** 2))
+    lengths += [length() for _ in range(max(ctx.gather(wanted)) - DRAWS)]  # all ranks as often
+    error = stdev(lengths) / len(lengths) ** 0.5
+    off = abs(fmean(lengths) - 1)
+    limit = SURE_OF_LENGTH * error + ROUNDING
+    detail = f"mean length of {len(lengths)} draws: {fmean(lengths):.4f} of the gradient's"
+    return Check(name="codec.length", ok=off <= limit, value=off, limit=limit, detail=detail)

@@ -4,6 +4,8 @@ Each rank takes its own shard; gradients are exchanged and added in rank order, 
 and no collective that adds has a part in it. A compressor's gradients go through the compressor,
 one bucket a step: there is no other truth for what a lossy compressor should train. Where the model
 is too large for a device, one rank takes the shards in turn, a block of the model at a time.
+
+Replicates are the same training with other roundings: so far honest launches may differ.
 """
 
 import dataclasses
@@ -26,12 +28,30 @@ from harness.training.feeds import Feed
 from harness.training.hooks import Hook, Late
 from harness.training.observe.memory import Memory
 from harness.training.rank.oracle import Oracle, added, shaped
+from harness.training.rank.rounding import Otherwise, Usual
 from harness.training.rank.setup import Rank
+from harness.training.rank.shares import Shares
 from harness.training.rank.simulated import Simulated
 from harness.training.rank.streamed import Streamed
 
 #: The batches of a shard, step by step.
 Batches: TypeAlias = Callable[[int], Feed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One training of the plain model, and how it rounds.
+
+    ``shares`` looks at what a compressor makes of the gradients.
+    """
+
+    loaded: Loaded
+    ctx: RankContext
+    model: nn.Module
+    batches: Batches
+    steps: int
+    rounding: Usual
+    shares: Shares | None
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
@@ -43,60 +63,89 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     case = loaded.at_once(task.of)
     memory = Memory(rank.accelerator)
     ctx = rank.context(loaded, case)
-    with torch.device("cpu") if task.streamed else ctx.device:
-        model = build_model(loaded, case, case.seed)
     alone = task.streamed or loaded.supports.oracle == "simulated"
     train = _in_turn if alone else _side_by_side
-    losses: list[float] = []
+    made = ""
 
     def batches(shard: int) -> Feed:
         own = dataclasses.replace(ctx, shard=shard)
         return loaded.feed(rank.source(loaded, own, task.steps), plain=True)
 
-    for loss in train(loaded, ctx, model, batches, task.steps):
-        rank.beat(Phase.GATE, len(losses))
-        losses.append(loss)
+    def losses(rounding: Usual, shares: Shares | None = None) -> list[float]:
+        nonlocal made
+        with torch.device("cpu") if task.streamed else ctx.device:
+            model = build_model(loaded, rounding.case(case), case.seed)
+        rounding.watch(model)
+        made = type(model).__name__
+        training = Training(
+            loaded=loaded,
+            ctx=ctx,
+            model=model,
+            batches=batches,
+            steps=task.steps,
+            rounding=rounding,
+            shares=shares,
+        )
+        seen: list[float] = []
+        for loss in train(training):
+            rank.beat(Phase.GATE, len(seen))
+            seen.append(loss)
+        return seen
+
+    shares = None if ctx.compressor is None or alone else Shares(ctx)
+    usual = losses(Usual(), shares)
+    replicates = [
+        losses(Otherwise(ctx.device, seed=number * ctx.world_size + ctx.rank, coarse=task.coarse))
+        for number in range(task.replicates)
+    ]
     zeros = np.zeros(task.steps)
     samples = Samples(
         marks_s=np.zeros(task.steps + 1),
-        loss=np.array(losses),
+        loss=np.array(usual),
         sample_ids=np.zeros((task.steps, 0), dtype=np.int64),
         rss_bytes=zeros.astype(np.int64),
         step_s=zeros,
+        replicates=np.array(replicates) if replicates else None,
     )
-    return rank.record(WhatRan(module=type(model).__name__), memory, samples=samples)
+    checks = () if shares is None else (shares.check(),)
+    return rank.record(WhatRan(module=made), memory, samples=samples, checks=checks)
 
 
-def _side_by_side(
-    loaded: Loaded, ctx: RankContext, model: nn.Module, batches: Batches, steps: int
-) -> Iterator[float]:
+def _side_by_side(training: Training) -> Iterator[float]:
     """This rank's loss of every step, its gradients added to those of the other shards."""
-    oracle = Oracle.of(model, loaded, ctx)
+    ctx = training.ctx
+    model = training.model
+    oracle = Oracle.of(model, training.loaded, ctx)
     hook: Hook | None = None
     if ctx.compressor is not None:
         hook = ctx.compressor.build(ctx)
         if ctx.compressor.start:
             hook = Late(hook, ctx.compressor.start, ctx.world_size)
     encoder = Encoder(model)
-    feed = batches(ctx.shard)
-    for step in range(steps):
+    feed = training.batches(ctx.shard)
+    for step in range(training.steps):
         if ctx.case.phase is Passes.FORWARD:
             yield oracle.forward([feed(step)])
             continue
-        loss, own = oracle.backward(feed(step))
+        loss, gradients = oracle.backward(feed(step))
         yield float(loss)
-        oracle.update(added(own, ctx.batching.shards) if hook is None else encoder(own, hook))
+        own = training.rounding.gradients(gradients)
+        made = added(own, ctx.batching.shards) if hook is None else encoder(own, hook)
+        if training.shares is not None:
+            training.shares.add(own, made)
+        oracle.update(made)
 
 
-def _in_turn(
-    loaded: Loaded, ctx: RankContext, model: nn.Module, batches: Batches, steps: int
-) -> Iterator[float]:
+def _in_turn(training: Training) -> Iterator[float]:
     """The mean loss of every step over all shards."""
+    ctx = training.ctx
+    loaded = training.loaded
     simulated = loaded.supports.oracle == "simulated"
-    oracle = Simulated(model, loaded, ctx) if simulated else Streamed.of(model, loaded, ctx)
+    made = Simulated if simulated else Streamed.of
+    oracle = made(training.model, loaded, ctx)
     shards = range(ctx.batching.shards)
-    feeds = [batches(shard) for shard in shards]
-    for step in range(steps):
+    feeds = [training.batches(shard) for shard in shards]
+    for step in range(training.steps):
         every = [feed(step) for feed in feeds]
         forward = ctx.case.phase is Passes.FORWARD
         yield oracle.forward(every) if forward else oracle.step(every)

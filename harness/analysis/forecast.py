@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analysis import roofline, rungs
-from harness.analysis.samples.references import REPLICATES
+from harness.analysis.judging.obstacles import too_large_for_one
+from harness.analysis.samples.references import REPLICATES, STREAMED_STEPS
 from harness.cases import Arm, CaseSpec, Compiled, Device, Plan, Role, Window
 from harness.host.devices import peaks
 from harness.host.machine import Machine
@@ -89,10 +90,20 @@ class LaunchCosts:
         if purpose is Purpose.REFERENCE and facts is not None and facts.step_s is not None:
             step = LEAST_STEP_S  # nobody waits for a stand-in there
         more = PROFILE_S[case.device] if purpose is Purpose.PROFILE else 0.0
-        trainings = 1
-        if purpose is Purpose.REFERENCE and (wanted := self._described[case.hash].reference):
-            trainings += REPLICATES if wanted.limit else 0
-        return start + window.steps * trainings * step + more
+        steps = window.steps
+        if purpose is Purpose.REFERENCE:
+            steps = self._trained(case, steps)
+        return start + steps * step + more
+
+    def _trained(self, case: CaseSpec, steps: int) -> int:
+        """Steps of a reference and of its replicates."""
+        described = self._described[case.hash]
+        wanted = described.reference
+        if wanted is None or not wanted.limit:
+            return steps
+        if too_large_for_one(described, case, self._machine):
+            return min(steps, STREAMED_STEPS)
+        return steps * (1 + REPLICATES)
 
     def step_s(self, case: CaseSpec) -> float:
         """One step of a case."""

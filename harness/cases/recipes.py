@@ -34,6 +34,11 @@ def plain(case: CaseSpec) -> CaseSpec:
     return replace(case.at(1), strategy=PLAIN, compressor=None, mesh="", knobs=knobs)
 
 
+def device(case: CaseSpec, number: int) -> CaseSpec:
+    """The plain case on one device."""
+    return replace(plain(case), first_device=number)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Against:
     """One thing that rungs are held against: arms, added up, and how many ranks these are.
@@ -76,7 +81,7 @@ def _smallest_fit(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[A
 
 def _sum_of_devices(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
     alone = [
-        Arm(name=f"plain@device{i}", case=replace(plain(case), first_device=i), role=Role.BASELINE)
+        Arm(name=f"plain@device{i}", case=device(case, i), role=Role.BASELINE)
         for i in range(max(worlds))
     ]
     kind = "sum_of_devices"

@@ -1,10 +1,12 @@
 """Going on with an interrupted run."""
 
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.base.errors import RecordError
 from harness.cases import Site
-from harness.host.machine import Machine
+from harness.host.machine import Machine, software
 from harness.record import SCHEMA, RunRecord
 from harness.record.store import load
 
@@ -33,7 +35,31 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
             expected=machine.hardware_class,
             fix="scaleproof run CASE",
         )
+    if (why := next(_edited(old), None)) is not None:
+        raise RecordError(
+            f"{why} since the run was begun: its launches would be of two trainings",
+            where=str(folder),
+            expected="the files and versions that it was begun with",
+            fix="scaleproof run CASE",
+        )
     return old
+
+
+def _edited(run: RunRecord) -> Iterator[str]:
+    """Which of the user's files, and of the versions, are not those of the launches there are."""
+    now = software()
+    for name in ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        before = run.software.get(name, "")
+        if before and before != now.get(name, ""):
+            yield f"{name} is {now.get(name, 'gone')}, and was {before}"
+    ranks = (rank for launch in run.launches for rank in launch.ranks)
+    sources = {name: digest for rank in ranks for name, digest in (rank.sources or {}).items()}
+    for name, digest in sources.items():
+        path = Path(run.settings.folder or ".") / name
+        if not name.endswith(".py") or not path.is_file():
+            continue  # of another node, or of a copy that a launch had
+        if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(digest):
+            yield f"{name} was edited"
 
 
 def where(run: RunRecord) -> Site:

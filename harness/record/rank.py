@@ -147,7 +147,9 @@ class RankRecord:
     meanwhile. ``phases_s`` says where the rank's time before its first step went; ``replica`` is a
     digest of the parameters after the last step, where all ranks of that ``part`` of the model must
     hold the same. ``ceiling`` is what the device does at most, of gates of one rank.
-    ``device_uuid`` tells a GPU from all others; it is empty on cores.
+    ``device_uuid`` tells a GPU from all others; it is empty on cores. ``sources`` are digests of
+    the user's files that were loaded, by path, of this package, and versions: each node's first
+    rank has them.
 
     Of profiled launches: ``clock_offset_ns`` is this rank's clock less rank 0's, known to
     ``clock_half_ns``; ``trace_sha256`` is the digest of ``rank<r>.trace.json.gz``. Of a user's own
@@ -197,3 +199,4 @@ class RankRecord:
     ceiling: Ceiling | None = None
     routed: Mapping[str, Routed] | None = None
     device_uuid: str = ""
+    sources: Mapping[str, str] | None = None

@@ -16,6 +16,8 @@ from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRec
 
 #: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5}
+#: Sources of a launch that are no files: a setup has its own.
+VERSIONS = ("scaleproof", "torch", "nccl")
 #: What torch says where a GPU is older than sm_89.
 _NO_FP8 = re.compile(r"scaled_mm.* only supported on")
 #: Of those that round to fewer bits.
@@ -24,7 +26,9 @@ ROUNDED_LIMIT = 2e-2
 
 def obstacle(evidence: Evidence) -> Conclusion | None:
     """What keeps this contrast from being judged, if anything does: the first reason counts."""
-    for look in (_not_launched, _not_smallest, _gated, _mismatched, _unreferenced, _launched):
+    for look in (
+        _not_launched, _not_smallest, _edited, _gated, _mismatched, _unreferenced, _launched,
+    ):  # fmt: skip
         if (why := look(evidence)) is not None:
             return why
     return None
@@ -54,6 +58,28 @@ def _not_smallest(evidence: Evidence) -> Conclusion | None:
     if evidence.contrast.baseline[0] == smallest:
         return None
     return Conclusion(Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest}")
+
+
+def _edited(evidence: Evidence) -> Conclusion | None:
+    """A file, or a version, that is not the same in all launches that a contrast rests on.
+
+    Cases of another setup have software of their own.
+    """
+    known: dict[tuple[str, str], tuple[str, str]] = {}
+    setups = {arm.case.hash: arm.case.setup for arm in evidence.arms}
+    run = evidence.run
+    checked = [run.gates[case] for case in setups if case in run.gates]
+    trained = (references.launch_of(run.references, run.described, case) for case in setups)
+    for launch in [*checked, *filter(None, trained), *evidence.all_launches]:
+        setup = setups.get(launch.case, "")
+        for name, digest in ((n, d) for r in launch.ranks for n, d in (r.sources or {}).items()):
+            of = setup if name in VERSIONS else ""
+            first, before = known.setdefault((of, name), (launch.launch, digest))
+            if before != digest:
+                why = f"{name} was changed between {first} and {launch.launch}: measure again"
+                detail = f"{why} ({before}, then {digest})"
+                return Conclusion(Status.ERROR, Reason.WRONG_WORLD, detail)
+    return None
 
 
 def _gated(evidence: Evidence) -> Conclusion | None:

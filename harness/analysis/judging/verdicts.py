@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from harness.analysis.judging import sequential
+from harness.analysis.judging import planned, sequential
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt
 from harness.analysis.judging.evidence import Evidence
@@ -144,6 +144,8 @@ def _gain(evidence: Evidence) -> float:
 
 def _claimed(evidence: Evidence) -> str:
     """What only the user says, or one witness alone, if the metric rests on it."""
+    if why := planned.misnamed(evidence.plan, evidence.contrast):
+        return why
     if evidence.subject.script:
         launches = evidence.timed_of(arm.name for arm in evidence.plan.arms)
         seen = [x.ranks[0].watched for x in launches if x.usable and x.ranks]

@@ -49,6 +49,7 @@ from harness.training.agent.address import choose_interface
 from harness.training.agent.answers import describe_all, usable
 from harness.training.agent.world import World
 from harness.training.observe import threads
+from harness.training.rank.sources import package
 
 POLL_S = 0.1
 BEAT_S = 0.2
@@ -217,6 +218,7 @@ def preload() -> None:
         if entry.shipped:  # a user's file is imported after the fork, by the rank that needs it
             with contextlib.suppress(ImportError):  # what it needs is not installed: it says so
                 importlib.import_module(entry.module)
+    package()  # what is edited from now on is not what ranks run
     for name in ("torch.profiler._cupti_monitor", "torch.testing._internal.distributed.fake_pg"):
         with contextlib.suppress(ImportError):  # not in every supported torch
             importlib.import_module(name)

@@ -33,6 +33,7 @@ from harness.training.feeds import Source, whole_epochs
 from harness.training.observe import beside, threads
 from harness.training.observe.memory import Memory
 from harness.training.rank.barrier import Barrier
+from harness.training.rank.sources import sources
 from harness.training.rank.window import Measured
 from harness.training.tuning import kernels
 
@@ -195,6 +196,7 @@ class Rank:
             shared=() if wire is None or measured is None else measured.shared,
             phases_s=self.lap.seconds,
             window_ns=None if measured is None else measured.window_ns,
+            sources=None if self.place.local_rank else sources(),
             **{"planted_s": None, **more},
         )
 

@@ -1,0 +1,73 @@
+"""What a rank ran: digests of the user's files that it loaded, of this package, and versions.
+
+A run may take days, and files are edited meanwhile: two launches are launches of one training only
+if they loaded the same.
+"""
+
+import functools
+import hashlib
+import site
+import sys
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from harness.base.programs import PACKAGE
+
+#: Digits of a digest that are kept.
+DIGITS = 16
+
+
+def sources() -> dict[str, str]:
+    """By path, relative to the working folder if it is inside; and what else a result rests on."""
+    return {**_versions(), **_user_files()}
+
+
+def _versions() -> dict[str, str]:
+    versions = {"scaleproof": package(), "torch": str(torch.__version__)}
+    if torch.cuda.is_initialized():
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions
+
+
+@functools.cache
+def package() -> str:
+    """The digest of all Python files of this package: the agent's ranks inherit it."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
+    return digest.hexdigest()[:DIGITS]
+
+
+def file_digest(path: Path) -> str:
+    """Of a file's bytes; empty if it is gone."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+    except OSError:
+        return ""
+
+
+def _user_files() -> dict[str, str]:
+    """Python files of loaded modules that belong neither to Python, nor to what was installed."""
+    here = Path.cwd()
+    loaded = {
+        Path(file).resolve()
+        for name, module in list(sys.modules.items())
+        if (file := getattr(module, "__file__", None))
+        and not name.startswith(("torch.", "triton."))
+    }
+    return {
+        str(path.relative_to(here) if path.is_relative_to(here) else path): file_digest(path)
+        for path in sorted(loaded)
+        if path.suffix == ".py" and not any(path.is_relative_to(other) for other in _installed())
+    }
+
+
+@functools.cache
+def _installed() -> tuple[Path, ...]:
+    """Folders whose files are nobody's own."""
+    python = sysconfig.get_paths()
+    paths = [python[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), site.getusersitepackages()]
+    return (PACKAGE, *(Path(path).resolve() for path in paths))

@@ -1,0 +1,100 @@
+"""A file of the user's that is edited while a run goes on, or before it is gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from harness.host import machine
+from harness.measure.resume import unfinished
+
+T = TypeVar("T")
+STRATEGY = '''
+"""DDP, with a neighbour."""
+
+import helper
+
+from harness.training.strategies import ddp
+
+SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
+KNOBS = dict()
+expect = ddp.expect
+
+
+def build(model, ctx, knobs):
+    return ddp.build(model, ctx, {**ddp.KNOBS, **helper.KNOBS})
+'''
+COMMAND = [
+    sys.executable, "-m", "harness", "run", "mine/mlp-nano/weak", "--cpus", "2", "--path", "own",
+    "--no-timeline",
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/mine.py").write_text(STRATEGY)
+    (tmp_path / "own/helper.py").write_text("KNOBS = {}\n")
+    return tmp_path
+
+
+def launched(folder: Path, purpose: str) -> list[Path]:
+    chains = folder.glob("results/runs/*/*/chain.jsonl")
+    return [c for c in chains if f'"purpose":"{purpose}"' in c.read_text()]
+
+
+def until(process: subprocess.Popen[str], there: Callable[[], list[Path]]) -> Path:
+    while not (paths := there()):
+        assert process.poll() is None, process.communicate()
+    return paths[0]
+
+
+def started(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        COMMAND, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_a_file_that_is_edited_while_a_run_goes_on_is_an_error(folder: Path) -> None:
+    """Each launch loads it anew: what was checked is not what is timed."""
+    with started(folder) as process:
+        chain = until(process, lambda: launched(folder, "timed"))
+        (folder / "own/helper.py").write_text("KNOBS = {}  # faster\n")
+        out, _ = process.communicate()
+    run = json.loads((chain.parent / "record.json").read_text())
+    details = {v["detail"] for v in run["verdicts"] if v["status"] == "ERROR"}
+    assert any("own/helper.py was changed between" in detail for detail in details), out
+    assert process.returncode == 11
+
+
+def test_a_run_is_not_gone_on_with_when_its_files_were_edited(folder: Path) -> None:
+    with started(folder) as process:
+        run = until(process, lambda: launched(folder, "timed")).parent
+        process.kill()
+    before = (folder / "own/helper.py").read_text()
+    (folder / "own/helper.py").write_text(before + "# faster\n")
+    resume = [sys.executable, "-m", "harness", "run", "--resume", str(run)]
+    done = subprocess.run(resume, cwd=folder, capture_output=True, text=True, check=False)
+    assert (
+        done.returncode == 4 and "own/helper.py was edited since the run was begun" in done.stderr
+    )
+    (folder / "own/helper.py").write_text(before)
+    os.chdir(folder)
+    assert unfinished(run, machine.detect()).launches
+
+
+def test_another_torch_is_another_run(sample_run: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions are of the interpreter that goes on."""
+    from harness.measure import resume
+
+    now = {**machine.software(), "torch": "9.9"}
+    monkeypatch.setattr(resume, "software", lambda: now)
+    (why, *_) = resume._edited(sample_run)  # type: ignore[arg-type]
+    assert why.startswith("torch is 9.9, and was ")

@@ -17,6 +17,7 @@ from harness.base.documents import Json, fields_of
 from harness.base.errors import SpecError
 from harness.cases import CaseSpec
 from harness.cases.metrics import COMPARABLE, METRICS
+from harness.host.environment import is_digest
 from harness.record import RunRecord, Term
 from harness.record.budget import EXPOSED
 
@@ -217,9 +218,19 @@ def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
 
     def facts(run: RunRecord) -> list[Mapping[str, Json]]:
         machine = {k: v for k, v in fields_of(run.machine).items() if k not in skip}
-        return [machine, run.software, run.environment, {"engine": run.settings.engine}]
+        variables = {k: v for k, v in run.environment.items() if not is_digest(v)}
+        return [machine, run.software, variables, {"engine": run.settings.engine}]
 
-    return tuple(text for pair in zip(facts(a), facts(b), strict=True) for text in between(*pair))
+    pairs = zip(facts(a), facts(b), strict=True)
+    texts = [text for pair in pairs for text in between(*pair)]
+    names = sorted(a.environment.keys() | b.environment.keys())
+    unknown = [n for n in names if _unlike_digests(a.environment.get(n), b.environment.get(n))]
+    return (*texts, *([f"environment: {', '.join(unknown)} differ"] if unknown else []))
+
+
+def _unlike_digests(a: str | None, b: str | None) -> bool:
+    """Whether a variable, of which only a digest is kept, has another value; both runs keep it."""
+    return a is not None and b is not None and a != b and is_digest(a) and is_digest(b)
 
 
 def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[CaseSpec, list[float]]]:

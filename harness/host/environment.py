@@ -1,12 +1,30 @@
 """Environment variables: which are recorded, and which of them change speed. The only owner."""
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
 
 from harness.host import secrets
 
-_RECORDED = re.compile(r"^(NCCL|GLOO|TORCH|PYTORCH|CUDA|OMP|MKL|SCALEPROOF)_")
+#: Libraries that a training computes, exchanges or allocates with: their values are recorded.
+_LIBRARIES = re.compile(
+    r"^((NCCL|RCCL|GLOO|TORCH\w*|PYTORCH|CUDA|CUBLAS\w*|CUDNN|NVIDIA|HSA|HIP|ROCR|MIOPEN|TRITON"
+    r"|OMP|GOMP|KMP|MKL|DNNL|ONEDNN|ATEN|OPENBLAS|BLIS|TBB|NUMEXPR|NVPL|UCX|FI|PSM2|SHARP|OMPI|I_MPI"
+    r"|MPICH|MV2|MALLOC|SCALEPROOF)_|(LD_PRELOAD|LD_BIND_NOW|GLIBC_TUNABLES|PYTHONMALLOC"
+    r"|PYTHONOPTIMIZE|LD_LIBRARY_PATH)$)"
+)
+#: Of a person's session, a shell, a terminal, a job or a CI service: no training reads them.
+_SESSION = re.compile(
+    r"^(HOME|USER|LOGNAME|PWD|OLDPWD|SHELL|SHLVL|PATH|MANPATH|INFOPATH|MAIL|HOST|HOSTNAME|HOSTTYPE"
+    r"|TERM|COLORTERM|COLUMNS|LINES|LANG|LANGUAGE|TZ|PS[0-9]|PAGER|EDITOR|VISUAL|DISPLAY|WINDOWID"
+    r"|TMP|TEMP|TMPDIR|TMUX|STY|VENV|DEBIAN_FRONTEND|_|\w*_proxy|\w*_PROXY|CI"
+    r"|(LC|LS|LESS|XDG|SSH|DBUS|TERM|HIST|TMUX|SUDO|GPG|GIT|PIP|UV|CONDA|PYENV|VIRTUAL|NVM|npm|NPM"
+    r"|NODE|JAVA|JOURNAL|INVOCATION|SYSTEMD|WAYLAND|GTK|QT|GNOME|KDE|DESKTOP|SESSION|WSL|VSCODE"
+    r"|PYTEST|HYPOTHESIS|COVERAGE|COV|TOX|GITHUB|GITLAB|CI|BUILD|JENKINS|RUNNER|SLURM\w*|PBS|LSB"
+    r"|KUBERNETES|PROMPT|STARSHIP|ZSH|BASH|FZF|DIRENV)_?\w*)$"
+)
+_DIGEST = "sha256 "
 _BACKENDS = ("nccl", "gloo")
 #: How long to wait, whom to meet, what to tell: no speed follows from these.
 _NO_SPEED = re.compile(r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_VERSION$")
@@ -18,12 +36,31 @@ _PLACES = re.compile(r"TRACE|VERBOSE|HOME|PATH|DIR|FILE|VISIBLE_DEVICES|^SCALEPR
 def changes_speed(name: str) -> bool:
     """Whether two runs that differ in this variable may differ in speed by it."""
     backends = name.lower().startswith(tuple(f"{b}_" for b in _BACKENDS))
-    return not _NO_SPEED.search(name) and (backends or not _PLACES.search(name))
+    if _NO_SPEED.search(name) or not _LIBRARIES.match(name):
+        return False
+    return backends or not _PLACES.search(name)
 
 
 def recorded() -> dict[str, str]:
-    """The variables that a record keeps: never the whole environment, never a secret."""
-    return secrets.kept({k: v for k, v in sorted(os.environ.items()) if _RECORDED.match(k)})
+    """The variables that a record keeps: all but those of a session, and never a secret.
+
+    Of variables that no known library reads only a digest is kept: it tells whether two runs had
+    the same, and says nothing of what it was.
+    """
+    variables = secrets.kept({k: v for k, v in os.environ.items() if not _SESSION.match(k)})
+    return {
+        name: value if _LIBRARIES.match(name) else _digest(value)
+        for name, value in sorted(variables.items())
+    }
+
+
+def is_digest(value: str) -> bool:
+    """Whether a recorded value is only a digest."""
+    return value.startswith(_DIGEST)
+
+
+def _digest(value: str) -> str:
+    return f"{_DIGEST}{hashlib.sha256(value.encode()).hexdigest()[:8]}"
 
 
 def of_backends(*backends: str) -> dict[str, str]:

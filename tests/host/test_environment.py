@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from harness.analysis.compare import differing
 from harness.host import environment
+from harness.record import RunRecord
 
 
 @pytest.mark.parametrize(
@@ -16,6 +20,15 @@ from harness.host import environment
         ("NCCL_ALGO", True),
         ("GLOO_SOCKET_IFNAME", True),
         ("OMP_NUM_THREADS", True),
+        ("ATEN_CPU_CAPABILITY", True),
+        ("DNNL_MAX_CPU_ISA", True),
+        ("KMP_AFFINITY", True),
+        ("LD_PRELOAD", True),
+        ("GLIBC_TUNABLES", True),
+        ("UCX_TLS", True),
+        ("FI_PROVIDER", True),
+        ("RCCL_MSCCL_ENABLE", True),
+        ("HSA_ENABLE_SDMA", True),
         ("NCCL_DEBUG", False),
         ("NCCL_DEBUG_FILE", False),
         ("TORCH_HOME", False),
@@ -35,9 +48,29 @@ def test_case_and_fingerprint_agree_on_what_changes_speed(
 
 def test_a_secret_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEPROOF_TOKEN", "7")
-    monkeypatch.setenv("PATH_TO_ELSEWHERE", "7")
     monkeypatch.setenv("GLOO_AUTH", "7")
     monkeypatch.setenv("GLOO_RENDEZVOUS", "http://me:hunter2@host/x")
-    secret = {"SCALEPROOF_TOKEN", "PATH_TO_ELSEWHERE", "GLOO_AUTH", "GLOO_RENDEZVOUS"}
+    secret = {"SCALEPROOF_TOKEN", "GLOO_AUTH", "GLOO_RENDEZVOUS"}
     assert not secret & environment.recorded().keys()
     assert not secret & environment.of_backends().keys(), "a case is named by these"
+
+
+def test_what_no_library_is_known_to_read_is_kept_as_a_digest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By exclusion: a variable of a plugin that nobody here has heard of tells two runs apart."""
+    monkeypatch.setenv("FASTLANE_MODE", "turbo")
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 22")
+    first = environment.recorded()
+    monkeypatch.setenv("FASTLANE_MODE", "slow")
+    second = environment.recorded()
+    assert environment.is_digest(first["FASTLANE_MODE"])
+    assert "turbo" not in str(first) and "SSH_CONNECTION" not in first
+    assert first["FASTLANE_MODE"] != second["FASTLANE_MODE"]
+    assert not environment.changes_speed("FASTLANE_MODE"), "a reference holds in spite of it"
+
+
+def test_compare_names_variables_whose_digests_differ(sample_run: RunRecord) -> None:
+    a = replace(sample_run, environment={"FASTLANE_MODE": "sha256 1", "SAME": "sha256 1"})
+    b = replace(sample_run, environment={"FASTLANE_MODE": "sha256 2", "SAME": "sha256 1"})
+    assert differing(a, b) == ("environment: FASTLANE_MODE differ",)

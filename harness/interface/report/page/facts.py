@@ -6,6 +6,7 @@ from harness.analysis.ladder import ArmRow
 from harness.base.documents import fields_of
 from harness.base.numbers import rate, si
 from harness.host.devices import peaks
+from harness.host.environment import is_digest
 from harness.host.machine import Machine
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
@@ -22,10 +23,18 @@ def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
         ("The host before the run", [(f.check, f.text) for f in run.admission]),
         ("Software", software),
         ("Settings", sorted((k, _told(v)) for k, v in fields_of(run.settings).items())),
-        ("Environment", sorted(run.environment.items())),
+        ("Environment", _environment(run)),
     ]
     every[1:1] = [("Topology, network, limits and clocks", _shared(run))]
     return [(title, rows) for title, rows in every if rows]
+
+
+def _environment(run: RunRecord) -> list[tuple[str, str]]:
+    """Variables that libraries read; of all others the names."""
+    variables = sorted(run.environment.items())
+    others = [name for name, value in variables if is_digest(value)]
+    rows = [(name, value) for name, value in variables if not is_digest(value)]
+    return [*rows, *([("others, kept as digests", ", ".join(others))] if others else [])]
 
 
 def _shared(run: RunRecord) -> list[tuple[str, str]]:

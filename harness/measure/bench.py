@@ -68,6 +68,8 @@ class Bench:
         setups: Mapping[str, str] | None = None,
     ) -> None:
         self.catalogue, self.engine, self._count = catalogue, engine, 0
+        #: Of the order of samples; each run has its own.
+        self.data_seed = 0
         self.fleets = Fleets(engine, where, setups or {})
         self.worlds = self.fleets.own
 
@@ -244,7 +246,7 @@ class Bench:
     ) -> LaunchSpec:
         case = order.arm.case
         seat = order.seat
-        task = _task(order, self.catalogue, described)
+        task = _task(order, self.catalogue, described, self.data_seed)
         arm = _ODD.sub("-", order.arm.name.strip("@"))  # an arm's name may have spaces
         name = f"{order.plan.hash[:6]}-{order.label}-{arm}"
         deadlines = _deadlines(case, described)
@@ -254,7 +256,7 @@ class Bench:
         return spec if seat is None else replace(spec, hosts=seat.hosts, devices=seat.devices)
 
 
-def _task(order: Order, catalogue: Catalogue, described: Described) -> Task:
+def _task(order: Order, catalogue: Catalogue, described: Described, data_seed: int) -> Task:
     """What the ranks are to do for this order."""
     case = order.arm.case
     window = order.window
@@ -271,8 +273,9 @@ def _task(order: Order, catalogue: Catalogue, described: Described) -> Task:
             streamed=order.streamed,
             replicates=order.replicates,
             coarse=described.reference is not None and described.reference.coarse,
+            data_seed=data_seed,
         )
-    return Timed(**vars(window), draw=order.draw)
+    return Timed(**vars(window), draw=order.draw, data_seed=data_seed)
 
 
 def _swept(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness.base.errors import RecordError
 from harness.cases import Site
+from harness.host.environment import changes_speed, recorded
 from harness.host.machine import Machine, software
 from harness.record import SCHEMA, RunRecord
 from harness.record.store import load
@@ -46,12 +47,17 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
 
 
 def _edited(run: RunRecord) -> Iterator[str]:
-    """Which of the user's files, and of the versions, are not those of the launches there are."""
+    """Which of the user's files, of the versions and variables are not those of its launches."""
     now = software()
     for name in ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
         before = run.software.get(name, "")
         if before and before != now.get(name, ""):
             yield f"{name} is {now.get(name, 'gone')}, and was {before}"
+    here = {k: v for k, v in recorded().items() if changes_speed(k)}
+    there = {k: v for k, v in run.environment.items() if changes_speed(k)}
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            yield f"{name} is {here.get(name, 'not set')}, and was {there.get(name, 'not set')}"
     ranks = (rank for launch in run.launches for rank in launch.ranks)
     sources = {name: digest for rank in ranks for name, digest in (rank.sources or {}).items()}
     for name, digest in sources.items():

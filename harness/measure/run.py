@@ -3,6 +3,7 @@ when it begins and when it ends.
 """
 
 import datetime
+import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,7 @@ class Run:
         self._catalogue, self._queued_s = catalogue, queued_s
         self.machine = machine.detect()
         self.software = {**machine.software(), **machine.suite(Path.cwd())}
+        self.environment: Mapping[str, str] = environment.recorded()
         self.nodes = tuple[machine.Machine, ...]()
         now = datetime.datetime.now(datetime.UTC)
         self.name = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -79,6 +81,11 @@ class Run:
         return self._opened or self._results / "runs" / self.machine.hardware_class / self.name
 
     @property
+    def data_seed(self) -> int:
+        """Of the order of samples: nobody knows it before the run has its name."""
+        return int(hashlib.sha256(self.name.encode()).hexdigest()[:7], 16)
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds spent on this run, all sittings, no queue."""
         return self._before_s + time.monotonic() - self._began - self._queued_s()
@@ -95,7 +102,7 @@ class Run:
         old = unfinished(folder, self.machine)
         self._opened = folder
         self.name, self.started_at, self._before_s = old.run, old.started_at, old.elapsed_s
-        self.described = dict(old.described)
+        self.described, self.environment = dict(old.described), old.environment
         self.notes = list(old.notes)
         self.plans = list(old.plans)
         self.thresholds = old.thresholds
@@ -262,7 +269,7 @@ def _sealed(run: Run) -> Json:
         machine=run.machine,
         software=run.software,
         admission=run.admission,
-        environment=environment.recorded(),
+        environment=run.environment,
         thresholds=run.thresholds,
         facts=run.facts,
     )
@@ -278,7 +285,7 @@ def _so_far(run: Run, catalogue: Catalogue, head: str, complete: bool) -> RunRec
         machine=run.machine,
         software=run.software,
         settings=run.settings,
-        environment=environment.recorded(),
+        environment=run.environment,
         plans=tuple(run.plans),
         described=dict(run.described),
         launches=tuple(run.launches),

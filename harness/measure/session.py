@@ -154,6 +154,7 @@ class Session:
             self.progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))
 
         run.seal()
+        self.bench.data_seed = run.data_seed
         launches = self.bench.launch_together(orders, run.folder, described, on_step)
         run.setups = self.bench.fleets.software()
         for note in self.bench.fleets.mended():

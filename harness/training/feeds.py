@@ -59,10 +59,14 @@ class Source:
         return placed(self.loaded, self.ctx, made)
 
 
-def whole_epochs(ctx: RankContext) -> Sampler:
-    """Samples without a short last batch, in epochs that have samples of their own."""
+def whole_epochs(ctx: RankContext, data_seed: int = 0) -> Sampler:
+    """Samples without a short last batch, in epochs that have samples of their own.
+
+    ``data_seed`` is drawn for each run: what is built of a case knows its seed, not this one.
+    """
     whole = replace(ctx.batching, last=ctx.batching.global_batch)
-    return Sampler(whole, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed, fresh=True)
+    seed = ctx.case.seed + data_seed
+    return Sampler(whole, steps_per_epoch=STEPS_PER_EPOCH, seed=seed, fresh=True)
 
 
 def helpers_of(feed: Feed) -> Sequence[int]:

@@ -92,6 +92,20 @@ def test_late_cheats_are_dated_to_the_step(stand: Stand, how: str, seen: list[st
     assert timed.compared == 16
 
 
+@pytest.mark.parametrize(("data_seed", "seen"), [(0, False), (20_261_125, True)])
+def test_what_is_trained_before_the_clock_is_of_other_samples(
+    stand: Stand, data_seed: int, seen: bool
+) -> None:
+    """The order of samples is drawn with the run's name; a case knows only its own seed."""
+    plan, described = stand.described("ahead/mlp-nano")
+    stand.bench.data_seed = data_seed
+    try:
+        _, timed = stand.launch(plan, described, Purpose.REFERENCE, Purpose.TIMED)
+    finally:
+        stand.bench.data_seed = 0
+    assert any(w.startswith("loss: step 0") for w in timed.wrong) is seen, timed.wrong
+
+
 TOO_LITTLE = ["honest", "frozen", "half", "top", "stale", "slow", "forgetful", "lazy"]
 
 

@@ -106,7 +106,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="ti
     """Train ``steps`` steps, the first ``cut`` of them to warm up, the last ``profiled`` traced.
 
     With ``pairs`` they are outlined: no operators are followed, and what that costs is seen.
-    ``draw`` seeds the launch's own noise (paced schedule).
+    ``draw`` seeds the launch's own noise (paced schedule), ``data_seed`` the order of samples.
     """
 
     steps: int
@@ -114,6 +114,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="ti
     draw: int
     profiled: int = 0
     pairs: int = 0
+    data_seed: int = 0
 
 
 class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="refer"):
@@ -130,6 +131,7 @@ class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="re
     streamed: bool = False
     replicates: int = 0
     coarse: bool = False
+    data_seed: int = 0
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="sweep"):

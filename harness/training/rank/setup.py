@@ -139,7 +139,7 @@ class Rank:
             steps=steps,
             pooled=pooled,
             meet=self.meet,
-            sampler=sampler or whole_epochs(ctx),
+            sampler=sampler or whole_epochs(ctx, getattr(self.spec.task, "data_seed", 0)),
             folder=self.out / f"work.data{place.node}",
             local_rank=here,
             local_size=size,

@@ -203,6 +203,17 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     yield from _sealed(run, links)
     yield from _announced(run, links)
     yield from _entered(run, links)
+    yield from _stated(run, links)
+
+
+def _stated(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
+    """What else a complete record says is what was known when the run ended."""
+    if not run.complete or links[-1].kind is not Kind.ENDED:
+        return
+    for name in chain.STATED:
+        ended = links[-1].body
+        if name in ended and _json(getattr(run, name)) != ended[name]:
+            yield f"{name} is not what was known when the run ended"
 
 
 def _ends(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
@@ -243,6 +254,9 @@ def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
         for case, answer in body.items():
             if case not in run.described or _json(run.described[case]) != answer:
                 yield f"what is expected of case {case} is not what its files said"
+    announced = {case for body in chain.bodies(links, Kind.DESCRIBED) for case in body}
+    if unannounced := sorted(set(run.described) - announced):
+        yield f"case {unannounced[0]} was never described by its files"
 
 
 def _entered(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The options that both programs share, and the site, files and folders they resolve to."""
 
 import argparse
+import datetime
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +41,17 @@ def seconds(text: str | None, option: str = "time-budget") -> float | None:
     if not length:
         raise SpecError(f"--{option} {text}", expected="some time", fix=f"--{option} 5m")
     return length
+
+
+def moment(text: str) -> datetime.datetime:
+    """A time with its zone; UTC without one."""
+    try:
+        given = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise SpecError(
+            f"--given {text!r} is no time", expected="2026-11-25T09:00Z", fix="date -u +%FT%TZ"
+        ) from None
+    return given if given.tzinfo else given.replace(tzinfo=datetime.UTC)
 
 
 def catalogue(paths: Sequence[str], suites: Sequence[Path] = ()) -> Catalogue:

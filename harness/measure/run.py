@@ -28,7 +28,7 @@ from harness.host.admission import Finding
 from harness.measure.bench import mean_wall_s
 from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
-from harness.record.chain import Chain, Kind, bodies
+from harness.record.chain import STATED, Chain, Kind, bodies
 from harness.record.fabric import Suspects
 from harness.record.launch import FLAKES, STALLS, num_again
 from harness.record.recovery import Played
@@ -215,15 +215,7 @@ class Run:
     def keep(self) -> None:
         """Say in the chain what a resumed run, or a reader, could not know of launches alone."""
         if self._chain is not None:
-            told = dict(
-                notes=self.notes,
-                out_of_time=self.out_of_time,
-                launch_sd=self.launch_sd,
-                nodes=self.nodes,
-                setups=self.setups,
-                elapsed_s=self.elapsed_s,
-            )
-            self._link(Kind.STATE, told)
+            self._link(Kind.STATE, _state(self.bare()))
 
     def release(self) -> None:
         """Nothing more is measured here."""
@@ -232,9 +224,11 @@ class Run:
 
     def save(self, *, complete: bool) -> RunRecord:
         """Write the run down, whole or not at all."""
+        ended = _state(self.bare())
         if complete and self._chain is not None:
-            self._link(Kind.ENDED, {"notes": self.notes, "out_of_time": self.out_of_time})
-        record = self.record(complete=complete)
+            self._link(Kind.ENDED, ended)
+        seconds = {name: ended[name] for name in ("elapsed_s", "device_s")}
+        record = replace(self.record(complete=complete), **seconds)
         save(record, self.folder)
         return record
 
@@ -273,6 +267,11 @@ def _sealed(run: Run) -> Json:
         thresholds=run.thresholds,
         facts=run.facts,
     )
+
+
+def _state(record: RunRecord) -> Json:
+    """What else is known by now: nothing else in the chain tells it."""
+    return {name: getattr(record, name) for name in STATED}
 
 
 def _so_far(run: Run, catalogue: Catalogue, head: str, complete: bool) -> RunRecord:

@@ -23,6 +23,10 @@ from harness.base.errors import RecordError
 from harness.base.lock import Lock
 
 FILE = "chain.jsonl"
+#: Fields of a record that its states tell, and its end.
+STATED = (
+    "notes", "out_of_time", "launch_sd", "nodes", "setups", "elapsed_s", "device_s", "offered",
+)  # fmt: skip
 
 
 class Kind(StrEnum):

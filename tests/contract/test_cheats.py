@@ -92,6 +92,23 @@ def test_late_cheats_are_dated_to_the_step(stand: Stand, how: str, seen: list[st
     assert timed.compared == 16
 
 
+@pytest.mark.parametrize("asks", ["nothing", "function", "imported", "group", "variable"])
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
+    stand: Stand, strategy: str, asks: str
+) -> None:
+    """It could wait where it is trained alone: then every rung would look good beside it."""
+    plan, described = stand.described(
+        f"{strategy}/worldly-nano",
+        ranks=1 if strategy == "single" else 2,
+        knobs={"worldly.asks": asks},
+    )
+    (gate,) = stand.launch(plan, described, Purpose.GATE)
+    failure = gate_failure(gate) or ""
+    assert failure.startswith("model.knows_no_world") is (asks != "nothing"), failure
+    assert ("worldly.py:" in failure) is (asks != "nothing")
+
+
 @pytest.mark.parametrize(("data_seed", "seen"), [(0, False), (20_261_125, True)])
 def test_what_is_trained_before_the_clock_is_of_other_samples(
     stand: Stand, data_seed: int, seen: bool

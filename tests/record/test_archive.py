@@ -162,6 +162,8 @@ def named(run: RunRecord, folder: Path, to: Path) -> Path:
             body = {**body, **{n: to_doc(getattr(edited, n)) for n in names}}
         elif link.kind is chain.Kind.PLAN:
             body = {"hash": edited.plans[0].hash, "plan": to_doc(edited.plans[0])}
+        elif link.kind is chain.Kind.ENDED:
+            body = {**body, "notes": list(edited.notes)}
         elif link.kind is chain.Kind.LAUNCH:
             body = to_doc(next(x for x in edited.launches if x.launch == body["launch"]))
         else:

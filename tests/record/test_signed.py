@@ -128,3 +128,20 @@ def test_only_what_verifies_is_signed(
     change(run, lambda doc, _: doc["verdicts"][0].update(value=2.0))
     assert main(["sign", str(run), "--key", str(keys / "site")]) != Exit.PASSED
     assert "does not verify" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "word"),
+    [
+        ("2026-11-01T00:00Z", 0, "runs of this length fit in between the nonce and the end"),
+        ("2026-11-22T14:54:50Z", 0, "no second run of this length fits in"),
+        ("2026-12-01", 1, "before the nonce was given"),
+        ("yesterday", 4, "try       date -u +%FT%TZ"),
+    ],
+)
+def test_a_buyer_bounds_how_many_runs_a_nonce_served(
+    sample: Path, capsys: pytest.CaptureFixture[str], given: str, status: int, word: str
+) -> None:
+    assert main(["verify", str(sample), "--given", given]) == status
+    out, err = capsys.readouterr()
+    assert word in " ".join((out + err).split()) or word in out + err

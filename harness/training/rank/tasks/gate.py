@@ -38,6 +38,7 @@ from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
 from harness.training.rank import counted, handed, invariants, took_effect
+from harness.training.rank.asked import asked
 from harness.training.rank.ceiling import ceiling
 from harness.training.rank.counted import STEPS, Seen
 from harness.training.rank.handed import STEPS_PER_EPOCH
@@ -388,12 +389,14 @@ def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
 def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Check], float | None]:
     """One step at the case's own size: finite loss, equal replicas, and the gradient's norm."""
     supports = loaded.supports
-    trainer = loaded.build(case, ctx, case.seed)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
     ids = sampler.ids(0, ctx.shard)
-    loss = trainer.step(own_batch(loaded, ctx, ids))
+    who = asked(loaded)
+    with who.noted():
+        trainer = loaded.build(case, ctx, case.seed)
+        loss = trainer.step(own_batch(loaded, ctx, ids))
     finite = loss is None or math.isfinite(float(loss))
-    checks = [Check(name="full_size.finite_loss", ok=finite)]
+    checks = [who.check(), Check(name="full_size.finite_loss", ok=finite)]
     if supports.oracle == "simulated" or case.phase is Passes.FORWARD:
         return checks, None  # after one step every rank has gone its own way
     if supports.replicas:

@@ -1,6 +1,7 @@
 """``verify``: every figure and verdict again, from the stored samples; ``sign``: vouch for them."""
 
 import argparse
+import datetime
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import tables, text
 from harness.interface.report.coverage import unmet
-from harness.record import RunRecord, Verdict, signature
+from harness.record import RunRecord, Verdict, chain, signature
 from harness.record.outcome import exit_status
 from harness.record.signature import Signature
 
@@ -76,6 +77,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     )
     sub.add_argument("--nonce", metavar="TEXT", help="the text that was given before the run")
     sub.add_argument(
+        "--given",
+        metavar="TIME",
+        help="when it was given, as 2026-11-25T09:00Z: says how many runs fit in since then",
+    )
+    sub.add_argument(
         "--path", action="append", default=[], metavar="DIR", help="folder with your own files"
     )
 
@@ -91,7 +97,9 @@ def act(asked: Asked) -> Answer:
     signer, unvouched = _vouched(asked, run, folder)
     verified = replace(verified, differences=(*verified.differences, *unvouched), signer=signer)
     exit_ = Exit.FAILED if verified.differences else Exit.PASSED
-    answer = Answer(document=to_doc(verified), lines=_lines(run, verified), exit=exit_)
+    lines = _lines(run, verified)
+    lines += [] if verified.differences else _chances(run, folder, asked.options.given)
+    answer = Answer(document=to_doc(verified), lines=lines, exit=exit_)
     if rules is None or verified.differences:
         return answer
     known = options.catalogue(asked.options.path)
@@ -128,6 +136,9 @@ def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]
     """Whose signature covers the run, and what of the key or the nonce does not fit."""
     made = signature.signed(folder)
     wrong = []
+    given = asked.options.given
+    if given and datetime.datetime.fromisoformat(run.started_at) < options.moment(given):
+        wrong.append(f"the run began at {run.started_at}, before the nonce was given")
     if asked.options.nonce is not None and run.settings.nonce != asked.options.nonce:
         wrong.append(f"the nonce of this run is {run.settings.nonce!r}, not the one that was given")
     if made is None:
@@ -136,6 +147,22 @@ def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]
     if why := signature.holds(made, run.head, asked.options.key):
         return "", [*wrong, why]
     return made.key, wrong
+
+
+def _chances(run: RunRecord, folder: Path, given: str | None) -> list[str]:
+    """How many runs a site could have made with this nonce, to hand over the best."""
+    links = chain.read(folder)
+    if given is None or not links or run.elapsed_s <= 0:
+        return []
+    ended = datetime.datetime.fromisoformat(links[-1].at)
+    since_s = (ended - options.moment(given)).total_seconds()
+    number = int(since_s / run.elapsed_s)
+    if number < 2:
+        return [" no second run of this length fits in between the nonce and its end"]
+    return [
+        f" {number} runs of this length fit in between the nonce and the end of this one: the best",
+        " of them may have been handed over. Ask for a run right after the nonce",
+    ]
 
 
 def _lines(run: RunRecord, verified: Verification) -> list[str]:

@@ -1,0 +1,83 @@
+"""Whether a model's file asks how large the world is: alone it could be another model.
+
+A baseline that is slowed by its own file where it runs alone flatters every rung of a ladder. So
+while a step runs, calls that tell the world's size or a rank are noted with who made them.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch.distributed as dist
+
+from harness.base.programs import PACKAGE
+from harness.record import Check
+from harness.training.context import Loaded
+
+#: Variables that launchers set.
+VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID")
+_TORCH = Path(dist.__file__).parents[1]
+_TELLS: frozenset[CodeType] = frozenset(
+    function.__code__ for function in (dist.get_world_size, dist.get_rank)
+)
+#: Of a process group.
+_METHODS = ("size", "rank")
+#: What pybind's methods are bound to, by its version.
+_BOUND = ("PyCapsule", "pybind11")
+_READS: frozenset[CodeType] = frozenset(
+    function.__code__ for function in (os._Environ.__getitem__, os.getenv)
+)
+
+
+class Asked:
+    """Who asked, as ``file.py:line``; ``allowed`` are files that may."""
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        self.where: list[str] = []
+        self._allowed = {str(Path(file).resolve()) for file in allowed}
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Calls of this thread are looked at."""
+        before = sys.getprofile()
+        sys.setprofile(self._look)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def _look(self, frame: FrameType, event: str, called: object) -> None:
+        if event == "c_call":
+            bound = type(getattr(called, "__self__", None)).__name__
+            if getattr(called, "__name__", "") in _METHODS and bound.startswith(_BOUND):
+                self._note(frame)
+        elif event == "call":
+            read = frame.f_code in _READS and frame.f_locals.get("key") in VARIABLES
+            if read or frame.f_code in _TELLS:
+                self._note(frame.f_back)
+
+    def _note(self, caller: FrameType | None) -> None:
+        """The first of the callers that is no library's: a file of a user's, or nobody."""
+        while caller is not None and caller.f_code.co_filename.startswith("<frozen"):
+            caller = caller.f_back
+        if caller is None:
+            return
+        path = Path(caller.f_code.co_filename).resolve()
+        ours = path.is_relative_to(PACKAGE) or path.is_relative_to(_TORCH)
+        if not ours and str(path) not in self._allowed and path != Path(os.__file__).resolve():
+            self.where.append(f"{path.name}:{caller.f_lineno}")
+
+    def check(self) -> Check:
+        """What was noted."""
+        places = ", ".join(dict.fromkeys(self.where[:3]))
+        detail = f"{places} asks for the size of the world, or for a rank" if places else ""
+        return Check(name="model.knows_no_world", ok=not self.where, detail=detail)
+
+
+def asked(loaded: Loaded) -> Asked:
+    """Of a case: its strategy, its codec and its input may ask."""
+    files = {kind: str(module.__file__) for kind, module in loaded.modules.items()}
+    return Asked([file for kind, file in files.items() if kind != "model"])

@@ -8,6 +8,7 @@ stand-ins and controls have shown is no evidence of a system: it stands apart an
 """
 
 import datetime
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,9 @@ _SHARED = ("cpu", "num_cores", "memory_gib", "gpu", "num_gpus", "gpu_memory_gib"
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
     """One rule of a contract. ``status`` is its worst verdict's, None where nothing judged it;
-    ``evidence`` are its verdicts, worst first, each with its run. ``late``: it was given after
-    what it judges had been measured.
+    ``evidence`` are its verdicts, worst first, each with its run: of equal ones that which is
+    nearest to the bound, or farthest beyond it. ``late``: it was given after what it judges had
+    been measured.
     """
 
     rule: Threshold
@@ -150,7 +152,7 @@ def _requirement(
         for v in run.verdicts
         if v.rule == rule.name and v.status is not Status.SKIP and of_no_system(run, v) is apart
     ]
-    evidence.sort(key=lambda f: SEVERITY.index(f[1].status))
+    evidence.sort(key=lambda f: (SEVERITY.index(f[1].status), margin(rule, f[1])))
     worst = evidence[0][1].status if evidence else None
     failed = worst in (Status.FAIL, Status.ERROR)
     return Requirement(
@@ -160,6 +162,19 @@ def _requirement(
         waived=failed and rule.waived(today),
         late=late,
     )
+
+
+def margin(rule: Threshold, verdict: Verdict) -> float:
+    """How far a value is inside the bound, as a share of it; negative beyond, -inf without one."""
+    if verdict.value is None:
+        return -math.inf
+    value = verdict.value
+    inside = []
+    if rule.at_least is not None:
+        inside.append((value - rule.at_least) / (abs(rule.at_least) or 1.0))
+    if rule.at_most is not None:
+        inside.append((rule.at_most - value) / (abs(rule.at_most) or 1.0))
+    return min(inside, default=math.inf)
 
 
 def of_no_system(run: RunRecord, verdict: Verdict) -> bool:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import hashlib
+import html
 import json
+import math
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +20,7 @@ import pytest
 from harness.analysis.nodes import Examined, drift
 from harness.base.documents import from_doc, to_doc
 from harness.cases import Threshold
-from harness.features.acceptance.handover import handover
+from harness.features.acceptance.handover import handover, margin
 from harness.interface.cli.main import main
 from harness.record import RunRecord, Status
 from harness.record.fabric import Paired, Suspects
@@ -226,3 +231,39 @@ def test_where_nothing_can_be_written_one_error_says_so(
     assert main(given) == 4
     told = capsys.readouterr().err
     assert "cannot be written" in told and "Traceback" not in told
+
+
+def test_the_contract_travels_and_the_printed_recipe_gives_the_same_word(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gets the folder types what stands in it, and nothing else."""
+    text = "[[rule]]\n" + "".join(
+        f"{name} = {json.dumps(value)}\n" for name, value in {**RULE, "mode": "weak", "at_least": 0.5}.items()
+    )
+    (tmp_path / "agreed.toml").write_text(text)
+    words = ["handover", str(sample), "--contract", str(tmp_path / "agreed.toml")]
+    assert main([*words, "--to", str(tmp_path / "out")]) == 0
+    monkeypatch.chdir(tmp_path / "out")
+    page = Path("handover.html").read_text()
+    assert hashlib.sha256(text.encode()).hexdigest() in page
+    recipe = html.unescape(re.search(r"<pre[^>]*>(sha256sum.*?)</pre>", page, re.S)[1])  # type: ignore[index]
+    lines = [line.partition("#")[0] for line in recipe.splitlines()[1:]]
+    assert lines[-1].endswith("contract.toml") and len(lines) == 3
+    assert [main(shlex.split(line)[1:]) for line in lines] == [0, 0, 0]
+    again = Path("again/handover.html").read_text()
+    word = re.compile(r'<p class="word (\w+)">')
+    assert word.search(page)[1] == word.search(again)[1] == "PASS"  # type: ignore[index]
+
+
+def test_evidence_is_sorted_by_its_distance_from_the_bound(sample_run: RunRecord) -> None:
+    """A flattering rung never stands for a ladder."""
+    verdict = next(v for v in sample_run.verdicts if v.rule and v.value)
+    verdicts = [replace(verdict, value=value) for value in (0.9, 0.55, 0.7)]
+    for bound, order in (
+        (dict(at_least=0.5), [0.55, 0.7, 0.9]),
+        (dict(at_most=1.0, at_least=None), [0.9, 0.7, 0.55]),
+    ):
+        asked = rule(name=verdict.rule, **bound)
+        values = [v.value for v in sorted(verdicts, key=lambda v: margin(asked, v))]
+        assert values == order
+    assert margin(rule(), replace(verdict, value=None)) == -math.inf

@@ -1,10 +1,13 @@
 """The acceptance document as a page to print: its first sheet is for whoever signs."""
 
+import hashlib
 import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -43,8 +46,18 @@ class Archived:
     manifest: Manifest
 
 
-def render(found: Handover, runs: Sequence[tuple[RunRecord, Path]], archived: Archived) -> str:
-    """The document of these runs; charts and parts of steps are theirs."""
+def render(
+    found: Handover,
+    runs: Sequence[tuple[RunRecord, Path]],
+    archived: Archived,
+    agreed: bytes | None = None,
+) -> str:
+    """The document of these runs; charts and parts of steps are theirs. ``agreed`` is the text of
+    the contract.
+    """
+    folders = [f"checked/{packed.folder}" for packed in archived.manifest.runs]
+    again = ["scaleproof", "handover", *folders, "--to", "again"]
+    again += [] if agreed is None else ["--contract", f"{folders[0]}/contract.toml"]
     data = json.dumps(to_doc(found), separators=(",", ":")).replace("<", "\\u003c")
     return (
         templates(HERE)
@@ -56,6 +69,10 @@ def render(found: Handover, runs: Sequence[tuple[RunRecord, Path]], archived: Ar
             machines=list(dict.fromkeys(run.machine.title for run, _ in runs)),
             hosts=sum(len(run.nodes) or 1 for run, _ in runs[:1]),
             contract=contract(found.requirements).html("requirements"),
+            evidence=evidence(found.requirements).html("evidence"),
+            agreed="" if agreed is None else hashlib.sha256(agreed).hexdigest(),
+            folders=folders,
+            again=shlex.join(again),
             stand_ins=contract(found.stand_ins).html("rules of stand-ins"),
             waived=[r for r in found.requirements if r.rule.waiver is not None],
             runs=[_run(run) for run, _ in runs],
@@ -100,6 +117,32 @@ def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
             Column("source of the bound", 20, lambda r: str(r.rule.source), left=True),
         ],
         rows=requirements,
+    )
+
+
+class Shown(NamedTuple):
+    """A verdict, the requirement that it belongs to, and its run."""
+
+    requirement: Requirement
+    run: str
+    verdict: Verdict
+
+
+def evidence(requirements: Sequence[Requirement]) -> Table[Shown]:
+    """A row for each case of each requirement: every world, not only the worst."""
+    return Table(
+        columns=[
+            Column[Shown]("requirement", 96, lambda s: s.requirement.rule.name, left=True),
+            Column("verdict", 100, lambda s: str(s.verdict.status), left=True),
+            Column("case", 99, lambda s: s.verdict.case, left=True),
+            Column("bound", 97, lambda s: s.requirement.rule.bound),
+            Column(
+                "measured [95%]", 98, lambda s: _figure(s.verdict) or s.verdict.detail, left=True
+            ),
+            Column("pairs", 30, lambda s: str(s.verdict.n)),
+            Column("run", 20, lambda s: s.run, left=True),
+        ],
+        rows=[Shown(r, run, verdict) for r in requirements for run, verdict in r.evidence],
     )
 
 
@@ -149,7 +192,16 @@ class _Run:
 
 
 def _run(run: RunRecord) -> _Run:
-    noise = [(f.check, f.text) for f in run.admission]
+    noise = [(f"{f.check}, before the run", f.text) for f in run.admission]
+    loads = [x.foreign_load for x in run.launches if x.foreign_load is not None]
+    if loads:
+        usual, most = median(loads), max(loads)
+        noise.append(
+            (
+                "load, during launches",
+                f"others used {usual:.0%} of the ranks' cores, {most:.0%} at most",
+            )
+        )
     if run.launch_sd:
         noise.append(("launch to launch", f"{run.launch_sd:.2%} between like launches"))
     found = [v.mde for v in run.verdicts if v.mde is not None and v.rule]

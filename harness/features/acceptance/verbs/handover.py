@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from harness.analysis.nodes import Drift
 from harness.analysis.reading import load
+from harness.analysis.verify import rejudge
 from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
@@ -30,6 +31,8 @@ EXAMPLES = dict(
 )
 #: What the folder of a handover holds.
 PAGE, ARCHIVE, EXCLUDE = "handover.html", "runs.tar.gz", "exclude.txt"
+#: The rules that were agreed on, beside each run in the archive.
+CONTRACT = "contract.toml"
 
 
 class HandedOver(TypedDict):
@@ -77,20 +80,22 @@ def act(asked: Asked) -> Answer:
             fix=f"scaleproof rules {agreed}",
         )
     found = handover(runs, datetime.datetime.now(datetime.UTC).date(), rules)
+    agreed_on = {} if agreed is None else {CONTRACT: agreed.read_bytes()}
     packed = [
         (
             Packed(run=run.run, folder=archive.of_run(run), head=run.head),
-            archive.files_of(folder, traces=True),
+            {**archive.files_of(folder, traces=True), **agreed_on},
         )
         for run, folder in runs
     ]
+    shown = [(run if rules is None else rejudge(run, rules), folder) for run, folder in runs]
     body, manifest = archive.write(packed)
     held = Archived(file=ARCHIVE, sha256=hashlib.sha256(body).hexdigest(), manifest=manifest)
     exclude = "".join(f"{host}\n" for host, _ in found.exclude)
     for name, content in (
         (ARCHIVE, body),
         (EXCLUDE, exclude.encode()),
-        (PAGE, render(found, runs, held).encode()),
+        (PAGE, render(found, shown, held, agreed_on.get(CONTRACT)).encode()),
     ):
         files.put(to / name, content, "--to")
     return Answer(

@@ -24,7 +24,7 @@ from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc, to_doc
 from harness.cases import CaseSpec, Catalogue, Device, Precision, Site
 from harness.host import nvml
-from harness.host.machine import peak_flops
+from harness.host.devices import peaks
 from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
@@ -221,7 +221,7 @@ def truth(step: Step) -> None:
         off = median(ours) / median(bare) - 1
         step.on_device("within 1 % of a bare loop", abs(off) < 0.01, f"{off:+.2%}")
         flops = described.facts.flops_per_sample * described.expected.global_batch / median(ours)  # type: ignore[union-attr]
-        peak = peak_flops(nvml.gpus()[0].name, case.dtype)
+        peak = peaks(nvml.gpus()[0].name).get(case.dtype)
         step.keep("mfu", {"flops": flops, "peak": peak, "mfu": None if not peak else flops / peak})
         step.on_device(
             "MFU is possible", peak is None or 0 < flops / peak < 1, peak and flops / peak

@@ -195,6 +195,7 @@ def test_odd_scripts_are_survived(measured: Measured, how: str) -> None:
     assert not sleeping
 
 
+@pytest.mark.full
 def test_a_script_runs_in_its_own_folder_where_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,6 +406,7 @@ def test_a_gan_is_counted_as_its_user_says(measured: Measured) -> None:
     assert two.steps is not None and two.consumed == 16 * two.steps.count
 
 
+@pytest.mark.full
 def test_a_suite_has_a_script_in_one_line(measured: Measured, tmp_path: Path) -> None:
     """As ``pytest test_mine.py --cpus 2`` with a rule of its own."""
     (tmp_path / "test_mine.py").write_text((SCRIPTS / "suite.py").read_text())

@@ -93,7 +93,7 @@ def killed(at: int, torn: bool, results: Path, of: RunRecord) -> tuple[int, bool
     return (seen[-1] if seen else 0), status == 0
 
 
-@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("torn", [pytest.param(False, marks=pytest.mark.full), True])
 def test_killed_before_any_change_to_the_disk_nothing_is_lost(
     sample_run: RunRecord, tmp_path: Path, torn: bool
 ) -> None:

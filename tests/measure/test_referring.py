@@ -17,6 +17,7 @@ from harness.measure.session import Session
 from harness.record import Described, Purpose, Status
 
 
+@pytest.mark.full
 def test_what_fits_nowhere_is_compared_in_its_first_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

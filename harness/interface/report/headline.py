@@ -4,10 +4,9 @@ import math
 import shlex
 
 from harness.analysis.again import command
-from harness.analysis.judging.points import points
 from harness.base.numbers import si
-from harness.cases import CaseSpec, Form, Threshold, metrics
-from harness.record import Reason, RunRecord, ScalingPoint, Status, Verdict
+from harness.cases import Form, Threshold, metrics
+from harness.record import Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
 #: More pairs than this are no plan.
@@ -33,7 +32,7 @@ def headline(run: RunRecord) -> str:
     judged = [v for v in judged if v.status is not Status.SKIP]
     largest = _largest(run)
     if not judged:
-        return ". ".join(filter(None, ["RECORDED: no rule judged what was measured", largest]))
+        return ". ".join(filter(None, [_unruled(run), largest]))
     judged.sort(key=lambda v: SEVERITY.index(v.counts))
     worst = judged[0]
     hold = sum(v.status is Status.PASS for v in judged)
@@ -41,6 +40,14 @@ def headline(run: RunRecord) -> str:
     if worst.counts is Status.PASS:
         return ". ".join(filter(None, [f"PASS: {rules}", largest]))
     return ". ".join(filter(None, [f"{worst.counts}: {rules}; {_why(run, worst)}", largest]))
+
+
+def _unruled(run: RunRecord) -> str:
+    """What came of a run that no rule judged: an error is one all the same."""
+    worst = min(run.verdicts, key=lambda v: SEVERITY.index(v.counts), default=None)
+    if worst is None or worst.counts not in (Status.ERROR, Status.FAIL, Status.INCONCLUSIVE):
+        return "RECORDED: no rule judged what was measured"
+    return f"{worst.counts}: {worst.case}: {worst.detail}"
 
 
 def decide(run: RunRecord) -> list[str]:
@@ -96,19 +103,32 @@ def _decides(v: Verdict, rule: Threshold) -> str:
 
 
 def _largest(run: RunRecord) -> str:
-    """The largest rung of real hardware: what is left of a rank's speed there."""
-    found: list[tuple[CaseSpec, ScalingPoint]] = []
-    for plan in run.plans:
-        cases = {a.case.id: a.case for a in plan.arms}
-        found += [
-            (cases[p.case], p)
-            for p in points(run, plan)
-            if p.world_size > 1 and not run.stand_ins(cases[p.case])
-        ]
-    if not found:
+    """The largest rung of real hardware: what is left of a rank's speed there, with its interval.
+
+    Of several the worst; none that is undecided or in doubt, whatever it reads.
+    """
+    cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    told = [
+        v
+        for v in run.verdicts
+        if v.metric == "efficiency" and v.against in ("plain", "wrapped") and _stands(v)
+    ]
+    rungs = [(cases[v.case_hash], v) for v in told if v.case_hash in cases]
+    rungs = [(c, v) for c, v in rungs if c.world_size > 1 and not run.stand_ins(c)]
+    if not rungs:
         return ""
-    case, point = max(found, key=lambda f: (f[1].world_size, f[1].efficiency))
+    largest = max(case.world_size for case, _ in rungs)
+    rungs = [(c, v) for c, v in rungs if c.world_size == largest]
+    asked = [(c, v) for c, v in rungs if v.rule] or rungs
+    case, worst = min(asked, key=lambda rung: rung[1].value or 0.0)
+    assert worst.value is not None
+    span = "" if worst.low is None else f" [{100 * worst.low:.0f}, {100 * (worst.high or 0):.0f}]"
     unit = "GPUs" if case.device == "cuda" else "CPU ranks"
-    return (
-        f"{case.family} keeps {point.efficiency:.0%} of a rank's speed on {point.world_size} {unit}"
-    )
+    return f"{case.family} keeps {worst.value:.0%}{span} of a rank's speed on {largest} {unit}"
+
+
+def _stands(v: Verdict) -> bool:
+    """Whether a figure may be quoted."""
+    decided = v.status in (Status.PASS, Status.FAIL)
+    recorded = v.status is Status.RECORDED and v.reason is Reason.NO_RULE and not v.doubt
+    return v.value is not None and (decided or recorded)

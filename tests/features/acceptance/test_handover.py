@@ -238,7 +238,8 @@ def test_the_contract_travels_and_the_printed_recipe_gives_the_same_word(
 ) -> None:
     """Whoever gets the folder types what stands in it, and nothing else."""
     text = "[[rule]]\n" + "".join(
-        f"{name} = {json.dumps(value)}\n" for name, value in {**RULE, "mode": "weak", "at_least": 0.5}.items()
+        f"{name} = {json.dumps(value)}\n"
+        for name, value in {**RULE, "mode": "weak", "at_least": 0.5}.items()
     )
     (tmp_path / "agreed.toml").write_text(text)
     words = ["handover", str(sample), "--contract", str(tmp_path / "agreed.toml")]

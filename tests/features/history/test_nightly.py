@@ -94,6 +94,7 @@ def state(folder: Path) -> dict[str, object]:
     return dict(json.loads((folder / "results/nightly.json").read_text()))
 
 
+@pytest.mark.full
 def test_a_night_is_measured_once_and_cut_off_it_goes_on(suites: Path) -> None:
     first = call(suites)
     assert first.returncode == 0, first.stdout + first.stderr

@@ -273,6 +273,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(tmp_path: Path) -> No
     assert scaleproof("run", "--resume", str(folder), cwd=tmp_path).returncode == 4
 
 
+@pytest.mark.full
 def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(
         "from harness import Protocol, ladder\n"

@@ -51,6 +51,7 @@ def test_a_right_training_and_its_collectives_are_told(
         assert status == Exit.FAILED and "load" in by_check["nodes"]["told"]
 
 
+@pytest.mark.full
 def test_a_network_that_was_not_swept_is_unfit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

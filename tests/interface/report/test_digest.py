@@ -30,7 +30,7 @@ def changed(run: RunRecord, **fields: Any) -> RunRecord:
 def test_a_run_that_passes_says_what_holds_and_how_far(sample_run: RunRecord) -> None:
     assert headline(sample_run) == (
         "PASS: 1 of 1 requirements hold."
-        " ddp/decoder-nano/weak keeps 88% of a rank's speed on 2 CPU ranks"
+        " ddp/decoder-nano/weak keeps 88% [73, 105] of a rank's speed on 2 CPU ranks"
     )
     assert decide(sample_run) == []
 

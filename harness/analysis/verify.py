@@ -96,6 +96,22 @@ def verify(run: RunRecord, folder: Path) -> Verification:
     )
 
 
+def unsealed(run: RunRecord, folder: Path) -> str:
+    """Why nobody vouches for what a record says; empty if its chain does, and its verdicts follow.
+
+    Samples are not read: ``verify`` does that.
+    """
+    try:
+        links = chain.read(folder)
+    except RecordError as error:
+        return error.what
+    if not links:
+        return "it has no chain: whether launches were left out cannot be said"
+    differences = [*strays(run)] or [*audit(run, folder, links)]
+    differences = differences or [*_verdicts(run, verdicts.verdicts(run))]
+    return differences[0] if differences else ""
+
+
 def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list[_Launch]:
     """Every launch again; of many on all cores, in processes that are forked with the record."""
     if len(launches) < MANY:

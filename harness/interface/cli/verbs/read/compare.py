@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 from harness.analysis import compare
 from harness.analysis.compare import Comparison
 from harness.analysis.reading import load
+from harness.analysis.verify import unsealed
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.metrics import COMPARABLE
@@ -73,9 +74,16 @@ def act(asked: Asked) -> Answer:
     both = any(row.ratio is not None for row in compared.rows)
     worse = any(row.reading is compare.Reading.SLOWER for row in compared.rows)
     status = Exit.PASSED if both else Exit.NOTHING_JUDGED
+    lines = comparison.lines(a, b, compared, text.columns(), every=said.every)
+    for run, path in ((a, said.a), (b, said.b)):
+        folder = path if path.is_dir() else path.parent
+        if run.complete and (why := unsealed(run, folder)):
+            status = Exit.FAILED
+            warning = f" NOT VERIFIED: {why}: scaleproof verify {text.shown(folder)}"
+            lines += text.wrap(warning, text.columns(), 1)
     return Answer(
         document=to_doc(compared),
-        lines=comparison.lines(a, b, compared, text.columns(), every=said.every),
+        lines=lines,
         exit=Exit.FAILED if said.fail_on and worse else status,
     )
 

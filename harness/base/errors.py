@@ -58,6 +58,12 @@ class LaunchError(ScaleproofError):
     exit = Exit.ERROR
 
 
+class BusyError(ScaleproofError):
+    """A host that other work kept so busy that nothing could be measured: nobody's fault."""
+
+    exit = Exit.INCONCLUSIVE
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """``did you mean 'ddp'?``, or nothing where no known name is near."""
     near = difflib.get_close_matches(name, list(map(str, known)), 1)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from harness.analysis.compare import Reading
-from harness.measure.setups.interleaving import FEWEST, MOST, difference
+from harness.base.errors import BusyError, Exit, LaunchError, ScaleproofError
+from harness.cases import Protocol
+from harness.measure.setups import interleaving
+from harness.measure.setups.interleaving import FEWEST, MOST, Interleaver, difference
+from harness.record import RunRecord
 
 
 def decided(longer: float, sd: float, draw: np.random.Generator) -> tuple[Reading, int]:
@@ -35,3 +42,33 @@ def test_two_percent_are_found(longer: float, reading: Reading) -> None:
     found = [decided(longer, 0.01, draw) for _ in range(200)]
     assert sum(r is reading for r, _ in found) >= 198
     assert np.mean([n for _, n in found]) <= 12
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "status"),
+    [
+        ("slot too short: 16 deadlines of the schedule missed", BusyError, Exit.INCONCLUSIVE),
+        ("loss: step 3 gives 2, the reference 1", LaunchError, Exit.ERROR),
+    ],
+)
+def test_a_busy_host_is_no_broken_environment(
+    sample_run: RunRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: str,
+    error: type[ScaleproofError],
+    status: Exit,
+) -> None:
+    """Nothing is wrong with a version whose slots were too short: it can be asked again."""
+    launch = replace(next(x for x in sample_run.launches if x.steps), wrong=(wrong,))
+    run = SimpleNamespace(launches=[launch], bare=lambda: sample_run)
+    interleaver = Interleaver.__new__(Interleaver)
+    interleaver._session, interleaver.blocks = SimpleNamespace(run=run), 0  # type: ignore[assignment]
+    interleaver._case, interleaver._protocol = (
+        sample_run.plans[0].arm("@2").case,
+        Protocol(steps=8, cut=2),
+    )
+    interleaver._measurer = SimpleNamespace(measure=list, broken=lambda plan: None)  # type: ignore[assignment]
+    monkeypatch.setattr(interleaving, "pairs", lambda *of: SimpleNamespace(values=()))
+    with pytest.raises(error) as raised:
+        interleaver.block("1", "6")
+    assert raised.value.exit is status and wrong in raised.value.what

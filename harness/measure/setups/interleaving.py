@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from harness.analysis.compare import Reading
 from harness.analysis.judging import obstacles, sequential
 from harness.analysis.judging.pairs import pairs
-from harness.base.errors import LaunchError
+from harness.base.errors import BusyError, LaunchError
 from harness.cases import CaseSpec
 from harness.cases.plan import Protocol
 from harness.cases.recipes import versus
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
+from harness.record import LaunchRecord
 
 #: A difference within this is none; one interval at all looks, both ends together.
 SAME, ALPHA = 0.01, 0.05
@@ -31,7 +32,7 @@ class Interleaver:
     def block(self, a: str, b: str) -> list[float]:
         """Logarithms of how much longer a step takes in ``b`` than in ``a``: two pairs.
 
-        LaunchError if one of them cannot be measured.
+        LaunchError if one of them cannot be measured, BusyError if the host was too busy for it.
         """
         self.blocks += 1
         once = replace(self._protocol, min_blocks=1, max_blocks=1, seed=self.blocks)
@@ -43,6 +44,14 @@ class Interleaver:
             raise broken
         ratios = pairs(self._session.run.bare(), plan, plan.contrasts[0]).values
         if not ratios:
+            failed = self._failed()
+            if failed is not None and failed.stood_still:
+                raise BusyError(
+                    f"the host was too busy to measure {b} beside {a}: {failed.wrong[0]}",
+                    where=self._case.id,
+                    expected="a quieter moment",
+                    fix="scaleproof doctor",
+                )
             raise LaunchError(
                 f"{b} cannot be measured beside {a}: {self._blame()}",
                 where=self._case.id,
@@ -51,9 +60,14 @@ class Interleaver:
             )
         return [-math.log(ratio) for ratio in ratios]
 
+    def _failed(self) -> LaunchRecord | None:
+        """The last launch that is no evidence."""
+        failed = [x for x in self._session.run.launches if not x.usable]
+        return failed[-1] if failed else None
+
     def _blame(self) -> str:
-        failed = [x for x in self._session.run.launches if not (x.usable or x.discarded)]
-        return [*failed[-1].wrong, obstacles.blame(failed[-1])][0] if failed else "no launch ended"
+        failed = self._failed()
+        return "no launch ended" if failed is None else [*failed.wrong, obstacles.blame(failed)][0]
 
 
 @dataclass(frozen=True, kw_only=True)

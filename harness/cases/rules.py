@@ -171,6 +171,10 @@ def _rule(table: TomlTable, problems: Problems) -> Threshold | None:
     """A table as a rule; None if something is wrong with it."""
     values = table.values
     before = len(problems.found)
+    for key, value in values.items():
+        if isinstance(value, str) and value != value.strip():
+            told = f"{key} = {value!r} has a blank at its end: it would match nothing"
+            problems.add(table.lines.get(key, table.line), told, f"{key} = {value.strip()!r}")
     if _check_metric(table, problems):
         _check_bounds(table, problems)
     if len(problems.found) > before:

@@ -3,10 +3,13 @@
 Such a rule would stand in its file, look like a requirement, and never fail.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from harness.base.documents import Json
 from harness.base.errors import meant
@@ -14,6 +17,9 @@ from harness.cases import metrics
 from harness.cases.case import SCRIPT, Mode
 from harness.cases.catalogue import Catalogue
 from harness.cases.metrics import Form
+
+if TYPE_CHECKING:
+    from harness.cases.rules import Threshold
 
 #: What two rules must have in common to be about the same values.
 _SAME = ("case", "metric", "mode", "baseline", "device", "world", "nodes", "hardware", "statistic")
@@ -95,3 +101,33 @@ def contradictions(rules: Sequence[Mapping[str, Json]]) -> Iterator[tuple[int, i
             least = max(r.get("at_least", -math.inf) for r in (a, b))
             if least > min(r.get("at_most", math.inf) for r in (a, b)):
                 yield i, j
+
+
+def implied(rules: Sequence[Threshold]) -> Iterator[tuple[Threshold, Threshold]]:
+    """Rules that cannot fail while another one holds, and that other one.
+
+    A speedup is an efficiency, too, where the number of ranks, or of nodes, is stated.
+    """
+    alike = [key for key in _SAME if key != "metric"]
+    for a in rules:
+        for b in rules:
+            if a is b or any(getattr(a, key) != getattr(b, key) for key in alike):
+                continue
+            asked = _share(a)
+            beside = _share(b)
+            if a.at_most is not None or asked is None or beside is None:
+                continue
+            if asked < beside or (asked == beside and rules.index(a) > rules.index(b)):
+                yield a, b
+                break
+
+
+def _share(rule: Threshold) -> float | None:
+    """The least share of ideal scaling that a rule asks for; None where that can't be said."""
+    if rule.at_least is None or rule.metric not in ("efficiency", "speedup"):
+        return None
+    if rule.metric == "efficiency":
+        return rule.at_least
+    sizes = rule.nodes if rule.baseline == "one_node" else rule.world
+    alone = rule.baseline in ("plain", "wrapped", "one_node")
+    return rule.at_least / sizes[0] if alone and sizes and len(sizes) == 1 else None

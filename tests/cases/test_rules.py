@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import ConfigError
-from harness.cases import Catalogue, Contrast, Device, Mode, Reach, Site
+from harness.cases import Catalogue, Contrast, Device, Mode, Reach, Site, Threshold
 from harness.cases.rules import load_thresholds, reach
+from harness.cases.vacuous import implied
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,3 +170,37 @@ def test_waivers_expire(tmp_path: Path) -> None:
     (rule,) = load(tmp_path, text)  # type: ignore[misc]
     assert rule.waived(datetime.date(2026, 12, 31))
     assert not rule.waived(datetime.date(2027, 1, 1))
+
+
+@pytest.mark.parametrize("key", ["case", "name"])
+def test_a_blank_at_an_end_is_a_mistake(tmp_path: Path, key: str) -> None:
+    """Such a rule would load, look like a requirement, and never apply."""
+    value = {"case": "ddp/decoder-*/weak", "name": "a"}[key]
+    told = problems(tmp_path, GOOD.replace(f'{key} = "{value}"', f'{key} = "{value} "'))
+    assert f"{key} = '{value} ' has a blank at its end" in told and f"{key} = '{value}'" in told
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "idle"),
+    [
+        ("", 'metric = "efficiency"\nat_least = 0.8\nunit = "1"', ["b"]),
+        ("", 'metric = "efficiency"\nat_least = 0.85\nunit = "1"', ["b"]),
+        ("", 'metric = "efficiency"\nat_least = 0.9\nunit = "1"', ["a"]),
+        ("", 'metric = "speedup"\nat_least = 1.6\nunit = "x"', ["b"]),
+        ("", 'metric = "speedup"\nat_least = 1.8\nunit = "x"', ["a"]),
+        ("world = 2\n", 'metric = "efficiency"\nat_least = 0.8\nunit = "1"', []),
+    ],
+)
+def test_a_rule_that_cannot_fail_beside_another_is_told(
+    tmp_path: Path, first: str, second: str, idle: list[str]
+) -> None:
+    """A speedup of 1.8 at two ranks is an efficiency of 0.9."""
+    other = GOOD.replace('name = "a"', 'name = "b"')
+    other = other.replace('metric = "efficiency"\nat_least = 0.85\nunit = "1"', second)
+    rules = load_thresholds_of(tmp_path, GOOD.replace(first, "") + other if first else GOOD + other)
+    assert [rule.name for rule, _ in implied(rules)] == idle
+
+
+def load_thresholds_of(tmp_path: Path, text: str) -> tuple[Threshold, ...]:
+    (tmp_path / "rules.toml").write_text(text)
+    return load_thresholds(tmp_path / "rules.toml")

@@ -14,7 +14,7 @@ from harness.cases import Catalogue, Threshold, metrics, vacuous
 from harness.cases.rules import load_thresholds
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.report.text import Column, columns, table
+from harness.interface.report.text import Column, columns, table, wrap
 from harness.record import RunRecord, Status
 
 HELP = dict(rules="check a file of rules, and show what each of them judges")
@@ -77,6 +77,9 @@ def act(asked: Asked) -> Answer:
     if asked.options.run is not None:
         idle = sum(line.judges == "nothing" for line in lines)
         told += [f" {idle} of {len(lines)} rules judge nothing of this run"] if idle else []
+    for rule, other in vacuous.implied(rules):
+        why = f" {rule.name} cannot fail while {other.name} holds ({other.metric} {other.bound})"
+        told += wrap(why, width, 1)
     document = [{"rule": to_doc(line.rule), "judges": line.judges} for line in lines]
     return Answer(document=document, lines=told)
 

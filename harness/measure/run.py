@@ -102,7 +102,8 @@ class Run:
         old = unfinished(folder, self.machine)
         self._opened = folder
         self.name, self.started_at, self._before_s = old.run, old.started_at, old.elapsed_s
-        self.described, self.environment = dict(old.described), old.environment
+        self.described = dict(old.described)
+        self.environment = old.environment
         self.notes = list(old.notes)
         self.plans = list(old.plans)
         self.thresholds = old.thresholds

@@ -195,7 +195,8 @@ def _run(run: RunRecord) -> _Run:
     noise = [(f"{f.check}, before the run", f.text) for f in run.admission]
     loads = [x.foreign_load for x in run.launches if x.foreign_load is not None]
     if loads:
-        usual, most = median(loads), max(loads)
+        usual = median(loads)
+        most = max(loads)
         noise.append(
             (
                 "load, during launches",

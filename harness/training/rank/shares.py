@@ -7,6 +7,7 @@ all ranks has shares of 1. Zeros, the negative, or one rank's gradient only have
 the codec claims of itself.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -73,10 +74,13 @@ class Shares:
         dist.all_gather(every, self._own)
         gradients = torch.stack(every).double().cpu()
         made = self._made.double().cpu()
+        if not (gradients.isfinite().all() and made.isfinite().all()):
+            return Fit([1.0] * ranks, [math.inf] * ranks)  # told elsewhere: losses are not finite
         inverse = torch.linalg.pinv(gradients @ gradients.T)
         shares = inverse @ (gradients @ made)
         scattered = gradients * (made - shares @ gradients)
         errors = (inverse @ (scattered @ scattered.T) @ inverse).diagonal().clamp(min=0).sqrt()
+        errors[gradients.abs().sum(1) == 0] = math.inf  # of a rank without samples nothing is known
         return Fit((ranks * shares).tolist(), (ranks * errors).tolist())
 
     def check(self) -> Check:
@@ -84,15 +88,14 @@ class Shares:
 
         It is too small where the error can't be the reason.
         """
+        looks = [
+            (fit, f"in steps {number * BLOCK} to {number * BLOCK + BLOCK - 1}")
+            for number, fit in enumerate(self.blocks)
+        ]
+        if self.blocks:
+            looks.append((_mean(self.blocks), f"in {len(self.blocks)} blocks of {BLOCK} steps"))
         worst = Check(name="codec.shares", ok=True, value=1.0, limit=LEAST)
-        whole = f"in {len(self.blocks)} blocks of {BLOCK} steps"
-        for fit, when in [
-            *(
-                (b, f"in steps {i * BLOCK} to {i * BLOCK + BLOCK - 1}")
-                for i, b in enumerate(self.blocks)
-            ),
-            *([(_mean(self.blocks), whole)] if self.blocks else []),
-        ]:
+        for fit, when in looks:
             even = max(sum(fit.shares) / len(fit.shares), 0.0)
             for rank, (share, error) in enumerate(zip(fit.shares, fit.errors, strict=True)):
                 ok = share + SURE * error > LEAST * even and even + SURE * error > LEAST_EVEN

@@ -114,10 +114,10 @@ def _turns(run: RunRecord) -> Iterator[str]:
     """Every block has all its launches, there and back, in the order that its seed draws."""
     for block in run.blocks:
         names = [f"{p.name}: block {block.number}" for p in run.plans if p.hash == block.plan]
-        told = names[0] if names else f"block {block.number}"
+        where = names[0] if names else f"block {block.number}"
         plan = next((p for p in run.plans if p.hash == block.plan), None)
         if plan is None or block != block.drawn(plan.protocol.seed):
-            yield f"{told} has another order of arms than its seed draws"
+            yield f"{where} has another order of arms than its seed draws"
             continue
         mine = [
             x
@@ -128,7 +128,7 @@ def _turns(run: RunRecord) -> Iterator[str]:
         seen = [(x.turn, x.arm) for x in mine]
         ended = not run.complete or any(not x.usable for x in mine)
         if seen != wanted[: len(seen)] or (len(seen) < len(wanted) and not ended):
-            yield f"{told} has {len(seen)} of {len(wanted)} launches, or not in its order"
+            yield f"{where} has {len(seen)} of {len(wanted)} launches, or not in its order"
     if run.blocks:
         known = {(b.plan, b.attempt, b.number) for b in run.blocks}
         for x in run.launches:

@@ -147,11 +147,11 @@ def coming(  # noqa: PLR0913
     """
     have = _have(plans, launches, described)
     for plan in plans:
-        these = arms[plan.hash]
+        timed_arms = arms[plan.hash]
         settled = (windows or {}).get(plan.hash, {})
         first = 2 * plan.protocol.min_blocks
         begun = sum(x.plan == plan.hash and x.purpose is Purpose.TIMED for x in launches)
-        further = 2 * FURTHER if begun < first * len(these) else 0.0
+        further = 2 * FURTHER if begun < first * len(timed_arms) else 0.0
         for purpose, window, times in (
             (Purpose.GATE, plan.window, 1),
             (Purpose.PILOT, plan.pilot, 1),
@@ -159,7 +159,7 @@ def coming(  # noqa: PLR0913
             (Purpose.TIMED, plan.window, first),
             (Purpose.PROFILE, plan.profile(outline), int(timeline)),
         ):
-            chosen = [arm for arm in these if _wanted(arm, purpose)]
+            chosen = [arm for arm in timed_arms if _wanted(arm, purpose)]
             if purpose is Purpose.PROFILE:
                 chosen = [arm for arm in chosen if arm in rungs.profiled(plan, len(plans))]
             grouped = slots(plan, chosen)

@@ -50,8 +50,8 @@ class ArmRow:
     @property
     def alike(self) -> int:
         """How many launches have the losses that most of them have, to the bit."""
-        found = Counter(x.losses for x in self.launches)
-        return max(found.values(), default=0)
+        counts = Counter(x.losses for x in self.launches)
+        return max(counts.values(), default=0)
 
     @property
     def sent_of_form(self) -> float | None:

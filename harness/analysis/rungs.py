@@ -65,27 +65,27 @@ def rungs(run: RunRecord) -> list[Rung]:
         if (c := shown(plan)) is not None:
             arm = plan.arm(c.subject)
             base = plan.arm(c.baseline[0])
-            own = budgets(run, arm.case)
+            of_arm = budgets(run, arm.case)
             other = budgets(run, base.case)
-            if not own or not other or arm.case.hash == base.case.hash:
+            if not of_arm or not other or arm.case.hash == base.case.hash:
                 continue
-            assert own[0].budget is not None and other[0].budget is not None
+            assert of_arm[0].budget is not None and other[0].budget is not None
             ranks = Fraction(arm.case.world_size, base.case.world_size)
             expected, alone = (run.described[a.case.hash].expected for a in (arm, base))
             if expected is None or alone is None:  # a script: a rank's work follows from the mode
                 work = Fraction(1) if arm.case.mode is Mode.WEAK else 1 / ranks
             else:
                 work = Fraction(expected.global_batch, alone.global_batch) / ranks
-            seen = [*own, *other]
+            seen = [*of_arm, *other]
             out.append(
                 Rung(
                     plan=plan,
                     arm=arm,
                     expected=expected,
                     against=base.case.id,
-                    launch=own[0],
-                    budget=own[0].budget,
-                    losses=losses(other[0].budget, own[0].budget, ranks=int(ranks), work=work),
+                    launch=of_arm[0],
+                    budget=of_arm[0].budget,
+                    losses=losses(other[0].budget, of_arm[0].budget, ranks=int(ranks), work=work),
                     perturbation=_typical([x.perturbation or 1.0 for x in seen]),
                     changed=_typical([x.changed for x in seen]),
                 )

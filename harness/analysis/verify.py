@@ -288,8 +288,8 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
         settled = run.schema >= SETTLED_SINCE
-        found = pilots.read(run, folder, plan, known)
-        if settled and frozen and frozen != pilots.windows(plan, found, run.described):
+        windows = pilots.read(run, folder, plan, known)
+        if settled and frozen and frozen != pilots.windows(plan, windows, run.described):
             out.append(f"{plan.name}: windows are {frozen}, the pilots give others")
         for launch in pairs.timed(run, plan, None):
             kept = run.window(plan, launch)

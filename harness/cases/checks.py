@@ -127,20 +127,20 @@ def _mode(case: CaseSpec) -> Mistakes:
 
 def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
     """A mesh that is none, that the strategy cannot lay out, or that has not the case's ranks."""
-    own = f"{supports.dims[0]}:{case.world_size}"
+    flat = f"{supports.dims[0]}:{case.world_size}"
     if not case.mesh:
         return
     try:
         mesh = Mesh.parse(case.mesh)
     except ValueError as error:
-        yield str(error), own, f"--set mesh={own}"
+        yield str(error), flat, f"--set mesh={flat}"
         return
     for dim in (d for d in mesh.sizes if d not in supports.dims):
         what = f"strategy {case.strategy!r} has no dimension {str(dim)!r}"
-        yield what, ", ".join(supports.dims), f"--set mesh={own}"
+        yield what, ", ".join(supports.dims), f"--set mesh={flat}"
     if mesh.ranks != case.world_size:
         what = f"mesh {case.mesh} is of {mesh.ranks} ranks, the world of {case.world_size}"
-        yield what, "as many places as ranks", f"--set mesh={mesh.at(case.world_size) or own}"
+        yield what, "as many places as ranks", f"--set mesh={mesh.at(case.world_size) or flat}"
     if case.shares:
         yield "shares cut the batch of data-parallel ranks alone", "no mesh", ""
 

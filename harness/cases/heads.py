@@ -129,9 +129,9 @@ def read_head(path: Path) -> tuple[str, dict[str, Json]]:
         return _head_of(path.read_text())
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) else ""
-        told = error.msg if isinstance(error, SyntaxError) else str(error)
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise SpecError(
-            f"is not valid Python: {told}{line}",
+            f"is not valid Python: {reason}{line}",
             where=str(path),
             fix=f"python -m py_compile {path}",
         ) from None

@@ -161,8 +161,8 @@ def load_thresholds(path: Path, known: Catalogue | None = None) -> tuple[Thresho
         if known is not None and (what := vacuous.unknown(table.values, known)) is not None:
             problems.add(table.lines.get("case", table.line), *what)
     for this, other in vacuous.contradictions([t.values for t in good]):
-        told = f"contradicts the rule at line {good[other].line}: one of the two must fail"
-        problems.add(good[this].line, told, "remove one")
+        message = f"contradicts the rule at line {good[other].line}: one of the two must fail"
+        problems.add(good[this].line, message, "remove one")
     problems.raise_any()
     return tuple(r for r in rules if r is not None)
 
@@ -173,8 +173,8 @@ def _rule(table: TomlTable, problems: Problems) -> Threshold | None:
     before = len(problems.found)
     for key, value in values.items():
         if isinstance(value, str) and value != value.strip():
-            told = f"{key} = {value!r} has a blank at its end: it would match nothing"
-            problems.add(table.lines.get(key, table.line), told, f"{key} = {value.strip()!r}")
+            message = f"{key} = {value!r} has a blank at its end: it would match nothing"
+            problems.add(table.lines.get(key, table.line), message, f"{key} = {value.strip()!r}")
     if _check_metric(table, problems):
         _check_bounds(table, problems)
     if len(problems.found) > before:
@@ -197,8 +197,8 @@ def _check_metric(table: TomlTable, problems: Problems) -> bool:
         problems.add(table.lines.get("metric", table.line), f"no metric {name!r}", hint)
         return False
     if (unit := table.values["unit"]) != metric.unit:
-        told = f"{name} is in {metric.unit!r}, not {unit!r}"
-        problems.add(table.lines.get("unit", table.line), told, f'unit = "{metric.unit}"')
+        message = f"{name} is in {metric.unit!r}, not {unit!r}"
+        problems.add(table.lines.get("unit", table.line), message, f'unit = "{metric.unit}"')
     if metric.form is Form.RATIO and "baseline" not in table.values:
         hint = f"baseline = one of {', '.join(BASELINES)}"
         problems.add(table.line, f"{name} needs a baseline", hint)

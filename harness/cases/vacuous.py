@@ -34,16 +34,16 @@ def bounds(rule: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
         if bound is None:
             continue
         below, above = bound <= low, bound >= high
-        told = f"{key} = {bound:g}"
+        message = f"{key} = {bound:g}"
         least = key == "at_least"
         if not math.isfinite(bound):
-            yield key, f"{told} is no bound", "a finite number"
+            yield key, f"{message} is no bound", "a finite number"
         elif metric.form is Form.GATE and (key, bound) != ("at_least", 1):
-            yield key, f"{told}: a control is caught or it is not", "at_least = 1"
+            yield key, f"{message}: a control is caught or it is not", "at_least = 1"
         elif metric.form is not Form.GATE and (below if least else above):
-            yield key, f"{told}: no {rule['metric']} can miss that", _range(low, high)
+            yield key, f"{message}: no {rule['metric']} can miss that", _range(low, high)
         elif metric.form is not Form.GATE and (below or above):
-            yield key, f"{told}: no {rule['metric']} can meet that", _range(low, high)
+            yield key, f"{message}: no {rule['metric']} can meet that", _range(low, high)
 
 
 def _range(low: float, high: float) -> str:
@@ -61,8 +61,8 @@ def unknown(rule: Mapping[str, Json], known: Catalogue) -> tuple[str, str] | Non
     if matching(pattern, names):
         return None
     family = _family(pattern)
-    told = f"case = {pattern!r} matches no strategy, model and mode there is"
-    return told, meant(family, names) or "scaleproof list shows what there is"
+    message = f"case = {pattern!r} matches no strategy, model and mode there is"
+    return message, meant(family, names) or "scaleproof list shows what there is"
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:

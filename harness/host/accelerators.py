@@ -41,10 +41,10 @@ class Misfit:
 @cache
 def torch_build() -> str:
     """What the installed torch was built for; its version file is read, torch is not imported."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return "none"
-    lines = ast.parse((Path(found.origin).parent / "version.py").read_text()).body
+    lines = ast.parse((Path(spec.origin).parent / "version.py").read_text()).body
     stated = {
         line.target.id: str(line.value.value or "")
         for line in lines
@@ -102,16 +102,16 @@ def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> M
         return Misfit("its GPUs are cut into MIG slices", expected, "--gpus 1")
     if len(seen.names) < wanted:
         expected = "enough GPUs in CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes"
-        told = (
+        message = (
             f"NVML sees {machine.num_gpus} GPUs, torch {len(seen.names)}, but {wanted} are needed"
         )
-        return Misfit(told, expected, look)
+        return Misfit(message, expected, look)
     if not seen.as_nvml:
         expected = "one order, or clocks and cores are those of other GPUs"
         return Misfit(
             "torch numbers the GPUs unlike NVML", expected, "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     if seen.foreign:
-        told = f"torch {version} has no kernels for {', '.join(seen.foreign)}"
-        return Misfit(told, "a torch that was built for it", CUDA_WHEEL)
+        message = f"torch {version} has no kernels for {', '.join(seen.foreign)}"
+        return Misfit(message, "a torch that was built for it", CUDA_WHEEL)
     return None

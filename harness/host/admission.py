@@ -75,8 +75,8 @@ def load() -> Finding:
             break
     text = f"other processes use {share:.0%} of {len(cpus)} CPUs"
     if busy := workers.computing():
-        own = set(workers.left())
-        if gone := " ".join(str(p) for p in busy if p in own):
+        leftovers = set(workers.left())
+        if gone := " ".join(str(p) for p in busy if p in leftovers):
             advice = f"their run is gone, end them: kill {gone}"
             return _bad("load", f"{text}; ranks that a run left behind are computing", advice)
         runs = " ".join(map(str, workers.runs()))
@@ -196,8 +196,8 @@ def _name(pid: int) -> str:
 def _gpu(g: nvml.Gpu) -> Iterator[Finding]:
     if g.pids:
         names = {pid: _name(pid) for pid in g.pids}
-        told = ", ".join(f"{pid} ({name})" if name else f"{pid}" for pid, name in names.items())
-        text = f"GPU {g.index} is used by pid{'s' if len(names) > 1 else ''} {told}"
+        listed = ", ".join(f"{pid} ({name})" if name else f"{pid}" for pid, name in names.items())
+        text = f"GPU {g.index} is used by pid{'s' if len(names) > 1 else ''} {listed}"
         services = {advice for name in names.values() for n, advice in _SERVICES if n in name}
         yield _bad("gpus", text, "; ".join(sorted(services)) or "stop them, or hide the GPU")
     elif g.used_bytes is not None and g.used_bytes > IDLE_DEVICE_BYTES:

@@ -42,8 +42,8 @@ def _facts() -> Iterator[tuple[str, str]]:
     yield "clock: governor", _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     for gpu in nvml.gpus():
         clock, watts = gpu.max_clock_mhz, gpu.power_limit_w
-        told = [f"{clock} MHz"] if clock else []
-        yield f"clock: gpu {gpu.index}", ", ".join([*told, *([f"{watts} W"] if watts else [])])
+        clocks = [f"{clock} MHz"] if clock else []
+        yield f"clock: gpu {gpu.index}", ", ".join([*clocks, *([f"{watts} W"] if watts else [])])
     for name, text in environment.of_backends().items():
         if not environment.names_interface(name):  # a node knows its own
             yield f"environment: {name}", text
@@ -58,8 +58,8 @@ def _read(path: str) -> str:
 
 def _image() -> str:
     """The digest of the image that this runs in: as podman says it, or as the site does."""
-    if told := os.environ.get("SCALEPROOF_IMAGE"):
-        return told
+    if image := os.environ.get("SCALEPROOF_IMAGE"):
+        return image
     lines = dict(line.partition("=")[::2] for line in _read("/run/.containerenv").splitlines())
     return lines.get("imageid", "").strip('"')
 
@@ -85,8 +85,8 @@ def _interfaces() -> Iterator[tuple[str, str]]:
         if (card / "device").exists():
             speed = _read(f"{card}/speed")
             rate = f"{speed} Mbit/s" if speed.isdigit() else ""
-            told = (_read(f"{card}/operstate"), rate, f"mtu {_read(f'{card}/mtu')}")
-            yield card.name, ", ".join(filter(None, told))
+            words = (_read(f"{card}/operstate"), rate, f"mtu {_read(f'{card}/mtu')}")
+            yield card.name, ", ".join(filter(None, words))
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
         state, rate = (_read(f"{port}/{name}") for name in ("state", "rate"))
         yield f"{port.parts[-3]} port {port.name}", ", ".join(filter(None, (state, rate)))

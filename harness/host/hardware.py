@@ -40,17 +40,17 @@ def parse(text: str) -> Hardware:
     """What ``--on`` names; SpecError for what is neither known nor a file."""
     if Path(text).is_file():
         return _stated(Path(text))
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+)x([a-z0-9-]+)", text.lower())
-    if found is None or found[3] not in devices.sheets():
-        wrong = found[3] if found else text
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)x([a-z0-9-]+)", text.lower())
+    if match is None or match[3] not in devices.sheets():
+        wrong = match[3] if match else text
         hint = f"; {close}" if (close := meant(wrong, devices.sheets())) else ""
         raise SpecError(
             f"--on {text}: no such hardware{hint}",
             expected=f"8xh100, 64x8xh200 (of {_known()}), or a file",
             fix="--on 8xh100",
         )
-    sheet = devices.sheets()[found[3]]
-    return _of(text, sheet, int(found[2]), int(found[1] or 1))
+    sheet = devices.sheets()[match[3]]
+    return _of(text, sheet, int(match[2]), int(match[1] or 1))
 
 
 def _known() -> str:

@@ -31,12 +31,12 @@ def sweep() -> int:
 
 def _mapped() -> set[str]:
     """Files that any process of this user maps."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             rows = (line.split(None, 5) for line in maps.read_text().splitlines())
-            found |= {row[5] for row in rows if len(row) > 5}
-    return found
+            paths |= {row[5] for row in rows if len(row) > 5}
+    return paths
 
 
 def remove(folder: Path, paths: Sequence[str]) -> None:

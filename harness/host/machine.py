@@ -150,9 +150,9 @@ def suite(folder: Path) -> dict[str, str]:
     """
     words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        told = subprocess.run(
+        described = subprocess.run(
             [*words, "--exclude=*"], capture_output=True, text=True, check=False, timeout=20
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    return {"suite": told.stdout.strip()} if told.returncode == 0 else {}
+    return {"suite": described.stdout.strip()} if described.returncode == 0 else {}

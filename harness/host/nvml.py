@@ -175,14 +175,14 @@ def topology() -> tuple[tuple[int, int, str], ...]:
     """
     with _nvml() as nvml:
         devices = _visible(nvml) if nvml is not None else []
-        found = []
+        links = []
         for a, b in itertools.combinations(devices, 2):
             direct = a("GetP2PStatus", b.handle, _OVER_NVLINK)
             level = a("GetTopologyCommonAncestor", b.handle)
             kind = "NVLink" if direct == _OK and direct is not None else _JOINED.get(level)
             if kind is not None:
-                found.append((a.index, b.index, kind))
-        return tuple(found)
+                links.append((a.index, b.index, kind))
+        return tuple(links)
 
 
 def _watts(milliwatts: int | None) -> int | None:

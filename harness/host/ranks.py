@@ -59,13 +59,13 @@ def variables(pid: int) -> dict[str, str]:
 
 
 def _children(pid: int) -> list[int]:
-    found = []
+    children = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found += [int(word) for word in tasks.read_text().split()]
+            children += [int(word) for word in tasks.read_text().split()]
         except OSError:
             continue
-    return found
+    return children
 
 
 def cpu_s(pid: int) -> float:
@@ -79,13 +79,13 @@ def cpu_s(pid: int) -> float:
 
 def spy() -> str:
     """py-spy's path; ScaleproofError where it is not installed."""
-    if (found := programs.which("py-spy")) is None:
+    if (program := programs.which("py-spy")) is None:
         raise ScaleproofError(
             "py-spy is not installed: it looks into processes without stopping them",
             expected="py-spy on the PATH",
             fix="pip install py-spy",
         )
-    return found
+    return program
 
 
 def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
@@ -100,10 +100,10 @@ def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
     except subprocess.TimeoutExpired:
         return []
     if done.returncode and Path(f"/proc/{pid}").is_dir():
-        told = (done.stderr or done.stdout).strip().splitlines()
+        lines = (done.stderr or done.stdout).strip().splitlines()
         if "permission" in done.stderr.lower() or "privilege" in done.stderr.lower():
             raise ScaleproofError(
-                f"process {pid} cannot be looked at: {told[-1]}",
+                f"process {pid} cannot be looked at: {lines[-1]}",
                 expected="a Python process of yours, and the right to trace it",
                 fix=f"sudo env PATH=$PATH scaleproof attach {pid}",
             )

@@ -78,8 +78,8 @@ def openmetrics(runs: Sequence[RunRecord]) -> str:
 
     def add(name: str, labels: Mapping[str, str], value: float | None) -> None:
         if value is not None and math.isfinite(value):
-            told = ",".join(f'{k}="{_escaped(v)}"' for k, v in labels.items())
-            samples[name].append(f"scaleproof_{name}{{{told}}} {value!r}")
+            listed = ",".join(f'{k}="{_escaped(v)}"' for k, v in labels.items())
+            samples[name].append(f"scaleproof_{name}{{{listed}}} {value!r}")
 
     for run in runs:
         where = {"machine": run.machine.hardware_class, "run": run.run}

@@ -127,13 +127,13 @@ _AGAIN: Mapping[str, object] = {
 
 def resumed(old: Settings, given: Settings) -> tuple[Settings, list[str]]:
     """The settings of a run that goes on: its own, but for what was said anew; notes of that."""
-    told = []
+    changes = []
     for name, usual in _AGAIN.items():
         was, now = getattr(old, name), getattr(given, name)
         if now not in (usual, was):
             old = replace(old, **{name: now})
-            told.append(f"resumed with {name} = {now}, begun with {was}")
-    return old, told
+            changes.append(f"resumed with {name} = {now}, begun with {was}")
+    return old, changes
 
 
 def thresholds(

@@ -98,10 +98,10 @@ def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
         return None
     for e in (*clear, *device):
         assert e.error is not None
-        said = f"{e.error.type}: {e.error.message.splitlines()[0]}"
-        kind = "memory" if _MEMORY.search(said) else "exception"
+        message = f"{e.error.type}: {e.error.message.splitlines()[0]}"
+        kind = "memory" if _MEMORY.search(message) else "exception"
         sure = e in clear or len(failed) == 1
-        return Suspect(rank=e.rank, kind=kind, message=said, sure=sure)
+        return Suspect(rank=e.rank, kind=kind, message=message, sure=sure)
     return None
 
 
@@ -192,9 +192,9 @@ def _told_by_torch(failed: Sequence[RankEnd]) -> Suspect | None:
     absent: Counter[int] = Counter()
     running: dict[int, str] = {}
     for e in failed:
-        said = e.error.message if e.error is not None else ""
-        absent.update(int(rank) for rank in _ABSENT.findall(said))
-        running |= {int(rank): what.strip() for rank, what in _MISMATCH.findall(said)}
+        message = e.error.message if e.error is not None else ""
+        absent.update(int(rank) for rank in _ABSENT.findall(message))
+        running |= {int(rank): what.strip() for rank, what in _MISMATCH.findall(message)}
     if absent:
         rank = absent.most_common(1)[0][0]
         text = "did not enter a collective in which the others wait"
@@ -254,12 +254,12 @@ def _late(failed: Sequence[RankEnd]) -> Suspect | None:
 def _noticed(failed: Sequence[RankEnd]) -> Suspect:
     """Nothing but ranks that only noticed: the first of them, and no certainty."""
     first = failed[0]
-    said = "ended without any message"
+    message = "ended without any message"
     if first.error is not None:
-        said = f"{first.error.type}: {first.error.message.splitlines()[0]}"
+        message = f"{first.error.type}: {first.error.message.splitlines()[0]}"
     elif first.signal is not None:
-        said = f"signal {first.signal} ({signal.Signals(first.signal).name})"
-    return Suspect(rank=first.rank, kind="peer", message=said, sure=False)
+        message = f"signal {first.signal} ({signal.Signals(first.signal).name})"
+    return Suspect(rank=first.rank, kind="peer", message=message, sure=False)
 
 
 def innermost(stack: str) -> tuple[str, int] | None:

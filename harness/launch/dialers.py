@@ -89,8 +89,8 @@ class Processes(Job):
         for name, process in self._processes.items():
             if (status := process.poll()) is not None:
                 log = self._folder / f"{name}.log"
-                said = last_line(log.read_text(errors="replace"))
-                return State.ENDED, f"status {status}: {said} (log {log})"
+                last = last_line(log.read_text(errors="replace"))
+                return State.ENDED, f"status {status}: {last} (log {log})"
         return State.RUNNING, ""
 
     def stop(self) -> None:

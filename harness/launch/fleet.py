@@ -289,9 +289,9 @@ def ranges(numbers: Sequence[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    told = [f"{a}-{b}" if b > a else str(a) for a, b in runs[:SHOWN]]
+    spans = [f"{a}-{b}" if b > a else str(a) for a, b in runs[:SHOWN]]
     left = sum(b - a + 1 for a, b in runs[SHOWN:])
-    return ", ".join(told) + (f" and {left} more" if left else "")
+    return ", ".join(spans) + (f" and {left} more" if left else "")
 
 
 def _allow(descriptors: int) -> None:

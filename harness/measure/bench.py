@@ -76,8 +76,10 @@ class Bench:
     def describe(self, cases: Sequence[CaseSpec]) -> list[Described]:
         """Ask an agent what each case will do."""
         asked = [c for c in cases if not c.script]
-        told = self.worlds.describe([(c, self.catalogue.files(c)) for c in asked]) if asked else []
-        known = dict(zip((c.hash for c in asked), told, strict=True))
+        answers = (
+            self.worlds.describe([(c, self.catalogue.files(c)) for c in asked]) if asked else []
+        )
+        known = dict(zip((c.hash for c in asked), answers, strict=True))
         return [known.get(c.hash, Described()) for c in cases]
 
     def launch(
@@ -344,8 +346,8 @@ def _record(order: Order, spec: LaunchSpec, ended: Ended, polls: Polls) -> Launc
 def _compared(launch: LaunchRecord, folder: Path) -> LaunchRecord:
     """The launch with what its ranks' bits come to."""
     compared = bits.compare([load_samples(folder, launch.launch, r) for r in launch.ranks])
-    told = bits.told(compared, launch.ranks)
-    return replace(launch, compared=compared.num, wrong=told)
+    sentences = bits.told(compared, launch.ranks)
+    return replace(launch, compared=compared.num, wrong=sentences)
 
 
 def _figured(

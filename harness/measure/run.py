@@ -135,9 +135,9 @@ class Run:
         if first := not self._chain.links:
             files.refuse_full(self.folder, begun=False)
             self._chain.add(Kind.SEALED, _sealed(self))
-        told = {body["hash"] for body in bodies(self._chain.links, Kind.PLAN)}
+        announced = {body["hash"] for body in bodies(self._chain.links, Kind.PLAN)}
         for plan in self.plans:
-            if plan.hash not in told:
+            if plan.hash not in announced:
                 self._chain.add(Kind.PLAN, {"hash": plan.hash, "plan": plan})
         known = {case for body in bodies(self._chain.links, Kind.DESCRIBED) for case in body}
         if new := {c: answer for c, answer in self.described.items() if c not in known}:

@@ -69,10 +69,10 @@ def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Ma
     files = {f"{p.folder}/{name}": body for p, of_run in runs for name, body in of_run.items()}
     digests = {name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)}
     manifest = Manifest(runs=tuple(p for p, _ in runs), files=digests)
-    told = json.dumps(to_doc(manifest), indent=1, sort_keys=True).encode() + b"\n"
+    document = json.dumps(to_doc(manifest), indent=1, sort_keys=True).encode() + b"\n"
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, body in [(MANIFEST, told), *((n, files[n]) for n in digests)]:
+        for name, body in [(MANIFEST, document), *((n, files[n]) for n in digests)]:
             member = tarfile.TarInfo(name)
             member.size = len(body)
             member.mode = 0o644

@@ -38,12 +38,12 @@ def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) ->
     """
     at = -1
     length = float(period)
-    found = 0
+    count = 0
     while at < steps.stop:
         at = at + round(length)
         length = length * growth
-        found += at in steps and at >= until
-    return found + len(range(steps.start, min(until, steps.stop)))
+        count += at in steps and at >= until
+    return count + len(range(steps.start, min(until, steps.stop)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,21 +34,21 @@ def begun(links: Sequence[Link], where: str) -> RunRecord:
             expected=f"a line {Kind.SEALED}, schema {SCHEMA}",
             fix="scaleproof run CASE",
         )
-    told = links[0].body
+    sealed = links[0].body
     return RunRecord(
         schema=SCHEMA,
-        run=told["run"],
-        started_at=told["started_at"],
+        run=sealed["run"],
+        started_at=sealed["started_at"],
         complete=False,
-        machine=from_doc(Machine, told["machine"]),
-        software=told["software"],
-        settings=from_doc(Settings, told["settings"]),
-        environment=told["environment"],
+        machine=from_doc(Machine, sealed["machine"]),
+        software=sealed["software"],
+        settings=from_doc(Settings, sealed["settings"]),
+        environment=sealed["environment"],
         plans=(),
         described={},
-        thresholds=tuple(from_doc(Threshold, t) for t in told["thresholds"]),
-        admission=tuple(from_doc(Finding, f) for f in told["admission"]),
-        facts=told["facts"],
+        thresholds=tuple(from_doc(Threshold, t) for t in sealed["thresholds"]),
+        admission=tuple(from_doc(Finding, f) for f in sealed["admission"]),
+        facts=sealed["facts"],
     )
 
 

@@ -257,16 +257,16 @@ class LaunchRecord:
     @property
     def skipped_steps(self) -> float | None:
         """Steps that a scaler of losses left out, warm-up included; None without one."""
-        told = [len(r.ran.skipped) for r in self.ranks if r.ran.skipped is not None]
-        return float(max(told)) if self.steps is not None and told else None
+        counts = [len(r.ran.skipped) for r in self.ranks if r.ran.skipped is not None]
+        return float(max(counts)) if self.steps is not None and counts else None
 
     @property
     def staleness(self) -> float | None:
         """Steps that the slowest rank was behind what a step was trained on, at most; None where
         all ranks step together.
         """
-        told = [r.ran.staleness for r in self.ranks if r.ran.staleness is not None]
-        return float(max(told)) if self.steps is not None and told else None
+        steps = [r.ran.staleness for r in self.ranks if r.ran.staleness is not None]
+        return float(max(steps)) if self.steps is not None and steps else None
 
     @property
     def fed(self) -> Mapping[str, float] | None:
@@ -274,8 +274,8 @@ class LaunchRecord:
 
         ``read_s`` and ``decode_s`` of all workers of a rank, ``disk_bytes`` that disks delivered.
         """
-        told = [r.ran.fed for r in self.ranks if r.ran.fed]
-        return {k: fmean(t[k] for t in told) for k in told[0]} if told else None
+        medians = [r.ran.fed for r in self.ranks if r.ran.fed]
+        return {k: fmean(t[k] for t in medians) for k in medians[0]} if medians else None
 
     @property
     def compile_s(self) -> float | None:
@@ -285,11 +285,11 @@ class LaunchRecord:
     @property
     def codec_s(self) -> tuple[float, float] | None:
         """Seconds that encoding (and adding), and decoding, take the slowest rank in a step."""
-        told = [r.ran.codec_s for r in self.ranks if r.ran.codec_s]
-        if not told:
+        parts = [r.ran.codec_s for r in self.ranks if r.ran.codec_s]
+        if not parts:
             return None
-        encoding = max(t.get("encode", 0.0) + t.get("add", 0.0) for t in told)
-        return encoding, max(t.get("decode", 0.0) for t in told)
+        encoding = max(t.get("encode", 0.0) + t.get("add", 0.0) for t in parts)
+        return encoding, max(t.get("decode", 0.0) for t in parts)
 
     @property
     def expert_variation(self) -> float | None:

@@ -138,8 +138,8 @@ class RunRecord:
 
     def pilots_of(self, cases: Collection[str]) -> list[LaunchRecord]:
         """The pilots of these cases, in their order."""
-        found = (x for case in cases for x in self.by_case.get(case, ()))
-        pilots = [x for x in found if x.purpose is Purpose.PILOT]
+        launches = (x for case in cases for x in self.by_case.get(case, ()))
+        pilots = [x for x in launches if x.purpose is Purpose.PILOT]
         return sorted(pilots, key=lambda x: self._places[x.launch])
 
     @cached_property

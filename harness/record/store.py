@@ -85,8 +85,8 @@ def written(record: RunRecord) -> str:
     if record.launches:
         before, empty, after = rest.partition(_NO_LAUNCHES)
         assert empty
-        told = (json.dumps(to_doc(x), indent=1).replace("\n", "\n  ") for x in record.launches)
-        rest = f'{before}\n "launches": [\n  ' + ",\n  ".join(told) + f"\n ]{after}"
+        documents = (json.dumps(to_doc(x), indent=1).replace("\n", "\n  ") for x in record.launches)
+        rest = f'{before}\n "launches": [\n  ' + ",\n  ".join(documents) + f"\n ]{after}"
     digest = hashlib.sha256(rest.encode()).hexdigest()
     return f'{{\n "{DIGEST}": "{digest}",\n{rest[2:]}'
 
@@ -131,10 +131,10 @@ def _record(path: Path) -> RunRecord:
     beside = path.with_name("record.sha256")
     wanted = beside.read_bytes().strip().decode(errors="replace") if beside.is_file() else ""
     seen = hashlib.sha256()
-    if found := _STAMPED.match(text):
-        wanted = found[1].decode()
+    if stamp := _STAMPED.match(text):
+        wanted = stamp[1].decode()
         seen.update(b"{\n")
-    seen.update(memoryview(text)[found.end() if found else 0 :])
+    seen.update(memoryview(text)[stamp.end() if stamp else 0 :])
     if wanted and wanted != seen.hexdigest():
         raise RecordError(
             "record.json was changed after it was written",
@@ -142,7 +142,7 @@ def _record(path: Path) -> RunRecord:
             expected=f"sha256 {wanted[:12]}...",
             fix=TAKE,
         )
-    return _typed(text, stamped=found is not None)
+    return _typed(text, stamped=stamp is not None)
 
 
 def _typed(text: bytes, *, stamped: bool) -> RunRecord:

@@ -163,8 +163,8 @@ class Loaded:
     @property
     def modules(self) -> Mapping[str, ModuleType]:
         """What there is, by the word for its kind."""
-        found = {"strategy": self.strategy, "model": self.model, "input": self.input}
-        return found if self.codec is None else {**found, "compressor": self.codec}
+        modules = {"strategy": self.strategy, "model": self.model, "input": self.input}
+        return modules if self.codec is None else {**modules, "compressor": self.codec}
 
     @property
     def supports(self) -> Supports:
@@ -280,8 +280,8 @@ def placed(loaded: Loaded, ctx: RankContext, batch: Batch) -> Batch:
     length = batch.inputs.shape[1]
     place = ctx.mesh.place(ctx.rank, Dim.CP)
     knobs = loaded.knobs(ctx.case)
-    own = loaded.strategy.positions(knobs, length, places)[place].to(ctx.device)
-    return replace(batch, inputs=batch.inputs[:, own], targets=batch.targets[:, own])
+    positions = loaded.strategy.positions(knobs, length, places)[place].to(ctx.device)
+    return replace(batch, inputs=batch.inputs[:, positions], targets=batch.targets[:, positions])
 
 
 def make_batch(

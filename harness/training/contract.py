@@ -39,8 +39,8 @@ def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iter
         except TypeError:
             code = getattr(function, "__code__", None)
             line = f":{code.co_firstlineno}" if code else ""
-            found = f"{name}{inspect.signature(function)}"
-            yield f"{module.__file__}{line}: {found} is called as {asked}"
+            signature = f"{name}{inspect.signature(function)}"
+            yield f"{module.__file__}{line}: {signature} is called as {asked}"
 
 
 def _said(error: BaseException) -> str:

@@ -59,14 +59,16 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
         check_bound(loaded, case)
     except ValueError as error:
         return Described(unsupported=str(error))
-    told = reference(loaded, case, facts, model) if expected.repeatable else None
-    if told is not None and expected.casts:
-        told = replace(told, key=digest([told.key, "coarse"]), limit=ROUNDED, coarse=True)
-    if told is not None and expected.reorders:
-        told = replace(told, limit=max(told.limit, rounding(case)))
+    compared = reference(loaded, case, facts, model) if expected.repeatable else None
+    if compared is not None and expected.casts:
+        compared = replace(
+            compared, key=digest([compared.key, "coarse"]), limit=ROUNDED, coarse=True
+        )
+    if compared is not None and expected.reorders:
+        compared = replace(compared, limit=max(compared.limit, rounding(case)))
     twin = accepted_twin(loaded, case)
     on_gpu = _work(loaded, case, facts)
-    answer = Described(facts=facts, expected=expected, reference=told, twin=twin, work=on_gpu)
+    answer = Described(facts=facts, expected=expected, reference=compared, twin=twin, work=on_gpu)
     return answer if _shipped(loaded.strategy) else _of_a_user(answer, expected)
 
 
@@ -219,8 +221,8 @@ def reference(
     if compressor is not None:
         encoding = [compressor.name, dict(compressor.knobs)]
         encoding += [compressor.start] if compressor.start else []
-    own = ("clip", "learning_rate", "base_batch", "warm_up", *HOW)
-    settings += [f"{name}={case.series[name]}" for name in own if name in case.series]
+    settable = ("clip", "learning_rate", "base_batch", "warm_up", *HOW)
+    settings += [f"{name}={case.series[name]}" for name in settable if name in case.series]
     size = dict(loaded.size(case))
     ordered = supports.oracle == "micro_batched"
     doc = [case.model, size, settings, list(cut.micros), parts, ordered, encoding]
@@ -266,8 +268,8 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
     with torch.device("meta"):
         model = build_model(loaded, untuned(case), seed=case.seed)
     refuse(model, case)
-    one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
-    x = one.inputs
+    sample = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
+    x = sample.inputs
     activations = 0
     for block in parts(model):
         x = block(x)
@@ -281,8 +283,8 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         flops_per_sample=float(loaded.model.flops(size)) / (3 if forward else 1),
         tokens_per_sample=1 if tokens is None else tokens(size),
         activation_bytes_per_sample=activations,
-        input_shape=tuple(one.inputs.shape[1:]),
-        input_dtype=str(one.inputs.dtype).removeprefix("torch."),
+        input_shape=tuple(sample.inputs.shape[1:]),
+        input_dtype=str(sample.inputs.dtype).removeprefix("torch."),
         loss_floor=None if floor is None else float(floor(size)),
         step_s=None if step_s is None else step_s(size),
         # In fp32, whatever the outputs are: of log_softmax and of nll_loss backwards.

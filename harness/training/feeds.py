@@ -80,5 +80,5 @@ def helpers_of(feed: Feed) -> Sequence[int]:
 
 def took(feed: Feed) -> Mapping[str, float] | None:
     """What making batches took in a median step, by what was done; s, and bytes from disk."""
-    told: Callable[[], Mapping[str, float]] | None = getattr(feed, "took", None)
-    return None if told is None else told()
+    measured: Callable[[], Mapping[str, float]] | None = getattr(feed, "took", None)
+    return None if measured is None else measured()

@@ -128,7 +128,7 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
         return sum(t.untyped_storage().nbytes() for k, t in seen.items() if k not in weights)
 
     batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
-    one = (batch.inputs, batch.targets)
+    sample = (batch.inputs, batch.targets)
     usual = torch.get_default_dtype()
     with contextlib.ExitStack() as stack:
         stack.enter_context(FAKE)
@@ -136,7 +136,9 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
             stack.callback(torch.set_default_dtype, usual)
             torch.set_default_dtype(torch.bfloat16)
         model = build_model(loaded, replace(case, precision=Precision.FP32), case.seed)
-        inputs, targets = (torch.zeros(samples, *like.shape[1:], dtype=like.dtype) for like in one)
+        inputs, targets = (
+            torch.zeros(samples, *like.shape[1:], dtype=like.dtype) for like in sample
+        )
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
         if (dtype := CAST.get(case.precision)) is not None:
             stack.enter_context(torch.autocast("cpu", dtype=dtype))
@@ -148,9 +150,9 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
             multiplied = products.num_bytes
             x = block(x)
             output = x.numel() * x.element_size()
-            own = held() - before
+            kept_bytes = held() - before
             multiplied = products.num_bytes - multiplied
-            count.blocks.append(_Block(own, output, multiplied))
+            count.blocks.append(_Block(kept_bytes, output, multiplied))
         before = held()
         loaded.model.loss(x, targets)
         count.loss = held() - before

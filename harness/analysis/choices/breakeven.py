@@ -77,8 +77,8 @@ def link_bps(run: RunRecord, case: CaseSpec) -> float:
     if not rows:
         return math.inf
     largest = max(rows, key=lambda r: r.payload_bytes)
-    told = largest.link_mbit if StandIn.EMULATED in case.stand_in else None
-    return told * 1e6 if told else 8 * float(largest.bus_bps or math.inf)
+    stated = largest.link_mbit if StandIn.EMULATED in case.stand_in else None
+    return stated * 1e6 if stated else 8 * float(largest.bus_bps or math.inf)
 
 
 def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
@@ -170,7 +170,7 @@ def _pays(
     saved = _sent(list(dense.values())) - _sent(list(codec.values()))
     if not more:
         return
-    found = stats.t_interval(more, ALPHA)
+    interval = stats.t_interval(more, ALPHA)
     sending_s = list[float]()
     for launches in (dense, codec):
         exchange_s = _exchange_s(launches, apart_s)
@@ -182,10 +182,10 @@ def _pays(
         rate = breakeven(more_s, saved, here)
         return breakeven(more_s, faster, here) if rate > here and faster > 0 else rate
 
-    if found.low is None or found.high is None:
-        yield Pays(rate=at(found.mean), low=0.0, high=math.inf)
+    if interval.low is None or interval.high is None:
+        yield Pays(rate=at(interval.mean), low=0.0, high=math.inf)
     else:
-        yield Pays(rate=at(found.mean), low=at(found.high), high=at(found.low))
+        yield Pays(rate=at(interval.mean), low=at(interval.high), high=at(interval.low))
 
 
 def breakeven(more_s: float, saved_bytes: float, here: float) -> float:

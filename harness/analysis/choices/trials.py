@@ -95,10 +95,10 @@ def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
 
 def tried(record: RunRecord, plan: Plan, changes: Sequence[Remedy]) -> list[Tried]:
     """What each change came to, the best first; what made it slower is among them."""
-    found = {v.contrast: v for v in record.verdicts if v.plan == plan.hash}
+    verdicts = {v.contrast: v for v in record.verdicts if v.plan == plan.hash}
     out = []
     for contrast, remedy in zip(plan.contrasts, changes, strict=True):
-        v = found.get(contrast.name)
+        v = verdicts.get(contrast.name)
         value = None if v is None else v.value
         out.append(
             Tried(

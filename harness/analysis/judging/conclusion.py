@@ -150,9 +150,11 @@ def _waived(conclusion: Conclusion, rule: Threshold | None, run: RunRecord) -> C
     if rule is None or rule.waiver is None or not rule.waived(today):
         return conclusion
     if conclusion.status is Status.FAIL:
-        told = f"{conclusion.detail}; waived until {rule.waiver.expires}: {rule.waiver.reason}"
-        return Conclusion(Status.FAIL, Reason.WAIVED, told)
+        message = f"{conclusion.detail}; waived until {rule.waiver.expires}: {rule.waiver.reason}"
+        return Conclusion(Status.FAIL, Reason.WAIVED, message)
     if conclusion.status is Status.PASS:
-        told = f"bound met, but a waiver expects a FAIL ({rule.waiver.reason}): remove the waiver"
-        return Conclusion(Status.FAIL, Reason.UNEXPECTED_PASS, told)
+        message = (
+            f"bound met, but a waiver expects a FAIL ({rule.waiver.reason}): remove the waiver"
+        )
+        return Conclusion(Status.FAIL, Reason.UNEXPECTED_PASS, message)
     return conclusion

@@ -39,8 +39,8 @@ def disturb(run: RunRecord, plan: Plan) -> bool:
         probes = [x for x in run.by_case.get(case, ()) if x.purpose is Purpose.PROBE]
         if len(probes) > 1 and not any(x.slot for x in probes):
             return True
-        found = _slowdown(run, case)
-        if found is not None and found[0] > max(LEAST, CLEAR * found[1]):
+        slowdown = _slowdown(run, case)
+        if slowdown is not None and slowdown[0] > max(LEAST, CLEAR * slowdown[1]):
             return True
     return False
 
@@ -55,10 +55,10 @@ def lost(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
         beside = sum(bool(x.slot) for x in launches)
         if not beside:
             continue
-        found = _slowdown(run, plan.arm(name).case.hash)
-        if found is None:  # nobody looked: nothing stands on it
+        slowdown = _slowdown(run, plan.arm(name).case.hash)
+        if slowdown is None:  # nobody looked: nothing stands on it
             return UNKNOWN
-        slower, error = found
+        slower, error = slowdown
         out.append(beside / len(launches) * -math.expm1(-max(0.0, slower + UPPER * error)))
     return max(out)
 

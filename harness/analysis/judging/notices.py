@@ -141,10 +141,10 @@ def reproducible(run: RunRecord) -> str:
     """In how many arms the losses are reproducible, and of how many they were compared."""
     arms = alike(run)
     same = sum(arms.values())
-    told = f"equal bit for bit in all launches of {same} of {len(arms)} arms"
+    message = f"equal bit for bit in all launches of {same} of {len(arms)} arms"
     checked = {
         (x.plan, x.arm)
         for x in run.launches
         if x.purpose is Purpose.TIMED and x.steps is not None and x.compared
     }
-    return f"{told}; {len(checked)} of {len(arms)} compared with the harness's own training"
+    return f"{message}; {len(checked)} of {len(arms)} compared with the harness's own training"

@@ -113,8 +113,8 @@ def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Conclusion:
 
 def _mismatched(evidence: Evidence) -> Conclusion | None:
     """Arms that do not train the same."""
-    told = _unlike(evidence) or _norms(evidence)
-    return None if told is None else Conclusion(Status.ERROR, Reason.INCORRECT, told)
+    difference = _unlike(evidence) or _norms(evidence)
+    return None if difference is None else Conclusion(Status.ERROR, Reason.INCORRECT, difference)
 
 
 def _unreferenced(evidence: Evidence) -> Conclusion | None:

@@ -72,7 +72,7 @@ class Series:
 
 def series(run: RunRecord) -> list[Series]:
     """All that a run measured beside its plans: the fabric first, as it was measured first."""
-    of_features = (one for module in features.modules("SERIES") for one in module.series(run))
+    of_features = (course for module in features.modules("SERIES") for course in module.series(run))
     return [*_fabric(run), *of_features]
 
 

@@ -54,12 +54,14 @@ def compare(samples: Sequence[Samples]) -> ComparedBits:
 
 
 def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[Odd]:
-    told = defaultdict[bytes, set[int]](set)
+    ranks_of = defaultdict[bytes, set[int]](set)
     for rank, row in zip(who, rows, strict=True):
-        told[row].add(rank)
-    twice = [r for r, n in Counter(r for ranks in told.values() for r in ranks).items() if n > 1]
-    most = max(told.values(), key=len)
-    outside = [r for ranks in told.values() if ranks is not most for r in ranks]
+        ranks_of[row].add(rank)
+    twice = [
+        r for r, n in Counter(r for ranks in ranks_of.values() for r in ranks).items() if n > 1
+    ]
+    most = max(ranks_of.values(), key=len)
+    outside = [r for ranks in ranks_of.values() if ranks is not most for r in ranks]
     if twice or len(most) > 1:
         yield from (Odd(ranks=(r,), step=step, what="computed") for r in twice or outside)
     else:
@@ -70,8 +72,8 @@ def _exchanged(step: int, bits: np.ndarray, received: np.ndarray) -> Iterator[Od
     """What each rank sent is its first micro-batch's gradients: everyone got those, or not."""
     num = len(bits)
     for source in range(num):
-        own = bits[source, step, 0, -1]
-        wrong = [rank for rank in range(num) if received[rank, step, source] != own]
+        sent = bits[source, step, 0, -1]
+        wrong = [rank for rank in range(num) if received[rank, step, source] != sent]
         if len(wrong) * 2 > num or (wrong == [source] and num == 1):
             yield Odd(ranks=(source,), step=step, what="sent")
         else:

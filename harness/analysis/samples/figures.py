@@ -128,8 +128,8 @@ def reached(samples: Sequence[Samples], target: float, expected: Expected) -> Re
 
 def final_loss(samples: Sequence[Samples]) -> float | None:
     """The mean loss of the last ``SMOOTH`` steps; None where it is not finite."""
-    found = float(np.mean(mean_losses(samples)[-SMOOTH:]))
-    return found if np.isfinite(found) else None
+    mean = float(np.mean(mean_losses(samples)[-SMOOTH:]))
+    return mean if np.isfinite(mean) else None
 
 
 def target(plan: Plan, described: Described) -> float | None:

@@ -50,15 +50,15 @@ def by_step(samples: Sequence[Samples]) -> list[int]:
 def _came(samples: Samples) -> np.ndarray:
     """Rows of each step, alike or not."""
     assert samples.seen is not None
-    found: np.ndarray = (samples.seen != 0).sum(1) if samples.came is None else samples.came
-    return found
+    counts: np.ndarray = (samples.seen != 0).sum(1) if samples.came is None else samples.came
+    return counts
 
 
 def _looked(samples: Sequence[Samples]) -> np.ndarray:
     """Steps in which all that came was looked at, on every rank."""
     whole = [(s.seen != 0).sum(1) == _came(s) for s in samples if s.seen is not None]
-    found: np.ndarray = np.all(whole, axis=0)
-    return found
+    whole_steps: np.ndarray = np.all(whole, axis=0)
+    return whole_steps
 
 
 def _changes(samples: Samples) -> bool:
@@ -82,8 +82,8 @@ def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
         return "no module with parameters is called with samples"
     several = next((w.roots for w in watched if len(w.roots) > 1), None)
     if several is not None:
-        told = ", ".join(f"{name.partition(':')[2]} {n}" for name, n in several.items())
-        return f"several modules are called with rows of their own ({told} a step)"
+        listed = ", ".join(f"{name.partition(':')[2]} {n}" for name, n in several.items())
+        return f"several modules are called with rows of their own ({listed} a step)"
     last = len(samples[0].marks_s) - 2
     for s in samples:
         assert s.seen is not None
@@ -131,11 +131,11 @@ def _world(case: CaseSpec, watched: Sequence[Watched]) -> Iterator[str]:
 
 def _steps(watched: Sequence[Watched]) -> Iterator[str]:
     if len({(w.optimizers, w.backwards) for w in watched}) > 1:
-        told = "; ".join(
+        listed = "; ".join(
             f"rank {r}: {' '.join(w.optimizers)} after {w.backwards} backward passes"
             for r, w in enumerate(watched)
         )
-        yield f"steps: ranks do not step alike ({told})"
+        yield f"steps: ranks do not step alike ({listed})"
     for rank, w in enumerate(watched):
         if not w.regular:
             yield (
@@ -148,15 +148,15 @@ def _steps(watched: Sequence[Watched]) -> Iterator[str]:
 def _samples(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
 ) -> Iterator[str]:
-    said = declared(case)
+    stated = declared(case)
     why = counted(ranks, samples)
     if why:
-        if said is None:
+        if stated is None:
             yield f"samples: {why}: say how many a step has on one rank, --samples-per-step N"
         return
     last = len(samples[0].marks_s) - 2
     seen = rows(samples, last)
-    if said is None and seen and not any(_changes(s) for s in samples):
+    if stated is None and seen and not any(_changes(s) for s in samples):
         yield (
             f"samples: every step trains on the same {seen} samples: is a batch kept, or made up?"
             f" --samples-per-step N accepts that"
@@ -166,13 +166,13 @@ def _samples(
             "samples: a DistributedSampler shuffles every epoch alike:"
             " is sampler.set_epoch(epoch) missing?"
         )
-    each = [int((s.seen[last] != 0).sum()) for s in samples if s.seen is not None]
-    if said is not None and seen != said:
-        yield f"samples: {seen} reached the model in a step, {said} were declared"
-    if 0 in each and max(each):
-        yield f"idle: rank {each.index(0)} got no samples while others got {max(each)}"
+    arrived = [int((s.seen[last] != 0).sum()) for s in samples if s.seen is not None]
+    if stated is not None and seen != stated:
+        yield f"samples: {seen} reached the model in a step, {stated} were declared"
+    if 0 in arrived and max(arrived):
+        yield f"idle: rank {arrived.index(0)} got no samples while others got {max(arrived)}"
     sharded = any(r.watched.sharded for r in ranks if r.watched is not None)
-    if case.world_size > 1 and seen == max(each) and min(each) == seen and not sharded:
+    if case.world_size > 1 and seen == max(arrived) and min(arrived) == seen and not sharded:
         yield (
             f"samples: all {case.world_size} ranks train on the same {seen} samples:"
             " is a DistributedSampler missing?"

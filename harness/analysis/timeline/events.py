@@ -184,8 +184,8 @@ def _found(events: list[Any], kind: type[Event], lost: int = 0) -> Found:
 def arguments(texts: Sequence[msgspec.Raw], of: type[_T]) -> list[_T]:
     """The arguments of some events, decoded at once."""
     try:
-        found: list[_T] = _of[of](b"[" + b",".join(texts) + b"]")
-        return found
+        decoded: list[_T] = _of[of](b"[" + b",".join(texts) + b"]")
+        return decoded
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return [_lenient(bytes(text), of) for text in texts]
 

@@ -119,15 +119,15 @@ def _innermost(
 
     Ranges of a thread nest, so those of one depth are disjoint, and deeper ones paint over them.
     """
-    found = [EMPTY] * len(wanted)
+    lanes = [EMPTY] * len(wanted)
     deeper = EMPTY
     for rows in reversed(list(levels(trace, np.flatnonzero(here)))):
         for i, kind in enumerate(wanted):
             keep = rows[kind[rows]]
             here_only = subtract(union(trace.start[keep], trace.end[keep]), deeper)
-            found[i] = merge(found[i], here_only)
+            lanes[i] = merge(lanes[i], here_only)
         deeper = merge(deeper, union(trace.start[rows], trace.end[rows]))
-    return found
+    return lanes
 
 
 def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -> Iterator[Op]:

@@ -26,12 +26,12 @@ def innermost(
     trace: Trace, rows: NDArray[np.int64], thread: int, instants: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """For each instant the innermost of ``rows`` that is open on the thread then; -1 for none."""
-    found = np.full(len(instants), -1, dtype=np.int64)
+    places = np.full(len(instants), -1, dtype=np.int64)
     for here in levels(trace, rows[trace.thread[rows] == thread]):
         at = np.searchsorted(trace.start[here], instants, side="right") - 1
         inside = (at >= 0) & (trace.end[here[np.maximum(at, 0)]] > instants)
-        found[inside] = here[at[inside]]
-    return found
+        places[inside] = here[at[inside]]
+    return places
 
 
 def levels(trace: Trace, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

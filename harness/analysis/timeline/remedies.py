@@ -39,9 +39,9 @@ class Remedy:
 
 def remedies(term: Term, case: CaseSpec, expected: Expected, known: Catalogue) -> Iterator[Remedy]:
     """What may be tried against a term, the mildest first."""
-    own = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
-    if term in own or (term is Term.WAIT and Term.BUBBLE in own):
-        name, _, value = own.get(term) or own[Term.BUBBLE]
+    settings = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
+    if term in settings or (term is Term.WAIT and Term.BUBBLE in settings):
+        name, _, value = settings.get(term) or settings[Term.BUBBLE]
         yield Remedy(name=f"{name}={value}", change={name: _number(value)})
     if term in (Term.TRANSFER, Term.UNDIVIDED) and expected.stages == 1:
         yield from _of_communication(case, known)

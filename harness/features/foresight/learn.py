@@ -63,8 +63,8 @@ def main(files: Sequence[str]) -> None:
         for table in read(Path(file)):
             if isinstance(table, PublishedTable):
                 families[table.family].append(table)
-    told = {family: teach(tables) for family, tables in families.items()}
-    LEARNED.write_text(json.dumps(told, indent=1) + "\n")
+    lessons = {family: teach(tables) for family, tables in families.items()}
+    LEARNED.write_text(json.dumps(lessons, indent=1) + "\n")
 
 
 if __name__ == "__main__":

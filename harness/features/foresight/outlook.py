@@ -86,12 +86,12 @@ def _measured(base: Point, calibrated: Sequence[Point]) -> dict[int, float]:
     """Efficiencies of the calibrated sizes, the best of each, against the base."""
     assert base.step_s is not None
     unit = base.shape.rate(base.step_s)
-    found = dict[int, float]()
+    efficiencies = dict[int, float]()
     for p in sorted(calibrated, key=lambda p: p.shape.ranks):
         if p.step_s and p.shape.model == base.shape.model:
             rate = p.shape.rate(p.step_s) / unit
-            found[p.shape.ranks] = max(rate, found.get(p.shape.ranks, 0.0))
-    return found
+            efficiencies[p.shape.ranks] = max(rate, efficiencies.get(p.shape.ranks, 0.0))
+    return efficiencies
 
 
 def _between(largest: Shape, target: Shape, calibrated: Sequence[Point]) -> list[Shape]:
@@ -117,8 +117,8 @@ def _alike(point: Point, shape: Shape) -> bool:
 
 
 def _largest(point: Point, calibrated: Sequence[Point]) -> Shape:
-    own = [p.shape for p in calibrated if _alike(p, point.shape)]
-    return max(own, key=lambda s: s.ranks)
+    alike_shapes = [p.shape for p in calibrated if _alike(p, point.shape)]
+    return max(alike_shapes, key=lambda s: s.ranks)
 
 
 def _at(shape: Shape, ranks: int, calibrated: Sequence[Shape]) -> Shape:
@@ -130,9 +130,9 @@ def _at(shape: Shape, ranks: int, calibrated: Sequence[Shape]) -> Shape:
             expected=f"a multiple of {inner}",
             fix=f"--to {inner * max(1, ranks // inner)}",
         )
-    own = [s for s in calibrated if s.model == shape.model]
-    sizes = {s.ranks for s in own}
-    batches = {round(s.samples, 3) for s in own}
+    of_model = [s for s in calibrated if s.model == shape.model]
+    sizes = {s.ranks for s in of_model}
+    batches = {round(s.samples, 3) for s in of_model}
     if len(sizes) < 2 or len(batches) > 1:
         return replace(shape, ranks=ranks)
     of_replica = shape.samples * inner / ranks

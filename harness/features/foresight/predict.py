@@ -185,17 +185,17 @@ def _hop(calibrated: Sequence[Point]) -> float:
 
 def base_of(shape: Shape, calibrated: Sequence[Point]) -> Point:
     """The smallest calibrated size of the same model, else of any."""
-    own = [p for p in calibrated if p.shape.model == shape.model]
-    return min(own or calibrated, key=lambda p: p.shape.ranks)
+    of_model = [p for p in calibrated if p.shape.model == shape.model]
+    return min(of_model or calibrated, key=lambda p: p.shape.ranks)
 
 
 def regime_of(shape: Shape, calibrated: Sequence[Point], unseen: bool) -> Regime:
     if unseen:
         return Regime.UNSEEN
-    own = [p.shape for p in calibrated if p.shape.model == shape.model]
-    if not own:
+    of_model = [p.shape for p in calibrated if p.shape.model == shape.model]
+    if not of_model:
         return Regime.REMODELLED
-    if all(o.schedule is not shape.schedule for o in own):
+    if all(o.schedule is not shape.schedule for o in of_model):
         return Regime.RESCHEDULED
     return Regime.RESIZED
 
@@ -209,9 +209,9 @@ def _interval(seen: Foreseen, i: int, stretch: float) -> tuple[float, float]:
 
 def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> dict[Law, float]:
     """Efficiencies by laws in N alone, fitted to the calibrated sizes of the model."""
-    own = [p for p in calibrated if p.shape.model == shape.model] or list(calibrated)
-    sizes = [p.shape.ranks for p in own]
-    rates = [p.shape.ranks * p.shape.rate(p.step_s) for p in own if p.step_s]
+    of_model = [p for p in calibrated if p.shape.model == shape.model] or list(calibrated)
+    sizes = [p.shape.ranks for p in of_model]
+    rates = [p.shape.ranks * p.shape.rate(p.step_s) for p in of_model if p.step_s]
     return {
         law: float(extrapolate(law, sizes, rates, [shape.ranks])[0] / shape.ranks / base_rate)
         for law in Law

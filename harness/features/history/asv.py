@@ -134,9 +134,9 @@ def _write(
     name = machine(night, stand_in)
     facts = {"cpu": "", "num_cpu": "", "gpu": "", "arch": "", "os": "", "ram": "", "machine": name}
     facts |= night.machine
-    told = folder / name / "machine.json"
-    if not (told.is_file() and _whole(told)):
-        _write_json(told, {**facts, "version": 1})
+    described = folder / name / "machine.json"
+    if not (described.is_file() and _whole(described)):
+        _write_json(described, {**facts, "version": 1})
     path = _file(folder, name, commit)
     wanted = _by_quantity(night, stand_in)
     if not wanted or (path.is_file() and _says(path, wanted)):

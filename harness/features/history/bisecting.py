@@ -50,9 +50,9 @@ class Versions:
             command = command.replace(f"{{{key}}}", value)
         ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
         if ended.returncode or not python.exists():
-            said = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
+            output = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
             raise LaunchError(
-                f"version {name} cannot be installed: {said[-1]}",
+                f"version {name} cannot be installed: {output[-1]}",
                 where=command,
                 expected=f"exit status 0 and {python}",
                 fix=f"--skip {name}",
@@ -101,10 +101,10 @@ def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:
     """The commits from ``good`` to ``bad``, oldest first. SpecError where there is no such way."""
     git = ["git", "-C", str(repository)]
     words = [*git, "rev-list", "--reverse", "--first-parent", f"{good}..{bad}"]
-    told = subprocess.run(words, capture_output=True, text=True, check=False)
-    commits = told.stdout.split()
-    if told.returncode or not commits:
-        why = told.stderr.strip() or f"{bad} does not come after {good}"
+    log = subprocess.run(words, capture_output=True, text=True, check=False)
+    commits = log.stdout.split()
+    if log.returncode or not commits:
+        why = log.stderr.strip() or f"{bad} does not come after {good}"
         raise SpecError(
             f"no commits between {good} and {bad}: {why}",
             where=str(repository),

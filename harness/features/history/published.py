@@ -47,9 +47,9 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
         check=False,
     )
     if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+        output = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
         raise RecordError(
-            f"asv publish failed: {said[-1]}",
+            f"asv publish failed: {output[-1]}",
             where=str(results),
             fix=f"cd {results} && asv publish --config {conf.name}",
         )

@@ -59,12 +59,12 @@ def changes(values: Sequence[float], floor: float, alpha: float = ALPHA) -> list
     x = np.asarray(values, dtype=float)
     cuts = _cuts(x, 0, len(x), alpha)
     while True:
-        found = [_change(x, *ends) for ends in _around(cuts, len(x))]
-        weak = [i for i, c in enumerate(found) if c.p > alpha or abs(c.size.by) < floor]
+        steps = [_change(x, *ends) for ends in _around(cuts, len(x))]
+        weak = [i for i, c in enumerate(steps) if c.p > alpha or abs(c.size.by) < floor]
         if not weak:
-            return found
-        least = max(weak, key=lambda i: (found[i].p, -abs(found[i].size.by)))
-        cuts = [found[i].at for i in range(len(found)) if i != least]
+            return steps
+        least = max(weak, key=lambda i: (steps[i].p, -abs(steps[i].size.by)))
+        cuts = [steps[i].at for i in range(len(steps)) if i != least]
 
 
 def _around(cuts: Sequence[int], n: int) -> list[tuple[int, int]]:

@@ -177,8 +177,8 @@ def _judged(series: NightSeries) -> Trend:
     if scan.leap(x, math.log1p(LEAP)):
         return replace(trend, status=TrendStatus.SUSPICIOUS, why=_leapt(series))
     if last is not None:
-        told = "back to its level before" if last.back else "as it has been since"
-        return replace(trend, why=f"{told} {last.date}")
+        message = "back to its level before" if last.back else "as it has been since"
+        return replace(trend, why=f"{message} {last.date}")
     return trend
 
 

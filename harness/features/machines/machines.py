@@ -185,10 +185,10 @@ def _padded(prices: Sequence[float | None], runs: Sequence[RunRecord]) -> list[f
 
 
 def _side(name: str, run: RunRecord, price: float | None) -> Side:
-    found = ceilings(run)
+    measured = ceilings(run)
     matmul = {
-        dtype: max(c.matmul_flops for c in found if c.dtype == dtype)
-        for dtype in sorted({c.dtype for c in found})
+        dtype: max(c.matmul_flops for c in measured if c.dtype == dtype)
+        for dtype in sorted({c.dtype for c in measured})
     }
     on_gpus = run.settings.device is Device.CUDA
     reduced = [s for s in swept(run.fabric) if s.operation == "all_reduce" and s.bus_bps()]
@@ -201,7 +201,7 @@ def _side(name: str, run: RunRecord, price: float | None) -> Side:
         price=price,
         matmul_flops=matmul,
         peak_flops=peaks(run.machine.gpu) if on_gpus else {},
-        copy_bps=max((c.copy_bps for c in found), default=None),
+        copy_bps=max((c.copy_bps for c in measured), default=None),
         bus_bps=_largest_bus(reduced),
     )
 

@@ -68,8 +68,8 @@ class Player:
                 break
             _refuse_stuck(sittings, case, every)
             done = max((step for _, step, _ in sittings[-1].marks), default=0)
-            told = f"fault {len(sittings)} at {due_s:.0f} s, rank {rank}, step {done}/{steps}"
-            session.progress.note(f"{case.id}: {told}")
+            message = f"fault {len(sittings)} at {due_s:.0f} s, rank {rank}, step {done}/{steps}"
+            session.progress.note(f"{case.id}: {message}")
             due_s, rank = next(faults)
             session.bench.worlds.ready()
         played = Played(

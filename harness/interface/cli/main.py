@@ -75,8 +75,8 @@ def _main(words: Sequence[str]) -> int:
         answer = run(words)
     except ScaleproofError as error:
         if "--json" in _split(words)[0]:
-            told = {"error": error.what, "where": error.where, "expected": error.expected}
-            sys.stdout.write(json.dumps({**told, "try": error.fix}, indent=1) + "\n")
+            document = {"error": error.what, "where": error.where, "expected": error.expected}
+            sys.stdout.write(json.dumps({**document, "try": error.fix}, indent=1) + "\n")
         text.write(f"ERROR: {error}".splitlines(), sys.stderr)
         return int(error.exit)
     except KeyboardInterrupt:

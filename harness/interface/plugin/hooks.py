@@ -76,9 +76,9 @@ def _tests(config: pytest.Config) -> Iterator[Path]:
     """Python files where this run of pytest may look for tests."""
     here = config.invocation_params.dir
     named = [a.split("::")[0] for a in config.known_args_namespace.file_or_dir]
-    found = [here / n for n in named if (here / n).exists()]  # or values of options not yet known
+    paths = [here / n for n in named if (here / n).exists()]  # or values of options not yet known
     usual = [config.rootpath / p for p in config.getini("testpaths")]
-    for place in (*found, *(usual or [here])):
+    for place in (*paths, *(usual or [here])):
         if place.is_file():
             yield place
             continue

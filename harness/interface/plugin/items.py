@@ -197,9 +197,9 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
         with capture.global_and_fixture_disabled():
             try:
                 if isinstance(expected, Course):
-                    found = scaling.recovered(expected)
+                    recovered = scaling.recovered(expected)
                 else:
-                    found = scaling.judged(expected)
+                    recovered = scaling.judged(expected)
             finally:
                 session.progress.clear()
     except ScaleproofError as error:
@@ -207,14 +207,14 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
     except KeyboardInterrupt:
         scaling.interrupted = True
         raise
-    request.node.stash[VERDICT] = found
-    request.node.user_properties += _properties(found, session)
+    request.node.stash[VERDICT] = recovered
+    request.node.user_properties += _properties(recovered, session)
     if isinstance(expected, Expectation):
         launches = [
             x for x in session.run.launches if x.plan == scaling.selected[expected.plan.hash].hash
         ]
-        benchmark.show(request, expected.plan.name, expected.contrast.subject, found, launches)
-    return found
+        benchmark.show(request, expected.plan.name, expected.contrast.subject, recovered, launches)
+    return recovered
 
 
 def _properties(verdict: Verdict, session: Session) -> Iterator[tuple[str, str]]:

@@ -89,8 +89,8 @@ def unmet(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
     out: list[str] = []
     number = sum(map(len, beyond.values()))
     if not every and (unused or beyond):
-        told = f"{len(unused)} match no case of this run, {number} cannot be tested here"
-        return wrap(f" rules      {told} (scaleproof report RUN --every)", width, 12)
+        message = f"{len(unused)} match no case of this run, {number} cannot be tested here"
+        return wrap(f" rules      {message} (scaleproof report RUN --every)", width, 12)
     if unused:
         names = ", ".join(unused)
         out += wrap(

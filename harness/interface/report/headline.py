@@ -81,11 +81,11 @@ def _why(run: RunRecord, v: Verdict) -> str:
 
     of = "" if v.metric == "efficiency" else f" {v.metric}"
     span = "" if v.low is None else f" [{show(v.low)}, {show(v.high)}]"
-    told = f"{v.case} has{of} {show(v.value)}{span} where {v.bound} is asked"
+    message = f"{v.case} has{of} {show(v.value)}{span} where {v.bound} is asked"
     rule = next((t for t in run.thresholds if t.name == v.rule), None)
     if v.counts is Status.INCONCLUSIVE and rule is not None:
-        told += f", undecided: it takes {_decides(v, rule)}"
-    return told
+        message += f", undecided: it takes {_decides(v, rule)}"
+    return message
 
 
 def _decides(v: Verdict, rule: Threshold) -> str:
@@ -108,12 +108,12 @@ def _largest(run: RunRecord) -> str:
     Of several the worst; none that is undecided or in doubt, whatever it reads.
     """
     cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
-    told = [
+    efficiencies = [
         v
         for v in run.verdicts
         if v.metric == "efficiency" and v.against in ("plain", "wrapped") and _stands(v)
     ]
-    rungs = [(cases[v.case_hash], v) for v in told if v.case_hash in cases]
+    rungs = [(cases[v.case_hash], v) for v in efficiencies if v.case_hash in cases]
     rungs = [(c, v) for c, v in rungs if c.world_size > 1 and not run.stand_ins(c)]
     if not rungs:
         return ""

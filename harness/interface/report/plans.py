@@ -93,8 +93,8 @@ class PlanPlace:
         """How many rules judge an arm, or why it is left out."""
         d, many = line.described, line.num_rules
         if d.facts is None or d.expected is None:
-            told = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
-            return "\n".join(text.wrap(told, TOLD_WIDE, 0))
+            message = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
+            return "\n".join(text.wrap(message, TOLD_WIDE, 0))
         if not obstacles.fits(d, line.arm.case, self.machine):
             return "SKIP: does not fit"
         return f"{many} rule{'s' * (many > 1)}" if many else ""

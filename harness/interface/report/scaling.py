@@ -49,8 +49,8 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     every = [*ladders[False], *ladders[True]]
     if not every:
         return []
-    told = [r for _, rungs in every for r in rungs]
-    columns = [_NAMES, *map(_lifted, _measured(RUNGS, told))]
+    rows = [r for _, rungs in every for r in rungs]
+    columns = [_NAMES, *map(_lifted, _measured(RUNGS, rows))]
     header, lines = _laid_out(columns, every, width)
     num_real = len(ladders[False])
     out = [header, *(line for of_one in lines[:num_real] for line in of_one)]

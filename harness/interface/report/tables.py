@@ -79,27 +79,27 @@ def verdict_line(v: Verdict, width: int, more: int = 0) -> list[str]:
     why = "" if v.reason is Reason.MET else f": {v.detail}"
     versus = "" if metric.form in (Form.ABSOLUTE, Form.GATE) else f" v {v.against}"
     why += f" (and {more} more figures)" if more > 0 else ""
-    told = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}{why}"
-    return wrap(told, width, 15)
+    message = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}{why}"
+    return wrap(message, width, 15)
 
 
 def counts(run: RunRecord) -> list[str]:
     """``9 PASS  1 FAIL ...``, and how many of them hold together."""
     caught = sum(v.reason is Reason.CAUGHT for v in run.verdicts)
-    found = Counter(v.status for v in run.verdicts if v.reason is not Reason.CAUGHT)
-    parts = [f"{found[s]} {s}" for s in SEVERITY if found[s]]
+    by_status = Counter(v.status for v in run.verdicts if v.reason is not Reason.CAUGHT)
+    parts = [f"{by_status[s]} {s}" for s in SEVERITY if by_status[s]]
     parts += [f"{caught} control{'s' if caught > 1 else ''} caught"] if caught else []
     waived = sum(v.waived for v in run.verdicts)
     out = "  ".join(parts) or "nothing was judged"
     if waived:
         out += f"  ({waived} waived)"
     lines = [f" {out}"]
-    if found[Status.PASS] or found[Status.FAIL]:
+    if by_status[Status.PASS] or by_status[Status.FAIL]:
         passes, fails = verdicts.together(run.verdicts)
         lines += [
             " each verdict alone errs at most once in 20",
-            f" these hold together, with at most 5% of them false: {passes} of {found[Status.PASS]}"
-            f" PASS, {fails} of {found[Status.FAIL]} FAIL",
+            f" these hold together, with at most 5% of them false: {passes} of"
+            f" {by_status[Status.PASS]} PASS, {fails} of {by_status[Status.FAIL]} FAIL",
         ]
         if len(run.settings.nodes) > 1:
             where = {x.hosts for x in run.launches if x.purpose is Purpose.TIMED}
@@ -123,7 +123,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     wall = sum(x.wall_s for x in timed)
     slots = [x.slot for x in run.launches if x.slot]
     launch = (wall - _stepping_s(timed)) / len(timed)
-    told = (
+    message = (
         f" cost       {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
         f" to start and end), {len(pilots)} pilots, {len(gates)} gates,"
         f" {len(profiles)} profiles;"
@@ -132,16 +132,16 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     if slots:
         each = len(slots) / len(set(slots))
         probes = sum(x.purpose is Purpose.PROBE for x in run.launches)
-        told += f"; {len(slots)} launches ran side by side, {each:.1f} at a time"
-        told += f", after {probes} probes of what neighbours take" if probes else ""
-    out = wrap(told, width, 12)
+        message += f"; {len(slots)} launches ran side by side, {each:.1f} at a time"
+        message += f", after {probes} probes of what neighbours take" if probes else ""
+    out = wrap(message, width, 12)
     if run.device_s:
         used = sum(x.wall_s * len(x.ranks) for x in run.launches)
         decided = sum(v.status in (Status.PASS, Status.FAIL) for v in run.verdicts)
         share = used / run.device_s
-        told = f" devices    {_hours(run.device_s)} held, {share:.0%} of that in launches"
-        told += f"; {_hours(run.device_s / decided)} a decided verdict" if decided else ""
-        out += wrap(told, width, 12)
+        message = f" devices    {_hours(run.device_s)} held, {share:.0%} of that in launches"
+        message += f"; {_hours(run.device_s / decided)} a decided verdict" if decided else ""
+        out += wrap(message, width, 12)
     return out
 
 

@@ -166,9 +166,9 @@ class EmulatedJob(Job):
             self._filled(command.argv), input=text.encode(), capture_output=True, check=False
         )
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
+            output = done.stderr.decode(errors="replace").strip().splitlines()
             raise LaunchError(
-                f"{' '.join(command.argv[-3:])}: {said[0] if said else done.returncode}",
+                f"{' '.join(command.argv[-3:])}: {output[0] if output else done.returncode}",
                 where="emulated engine",
                 expected="iproute2, and a kernel with veth, bridge and tbf",
                 fix="modprobe sch_tbf veth bridge",

@@ -131,12 +131,14 @@ class Slurm:
     def probe(self) -> Capabilities:
         if shutil.which("srun") is None:
             return Capabilities(available=False, reason="srun is not installed")
-        said = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False)
+        version = subprocess.run(
+            ["sinfo", "--version"], capture_output=True, text=True, check=False
+        )
         try:
             subprocess.run(["sinfo", "-h"], capture_output=True, check=True, timeout=10)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             return Capabilities(available=False, reason="slurmctld does not answer")
-        return Capabilities(available=True, version=said.stdout.strip())
+        return Capabilities(available=True, version=version.stdout.strip())
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
         """Srun inside an allocation, else a batch script that holds it."""
@@ -213,8 +215,8 @@ class BatchJob(Job):
         if (state := STATES.get(word)) is not None:
             return state, f"job {self.job} {word.lower()}" + (f": {why}" if why != "None" else "")
         log = self.log.read_text(errors="replace") if self.log.is_file() else ""
-        said = last_line(log, word.lower() or "gone")
-        return State.ENDED, f"job {self.job}: {said} (log {self.log})"
+        last = last_line(log, word.lower() or "gone")
+        return State.ENDED, f"job {self.job}: {last} (log {self.log})"
 
     def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
         """A step inside the job."""

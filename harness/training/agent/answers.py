@@ -109,8 +109,10 @@ def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
         return to_doc(Described(error="; ".join(wrong)))
     try:
         if lacks := [p for p in loaded.supports.packages if not _installed(p)]:
-            told = f"needs {' and '.join(lacks)} where its ranks run: pip install {' '.join(lacks)}"
-            return to_doc(Described(unsupported=told))
+            message = (
+                f"needs {' and '.join(lacks)} where its ranks run: pip install {' '.join(lacks)}"
+            )
+            return to_doc(Described(unsupported=message))
         return to_doc(describe(loaded, case))
     except Exception as error:
         return to_doc(Described(error=placed(error, files)))

@@ -68,8 +68,8 @@ class Sketched:
             sketch.scatter_add_(1, columns, signs * wanted)
         dist.all_reduce(sketch)
         with lap("decode"):
-            found = (sketch.gather(1, columns) * signs).median(0).values
-            index = torch.topk(found.abs(), k, sorted=False).indices
+            estimates = (sketch.gather(1, columns) * signs).median(0).values
+            index = torch.topk(estimates.abs(), k, sorted=False).indices
             values = wanted[index]
             if self.feedback is not None:
                 left = wanted.index_fill(0, index, 0.0)

@@ -39,8 +39,8 @@ class Corrected(Sparse):
         place = torch.randint(n, (count,), generator=self.generator, device=x.device)
         some = magnitude if count == n else magnitude[place]
         least = torch.topk(some, max(1, round(k * count / n)), sorted=True).values[-1]
-        found = torch.nonzero(magnitude >= least).flatten()
-        return found if len(found) <= k else found[torch.topk(magnitude[found], k).indices]
+        places = torch.nonzero(magnitude >= least).flatten()
+        return places if len(places) <= k else places[torch.topk(magnitude[places], k).indices]
 
     def wanted(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         flat = gradient.flatten()

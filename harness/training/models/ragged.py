@@ -60,8 +60,8 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     every = functional.cross_entropy(
         output.float().flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="none"
     ).view_as(targets)
-    own = (targets != PADDING).sum(1).clamp(min=1)
-    return (every.sum(1) / own).mean()
+    real = (targets != PADDING).sum(1).clamp(min=1)
+    return (every.sum(1) / real).mean()
 
 
 def floor(size: Mapping[str, Json]) -> float:

@@ -39,10 +39,10 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
     except OSError:
         return frozenset()
     fields = [line.split(None, 5) for line in lines if KERNELS_OWN not in line]
-    own = tuple(f"/dev/shm/torch_{pid}_" for pid in helpers)
-    own += ("/dev/shm/sem.",) if helpers else ()
+    prefixes = tuple(f"/dev/shm/torch_{pid}_" for pid in helpers)
+    prefixes += ("/dev/shm/sem.",) if helpers else ()
     return frozenset(
         f[5].strip()
         for f in fields
-        if len(f) > 5 and f[1][1] == "w" and f[1][3] == "s" and not f[5].startswith(own)
+        if len(f) > 5 and f[1][1] == "w" and f[1][3] == "s" and not f[5].startswith(prefixes)
     )

@@ -113,8 +113,8 @@ def digest(tensors: Iterator[Tensor]) -> str:
     total = 0
     for number, tensor in enumerate(tensors):
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        one = int(row_hashes(local.reshape(1, -1))) if local.numel() else 0
-        total = (total * 6364136223846793005 + one * (2 * number + 1)) % 2**64
+        hashed_row = int(row_hashes(local.reshape(1, -1))) if local.numel() else 0
+        total = (total * 6364136223846793005 + hashed_row * (2 * number + 1)) % 2**64
     return f"{total:016x}"
 
 

@@ -68,8 +68,8 @@ def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, Issued]:
 
 def small(backend: str, begin_ns: int, end_ns: int) -> int:
     """How many of them carry single values: no gradient, but a loss, a norm or a flag."""
-    found = [e for e in entries(backend) if begin_ns <= e["time_created_ns"] < end_ns]
-    return sum(0 < _payload(e) <= SMALL for e in found)
+    issued = [e for e in entries(backend) if begin_ns <= e["time_created_ns"] < end_ns]
+    return sum(0 < _payload(e) <= SMALL for e in issued)
 
 
 def exchanged(backend: str, edges_ns: Sequence[int]) -> list[int]:

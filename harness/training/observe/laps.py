@@ -65,8 +65,8 @@ def medians() -> Mapping[str, float] | None:
         _add(marked.step, marked.name, marked.first.elapsed_time(marked.last) / 1e3)
     _MARKED.clear()
     names = {name for step in _STEPS for name in step}
-    found = {n: statistics.median(s.get(n, 0.0) for s in _STEPS) for n in sorted(names)}
-    return found or None
+    seconds = {n: statistics.median(s.get(n, 0.0) for s in _STEPS) for n in sorted(names)}
+    return seconds or None
 
 
 def _add(step: int, name: str, seconds: float) -> None:

@@ -24,10 +24,10 @@ def visible(queries: Tensor, keys: Tensor) -> Tensor:
 
 def gathered(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
     """Gathers all keys and values once, and attends to those that its queries see."""
-    own = places[group.rank()]
+    positions = places[group.rank()]
     every = torch.cat(list(places))
-    needed = torch.nonzero(every <= own.max()).flatten()
-    mask = visible(own, every[needed])
+    needed = torch.nonzero(every <= positions.max()).flatten()
+    mask = visible(positions, every[needed])
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         both = _through(_Gather, torch.stack((k, v)), group)[:, :, :, needed]
@@ -80,9 +80,9 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
         n = ctx.group.size()
         parts = gradients[0].unflatten(3, (n, -1)).movedim(3, 0).contiguous()
-        own = torch.empty_like(parts[0])
-        dist.reduce_scatter_tensor(own, parts.flatten(0, 1), group=ctx.group)
-        return own, None
+        gradient = torch.empty_like(parts[0])
+        dist.reduce_scatter_tensor(gradient, parts.flatten(0, 1), group=ctx.group)
+        return gradient, None
 
 
 class _Swap(torch.autograd.Function):

@@ -42,9 +42,9 @@ class Routing:
 def routings(model: nn.Module) -> Iterator[tuple[str, Routing]]:
     """Every module's that routes, by name."""
     for name, module in model.named_modules():
-        found = getattr(module, "routing", None)
-        if isinstance(found, Routing):
-            yield name, found
+        routing = getattr(module, "routing", None)
+        if isinstance(routing, Routing):
+            yield name, routing
 
 
 def of(model: nn.Module) -> dict[str, nn.Module]:
@@ -59,8 +59,8 @@ def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
     rank = group.rank()
     plain = experts.forward
     for name, parameter in list(experts.named_parameters()):
-        own = parameter.detach().chunk(n)[rank].clone()
-        parameter = nn.Parameter(own)
+        chunk = parameter.detach().chunk(n)[rank].clone()
+        parameter = nn.Parameter(chunk)
         setattr(parameter, norms.PARTED, group)
         setattr(experts, name, parameter)
 

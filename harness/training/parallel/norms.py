@@ -20,13 +20,13 @@ def local(tensor: Tensor) -> Tensor:
 
 def gradient(parameter: nn.Parameter) -> Tensor:
     """What this rank holds of a parameter's gradient, cut as the parameter is from here on."""
-    found = parameter.grad
-    if isinstance(parameter, DTensor) and isinstance(found, DTensor):
-        if found.placements != parameter.placements:  # tensor parallelism leaves some whole
-            parameter.grad = found.redistribute(placements=parameter.placements)
-        found = parameter.grad
-    assert found is not None
-    return local(found)
+    grad = parameter.grad
+    if isinstance(parameter, DTensor) and isinstance(grad, DTensor):
+        if grad.placements != parameter.placements:  # tensor parallelism leaves some whole
+            parameter.grad = grad.redistribute(placements=parameter.placements)
+        grad = parameter.grad
+    assert grad is not None
+    return local(grad)
 
 
 def squares(parameters: Sequence[nn.Parameter], held: Sequence[Tensor]) -> Tensor:
@@ -36,16 +36,16 @@ def squares(parameters: Sequence[nn.Parameter], held: Sequence[Tensor]) -> Tenso
     the ranks that have the other parts.
     """
     norms = torch._foreach_norm([h.double() for h in held])
-    found = torch.stack(norms).square()
+    squared = torch.stack(norms).square()
     together: dict[tuple[dist.ProcessGroup, ...], list[int]] = {}
     for i, parameter in enumerate(parameters):
         together.setdefault(_holders(parameter), []).append(i)
     for over, indices in together.items():
-        sums = found[indices]
+        sums = squared[indices]
         for group in over:
             dist.all_reduce(sums, group=group)
-        found[indices] = sums
-    return found
+        squared[indices] = sums
+    return squared
 
 
 def clip(

@@ -45,8 +45,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 def placements(module: nn.Module) -> tuple[str, ...]:
     """How its parameters are placed, observed: ``Shard(dim=0)``, by dimension if there are more."""
-    found = (p.placements if isinstance(p, DTensor) else () for p in module.parameters())
-    return tuple(sorted({" ".join(map(repr, p)) or "plain" for p in found}))
+    placed = (p.placements if isinstance(p, DTensor) else () for p in module.parameters())
+    return tuple(sorted({" ".join(map(repr, p)) or "plain" for p in placed}))
 
 
 def sharded(model: nn.Module, ctx: RankContext, knobs: Mapping[str, Any]) -> Wrapped:

@@ -192,7 +192,7 @@ class Schedule:
         """Micro-batches in the order in which gradients of weights are added, equal on all stages;
         AssertionError if they are not.
         """
-        found = {
+        orders = {
             tuple(
                 a.micro
                 for a in self.orders[self.holder(stage)]
@@ -200,7 +200,7 @@ class Schedule:
             )
             for stage in range(self.stages)
         }
-        order, *others = found
+        order, *others = orders
         if others:
             raise AssertionError(f"{self.name}: stages add their gradients in different orders")
         return order

@@ -55,15 +55,15 @@ def cuts(model: nn.Module) -> dict[str, Cut]:
 
 def check(model: nn.Module, case: CaseSpec, ranks: int, *, sequence: bool, loss: bool) -> None:
     """ValueError if the model cannot be cut into so many parts."""
-    found = cuts(model)
-    if loss and Cut.LOGITS not in found.values():
+    layers = cuts(model)
+    if loss and Cut.LOGITS not in layers.values():
         raise ValueError("this model's classes stay whole: leave loss=False")
-    if not found:
+    if not layers:
         raise ValueError("this model does not say how its layers are cut: TENSOR in its head")
     units = int(model.tensor["units"])  # type: ignore[index]
     if units % ranks:
         raise ValueError(f"{units} heads, or columns, do not divide over tp:{ranks}")
-    if sequence and Cut.VOCABULARY not in found.values():
+    if sequence and Cut.VOCABULARY not in layers.values():
         raise ValueError("this model has no sequence to cut: leave sequence=False")
     if case.checkpoint:
         raise ValueError("activations computed again would send again: leave checkpoint=False")
@@ -96,12 +96,12 @@ def _style(how: Cut, sequence: bool, loss: bool) -> ParallelStyle:
 
 def blocks(model: nn.Module, ranks: int) -> list[list[Size]]:
     """Shapes of one rank's parameters, block by block."""
-    found = cuts(model) if ranks > 1 else {}
+    layers = cuts(model) if ranks > 1 else {}
     out: dict[str, list[Size]] = {}
     for name, parameter in model.named_parameters():
         layer, _, kind = name.rpartition(".")
         shape = list(parameter.shape)
-        how = found.get(layer)
+        how = layers.get(layer)
         if how in (Cut.COLUMN, Cut.LOGITS, Cut.VOCABULARY):
             shape[0] //= ranks
         elif how is Cut.ROW and kind == "weight":
@@ -112,11 +112,11 @@ def blocks(model: nn.Module, ranks: int) -> list[list[Size]]:
 
 def placed(model: nn.Module, *, sequence: bool) -> tuple[str, ...]:
     """How parameters are placed along ``tp`` alone, as ``samples.placements`` will see them."""
-    found = cuts(model)
+    layers = cuts(model)
     out = set()
     for name, _ in model.named_parameters():
         layer, _, kind = name.rpartition(".")
-        how = found.get(layer)
+        how = layers.get(layer)
         if how is None or (how is Cut.NORM and not sequence):
             out.add("plain")
         elif how is Cut.NORM or (how is Cut.ROW and kind == "bias"):
@@ -137,11 +137,11 @@ def sent(
     With ``loss`` each token's largest logit, sum of exponentials and loss are all-reduced.
     """
     total = Traffic()
-    found = cuts(model)
+    layers = cuts(model)
     if ranks == 1:
         return total
     for name, flow in _flowing(model, inputs):
-        if (how := found.get(name)) is None:
+        if (how := layers.get(name)) is None:
             continue
         if sequence:
             total += _whole_gradients(model.get_submodule(name), how, ranks)

@@ -33,10 +33,11 @@ _READS: frozenset[CodeType] = frozenset(
 
 
 class Asked:
-    """Who asked, as ``file.py:line``; ``allowed`` are files that may."""
+    """Who asked, as ``file.py:line``; ``allowed`` are files that may, ``model`` is none of them."""
 
-    def __init__(self, allowed: Sequence[str]) -> None:
+    def __init__(self, model: str, allowed: Sequence[str]) -> None:
         self.where: list[str] = []
+        self._model = str(Path(model).resolve())
         self._allowed = {str(Path(file).resolve()) for file in allowed}
 
     @contextmanager
@@ -66,6 +67,8 @@ class Asked:
         if caller is None:
             return
         path = Path(caller.f_code.co_filename).resolve()
+        if isinstance(caller.f_locals.get("self"), dist.ProcessGroup) and str(path) != self._model:
+            return  # a backend that is written in Python
         ours = path.is_relative_to(PACKAGE) or path.is_relative_to(_TORCH)
         if not ours and str(path) not in self._allowed and path != Path(os.__file__).resolve():
             self.where.append(f"{path.name}:{caller.f_lineno}")
@@ -80,4 +83,4 @@ class Asked:
 def asked(loaded: Loaded) -> Asked:
     """Of a case: its strategy, its codec and its input may ask."""
     files = {kind: str(module.__file__) for kind, module in loaded.modules.items()}
-    return Asked([file for kind, file in files.items() if kind != "model"])
+    return Asked(files["model"], [file for kind, file in files.items() if kind != "model"])

@@ -91,7 +91,7 @@ def checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> l
     expected = expect(loaded, case, model, facts)
     steps = range(STEPS - expected.period, STEPS)
     talking = exchanges(steps, expected.period, expected.until, expected.growth)
-    found = []
+    checked = []
     times = expected.period * talking
     promised = {k: v[ctx.rank] * times for k, v in expected.payload_bytes.items()}
     if case.backend == "gloo":
@@ -100,18 +100,18 @@ def checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> l
         want = promised.get(operation, 0.0)
         seen = traffic.issued[operation].payload_bytes if operation in traffic.issued else 0
         ratio = f"{seen / want:.3f}x of the closed form" if want else "not in the closed form"
-        found.append(
+        checked.append(
             check(f"bytes.{operation}", abs(seen - want) <= 0.005 * want + 64, seen, want, ratio)
         )
     if case.backend == "gloo" and traffic.wire is None:
-        found.append(Check(name="bytes.sent", ok=True, detail="not counted: no TCP_INFO here"))
+        checked.append(Check(name="bytes.sent", ok=True, detail="not counted: no TCP_INFO here"))
     elif case.backend == "gloo" and traffic.wire is not None:
         want = expected.sent_bytes[ctx.rank] * times
         sent = traffic.wire.sent_bytes
         right = 0.995 * want <= sent <= 1.05 * want + WIRE_SLACK * (ctx.world_size - 1)
         told = _against(float(sent), want, expected)
-        found.append(check("bytes.sent", right, sent, want, told))
-    return found
+        checked.append(check("bytes.sent", right, sent, want, told))
+    return checked
 
 
 def _against(sent: float, want: float, expected: Expected) -> str:

@@ -28,8 +28,8 @@ def checks(loaded: Loaded, ctx: RankContext, rank: Rank) -> Iterator[Check]:
         same = torch.equal(batch.inputs, wanted.inputs)
         wrong += not (same and torch.equal(batch.targets, wanted.targets))
         drawn.append(batch.ids.tolist())
-    told = f"{wrong} of {STEPS} batches hold other samples than they say"
-    yield Check(name="input.content", ok=not wrong, detail=told if wrong else "")
+    message = f"{wrong} of {STEPS} batches hold other samples than they say"
+    yield Check(name="input.content", ok=not wrong, detail=message if wrong else "")
     yield from sampling(drawn, ctx, sampler.epoch, "input.")
 
 

@@ -151,12 +151,12 @@ def _alike(ctx: RankContext, compressor: Compressor) -> Check:
     digest = hashlib.sha256()
     for step in range(3):
         digest.update(trial.sent(trial.drawn(step, ctx.rank)).cpu().numpy().tobytes())
-    found: list[Any] = [digest.hexdigest()]
+    digests: list[Any] = [digest.hexdigest()]
     if ctx.world_size > 1:
-        found = [None] * ctx.world_size
-        dist.all_gather_object(found, digest.hexdigest())
-    told = f"{len(set(found))} different of {len(found)}"
-    return Check(name="codec.same_bits", ok=len(set(found)) == 1, detail=told)
+        digests = [None] * ctx.world_size
+        dist.all_gather_object(digests, digest.hexdigest())
+    message = f"{len(set(digests))} different of {len(digests)}"
+    return Check(name="codec.same_bits", ok=len(set(digests)) == 1, detail=message)
 
 
 def _alone(ctx: RankContext, compressor: Compressor) -> Check:
@@ -172,12 +172,12 @@ def _worst(
     ctx: RankContext, compressor: Compressor, of: Callable[[Tensor, Tensor], float]
 ) -> float:
     """The largest figure of what is made of several gradients, each the same on all ranks."""
-    found = []
+    figures = []
     for draw in range(4):
         trial = CodecTrial(ctx, compressor)
         gradient = trial.drawn(draw)
-        found.append(of(trial.sent(gradient), gradient))
-    return max(found)
+        figures.append(of(trial.sent(gradient), gradient))
+    return max(figures)
 
 
 def _contracts(ctx: RankContext, compressor: Compressor) -> Check:
@@ -206,8 +206,8 @@ def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
         squares += float((made - gradient).square().sum())
     bias = float((total / DRAWS - gradient).norm())
     limit = SURE * (squares / DRAWS / DRAWS) ** 0.5
-    told = f"of the mean of {DRAWS} draws"
-    return Check(name="codec.unbiased", ok=bias <= limit, value=bias, limit=limit, detail=told)
+    message = f"of the mean of {DRAWS} draws"
+    return Check(name="codec.unbiased", ok=bias <= limit, value=bias, limit=limit, detail=message)
 
 
 def _as_long(ctx: RankContext, compressor: Compressor) -> Check:

@@ -64,11 +64,11 @@ class Oracle:
         total = 0.0
         for batch in shards:
             cut = batch.inputs.chunk(self.parts), batch.targets.chunk(self.parts)
-            one = torch.zeros((), device=batch.inputs.device)
+            loss = torch.zeros((), device=batch.inputs.device)
             for inputs, targets in zip(*cut, strict=True):
                 with self.ctx.forward():
-                    one += self.ctx.loss(self.model(inputs), targets) / len(cut[0])
-            total += float(one)
+                    loss += self.ctx.loss(self.model(inputs), targets) / len(cut[0])
+            total += float(loss)
         return total / len(shards)
 
     def step(self, shards: Sequence[Batch]) -> float:

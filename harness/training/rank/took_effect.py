@@ -53,25 +53,27 @@ def checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext) -> Iter
     if case.compiled is not Compiled.NO:
         regions = kernels.regions_of(total)
         wanted = max(ctx.gather(tuned.num_compiled))
-        told = f"{regions} compiled regions ran, of {wanted} blocks"
-        yield _check("compiled", regions >= wanted > 0, told, case)
+        message = f"{regions} compiled regions ran, of {wanted} blocks"
+        yield _check("compiled", regions >= wanted > 0, message, case)
     if case.stepping is not Stepping.USUAL:
         found = kernels.stepping_of(total)
         yield _check("stepping", found is case.stepping, f"{found} ran", case)
     if case.checkpoint:
-        own = [(c.first, c.again) for c in tuned.counts]
-        counts: list[tuple[int, int]] = [pair for rank in ctx.gather(own) for pair in rank]
+        counts_before = [(c.first, c.again) for c in tuned.counts]
+        counts: list[tuple[int, int]] = [
+            pair for rank in ctx.gather(counts_before) for pair in rank
+        ]
         kept_out, repeated = sum(one for one, _ in counts), sum(two for _, two in counts)
-        told = f"{repeated} of {kept_out} blocks were computed again"
+        message = f"{repeated} of {kept_out} blocks were computed again"
         done = kept_out > 0 and all(two >= one for one, two in counts)
-        yield _check("checkpoint", done, told, case)
+        yield _check("checkpoint", done, message, case)
     if case.offload:
         to_host = sum(ctx.gather(OnHost.moved_bytes - moved))
         yield _check("offload", to_host > 0, f"{to_host} bytes went to the host", case)
     if case.precision is Precision.FP8:
         count = sum(n for name, n in total.items() if name.startswith("_scaled_mm"))
-        told = f"{count} products in 8 bits, of {tuned.num_narrow} layers"
-        yield _check("precision", count >= 3 * tuned.num_narrow > 0, told, case)
+        message = f"{count} products in 8 bits, of {tuned.num_narrow} layers"
+        yield _check("precision", count >= 3 * tuned.num_narrow > 0, message, case)
 
 
 def switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
@@ -79,8 +81,8 @@ def switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
     if device.type == "cpu":
         return
     bits = kernels.mantissa_bits(device)
-    told = f"products of fp32 keep {bits} bits of 23"
-    yield _check("tf32", (bits < 23) == case.tf32, told, case)
+    message = f"products of fp32 keep {bits} bits of 23"
+    yield _check("tf32", (bits < 23) == case.tf32, message, case)
     if case.priority_stream:
         options: Any = torch.distributed.distributed_c10d._get_default_group()._get_backend(device)
         yield _check(

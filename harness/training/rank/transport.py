@@ -42,7 +42,7 @@ def name(backend: str, log: Path) -> str:
 
 
 def _named(backend: str, ways: Iterable[str]) -> str:
-    said = ", ".join(sorted(ways))
+    listed = ", ".join(sorted(ways))
     if backend == "gloo":
-        return f"tcp {said}"
-    return f"{backend} {said}" if said else f"{backend}, transport not named in its log"
+        return f"tcp {listed}"
+    return f"{backend} {listed}" if listed else f"{backend}, transport not named in its log"

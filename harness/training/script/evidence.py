@@ -116,18 +116,18 @@ def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
 def ended_early(watch: Observed, spec: LaunchSpec) -> LaunchError:
     """Why there is no figure of a script that has come to its end."""
     done = len(watch.sentences.words)
-    found = watch.sentences.period(len(watch.hooks.optimizers))
+    period = watch.sentences.period(len(watch.hooks.optimizers))
     if not watch.hooks.optimizers:
         what = "the script ended, and no optimizer of torch's was made"
     elif not done:
         what = "the script ended before an optimizer had stepped twice"
     elif isinstance(spec.task, Break):
         what = f"the script ended after {done} updates, before it was broken"
-    elif found is None:
+    elif period is None:
         what = f"the script ended after {done} updates without a period of optimizers"
     else:
         assert isinstance(spec.task, Script)
-        what = f"the script ended after {done // found} of the {spec.task.steps + 1} steps wanted"
+        what = f"the script ended after {done // period} of the {spec.task.steps + 1} steps wanted"
     return LaunchError(
         what,
         where=spec.case.script,

@@ -78,20 +78,20 @@ class Observed:
 
     def parameters(self) -> list[nn.Parameter]:
         """Those of all roots, each once."""
-        found = {id(p): p for root in self.hooks.roots.values() for p in root.parameters()}
-        return list(found.values())
+        by_id = {id(p): p for root in self.hooks.roots.values() for p in root.parameters()}
+        return list(by_id.values())
 
     def losses(self, first: int, last: int) -> np.ndarray:
         """Losses of the sentences from ``first`` to before ``last``; NaN = none were seen.
 
         A loss is what the sentence's backward passes began with, added up.
         """
-        found = np.full(last - first, np.nan)
+        losses = np.full(last - first, np.nan)
         values = [] if self._losses is None else self._losses.cpu().tolist()
         for sentence, value in zip(self._lost_in, values, strict=False):
             if first <= sentence < last:
-                found[sentence - first] = np.nan_to_num(found[sentence - first]) + value
-        return found
+                losses[sentence - first] = np.nan_to_num(losses[sentence - first]) + value
+        return losses
 
     def _look_at_gradients(self, optimizer: Optimizer) -> None:
         """Their norm before the first step, squared; a shard's part where they are sharded."""

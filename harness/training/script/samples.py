@@ -81,13 +81,13 @@ class Rows:
 
     def note(self, sentence: int, parts: Sequence[Tensor]) -> None:
         """What these rows hold."""
-        found = self._hashes(parts)
-        end = self._end + len(found)
+        hashes = self._hashes(parts)
+        end = self._end + len(hashes)
         if self._kept is None:
-            self._kept = torch.zeros(max(_FIRST, 2 * end), dtype=torch.int64, device=found.device)
+            self._kept = torch.zeros(max(_FIRST, 2 * end), dtype=torch.int64, device=hashes.device)
         while end > len(self._kept):
             self._kept = torch.cat([self._kept, torch.zeros_like(self._kept)])
-        self._kept[self._end : end] = found
+        self._kept[self._end : end] = hashes
         self._end = end
         self._calls.append((sentence, end))
 
@@ -108,8 +108,8 @@ class Rows:
         if not spans or self._kept is None:
             return np.zeros(0, np.int64)
         parts = [self._kept[begin:end] for begin, end in spans]
-        found: np.ndarray = torch.cat(parts).cpu().numpy()
-        return np.sort(found)
+        rows: np.ndarray = torch.cat(parts).cpu().numpy()
+        return np.sort(rows)
 
     def _spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         begin = 0

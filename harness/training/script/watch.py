@@ -84,10 +84,10 @@ class Watch(Observed):
     def _settle(self, done: int) -> None:
         """Begin the kept window once the period is known and the warm-up is over."""
         known = len(self.hooks.optimizers) if done < PATIENCE else len(self._stepping_ones())
-        found = self.sentences.period(known)
-        if found is None or done < self.task.cut * found or done % found or region.awaited:
+        period = self.sentences.period(known)
+        if period is None or done < self.task.cut * period or done % period or region.awaited:
             return
-        self.first, self.period = done, found
+        self.first, self.period = done, period
         self.hooks.settle()
         if self.task.profiled and self.profile is None:
             self.profile = Profile(self.task, self.rank)
@@ -116,8 +116,8 @@ class Watch(Observed):
     def loss_of_steps(self) -> np.ndarray:
         """What the backward passes of each step began with, added up; NaN = none."""
         edges = self.edges()
-        found: np.ndarray = self.losses(edges[0], edges[-1]).reshape(-1, self.period).sum(axis=1)
-        return found
+        sums: np.ndarray = self.losses(edges[0], edges[-1]).reshape(-1, self.period).sum(axis=1)
+        return sums
 
     @property
     def grad_norm(self) -> float:

@@ -61,8 +61,8 @@ def expect(
         if knobs["attention"] == "ulysses" and k.shape[1] % cut:
             raise ValueError(f"{k.shape[1]} groups of heads do not divide over cp:{n}, tp:{wide}")
         along += _sent(case, str(knobs["attention"]), q.nbytes / cut, k.nbytes / cut, n)
-    own = inputs[:, : length // n]
-    along += width.sent(model, own, case, wide, sequence=False, loss=False)
+    part = inputs[:, : length // n]
+    along += width.sent(model, part, case, wide, sequence=False, loss=False)
     total = along * batching.accumulate
     total += samples.bytes_by_mesh(case, mesh, blocks, size, 2 * batching.accumulate)
     kept = facts.activation_bytes_per_sample + facts.loss_bytes_per_sample
@@ -81,8 +81,8 @@ def expect(
 def _check(case: CaseSpec, knobs: Knobs, n: int, length: int) -> None:
     """ValueError for what cannot be cut."""
     if knobs["attention"] not in FORMULAS:
-        found = knobs["attention"]
-        raise ValueError(f"{case.strategy}.attention is {', '.join(FORMULAS)}, not {found!r}")
+        attention = knobs["attention"]
+        raise ValueError(f"{case.strategy}.attention is {', '.join(FORMULAS)}, not {attention!r}")
     if not case.communicate:
         raise ValueError("the sequence is cut: without communication there is nothing to attend to")
     if length % (2 * n):

@@ -42,8 +42,8 @@ def expect(
         raise ValueError("experts are elsewhere: without communication there is nothing to ask")
     if case.checkpoint:
         raise ValueError("activations computed again would send again: leave checkpoint=False")
-    found = experts.of(model)
-    owned = {f"{name}.{p}": q for name, m in found.items() for p, q in m.named_parameters()}
+    layers = experts.of(model)
+    owned = {f"{name}.{p}": q for name, m in layers.items() for p, q in m.named_parameters()}
     numbers = {q.shape[0] for q in owned.values()}
     if any(number % n for number in numbers):
         raise ValueError(f"{max(numbers)} experts do not divide over ep:{n}")
@@ -54,7 +54,7 @@ def expect(
     dense = sum(shape.numel() for shapes in blocks.values() for shape in shapes) * size
     local = sum(p.numel() for p in owned.values()) // n * size
     sent = Traffic()
-    for rooms in _rooms(model, found, samples.inputs(facts, batching.largest)):
+    for rooms in _rooms(model, layers, samples.inputs(facts, batching.largest)):
         sent += traffic.all_to_all(rooms, n) * (4 * batching.accumulate)
     gathers = 2 * batching.accumulate
     sent += samples.bytes_by_mesh(case, mesh, list(blocks.values()), size, gathers)
@@ -109,9 +109,9 @@ class ExpertTrainer(LocalTrainer):
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """Experts keep out of DDP or FSDP; each rank's are asked by all ranks along ``ep``."""
     ranks = ctx.mesh.size(Dim.EP)
-    found = experts.of(model)
-    owned = [f"{name}.{p}" for name, m in found.items() for p, _ in m.named_parameters()]
-    for module in found.values() if ranks > 1 else ():
+    layers = experts.of(model)
+    owned = [f"{name}.{p}" for name, m in layers.items() for p, _ in m.named_parameters()]
+    for module in layers.values() if ranks > 1 else ():
         experts.shared_out(module, groups.group(ctx, Dim.EP))
     mine = [model.get_parameter(name) for name in owned]
     cut = ctx.mesh.size(Dim.FSDP) > 1

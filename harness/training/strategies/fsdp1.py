@@ -31,8 +31,8 @@ def expect(
     n = case.world_size
     size = element_bytes(model)
     if knobs["sharding"] not in SHARDING:
-        found = knobs["sharding"]
-        raise ValueError(f"{case.strategy}.sharding is {' or '.join(SHARDING)}, not {found!r}")
+        sharding = knobs["sharding"]
+        raise ValueError(f"{case.strategy}.sharding is {' or '.join(SHARDING)}, not {sharding!r}")
     if not case.communicate:
         raise ValueError("FSDP1 cannot run without communication: its shards would stay apart")
     optimizers.refuse(case, "flat parameters")
@@ -69,9 +69,9 @@ class FlatTrainer(LocalTrainer):
             self.module, writeback=False, with_grads=gradients
         ):
             for name, parameter in self.named():
-                found = parameter.grad if gradients else parameter
-                assert found is not None, f"{name} has no gradient"
-                yield name, found.detach().clone()
+                shown = parameter.grad if gradients else parameter
+                assert shown is not None, f"{name} has no gradient"
+                yield name, shown.detach().clone()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         return iter(list(self._summoned(gradients=True)))

@@ -24,8 +24,8 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype, *factors: Tensor) -> Tensor:
     """A (m, k) by b (k, n), both in 8 bits, as the device's own operator computes it."""
-    one = torch.ones((), device=a.device)
-    left, right = factors or (one, one)
+    unit = torch.ones((), device=a.device)
+    left, right = factors or (unit, unit)
     rows, columns = a.contiguous(), b.t().contiguous().t()  # as the operator wants to have them
     return torch._scaled_mm(rows, columns, left, right, out_dtype=dtype)
 
@@ -66,7 +66,7 @@ def layers(model: nn.Module) -> list[nn.Linear]:
 
 def narrow(model: nn.Module) -> int:
     """Make every such layer compute in 8 bits; how many there are."""
-    found = layers(model)
-    for layer in found:
+    linears = layers(model)
+    for layer in linears:
         layer.forward = functools.partial(linear, layer)  # type: ignore[method-assign]
-    return len(found)
+    return len(linears)

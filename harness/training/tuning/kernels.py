@@ -48,12 +48,12 @@ def compiled(model: nn.Module, how: Compiled) -> int:
 
     torch's own modules stay as they are: they run as one operator. A graph that breaks is an error.
     """
-    found = blocks(model)
-    for block in found:
+    compilable = blocks(model)
+    for block in compilable:
         forward = torch.compile(type(block).forward, backend=str(how), fullgraph=True)
         block.forward = functools.partial(forward, block)
         setattr(block, MARK, True)
-    return len(found)
+    return len(compilable)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

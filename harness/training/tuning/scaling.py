@@ -51,6 +51,6 @@ class Scaled:
 
     def remember(self, state: Mapping[str, Any]) -> None:
         """Go on from a ``state``."""
-        own = dict(state)
-        self._steps = own.pop("steps")
-        self._scaler.load_state_dict(own)
+        scaled_state = dict(state)
+        self._steps = scaled_state.pop("steps")
+        self._scaler.load_state_dict(scaled_state)

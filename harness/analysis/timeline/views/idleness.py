@@ -67,10 +67,12 @@ def _of_rank(trace: Trace, term: Term, instants: Intervals) -> Counter[tuple[Ter
     spans = spans[spans > 0]
     doing = np.full(len(starts), -1, dtype=np.int64)
     for thread in _threads(trace):
-        own = innermost(trace, rows, thread, starts)
-        later = own >= 0
-        later[later] = (doing[later] < 0) | (trace.start[own[later]] > trace.start[doing[later]])
-        doing[later] = own[later]
+        holding = innermost(trace, rows, thread, starts)
+        later = holding >= 0
+        later[later] = (doing[later] < 0) | (
+            trace.start[holding[later]] > trace.start[doing[later]]
+        )
+        doing[later] = holding[later]
     spent: Counter[tuple[Term, str, str]] = Counter()
     for row in np.unique(doing).tolist():
         ns = int(spans[doing == row].sum())

@@ -205,15 +205,15 @@ def _run(run: RunRecord) -> _Run:
         )
     if run.launch_sd:
         noise.append(("launch to launch", f"{run.launch_sd:.2%} between like launches"))
-    found = [v.mde for v in run.verdicts if v.mde is not None and v.rule]
-    if found:
-        noise.append(("smallest change seen", f"{min(found):.1%} to {max(found):.1%}"))
+    detectable = [v.mde for v in run.verdicts if v.mde is not None and v.rule]
+    if detectable:
+        noise.append(("smallest change seen", f"{min(detectable):.1%} to {max(detectable):.1%}"))
     links = [
         f"the link {p.a} - {p.b} is slow, while both nodes are fast"
         + (f": {si(p.bps, 'B/s')}" if p.bps is not None else "")
         for p in (run.suspects.links if run.suspects else ())
     ]
-    told = [*coverage(run, WIDE), *tables.cost(run, WIDE)]
+    rows = [*coverage(run, WIDE), *tables.cost(run, WIDE)]
     return _Run(
         run=run,
         groups=scaling.groups(run),
@@ -221,6 +221,6 @@ def _run(run: RunRecord) -> _Run:
         fabric=fabric.tabled(run).html(f"fabric of {run.run}") if run.fabric else Markup(""),
         sections=sections.shown(run),
         suspects=links,
-        coverage=[(k, v) for k, v in (line.split(maxsplit=1) for line in told if line.strip())],
+        coverage=[(k, v) for k, v in (line.split(maxsplit=1) for line in rows if line.strip())],
         noise=noise,
     )

@@ -117,8 +117,8 @@ def _lines(found: Handover, runs: list[tuple[RunRecord, Path]], to: Path, digest
     if unmeasured := [r.rule.name for r in found.requirements if r.status is None]:
         out += text.wrap(f" not measured: {', '.join(unmeasured)}", width, 15)
     if found.stand_ins:
-        told = Counter(str(r.status) for r in found.stand_ins)
-        counts = ", ".join(f"{n} {status}" for status, n in told.items())
+        by_status = Counter(str(r.status) for r in found.stand_ins)
+        counts = ", ".join(f"{n} {status}" for status, n in by_status.items())
         out += ["", *text.wrap(f" not counted, of stand-ins or controls: {counts}", width, 13)]
     if found.beyond:
         names = ", ".join(name for name, _ in found.beyond)

@@ -137,8 +137,8 @@ def table(
         return Refused(id=name, why=wrong)
     worlds = {r.case.world_size for r in calibrating}
     if len(worlds) < 2:
-        told = f"{worlds.pop()} ranks only" if worlds else "none of these sizes"
-        return Refused(id=name, why=f"it was measured on {told}, two worlds are needed")
+        message = f"{worlds.pop()} ranks only" if worlds else "none of these sizes"
+        return Refused(id=name, why=f"it was measured on {message}, two worlds are needed")
     rungs = [*ladder, *([target] if target else [])]
     try:
         shapes = [_shape(r, known) for r in rungs]
@@ -174,8 +174,8 @@ def table(
 def _wrong(rung: MeasuredRung) -> str:
     """Why a rung's times say nothing: its training was judged to be an ERROR; empty if not."""
     errors = (v for v in rung.run.verdicts if v.status is Status.ERROR)
-    found = next((v for v in errors if v.case_hash == rung.case.hash), None)
-    return "" if found is None else f"{found.case} is an ERROR: {found.detail}"
+    verdict = next((v for v in errors if v.case_hash == rung.case.hash), None)
+    return "" if verdict is None else f"{verdict.case} is an ERROR: {verdict.detail}"
 
 
 def _shared(rungs: Sequence[MeasuredRung]) -> int:

@@ -33,8 +33,8 @@ def facts(one: Outlook) -> list[tuple[str, str]]:
     """Label and sentence of everything that is foreseen; no efficiency of what does not fit."""
     seen = one.predicted
     if not one.fits:
-        told = f"a rank needs {memory(one)}: no efficiency is foreseen"
-        return [("DOES NOT FIT", told)]
+        message = f"a rank needs {memory(one)}: no efficiency is foreseen"
+        return [("DOES NOT FIT", message)]
     low_s, high_s = step_between(one)
     span = f"[{seen.low:.2f}, {seen.high:.2f}] (80 %){doubt(seen)}"
     out = [

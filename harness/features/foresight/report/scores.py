@@ -127,11 +127,11 @@ def _refusals(found: Evaluation, refused: Sequence[Refused], width: int) -> list
             out += text.wrap(f" not said  {prediction.table.id}, {sizes}: {why}", width, 11)
         for one in prediction.predicted:
             if one.implausible:
-                told = (
+                message = (
                     f" not counted  {prediction.table.id}, {one.shape.model.name}"
                     f" {one.shape.ranks}: a tenth off both its neighbours in size, which agree"
                 )
-                out += text.wrap(told, width, 14)
+                out += text.wrap(message, width, 14)
     for table in refused:
         out += text.wrap(f" not read  {table.id}: {table.why}", width, 11)
     return ["", *out] if out else []

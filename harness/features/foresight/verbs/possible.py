@@ -128,7 +128,7 @@ def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
     of = Counter(one.chance for one in found)
     links = f"{si(on.link_bytes, 'B/s')} in a node"
     links += f", {si(on.network_bytes, 'B/s')} between nodes, a GPU" if len(on.nodes) > 1 else ""
-    told = ", ".join(f"{of[c]} {c}" for c in _WORST_FIRST if of[c])
+    listed = ", ".join(f"{of[c]} {c}" for c in _WORST_FIRST if of[c])
     return [
         text.rule(f"{on.name}: {links}", width),
         *Table(columns=columns, rows=found).lines(width),
@@ -139,7 +139,7 @@ def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
             width,
             1,
         ),
-        f" {told}",
+        f" {listed}",
     ]
 
 

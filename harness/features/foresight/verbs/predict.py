@@ -108,33 +108,33 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Errors, coverage and skill; nothing is judged, so that a miss is no failure."""
-    said = asked.options
-    _check(said)
-    if said.table is None:
+    args = asked.options
+    _check(args)
+    if args.table is None:
         return _of_runs(asked)
-    every = read(said.table)
-    if said.only is not None:
-        every = [t for t in every if t.id == said.only] or _unknown(said, [t.id for t in every])
+    every = read(args.table)
+    if args.only is not None:
+        every = [t for t in every if t.id == args.only] or _unknown(args, [t.id for t in every])
     tables = [t for t in every if isinstance(t, PublishedTable)]
     refused = [t for t in every if isinstance(t, Refused)]
     if not tables:
-        told = "; ".join(f"{t.id}: {t.why}" for t in refused[:3])
+        listed = "; ".join(f"{t.id}: {t.why}" for t in refused[:3])
         raise SpecError(
-            f"no table can be used ({told})",
-            where=str(said.table),
+            f"no table can be used ({listed})",
+            where=str(args.table),
             expected="points with N, a step time or rate, and calibrate_on",
             fix="scaleproof predict --table results/published/scaling.json",
         )
     found = evaluate(tables)
-    to = _world(said.to)[0] if said.to else 0
+    to = _world(args.to)[0] if args.to else 0
     width = text.columns()
-    further = [o for t in tables for o in outlooks(t, to, said.hold)] if to else []
-    lines = scores.lines(found, refused, said.sizes or len(every) == 1, width)
+    further = [o for t in tables for o in outlooks(t, to, args.hold)] if to else []
+    lines = scores.lines(found, refused, args.sizes or len(every) == 1, width)
     for one in further:
         lines += shown.lines(one, width)
-    if not said.sizes and len(every) > 1:
-        lines += ["", f" size by size  scaleproof predict --table {text.shown(said.table)} --sizes"]
-    lines += _page(said, further, refused)
+    if not args.sizes and len(every) > 1:
+        lines += ["", f" size by size  scaleproof predict --table {text.shown(args.table)} --sizes"]
+    lines += _page(args, further, refused)
     any_ = further or any(p.predicted for p in found.predictions)
     return Answer(
         document=_document(found, refused, further),
@@ -145,21 +145,21 @@ def act(asked: Asked) -> Answer:
 
 def _of_runs(asked: Asked) -> Answer:
     """What the ladders of runs lead to expect: of a size that none has, or of those kept back."""
-    said = asked.options
+    args = asked.options
     width = text.columns()
-    known = options.catalogue(said.path)
-    loaded = [load(path) for path in said.runs]
+    known = options.catalogue(args.path)
+    loaded = [load(path) for path in args.runs]
     found = runs.ladders(loaded, known)
     if not found:
         raise SpecError(
             "no training was timed",
-            where=str(said.runs[0]),
+            where=str(args.runs[0]),
             expected="a ladder of two sizes",
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
-    if said.only is not None:
-        found = {k: v for k, v in found.items() if k == said.only} or _unknown(said, list(found))
-    sizes = _sizes(said.calibrate_on)
+    if args.only is not None:
+        found = {k: v for k, v in found.items() if k == args.only} or _unknown(args, list(found))
+    sizes = _sizes(args.calibrate_on)
     lines = list[str]()
     further = list[Outlook]()
     refused = []
@@ -169,11 +169,11 @@ def _of_runs(asked: Asked) -> Answer:
         refused += [t for t in tables if isinstance(t, Refused)]
         compared = evaluate([t for t in tables if isinstance(t, PublishedTable)])
         lines += scores.lines(compared, (), True, width)
-    if said.to:
-        targets, note = _targets(found, _world(said.to), measuring.settings(asked), known)
+    if args.to:
+        targets, note = _targets(found, _world(args.to), measuring.settings(asked), known)
         lines += text.wrap(f" {note}", width, 1) if note else []
         for name, of in found.items():
-            told = foresee(name, of, targets[name], known, on=sizes, hold=said.hold)
+            told = foresee(name, of, targets[name], known, on=sizes, hold=args.hold)
             if isinstance(told, Refused):
                 refused.append(told)
                 continue
@@ -184,7 +184,7 @@ def _of_runs(asked: Asked) -> Answer:
             lines += [x for n in notes for x in text.wrap(f" {n}", width, 1)]
     refused = list({r.id: r for r in refused}.values())
     lines += [x for t in refused for x in text.wrap(f" REFUSED  {t.id}: {t.why}", width, 10)]
-    lines += _page(said, further, refused)
+    lines += _page(args, further, refused)
     any_ = further or any(p.predicted for p in compared.predictions)
     return Answer(
         document=_document(compared, refused, further),

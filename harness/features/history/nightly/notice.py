@@ -114,14 +114,14 @@ def notify(command: str, told_: dict[str, Json]) -> None:
             capture_output=True,
             check=False,
         )
-        said = f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[-200:]}"
+        message = f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[-200:]}"
         failed = done.returncode != 0
     except subprocess.TimeoutExpired:
         failed = True
-        said = f"still running after {NOTIFY_S:.0f} s"
+        message = f"still running after {NOTIFY_S:.0f} s"
     if failed:
         raise LaunchError(
-            f"notify failed, {said}",
+            f"notify failed, {message}",
             where=command,
             expected="a command that reads JSON on stdin",
             fix="scaleproof nightly: it tells again, and measures nothing twice",

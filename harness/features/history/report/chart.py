@@ -72,11 +72,11 @@ def _nights(plane: _NightPlane, trend: Trend) -> Iterator[str]:
     yield f'<polyline class="nights" points="{line}"/>'
     for i in range(max(0, len(points) - HOVERED), len(points)):
         night, value = trend.series.nights[i], plane.values[i]
-        said = f"{night.started_at[:10]}: {told.figure(trend.series.kind, value)}"
+        message = f"{night.started_at[:10]}: {told.figure(trend.series.kind, value)}"
         (x, y) = points[i]
         kind = _class(trend, i)
         dot = f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="2.6">'
-        yield f"{dot}<title>{said}</title></circle>"
+        yield f"{dot}<title>{message}</title></circle>"
 
 
 def _class(trend: Trend, i: int) -> str:

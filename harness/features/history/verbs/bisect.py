@@ -87,12 +87,12 @@ def _share(text_: str) -> float:
 
 def act(asked: Asked) -> Answer:
     """Probe versions until the first bad one is known; all that is measured is one run."""
-    said = asked.options
+    args = asked.options
     results = measuring.results(asked)
-    names = _versions(said)
-    versions = Versions(names=names, install=said.install, folder=results / "bisect")
-    session, ((_, interleaver),) = beside.interleavers(asked, [said.target], versions.setups)
-    bisector = Bisector(interleaver, versions, said.error)
+    names = _versions(args)
+    versions = Versions(names=names, install=args.install, folder=results / "bisect")
+    session, ((_, interleaver),) = beside.interleavers(asked, [args.target], versions.setups)
+    bisector = Bisector(interleaver, versions, args.error)
     try:
         with session:
             bisector.run(session.progress.note)

@@ -96,22 +96,22 @@ def _history(asked: Asked) -> Answer:
     from harness.features.history import night, published, trends
     from harness.features.history.report import lines, page
 
-    said = asked.options
-    nights = night.nights(said.results)
+    args = asked.options
+    nights = night.nights(args.results)
     if not nights:
         raise RecordError(
             "no night was ingested yet",
-            where=str(said.results),
+            where=str(args.results),
             expected="at least one run",
             fix="scaleproof ingest results/runs/*/*",
         )
-    _check_figure(said.figure, list(night.QUANTITIES))
-    found = trends.trends(nights, said.case, said.figure)
+    _check_figure(args.figure, list(night.QUANTITIES))
+    found = trends.trends(nights, args.case, args.figure)
     if not found:
         cases = sorted({case for n in nights for case in n.cases})
         raise RecordError(
-            f"no case with {said.case!r} in its name has a history",
-            where=str(said.results),
+            f"no case with {args.case!r} in its name has a history",
+            where=str(args.results),
             expected=", ".join(cases[:6]) + (", ..." if len(cases) > 6 else ""),
             fix="scaleproof history",
         )
@@ -119,14 +119,14 @@ def _history(asked: Asked) -> Answer:
         nights,
         found,
         text.columns(),
-        every=bool(said.case or said.figure),
-        asv=published.found_by_asv(said.results),
+        every=bool(args.case or args.figure),
+        asv=published.found_by_asv(args.results),
     )
-    if said.html is not None:
-        page.write(said.html, said.results, nights, found)
-        told += ["", f" page     {text.shown(said.html)}"]
+    if args.html is not None:
+        page.write(args.html, args.results, nights, found)
+        told += ["", f" page     {text.shown(args.html)}"]
     worse = any(t.status is trends.TrendStatus.REGRESSED for t in found)
-    exit_ = Exit.FAILED if worse and said.fail_on else Exit.PASSED
+    exit_ = Exit.FAILED if worse and args.fail_on else Exit.PASSED
     return Answer(document=_document(found), lines=told, exit=exit_)
 
 

@@ -50,17 +50,17 @@ def act(asked: Asked) -> Answer:
     from harness.features.history.nightly.stages import Rounds
     from harness.features.history.report import lines
 
-    said = asked.options
+    args = asked.options
     usual = Path("nightly.toml")
-    told = config.load(said.config or (usual if usual.is_file() else None))
-    if said.results:
-        told = replace(told, results=said.results)
+    told = config.load(args.config or (usual if usual.is_file() else None))
+    if args.results:
+        told = replace(told, results=args.results)
 
     def say(line: str) -> None:
         sys.stderr.write(f"nightly: {line}\n")
         sys.stderr.flush()
 
-    ended = Rounds(told, say).make(again=said.again)
+    ended = Rounds(told, say).make(again=args.again)
     shown = []
     if ended.nights and ended.trends:
         shown = lines.lines(ended.nights, ended.trends, text.columns(), every=False)

@@ -24,8 +24,8 @@ def lines(found: HardwareComparison, width: int) -> list[str]:
     """For a terminal."""
     out = [rule("machines", width, "=")]
     for side in found.sides:
-        told = f" {side.name}  {side.machine.key}  {side.machine.title}  torch {side.torch}"
-        out += wrap(told, width, 4)
+        message = f" {side.name}  {side.machine.key}  {side.machine.title}  torch {side.torch}"
+        out += wrap(message, width, 4)
     for text in found.differs:
         out += wrap(f" differs: {text}", width, 10)
     ceilings = sides(found)
@@ -55,9 +55,9 @@ def headline(found: HardwareComparison) -> str:
     if not found.means:
         return "Nothing to compare: no case was measured on every machine"
     unit = METRICS[found.metric].unit
-    told = "; ".join(f"{m.side} is {_times(m)} A" for m in found.means)
+    listed = "; ".join(f"{m.side} is {_times(m)} A" for m in found.means)
     cases = f"{found.num_common} case{'s' if found.num_common > 1 else ''}"
-    return f"{told} in {found.metric} ({unit}), over the {cases} that all of them ran"
+    return f"{listed} in {found.metric} ({unit}), over the {cases} that all of them ran"
 
 
 def notes(found: HardwareComparison) -> list[str]:
@@ -67,8 +67,8 @@ def notes(found: HardwareComparison) -> list[str]:
         f"better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
         f" no difference: all of it within {DRIFT:.0%}; else undecided"
     )
-    told = [e for e in found.entries if e.attained is not None]
-    if told:
+    attained = [e for e in found.entries if e.attained is not None]
+    if attained:
         out.append(
             "of ceiling = FLOP/s over those of a matrix product on the same device in the same run"
         )
@@ -216,10 +216,10 @@ def csv(found: HardwareComparison) -> list[str]:
     runs = {s.name: s for s in found.sides}
     rows = []
     for e in found.entries:
-        told = {k: v for k, v in fields_of(e).items() if k not in ("case", "point", "lost_ns")}
-        told |= {k: getattr(e.point, k, None) for k in ("speedup", "efficiency")}
-        told |= {f"lost_{term}_ns": e.lost_ns.get(term) for term in timeline.TERMS}
+        row = {k: v for k, v in fields_of(e).items() if k not in ("case", "point", "lost_ns")}
+        row |= {k: getattr(e.point, k, None) for k in ("speedup", "efficiency")}
+        row |= {f"lost_{term}_ns": e.lost_ns.get(term) for term in timeline.TERMS}
         side = runs[e.side]
         where = {"case": e.case.id, "machine": side.machine.hardware_class, "run": side.run}
-        rows.append({**where, **told})
+        rows.append({**where, **row})
     return written(rows)

@@ -52,33 +52,33 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    said = asked.options
-    if len(said.runs) < 2:
+    args = asked.options
+    if len(args.runs) < 2:
         raise SpecError(
             "one run has nothing to be compared with",
             expected="two or more runs",
-            fix=f"scaleproof compare-hardware {said.runs[0]} OTHER_RUN",
+            fix=f"scaleproof compare-hardware {args.runs[0]} OTHER_RUN",
         )
-    runs = [load(path) for path in said.runs]
-    found = compare_hardware(runs, said.metric, _prices(said.price, names(len(runs))))
+    runs = [load(path) for path in args.runs]
+    found = compare_hardware(runs, args.metric, _prices(args.price, names(len(runs))))
     lines = (
         hardware.csv(found)
-        if said.csv
+        if args.csv
         else hardware.markdown(found)
-        if said.markdown
+        if args.markdown
         else hardware.lines(found, text.columns())
     )
-    if said.page is not None:
+    if args.page is not None:
         from harness.features.machines.report.page import render
 
-        files.put(said.page, render(found).encode(), "--page")
-        lines = lines if said.csv or said.markdown else [*lines, f" page     {said.page}"]
+        files.put(args.page, render(found).encode(), "--page")
+        lines = lines if args.csv or args.markdown else [*lines, f" page     {args.page}"]
     worse = any(e.reading is Reading.SLOWER for e in found.entries)
     status = Exit.PASSED if found.means else Exit.NOTHING_JUDGED
     return Answer(
         document=to_doc(found),
         lines=lines,
-        exit=Exit.FAILED if said.fail_on and worse else status,
+        exit=Exit.FAILED if args.fail_on and worse else status,
     )
 
 

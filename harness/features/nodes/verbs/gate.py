@@ -100,25 +100,25 @@ def act(asked: Asked) -> Answer:
     known, site = measuring.site(asked)
     within_s = options.seconds(asked.options.within, "within") or 0.0
     case = known.normalise(case_of(asked.options.case, site, measuring.settings(asked)))
-    found = Fitness()
+    fitness = Fitness()
     began = time.monotonic()
     late = ""
     asked.options.no_fabric = asked.options.no_timeline = True  # it is swept once, at the end
     session = measuring.session(asked, known, site)
     try:
         with _ended_after(within_s), session:
-            _look(session, site, case, found)
-            if asked.options.check_bits and not found.unfit:
-                found.add("bits", *_bits(session, case, asked.options.check_bits))
+            _look(session, site, case, fitness)
+            if asked.options.check_bits and not fitness.unfit:
+                fitness.add("bits", *_bits(session, case, asked.options.check_bits))
     except LateError:
         late = f"not done within {within_s:g} s"
     except LaunchError as error:
-        found.add("launch", [error.what], "")
+        fitness.add("launch", [error.what], "")
     record = session.save(complete=True)
     took_s = time.monotonic() - began
-    exit_ = Exit.FAILED if found.unfit else Exit.INCONCLUSIVE if late else Exit.PASSED
+    exit_ = Exit.FAILED if fitness.unfit else Exit.INCONCLUSIVE if late else Exit.PASSED
     word = {Exit.FAILED: "UNFIT", Exit.INCONCLUSIVE: "UNKNOWN"}.get(exit_, "FIT")
-    lines = [f" {level:<4}  {check:<8}  {told}" for check, level, told in found.rows]
+    lines = [f" {level:<4}  {check:<8}  {told}" for check, level, told in fitness.rows]
     nodes = "1 node" if len(site.nodes) == 1 else f"{len(site.nodes)} nodes"
     ranks = f"{nodes}, {site.world_size} rank{'s' * (site.world_size > 1)}"
     lines.append(f" {word}: {ranks}, after {took_s:.0f} s{f' ({late})' if late else ''}")
@@ -127,7 +127,7 @@ def act(asked: Asked) -> Answer:
         "seconds": took_s,
         "late": late,
         "run": record.run,
-        "checks": [dict(zip(("check", "level", "told"), row, strict=True)) for row in found.rows],
+        "checks": [dict(zip(("check", "level", "told"), row, strict=True)) for row in fitness.rows],
     }
     return Answer(document=to_doc(document), lines=lines, exit=exit_)
 
@@ -164,8 +164,8 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
     Measurer(session).measure([plan])
     gate = session.run.bare().gates.get(case.hash)
     if gate is None:
-        told = session.run.described[case.hash]
-        return [told.unsupported or told.error or "its gate was not launched"], ""
+        described = session.run.described[case.hash]
+        return [described.unsupported or described.error or "its gate was not launched"], ""
     if (why := obstacles.gate_failure(gate)) is not None:
         return [why], ""
     return [], f"{case.id}: {sum(len(r.checks) for r in gate.ranks)} checks of its training hold"

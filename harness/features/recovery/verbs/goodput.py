@@ -76,13 +76,13 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Costs, then the play; the play's terms beside those that its costs foretell."""
-    said = asked.options
+    args = asked.options
     width = text.columns()
     known, site = measuring.site(asked)
-    case = known.normalise(case_of(said.case, site, measuring.settings(asked)))
-    mtbf_s = options.seconds(said.mtbf, "mtbf") or 0.0
+    case = known.normalise(case_of(args.case, site, measuring.settings(asked)))
+    mtbf_s = options.seconds(args.mtbf, "mtbf") or 0.0
     if mtbf_s <= 0:
-        raise SpecError(f"--mtbf {said.mtbf}", expected="a time above 0", fix="--mtbf 20s")
+        raise SpecError(f"--mtbf {args.mtbf}", expected="a time above 0", fix="--mtbf 20s")
     if not known.get("strategies", case.strategy).supports.recovers:
         raise SpecError(
             f"{case.strategy} keeps state where no checkpoint looks for it",
@@ -94,7 +94,7 @@ def act(asked: Asked) -> Answer:
         player = Player(session)
         costs = player.costs(case)
         best = goodput.best_every(costs, mtbf_s)
-        every = said.every or min(best, said.steps)
+        every = args.every or min(best, args.steps)
         lines = _costs(costs, every, best, mtbf_s)
         document = {
             "costs": to_doc(costs),
@@ -105,10 +105,10 @@ def act(asked: Asked) -> Answer:
             "measured": None,
             "terms_ns": None,
         }
-        if not said.short:
-            faults = functools.partial(goodput.schedule, mtbf_s, said.seed, case.world_size)
-            played = player.play(case, said.steps, every, faults(), mtbf_s, said.seed)
-            foretold = goodput.play(costs, said.steps, every, faults())
+        if not args.short:
+            faults = functools.partial(goodput.schedule, mtbf_s, args.seed, case.world_size)
+            played = player.play(case, args.steps, every, faults(), mtbf_s, args.seed)
+            foretold = goodput.play(costs, args.steps, every, faults())
             lines = [*report.told(played, foretold, width), *lines]
             document |= {
                 "foretold": goodput.share(foretold),

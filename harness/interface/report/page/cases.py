@@ -83,9 +83,9 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
         plan, arm = of_plans[case_hash]
         row = arm_row(run, plan, arm)
         gate = gates.get(case_hash)
-        own = run.by_case.get(case_hash, ())
+        launches = run.by_case.get(case_hash, ())
         here = folder if case_hash in drawn else None
-        out.append(_case(run, plan, row, gate, own, names[case_hash], here))
+        out.append(_case(run, plan, row, gate, launches, names[case_hash], here))
     return out
 
 
@@ -111,9 +111,9 @@ def _case(
     budget = profiled[0].budget if profiled else None
     drawn = list(measured.figures(run, folder, plan, own)) if folder else []
     if budget is not None and len(budget.ranks) > 1:
-        told = "a mean step of every rank, profiled"
+        message = "a mean step of every rank, profiled"
         drawn.append(
-            Figure(title="Where each rank's time went", svg=spent.ranks(budget), note=told)
+            Figure(title="Where each rank's time went", svg=spent.ranks(budget), note=message)
         )
     return Case(
         anchor=anchor,
@@ -160,8 +160,8 @@ def _spec(row: ArmRow) -> list[tuple[str, str]]:
         out.append(("memory of a rank, by its closed form", si(float(expected.memory_bytes), "B")))
     ran = row.launches[0].ranks[0].ran if row.launches else None
     if ran is not None:
-        told = (ran.module, ran.schedule, ran.compressor, ran.compute_dtype)
-        out.append(("what ran", " ".join(filter(None, told))))
+        observed = (ran.module, ran.schedule, ran.compressor, ran.compute_dtype)
+        out.append(("what ran", " ".join(filter(None, observed))))
     return [(name, value) for name, value in out if value]
 
 

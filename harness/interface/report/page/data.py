@@ -20,8 +20,8 @@ def embedded(
     run: RunRecord, cases: Sequence[Case], groups: Sequence[Group], spent: Sequence[Spent]
 ) -> Markup:
     """As the text of a script element, which nothing in it can end."""
-    told = json.dumps(document(run, cases, groups, spent), separators=(",", ":"))
-    return Markup(told.replace("<", "\\u003c"))
+    embedded_json = json.dumps(document(run, cases, groups, spent), separators=(",", ":"))
+    return Markup(embedded_json.replace("<", "\\u003c"))
 
 
 def document(

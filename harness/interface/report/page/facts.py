@@ -39,9 +39,9 @@ def _environment(run: RunRecord) -> list[tuple[str, str]]:
 
 def _shared(run: RunRecord) -> list[tuple[str, str]]:
     """What the first node was seen to have, but for what stands elsewhere on the page."""
-    own = next(iter(run.facts.values()), {})
+    of_host = next(iter(run.facts.values()), {})
     elsewhere = ("hardware: ", "version: ", "environment: ")
-    return [(name, text) for name, text in own.items() if not name.startswith(elsewhere)]
+    return [(name, text) for name, text in of_host.items() if not name.startswith(elsewhere)]
 
 
 def nodes(run: RunRecord) -> Table[Machine]:

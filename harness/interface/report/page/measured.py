@@ -71,9 +71,9 @@ def _over_steps(
         if len(looked) > 1:
             values = (held[looked] / 1e6).tolist()
             memory.append(Trail(name=name, values=values, steps=looked.tolist()))
-    told = f"{len(steps)} launches; each step counts as its slowest rank's"
+    message = f"{len(steps)} launches; each step counts as its slowest rank's"
     drawn = drawings.over_steps(steps, title="step time", unit="ms", cut=cut)
-    yield Figure(title="Every step", svg=Markup(drawn), note=told)
+    yield Figure(title="Every step", svg=Markup(drawn), note=message)
     if memory:
         drawn = drawings.over_steps(memory, title="resident memory", unit="MB", cut=cut)
         yield Figure(title="Memory", svg=Markup(drawn), note="of the largest rank's process")

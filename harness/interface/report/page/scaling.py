@@ -28,12 +28,14 @@ class Group:
 
 def groups(run: RunRecord) -> list[Group]:
     """Speedup and efficiency, one pair for each mode, hardware and stand-ins apart."""
-    found: dict[tuple[bool, str], list[Plan]] = {}
+    by_kind: dict[tuple[bool, str], list[Plan]] = {}
     for plan in run.plans:
         if len(points(run, plan)) > 1:
             case = plan.arms[0].case
-            found.setdefault((bool(case.stand_in), str(case.mode)), []).append(plan)
-    return [_group(run, mode, stand_in, found[stand_in, mode]) for stand_in, mode in sorted(found)]
+            by_kind.setdefault((bool(case.stand_in), str(case.mode)), []).append(plan)
+    return [
+        _group(run, mode, stand_in, by_kind[stand_in, mode]) for stand_in, mode in sorted(by_kind)
+    ]
 
 
 def speedup(run: RunRecord) -> str:

@@ -53,8 +53,8 @@ class Spent:
 
 def spent(run: RunRecord, anchors: Mapping[str, str]) -> list[Spent]:
     """The profiled ladders, those that lost most first. ``anchors``: case hash -> its page."""
-    found = sorted(rungs(run), key=lambda r: float(r.losses.efficiency))
-    return [_spent(run, rung, anchors.get(rung.arm.case.hash, "")) for rung in found]
+    worst_first = sorted(rungs(run), key=lambda r: float(r.losses.efficiency))
+    return [_spent(run, rung, anchors.get(rung.arm.case.hash, "")) for rung in worst_first]
 
 
 def ranks(budget: Budget, ideal_ns: Fraction | None = None) -> Markup:

@@ -47,16 +47,16 @@ def plans(run: RunRecord) -> list[Plan]:
 def of_plan(run: RunRecord, plan: Plan) -> Table[BesideLine]:
     """The table of one plan; ratios are to its first case."""
     named = {c.name: c for c in plan.contrasts}
-    found: dict[str, dict[str, Verdict]] = {}
+    by_arm: dict[str, dict[str, Verdict]] = {}
     for v in run.verdicts:
         if v.plan == plan.hash and v.contrast in named:
             contrast = named[v.contrast]
-            found.setdefault(contrast.subject, {})[contrast.metric] = v
+            by_arm.setdefault(contrast.subject, {})[contrast.metric] = v
     lines = []
     for arm in plan.arms:
         expected = run.described[arm.case.hash].expected if arm.case.hash in run.described else None
         ideal = expected.ideal_efficiency if expected and expected.stages > 1 else None
-        lines.append(BesideLine(arm=arm, verdicts=found.get(arm.name, {}), ideal=ideal))
+        lines.append(BesideLine(arm=arm, verdicts=by_arm.get(arm.name, {}), ideal=ideal))
     asked = list(dict.fromkeys(c.metric for c in plan.contrasts))
     return Table(columns=[*_columns(asked)], rows=lines)
 
@@ -95,8 +95,8 @@ def _left(line: BesideLine) -> str:
 
 def _worst(line: BesideLine) -> str:
     """The worst verdict of the case; nothing where nothing was asked."""
-    found = sorted((v.status for v in line.verdicts.values()), key=SEVERITY.index)
-    return "" if not found or found[0] is Status.RECORDED else str(found[0])
+    statuses = sorted((v.status for v in line.verdicts.values()), key=SEVERITY.index)
+    return "" if not statuses or statuses[0] is Status.RECORDED else str(statuses[0])
 
 
 def notes(plan: Plan) -> list[str]:

@@ -57,8 +57,8 @@ def _columns(
 
 
 def _raw(c: EncodingCost) -> float | None:
-    found = c.pays.get(DENSE)
-    return None if found is None else min(found.rate, 1e15)
+    dense = c.pays.get(DENSE)
+    return None if dense is None else min(dense.rate, 1e15)
 
 
 def _beside(other: str) -> Callable[[EncodingCost], str]:
@@ -125,12 +125,12 @@ def _here(others: Sequence[EncodingCost], dense: EncodingCost, here: float) -> s
     where = "here" if math.isinf(here) else f"at the {si(here, 'bit/s')} that this fabric gave"
     ranked = sorted(others, key=lambda c: c.step_s)
     winners = [c for c in ranked if c.step_s < dense.step_s]
-    said = [f"{c.name} wins {dense.step_s / c.step_s:.2f}x" for c in winners[:2]]
+    wins = [f"{c.name} wins {dense.step_s / c.step_s:.2f}x" for c in winners[:2]]
     if (last := ranked[-1]) not in winners:
         coded = (last.encode_s or 0.0) + (last.decode_s or 0.0)
         why = f": its codec takes {si(coded, 's')}" if coded else ""
-        said.append(f"{last.name} loses{why}")
-    return f"{where}: {', '.join(said)}"
+        wins.append(f"{last.name} loses{why}")
+    return f"{where}: {', '.join(wins)}"
 
 
 def learned_less(c: EncodingCost, dense: EncodingCost) -> bool:

@@ -97,8 +97,8 @@ def _shifts(comparison: Comparison, width: int) -> list[str]:
         Column("B - A", 10, lambda s: f"{(s.after_ns - s.before_ns) / 1e6:+.2f}"),
         *map(term, terms),
     ]
-    told = rule("how a profiled step changed, ms", width)
-    return [told, *table(columns, shifts, width), ""]
+    lines = rule("how a profiled step changed, ms", width)
+    return [lines, *table(columns, shifts, width), ""]
 
 
 def interleaved(

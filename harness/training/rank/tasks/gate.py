@@ -251,12 +251,12 @@ def _gradient(
     """The step-1 gradient against the reference's: how far it is off, and how much too long."""
     wanted = dict(reference.gradients())
     factor = scale(trainer.gradients(), wanted)
-    told = _scaled(factor, ctx.world_size)
+    words = _scaled(factor, ctx.world_size)
     error = relative_error(trainer.gradients(), wanted)
-    yield _limit(f"{name}.step1_gradient", error, limit, told)
+    yield _limit(f"{name}.step1_gradient", error, limit, words)
     if ctx.compressor is None:
         most = SCALE * max(1.0, ctx.batching.shards / SCALE_SHARDS) ** 0.5  # roundings add up
-        yield _limit(f"{name}.step1_gradient_scale", abs(factor - 1), most, told)
+        yield _limit(f"{name}.step1_gradient_scale", abs(factor - 1), most, words)
 
 
 def _start(
@@ -322,8 +322,8 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
         losses = [x for x in ctx.gather(None if loss is None else float(loss)) if x is not None]
         seen.append(sum(losses) / len(losses))
     share = (seen[0] - seen[-1]) / (dense[0] - dense[-1])
-    told = f"of the dense progress in {PROGRESS_STEPS} steps on one batch"
-    return Check(name="progress", ok=share >= PROGRESS, value=share, limit=PROGRESS, detail=told)
+    message = f"of the dense progress in {PROGRESS_STEPS} steps on one batch"
+    return Check(name="progress", ok=share >= PROGRESS, value=share, limit=PROGRESS, detail=message)
 
 
 def _shards(
@@ -345,12 +345,12 @@ def _scaled(factor: float, world_size: int) -> str:
     """What a factor between gradient and reference says, in words; empty for none to speak of."""
     if not math.isfinite(factor) or abs(factor - 1) < SCALE:
         return ""
-    told = f"gradients are {factor:.3g} times the reference"
+    message = f"gradients are {factor:.3g} times the reference"
     if world_size > 1 and abs(factor / world_size - 1) < 0.01:
-        return f"{told}: summed over ranks, not averaged?"
+        return f"{message}: summed over ranks, not averaged?"
     if world_size > 1 and abs(factor * world_size - 1) < 0.01:
-        return f"{told}: averaged twice?"
-    return told
+        return f"{message}: averaged twice?"
+    return message
 
 
 def _limit(name: str, value: float, limit: float, detail: str = "") -> Check:
@@ -382,8 +382,8 @@ def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
     bits = digest(tensor.detach() for _, tensor in held)
     digests = ctx.gather((ctx.part, names, bits))
     unlike = len(set(digests)) - len({part for part, *_ in digests})
-    told = f"{unlike + 1} different of {len(digests)}"
-    return Check(name=name, ok=not unlike, detail=told)
+    message = f"{unlike + 1} different of {len(digests)}"
+    return Check(name=name, ok=not unlike, detail=message)
 
 
 def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Check], float | None]:

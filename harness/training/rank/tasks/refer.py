@@ -68,8 +68,8 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     made = ""
 
     def batches(shard: int) -> Feed:
-        own = dataclasses.replace(ctx, shard=shard)
-        return loaded.feed(rank.source(loaded, own, task.steps), plain=True)
+        of_shard = dataclasses.replace(ctx, shard=shard)
+        return loaded.feed(rank.source(loaded, of_shard, task.steps), plain=True)
 
     def losses(rounding: Usual, shares: Shares | None = None) -> list[float]:
         nonlocal made

@@ -52,9 +52,9 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
         process.run(command, folder)
     except SystemExit as left:
         if left.code not in (None, 0):
-            said = process.last_line(Path(spec.out) / f"rank{place.rank}.log")
+            last = process.last_line(Path(spec.out) / f"rank{place.rank}.log")
             raise LaunchError(
-                f"the script left with status {left.code}: {said}",
+                f"the script left with status {left.code}: {last}",
                 where=spec.case.script,
                 expected="a training",
                 fix=f"less {spec.out}/rank{place.rank}.log",

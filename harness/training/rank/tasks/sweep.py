@@ -154,10 +154,10 @@ def sweep(
                 made = make(rank, n, max(1, payload // 4), device)
                 made.run()
             except (RuntimeError, NotImplementedError) as error:
-                told = str(error).splitlines()[0]
-                if not any(word in told.lower() for word in ("not support", "not implement")):
+                reason = str(error).splitlines()[0]
+                if not any(word in reason.lower() for word in ("not support", "not implement")):
                     raise  # a fabric that breaks refuses nothing
-                rows.append(replace(row, refused=told))
+                rows.append(replace(row, refused=reason))
                 break  # refused alike on all ranks, and at every size
             right = torch.tensor([float(made.right())], device=device)
             dist.all_reduce(right, dist.ReduceOp.MIN)

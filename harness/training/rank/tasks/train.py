@@ -121,9 +121,9 @@ def save_state(
     """Save all; the future of what goes on behind the next steps, or None."""
     with span("checkpoint", Category.CHECKPOINT, step):
         began = time.perf_counter()
-        if own := trainer.own_state():
+        if of_rank := trainer.own_state():
             folder.mkdir(parents=True, exist_ok=True)
-            torch.save(own, _own(folder, trainer))
+            torch.save(of_rank, _own(folder, trainer))
         model, optimizer = get_state_dict(trainer.module, trainer.optimizer)
         state = {"model": model, "optimizer": optimizer, "step": step}
         if aside is not None:
@@ -169,16 +169,18 @@ def load_state(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
 
 def _damage(folder: Path, error: CheckpointException) -> str:
     """Which file of a checkpoint is not what was written, and what the library says of it."""
-    said = [wrapped[0] for wrapped in error.failures.values()]
-    why = f"{type(said[0]).__name__}: {said[0]}" if said else str(error)
+    errors = [wrapped[0] for wrapped in error.failures.values()]
+    why = f"{type(errors[0]).__name__}: {errors[0]}" if errors else str(error)
     sizes = json.loads((folder / SIZES).read_text()) if (folder / SIZES).is_file() else {}
     for name, size in sizes.items():
         path = folder / name
         if not path.is_file():
             return f"the checkpoint {folder} is damaged: {name} is missing ({why})"
         if path.stat().st_size != size:
-            found = path.stat().st_size
-            return f"the checkpoint {folder} is damaged: {name} has {found} of {size} bytes ({why})"
+            written = path.stat().st_size
+            return (
+                f"the checkpoint {folder} is damaged: {name} has {written} of {size} bytes ({why})"
+            )
     return f"the checkpoint {folder} cannot be loaded: {why}"
 
 

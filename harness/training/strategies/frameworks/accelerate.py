@@ -46,8 +46,8 @@ class Prepared(LocalTrainer):
 
     def ran(self) -> WhatRan:
         """What accelerate says it runs, and how parameters are really placed."""
-        found = [p for p in samples.placements(self.module) if p != "plain"]
-        return replace(super().ran(), placements=(" ".join([self.kind, *found]),))
+        sharded = [p for p in samples.placements(self.module) if p != "plain"]
+        return replace(super().ran(), placements=(" ".join([self.kind, *sharded]),))
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:

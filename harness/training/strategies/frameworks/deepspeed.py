@@ -108,8 +108,8 @@ class EngineTrainer(LocalTrainer):
         for parts, group in zip(self.shards, zero.fp16_groups, strict=True):
             [part], at = parts, 0
             for parameter in group:
-                own = part[at : at + parameter.ds_tensor.ds_numel]
-                flat = _gathered(own, world)[: parameter.ds_numel]
+                piece = part[at : at + parameter.ds_tensor.ds_numel]
+                flat = _gathered(piece, world)[: parameter.ds_numel]
                 yield names[id(parameter)], flat.view(parameter.ds_shape)
                 at += parameter.ds_tensor.ds_numel
 

@@ -57,24 +57,24 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    said = asked.options
+    args = asked.options
     width = text.columns()
-    run = load(said.run)
+    run = load(args.run)
     known = options.catalogue(list(run.settings.paths))
-    found = _trusted(run, said.case, said.run)
+    found = _trusted(run, args.case, args.run)
     lost = [(rung, list(losses(rung, known))) for rung in found]
     every = [loss for _, of_rung in lost for loss in of_rung]
     lines = advice.lost(every, width)
     document: dict[str, Json] = {"losses": to_doc(tuple(every)), "tried": []}
-    if not said.trying:
+    if not args.trying:
         if any(loss.remedies for loss in every):
-            lines.append(f" measure them  scaleproof advise {said.run} --try")
+            lines.append(f" measure them  scaleproof advise {args.run} --try")
         return Answer(document=document, lines=lines)
     changes = [(rung, each) for rung, of_rung in lost if (each := _changes(of_rung))]
     if not changes:
         raise SpecError(
             "there is no remedy to try",
-            where=str(said.run),
+            where=str(args.run),
             expected="a large term that a setting changes",
             fix="scaleproof doctor",
         )
@@ -89,8 +89,8 @@ def act(asked: Asked) -> Answer:
 def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:
     """The rungs whose profile shows what they do unprofiled; SpecError if there are none."""
     every = [r for r in rungs(run) if case in r.arm.case.id]
-    found = [r for r in every if not r.refused]
-    if every and not found:
+    trusted = [r for r in every if not r.refused]
+    if every and not trusted:
         raise SpecError(
             f"the profile of {every[0].arm.case.id} is not trusted: its steps take"
             f" {every[0].perturbation:.2f}x as long as others",
@@ -98,7 +98,7 @@ def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:
             expected="a profile without operators, or longer steps",
             fix=f"scaleproof run {every[0].arm.case.family}",
         )
-    if not found:
+    if not trusted:
         named = f" has {case!r} in its name" if case else ""
         raise SpecError(
             f"no profiled rung in this run{named}",
@@ -106,7 +106,7 @@ def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:
             expected="a ladder measured with its timeline",
             fix=f"scaleproof report {where}",
         )
-    return found
+    return trusted
 
 
 def _changes(lost: Sequence[Loss]) -> list[Remedy]:

@@ -107,26 +107,26 @@ class Confirmed:
 
 def act(asked: Asked) -> Answer:
     """One table; with --confirm what was foretold of links, and what was measured on them."""
-    said = asked.options
+    args = asked.options
     width = text.columns()
     known, site = measuring.site(asked)
     if site.world_size < 2:
         raise SpecError(
             "one rank sends nothing",
-            where=said.target,
+            where=args.target,
             expected="2 ranks and more",
-            fix=f"scaleproof compress {said.target} --cpus 2",
+            fix=f"scaleproof compress {args.target} --cpus 2",
         )
-    if said.confirm and not known.get("engines", site.engine).engine.shapes_links:
+    if args.confirm and not known.get("engines", site.engine).engine.shapes_links:
         raise SpecError(
             f"engine {site.engine} sets no link rates",
-            where=f"--confirm {said.confirm}",
+            where=f"--confirm {args.confirm}",
             expected="an engine that does",
-            fix=f"scaleproof compress {said.target} --engine emulated --nodes 2x1"
-            f" --confirm {said.confirm}",
+            fix=f"scaleproof compress {args.target} --engine emulated --nodes 2x1"
+            f" --confirm {args.confirm}",
         )
-    rates = _rates(said.rates)
-    plan = _plan(said.target, _named(known, said), site, known, bare=said.bare)
+    rates = _rates(args.rates)
+    plan = _plan(args.target, _named(known, args), site, known, bare=args.bare)
     session = measuring.session(asked, known, site)
     session.run.announce([plan])
     measurer = Measurer(session)
@@ -136,8 +136,8 @@ def act(asked: Asked) -> Answer:
         record = session.run.record(complete=True)
         costs = breakeven.costs(record, plan)
         here = breakeven.link_bps(record, plan.arms[0].case)
-        if said.confirm:
-            confirmed = _confirm(session, measurer, plan, said.confirm, costs, here)
+        if args.confirm:
+            confirmed = _confirm(session, measurer, plan, args.confirm, costs, here)
     record = session.save(complete=True)
     judged = measuring.judged(session, record, asked)
     shown = codecs.lines(record, plan, width, rates)
@@ -147,7 +147,7 @@ def act(asked: Asked) -> Answer:
         "confirmed": to_doc(tuple(confirmed)),
         "run": str(session.run.folder),
     }
-    shown += _told(confirmed, said.confirm, width)
+    shown += _told(confirmed, args.confirm, width)
     failed = any(v.status is Status.ERROR for v in record.verdicts)
     missed = any(not c.right for c in confirmed)
     shown.append(f" report   scaleproof report {text.shown(session.run.folder)}")
@@ -203,8 +203,8 @@ def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bar
     halves = [n for n, e in known.entries["compressors"].items() if e.head.get("BESIDE")]
 
     def case(codec: str, **knobs: bool) -> CaseSpec:
-        own = {f"{codec}.{knob}": value for knob, value in knobs.items()}
-        return known.normalise(site.case(f"{coding}:{codec}/{model}", Mode.WEAK, knobs=own))
+        of_codec = {f"{codec}.{knob}": value for knob, value in knobs.items()}
+        return known.normalise(site.case(f"{coding}:{codec}/{model}", Mode.WEAK, knobs=of_codec))
 
     dense = known.normalise(site.case(f"{hooked}/{model}", Mode.WEAK))
     cases = {DENSE: dense}
@@ -235,9 +235,9 @@ def _confirm(
         raise SpecError(f"{name} was not measured", expected="no ERROR above", fix="--codecs")
     pays = of[name].pays[DENSE].rate
     if not 0 < pays < math.inf:
-        told = "never" if pays == 0 else "always"
+        message = "never" if pays == 0 else "always"
         raise SpecError(
-            f"{name} {told} wins: no rate to confirm",
+            f"{name} {message} wins: no rate to confirm",
             where=plan.name,
             expected="a codec that wins on slow links and loses on fast ones",
             fix="--codecs",

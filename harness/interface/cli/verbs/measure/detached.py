@@ -155,15 +155,15 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
 
 def _into(words: Sequence[str], results: Path) -> list[str]:
     """A command's words for the job: not submitted once more, and with results where they are."""
-    own = words.index("--") if "--" in words else len(words)
+    end = words.index("--") if "--" in words else len(words)
     out = list[str]()
     skip = False
-    for word in words[:own]:
+    for word in words[:end]:
         known = skip or word in ("--detach", "--dry-run", "--results")
         if not known and not word.startswith("--results="):
             out.append(word)
         skip = word == "--results"
-    return [*out, "--results", str(results), *words[own:]]
+    return [*out, "--results", str(results), *words[end:]]
 
 
 def notes() -> list[str]:
@@ -221,14 +221,14 @@ def collect(results: Path, job: str) -> Path:
             expected="a job that has ended",
             fix=f"scaleproof status {job}",
         )
-    said = "\n".join(_said(detached))
+    log = "\n".join(_said(detached))
     # The last lines name the run or its page; a hint names the verb, but no folder that is there.
     pattern = r"(?:scaleproof report|^ page) +(\S+?)(?:/report\.html)?(?=\s|$)"
-    named = re.findall(pattern, said, re.MULTILINE)
+    named = re.findall(pattern, log, re.MULTILINE)
     runs = [Path(name) for name in named if Path(name).is_dir()]
     if not runs:
         raise LaunchError(
-            f"job {job} left no record: {said.splitlines()[-1] if said else 'its log is empty'}",
+            f"job {job} left no record: {log.splitlines()[-1] if log else 'its log is empty'}",
             expected="a run that reached its first launch",
             fix=f"less {detached.log}",
         )

@@ -169,10 +169,10 @@ def _try(
     plan = Plan(name="fit", arms=(arm,), contrasts=(), protocol=PROTOCOL)
     order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.window)
     launch = session.bench.launch(order, folder, described, lambda step: None)
-    found = _found(launch, micro, allowed)
-    speed = "" if found.throughput is None else f", {found.throughput:.3g} samples/s"
-    session.progress.note(f"{arm.name}: {si(found.peak_bytes, 'B')}{speed}  {found.why}".rstrip())
-    return found
+    fitted = _found(launch, micro, allowed)
+    speed = "" if fitted.throughput is None else f", {fitted.throughput:.3g} samples/s"
+    session.progress.note(f"{arm.name}: {si(fitted.peak_bytes, 'B')}{speed}  {fitted.why}".rstrip())
+    return fitted
 
 
 def _found(launch: LaunchRecord, micro: int, allowed: float) -> Attempt:

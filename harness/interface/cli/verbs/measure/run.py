@@ -116,21 +116,21 @@ def act(asked: Asked) -> Answer:
 
 def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
     """What the command line names: a target, or a script of the user's."""
-    said = asked.options
+    args = asked.options
     settings = measuring.settings(asked)
-    ablations = list(dict.fromkeys(said.ablate))
-    if not said.script:
+    ablations = list(dict.fromkeys(args.ablate))
+    if not args.script:
         control = bool(options.setups(measuring.values(asked)))
-        return plans_of(said.target, site, known, settings, ablations, control=control)
-    if said.target or settings or ablations:
-        option = said.target or ("--set" if settings else "--ablate")
+        return plans_of(args.target, site, known, settings, ablations, control=control)
+    if args.target or settings or ablations:
+        option = args.target or ("--set" if settings else "--ablate")
         raise SpecError(
             f"{option} does not go with --script",
             expected="the script's own arguments, after --",
             fix="scaleproof run --script --cpus 2 -- train.py ARGS",
         )
-    _check_clean(said.clean)
-    return [script_plan(asked.own, site, Mode(said.mode), said.samples_per_step or 0)]
+    _check_clean(args.clean)
+    return [script_plan(asked.own, site, Mode(args.mode), args.samples_per_step or 0)]
 
 
 def _check_clean(paths: Sequence[str]) -> None:
@@ -182,9 +182,9 @@ def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
     asked.options.results = str(above[2] if usual else above[0])
     known = options.catalogue([*old.settings.paths, *asked.options.path])
     session = measuring.session(asked, known, resume.where(old), old.settings)
-    told = session.run.notes
+    notes = session.run.notes
     session.resume(folder)
-    session.run.notes += told
+    session.run.notes += notes
     return session, list(session.run.plans)
 
 

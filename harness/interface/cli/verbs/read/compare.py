@@ -66,16 +66,16 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    said = asked.options
-    if said.interleave:
+    args = asked.options
+    if args.interleave:
         return _interleaved(asked)
-    a, b = load(said.a), load(said.b)
-    compared = compare.compare(a, b, said.metric, force=said.force)
+    a, b = load(args.a), load(args.b)
+    compared = compare.compare(a, b, args.metric, force=args.force)
     both = any(row.ratio is not None for row in compared.rows)
     worse = any(row.reading is compare.Reading.SLOWER for row in compared.rows)
     status = Exit.PASSED if both else Exit.NOTHING_JUDGED
-    lines = comparison.lines(a, b, compared, text.columns(), every=said.every)
-    for run, path in ((a, said.a), (b, said.b)):
+    lines = comparison.lines(a, b, compared, text.columns(), every=args.every)
+    for run, path in ((a, args.a), (b, args.b)):
         folder = path if path.is_dir() else path.parent
         if run.complete and (why := unsealed(run, folder)):
             status = Exit.FAILED
@@ -84,32 +84,32 @@ def act(asked: Asked) -> Answer:
     return Answer(
         document=to_doc(compared),
         lines=lines,
-        exit=Exit.FAILED if said.fail_on and worse else status,
+        exit=Exit.FAILED if args.fail_on and worse else status,
     )
 
 
 def _interleaved(asked: Asked) -> Answer:
     """Each case's largest world in both environments, until their difference is decided."""
-    said = asked.options
-    setups = (("A", _python(said.a)), ("B", _python(said.b)))
-    session, cases = beside.interleavers(asked, said.interleave, setups)
-    found = []
+    args = asked.options
+    setups = (("A", _python(args.a)), ("B", _python(args.b)))
+    session, cases = beside.interleavers(asked, args.interleave, setups)
+    differences = []
     try:
         with session:
             for case, interleaver in cases:
                 note = session.progress.note
-                found.append(interleaving.compared(interleaver, case.id, "A", "B", note))
+                differences.append(interleaving.compared(interleaver, case.id, "A", "B", note))
     except KeyboardInterrupt:
         session.save(complete=False)
         raise
     run = session.save(complete=True)
-    lines = comparison.interleaved(found, setups, run.setups, text.columns())
+    lines = comparison.interleaved(differences, setups, run.setups, text.columns())
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
-    worse = said.fail_on and any(d.reading is compare.Reading.SLOWER for d in found)
-    open_ = any(d.reading is compare.Reading.UNDECIDED for d in found)
+    worse = args.fail_on and any(d.reading is compare.Reading.SLOWER for d in differences)
+    open_ = any(d.reading is compare.Reading.UNDECIDED for d in differences)
     exit_ = Exit.FAILED if worse else Exit.INCONCLUSIVE if open_ else Exit.PASSED
-    told = {"cases": to_doc(tuple(found)), "setups": to_doc(dict(run.setups))}
-    return Answer(document={**told, "run": str(session.run.folder)}, lines=lines, exit=exit_)
+    document = {"cases": to_doc(tuple(differences)), "setups": to_doc(dict(run.setups))}
+    return Answer(document={**document, "run": str(session.run.folder)}, lines=lines, exit=exit_)
 
 
 def _python(path: Path) -> str:

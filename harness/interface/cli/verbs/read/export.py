@@ -49,30 +49,30 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 def act(asked: Asked) -> Answer:
     from harness.interface import export
 
-    said = asked.options
-    if (form := said.to.suffix) not in export.FORMS:
+    args = asked.options
+    if (form := args.to.suffix) not in export.FORMS:
         raise SpecError(
-            f"--to {said.to}: no form has this ending",
+            f"--to {args.to}: no form has this ending",
             expected=", ".join(export.FORMS),
-            fix=f"--to {said.to.stem}.csv",
+            fix=f"--to {args.to.stem}.csv",
         )
     if form == ".prom":
-        if said.table:
+        if args.table:
             raise SpecError(
                 "--table has no effect on OpenMetrics: a file of gauges has all cases",
-                fix=f"scaleproof export {said.runs[0]} --to {said.to}",
+                fix=f"scaleproof export {args.runs[0]} --to {args.to}",
             )
-        body = export.openmetrics([load(path) for path in said.runs]).encode()
+        body = export.openmetrics([load(path) for path in args.runs]).encode()
         count = sum(not line.startswith(b"#") for line in body.splitlines())
     else:
-        for path in said.runs:
+        for path in args.runs:
             load(path)  # a clear error before pandas is there
-        runs = [path if path.is_dir() else path.parent for path in said.runs]
-        frame = export.TABLES[said.table or _TABLES[0]](runs)
+        runs = [path if path.is_dir() else path.parent for path in args.runs]
+        frame = export.TABLES[args.table or _TABLES[0]](runs)
         body = export.table(frame, form)
         count = len(frame)
-    files.put(said.to, body, "--to")
+    files.put(args.to, body, "--to")
     return Answer(
-        document={"file": str(said.to), "rows": count},
-        lines=[f" {said.to}: {count} {'samples' if form == '.prom' else 'rows'}"],
+        document={"file": str(args.to), "rows": count},
+        lines=[f" {args.to}: {count} {'samples' if form == '.prom' else 'rows'}"],
     )

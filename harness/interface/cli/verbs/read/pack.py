@@ -89,22 +89,22 @@ def act(asked: Asked) -> Answer:
 
 
 def _pack(asked: Asked) -> Answer:
-    said = asked.options
-    redacted = said.redact or bool(said.redact_also)
+    args = asked.options
+    redacted = args.redact or bool(args.redact_also)
     packed = []
-    for path in said.runs:
+    for path in args.runs:
         run = load(path)
         folder = path if path.is_dir() else path.parent
         if redacted:
-            packed.append(_redacted(run, folder, tuple(said.redact_also)))
+            packed.append(_redacted(run, folder, tuple(args.redact_also)))
         else:
             held = Packed(run=run.run, folder=archive.of_run(run), head=run.head)
-            packed.append((held, archive.files_of(folder, traces=not said.no_traces)))
+            packed.append((held, archive.files_of(folder, traces=not args.no_traces)))
     body, manifest = archive.write(packed)
-    files.put(said.to, body, "--to")
+    files.put(args.to, body, "--to")
     digest = hashlib.sha256(body).hexdigest()
     lines = [
-        f" {said.to}: {len(manifest.runs)} run{'s' if len(manifest.runs) > 1 else ''},"
+        f" {args.to}: {len(manifest.runs)} run{'s' if len(manifest.runs) > 1 else ''},"
         f" {len(manifest.files)} files, {si(float(len(body)), 'B')}",
         f" sha256 {digest}",
     ]
@@ -115,8 +115,8 @@ def _pack(asked: Asked) -> Answer:
             text.columns(),
             1,
         )
-    told = {"archive": str(said.to), "sha256": digest, **to_doc(manifest)}
-    return Answer(document=told, lines=lines)
+    document = {"archive": str(args.to), "sha256": digest, **to_doc(manifest)}
+    return Answer(document=document, lines=lines)
 
 
 def _redacted(
@@ -148,13 +148,13 @@ def _redacted(
 
 
 def _unpack(asked: Asked) -> Answer:
-    said = asked.options
-    manifest, folders = archive.unpack(said.archive, said.to)
+    args = asked.options
+    manifest, folders = archive.unpack(args.archive, args.to)
     lines = [f" {len(manifest.files)} files, every one as it was packed"]
     for packed, folder in zip(manifest.runs, folders, strict=True):
         shown = text.shown(folder)
         if packed.redacted_from:
             lines.append(f" {packed.run}: without names, of the chain {packed.redacted_from[:16]}")
         lines += [f" verify  scaleproof verify {shown}", f" report  scaleproof report {shown}"]
-    told = {"folders": [str(f) for f in folders], **to_doc(manifest)}
-    return Answer(document=told, lines=lines)
+    document = {"folders": [str(f) for f in folders], **to_doc(manifest)}
+    return Answer(document=document, lines=lines)

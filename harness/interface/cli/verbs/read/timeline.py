@@ -245,9 +245,9 @@ def _by_number(path: Path) -> list[tuple[int, str]]:
 
 def _named(trace: Trace) -> Trace:
     """A trace that does not say its rank, with that of its file's name, and a note of it."""
-    found = re.findall(r"rank[-_]?(\d+)", Path(trace.path).name)
-    by = "its file's name" if found else "the order of the files"
-    rank = int(found[-1]) if found else -1
+    numbers = re.findall(r"rank[-_]?(\d+)", Path(trace.path).name)
+    by = "its file's name" if numbers else "the order of the files"
+    rank = int(numbers[-1]) if numbers else -1
     return replace(trace, rank=rank, notes=(*trace.notes, f"its rank is from {by}"))
 
 

@@ -117,9 +117,9 @@ def act(asked: Asked) -> Answer:
 
 def _sign(folder: Path, key: Path) -> Answer:
     """Only what verifies is signed."""
-    if found := verify(load(folder), folder).differences:
+    if differences := verify(load(folder), folder).differences:
         raise RecordError(
-            f"this run does not verify: {found[0]}",
+            f"this run does not verify: {differences[0]}",
             where=str(folder),
             fix=f"scaleproof verify {folder}",
         )

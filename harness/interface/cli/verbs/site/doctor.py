@@ -159,8 +159,8 @@ def engines(known: Mapping[str, Entry]) -> list[Finding]:
     out = []
     for name, entry in known.items():
         here = make(entry).probe()
-        told = f"here {here.version}".strip() if here.available else f"not here: {here.reason}"
-        out.append(Finding(check=f"engine {name}", level=Level.OK, text=told))
+        state = f"here {here.version}".strip() if here.available else f"not here: {here.reason}"
+        out.append(Finding(check=f"engine {name}", level=Level.OK, text=state))
     return out
 
 
@@ -180,11 +180,11 @@ def _attach(asked: Asked) -> Answer:
         time.sleep(PAUSE_S)
     lasted = time.monotonic() - began
     used = {r.rank: (ranks.cpu_s(r.pid) - cpu[r.rank]) / lasted for r in job}
-    found = {rank: tally(stacks) for rank, stacks in seen.items() if stacks}
+    tallies = {rank: tally(stacks) for rank, stacks in seen.items() if stacks}
     told = [
-        {**to_doc(r), "cores": used[r.rank], "activity": to_doc(found.get(r.rank))} for r in job
+        {**to_doc(r), "cores": used[r.rank], "activity": to_doc(tallies.get(r.rank))} for r in job
     ]
-    return Answer(document={"ranks": told}, lines=_seen(job, found, used))
+    return Answer(document={"ranks": told}, lines=_seen(job, tallies, used))
 
 
 def _seen(
@@ -206,6 +206,6 @@ def _seen(
         out.append(f" {missing} more ranks run elsewhere")
     for rank, looks in found.items():
         lines = ", ".join(f"{line} ({n}x)" for line, n in looks.lines.items() if line)
-        told = f" rank {rank}   in {looks.count} looks at {lines or 'no line of its own'}"
-        out += text.wrap(told, text.columns(), 8)
+        message = f" rank {rank}   in {looks.count} looks at {lines or 'no line of its own'}"
+        out += text.wrap(message, text.columns(), 8)
     return [*out, " shares of looks at each rank's main thread; nothing here is a verdict"]

@@ -77,8 +77,8 @@ def _more(entry: Entry, known: Catalogue) -> list[str]:
     if supports.needs:
         models = known.entries["models"].values()
         able = [m.name for m in models if not supports.misses(m.head, supports.precisions[0])]
-        told = f"{', '.join(able) or 'none'} ({', '.join(supports.needs)} in their heads)"
-        out.append(f"trains: {told}")
+        message = f"{', '.join(able) or 'none'} ({', '.join(supports.needs)} in their heads)"
+        out.append(f"trains: {message}")
     if set(supports.precisions) != set(USUAL):
         out.append(f"precisions: {', '.join(supports.precisions)}")
     if len(supports.dims) > 1:

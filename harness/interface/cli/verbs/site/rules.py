@@ -73,23 +73,23 @@ def act(asked: Asked) -> Answer:
         run = rejudge(load(asked.options.run), rules)
         lines = [RuleLine(rule=r, judges=_verdicts(r, run)) for r in rules]
     width = columns()
-    told = table(_COLUMNS, lines, width)
+    shown = table(_COLUMNS, lines, width)
     if asked.options.run is not None:
         idle = sum(line.judges == "nothing" for line in lines)
-        told += [f" {idle} of {len(lines)} rules judge nothing of this run"] if idle else []
+        shown += [f" {idle} of {len(lines)} rules judge nothing of this run"] if idle else []
     for rule, other in vacuous.implied(rules):
         why = f" {rule.name} cannot fail while {other.name} holds ({other.metric} {other.bound})"
-        told += wrap(why, width, 1)
+        shown += wrap(why, width, 1)
     document = [{"rule": to_doc(line.rule), "judges": line.judges} for line in lines]
-    return Answer(document=document, lines=told)
+    return Answer(document=document, lines=shown)
 
 
 def _cases(rule: Threshold, known: Catalogue) -> str:
     """The families of cases that a rule is about: its name if it is one, else how many."""
     if command := metrics.metric(rule.metric).measured_by:
         return f"what {command} measures"
-    found = vacuous.matching(rule.case, vacuous.families(known))
-    return found[0] if len(found) == 1 else f"{len(found)} families of cases"
+    families = vacuous.matching(rule.case, vacuous.families(known))
+    return families[0] if len(families) == 1 else f"{len(families)} families of cases"
 
 
 def _verdicts(rule: Threshold, run: RunRecord) -> str:

@@ -38,10 +38,10 @@ from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
 from harness.training.rank import counted, handed, invariants, took_effect
-from harness.training.rank.asked import asked
 from harness.training.rank.ceiling import ceiling
 from harness.training.rank.counted import STEPS, Seen
 from harness.training.rank.handed import STEPS_PER_EPOCH
+from harness.training.rank.inquiries import inquiries
 from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale, snapshot
 from harness.training.rank.setup import Rank
 from harness.training.rank.simulated import Simulated
@@ -391,7 +391,7 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
     supports = loaded.supports
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
     ids = sampler.ids(0, ctx.shard)
-    who = asked(loaded)
+    who = inquiries(loaded)
     with who.noted():
         trainer = loaded.build(case, ctx, case.seed)
         loss = trainer.step(own_batch(loaded, ctx, ids))

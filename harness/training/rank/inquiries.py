@@ -32,7 +32,7 @@ _READS: frozenset[CodeType] = frozenset(
 )
 
 
-class Asked:
+class Inquiries:
     """Who asked, as ``file.py:line``; ``allowed`` are files that may, ``model`` is none of them."""
 
     def __init__(self, model: str, allowed: Sequence[str]) -> None:
@@ -80,7 +80,7 @@ class Asked:
         return Check(name="model.knows_no_world", ok=not self.where, detail=detail)
 
 
-def asked(loaded: Loaded) -> Asked:
+def inquiries(loaded: Loaded) -> Inquiries:
     """Of a case: its strategy, its codec and its input may ask."""
     files = {kind: str(module.__file__) for kind, module in loaded.modules.items()}
-    return Asked(files["model"], [file for kind, file in files.items() if kind != "model"])
+    return Inquiries(files["model"], [file for kind, file in files.items() if kind != "model"])

@@ -55,7 +55,8 @@ def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
         streamed = too_large_for_one(run.described[arm.case.hash], arm.case, run.machine)
         if streamed:
             steps = min(steps, references.STREAMED_STEPS)
-        if _known(run, arm) >= steps:
+        replicates = 0 if streamed else _replicates(run, wanted.key)
+        if _known(run, arm, replicates) >= steps:
             continue
         if streamed and not _host_holds(run, arm):
             _note(run, arm, "the plain model does not fit here: losses are not compared")
@@ -63,7 +64,6 @@ def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
         if streamed:
             what = f"the losses of the first {steps} steps are compared"
             _note(run, arm, f"the plain model does not fit in one device: {what}")
-        replicates = 0 if streamed else _replicates(run, wanted.key)
         known = out.get(wanted.key, Wanted(arm, 0, streamed, replicates))
         out[wanted.key] = replace(known, steps=max(steps, known.steps))
     return list(out.values())
@@ -89,10 +89,15 @@ def _note(run: Run, arm: Arm, text: str) -> None:
     run.notes += [note for note in [f"{arm.case.id}: {text}"] if note not in run.notes]
 
 
-def _known(run: Run, arm: Arm) -> int:
-    """Steps of the reference that is there; one that failed is not tried again."""
+def _known(run: Run, arm: Arm, replicates: int) -> int:
+    """Steps of the reference that is there; one that failed is not tried again.
+
+    One without replicates is none for a case that needs them: else its limit would be 2 %.
+    """
     launch = references.launch_of(run.launches, run.described, arm.case.hash)
     if launch is None:
         return 0
     curve = references.curve(run.folder, run.launches, run.described, arm.case.hash)
-    return 2**31 if curve is None else len(curve.losses)
+    if curve is None:
+        return 2**31
+    return 0 if replicates and curve.replicates is None else len(curve.losses)

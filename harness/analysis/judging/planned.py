@@ -6,6 +6,7 @@ against the very same training without parallelism.
 
 from collections.abc import Iterator
 
+from harness.base.documents import fields_of
 from harness.cases import Arm, CaseSpec, Contrast, Plan, Role, metrics, recipes
 
 
@@ -73,6 +74,5 @@ def _ideal(contrast: Contrast, subject: Arm, baseline: list[Arm]) -> float:
 
 def _unlike(case: CaseSpec, promised: CaseSpec) -> Iterator[str]:
     """The fields in which two cases differ."""
-    for name, value in vars(case).items():
-        if value != vars(promised).get(name) and not name.startswith("_"):
-            yield name
+    fields = fields_of(promised)
+    yield from (name for name, value in fields_of(case).items() if value != fields[name])

@@ -88,12 +88,16 @@ class Shares:
 
         It is too small where the error can't be the reason.
         """
+        if self._steps and not self.blocks:  # a short training: all of it
+            self.blocks.append(self._fitted())
         looks = [
             (fit, f"in steps {number * BLOCK} to {number * BLOCK + BLOCK - 1}")
             for number, fit in enumerate(self.blocks)
         ]
         if self.blocks:
             looks.append((_mean(self.blocks), f"in {len(self.blocks)} blocks of {BLOCK} steps"))
+        if not looks:
+            return Check(name="codec.shares", ok=False, detail="no gradient went through the codec")
         worst = Check(name="codec.shares", ok=True, value=1.0, limit=LEAST)
         for fit, when in looks:
             even = max(sum(fit.shares) / len(fit.shares), 0.0)

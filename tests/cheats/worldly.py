@@ -16,6 +16,7 @@ from harness.training.models.mlp import batch, flops  # noqa: F401
 
 SIZES = {"nano": dict(d=64, layers=8, classes=16, batch=8)}
 KNOBS = dict(asks="nothing")
+CALLS: list[int] = []
 
 
 def alone(asks: str) -> bool:
@@ -25,6 +26,9 @@ def alone(asks: str) -> bool:
         return get_world_size() == 1
     if asks == "group":
         return dist.group.WORLD is not None and dist.group.WORLD.size() == 1
+    if asks == "late":  # when the gate has long been passed
+        CALLS.append(1)
+        return len(CALLS) > 12 and get_world_size() == 1
     if asks == "variable":
         return os.environ.get("WORLD_SIZE", "1") == "1"
     return False

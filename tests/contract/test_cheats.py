@@ -109,6 +109,13 @@ def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
     assert ("worldly.py:" in failure) is (asks != "nothing")
 
 
+def test_a_model_that_asks_late_is_seen_in_its_reference(stand: Stand) -> None:
+    plan, described = stand.described("ddp/worldly-nano", knobs={"worldly.asks": "late"})
+    (reference,) = stand.launch(plan, described, Purpose.REFERENCE)
+    check = reference.ranks[0].checks[0]
+    assert check.name == "model.knows_no_world" and not check.ok and "worldly.py:" in check.detail
+
+
 @pytest.mark.parametrize(("data_seed", "seen"), [(0, False), (20_261_125, True)])
 def test_what_is_trained_before_the_clock_is_of_other_samples(
     stand: Stand, data_seed: int, seen: bool
@@ -197,7 +204,7 @@ def test_a_codec_that_leaves_gradients_out_is_seen_by_its_shares(
     purposes = (Purpose.GATE, Purpose.REFERENCE, Purpose.TIMED)
     gate, reference, timed = stand.launch(plan, described, *purposes)
     assert gate_failure(gate) is None and not timed.wrong, "neither sees it"
-    (check,) = reference.ranks[0].checks
+    check = reference.ranks[0].checks[-1]
     assert check.name == "codec.shares" and check.ok is (how == "honest"), check
     assert how == "honest" or seen in check.detail, check
 

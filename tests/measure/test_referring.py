@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from harness.analysis.judging import obstacles
+from harness.analysis.samples import references
 from harness.cases import CaseSpec, Catalogue, Device, Protocol, Settings, Site
 from harness.cases.recipes import ladder
 from harness.cases.targets import normalise
@@ -14,7 +17,7 @@ from harness.measure import referring
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
-from harness.record import Described, Purpose, Status
+from harness.record import Described, Purpose, RunRecord, Status
 
 
 @pytest.mark.full
@@ -42,3 +45,21 @@ def test_what_fits_nowhere_is_compared_in_its_first_steps(
     assert {x.compared for x in run.launches if x.purpose is Purpose.TIMED and x.arm == "@2"} == {2}
     assert any("does not fit in one device: the losses of the first 2" in n for n in run.notes)
     assert verdict.status is Status.RECORDED, verdict.detail
+
+
+@pytest.mark.parametrize(("limit", "replicates", "known"), [(0.0, 0, 16), (2e-2, 3, 0)])
+def test_a_reference_without_replicates_is_none_for_a_case_that_needs_them(
+    sample_run: RunRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: float,
+    replicates: int,
+    known: int,
+) -> None:
+    """A case that must be equal to the bit trained it first: else 2 % would do for the other."""
+    launch = next(x for x in sample_run.launches if x.purpose is Purpose.REFERENCE)
+    curve = references.LossCurve(losses=np.zeros(16), limit=limit)
+    monkeypatch.setattr(references, "launch_of", lambda *of: launch)
+    monkeypatch.setattr(references, "curve", lambda *of: curve)
+    arm = sample_run.plans[0].arm("@2")
+    run = SimpleNamespace(launches=[launch], described={}, folder=Path())
+    assert referring._known(run, arm, replicates) == known  # type: ignore[arg-type]

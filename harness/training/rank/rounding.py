@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from harness.cases import CaseSpec, Compiled
 
 
-class Usual:
+class Rounding:
     """The reference itself."""
 
     def case(self, case: CaseSpec) -> CaseSpec:
@@ -30,7 +30,7 @@ class Usual:
         return own
 
 
-class Otherwise(Usual):
+class OtherRounding(Rounding):
     """A replicate. ``coarse``: what is computed or exchanged is cast to 16 bits on the way."""
 
     def __init__(self, device: torch.device, seed: int, *, coarse: bool) -> None:

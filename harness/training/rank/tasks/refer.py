@@ -27,8 +27,9 @@ from harness.training.context import Loaded, RankContext, build_model, load
 from harness.training.feeds import Feed
 from harness.training.hooks import Hook, Late
 from harness.training.observe.memory import Memory
+from harness.training.rank.inquiries import inquiries
 from harness.training.rank.oracle import Oracle, added, shaped
-from harness.training.rank.rounding import Otherwise, Usual
+from harness.training.rank.rounding import OtherRounding, Rounding
 from harness.training.rank.setup import Rank
 from harness.training.rank.shares import Shares
 from harness.training.rank.simulated import Simulated
@@ -50,7 +51,7 @@ class Training:
     model: nn.Module
     batches: Batches
     steps: int
-    rounding: Usual
+    rounding: Rounding
     shares: Shares | None
 
 
@@ -71,7 +72,7 @@ def run(task: Refer, rank: Rank) -> RankRecord:
         of_shard = dataclasses.replace(ctx, shard=shard)
         return loaded.feed(rank.source(loaded, of_shard, task.steps), plain=True)
 
-    def losses(rounding: Usual, shares: Shares | None = None) -> list[float]:
+    def losses(rounding: Rounding, shares: Shares | None = None) -> list[float]:
         nonlocal made
         with torch.device("cpu") if task.streamed else ctx.device:
             model = build_model(loaded, rounding.case(case), case.seed)
@@ -92,10 +93,15 @@ def run(task: Refer, rank: Rank) -> RankRecord:
             seen.append(loss)
         return seen
 
-    shares = None if ctx.compressor is None or alone else Shares(ctx)
-    usual = losses(Usual(), shares)
+    coded = ctx.compressor is not None and case.phase is not Passes.FORWARD
+    shares = Shares(ctx) if coded and not alone else None
+    who = inquiries(loaded)
+    with who.noted():  # a model may ask late, when its gate has long been passed
+        usual = losses(Rounding(), shares)
     replicates = [
-        losses(Otherwise(ctx.device, seed=number * ctx.world_size + ctx.rank, coarse=task.coarse))
+        losses(
+            OtherRounding(ctx.device, seed=number * ctx.world_size + ctx.rank, coarse=task.coarse)
+        )
         for number in range(task.replicates)
     ]
     zeros = np.zeros(task.steps)
@@ -107,7 +113,7 @@ def run(task: Refer, rank: Rank) -> RankRecord:
         step_s=zeros,
         replicates=np.array(replicates) if replicates else None,
     )
-    checks = () if shares is None else (shares.check(),)
+    checks = (who.check(), *([] if shares is None else [shares.check()]))
     return rank.record(WhatRan(module=made), memory, samples=samples, checks=checks)
 
 

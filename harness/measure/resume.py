@@ -1,9 +1,9 @@
 """Going on with an interrupted run."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.base import digests
 from harness.base.errors import RecordError
 from harness.cases import Site
 from harness.host.environment import changes_speed, recorded
@@ -60,11 +60,12 @@ def _edited(run: RunRecord) -> Iterator[str]:
             yield f"{name} is {here.get(name, 'not set')}, and was {there.get(name, 'not set')}"
     ranks = (rank for launch in run.launches for rank in launch.ranks)
     sources = {name: digest for rank in ranks for name, digest in (rank.sources or {}).items()}
+    if sources.get("scaleproof", digests.of_package()) != digests.of_package():
+        yield "scaleproof was changed"
     for name, digest in sources.items():
-        path = Path(run.settings.folder or ".") / name
-        if not name.endswith(".py") or not path.is_file():
-            continue  # of another node, or of a copy that a launch had
-        if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(digest):
+        here_now = digests.of_file(Path(run.settings.folder or ".") / name)
+        # None is there of another node's, or of a copy that a launch had.
+        if name.endswith(".py") and here_now not in ("", digest):
             yield f"{name} was edited"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,7 +14,9 @@ from typing import TypeVar
 import pytest
 
 from harness.host import machine
+from harness.measure import resume
 from harness.measure.resume import unfinished
+from harness.record import RunRecord
 
 T = TypeVar("T")
 STRATEGY = '''
@@ -80,8 +83,8 @@ def test_a_run_is_not_gone_on_with_when_its_files_were_edited(folder: Path) -> N
         process.kill()
     before = (folder / "own/helper.py").read_text()
     (folder / "own/helper.py").write_text(before + "# faster\n")
-    resume = [sys.executable, "-m", "harness", "run", "--resume", str(run)]
-    done = subprocess.run(resume, cwd=folder, capture_output=True, text=True, check=False)
+    words = [sys.executable, "-m", "harness", "run", "--resume", str(run)]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert (
         done.returncode == 4 and "own/helper.py was edited since the run was begun" in done.stderr
     )
@@ -90,11 +93,26 @@ def test_a_run_is_not_gone_on_with_when_its_files_were_edited(folder: Path) -> N
     assert unfinished(run, machine.detect()).launches
 
 
-def test_another_torch_is_another_run(sample_run: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_torch_is_another_run(
+    sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Versions are of the interpreter that goes on."""
-    from harness.measure import resume
-
     now = {**machine.software(), "torch": "9.9"}
     monkeypatch.setattr(resume, "software", lambda: now)
-    (why, *_) = resume._edited(sample_run)  # type: ignore[arg-type]
+    (why, *_) = resume._edited(sample_run)
     assert why.startswith("torch is 9.9, and was ")
+
+
+def test_another_scaleproof_is_another_run(
+    sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own files vouch for what is measured: edited ones are another instrument."""
+    monkeypatch.setattr(resume, "software", lambda: dict(sample_run.software))
+    monkeypatch.setattr(resume, "recorded", lambda: dict(sample_run.environment))
+    first = sample_run.launches[0]
+    ranks = [dataclasses.replace(r, sources={"scaleproof": "0" * 16}) for r in first.ranks]
+    run = dataclasses.replace(
+        sample_run, launches=(dataclasses.replace(first, ranks=tuple(ranks)),)
+    )
+    assert list(resume._edited(sample_run)) == []
+    assert list(resume._edited(run)) == ["scaleproof was changed"]

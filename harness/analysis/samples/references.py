@@ -16,7 +16,7 @@ STREAMED_STEPS = 2
 #: Trainings more that a reference has where rounding changes its losses.
 REPLICATES = 3
 #: So many times farther than any replicate so far: a single loss, and the root mean square of the
-#: losses of a block of steps. Honest launches stay below a third of that
+#: losses of a block of steps. Honest launches stay below 0.35 of that
 #: (``tests/acceptance/honest.py``); in 16 bits the least that trains too little is at 1.2 times
 #: (``tests/contract/test_cheats.py``).
 SINGLE, COURSE = 10.0, 4.0

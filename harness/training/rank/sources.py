@@ -5,7 +5,6 @@ if they loaded the same.
 """
 
 import functools
-import hashlib
 import site
 import sys
 import sysconfig
@@ -13,10 +12,8 @@ from pathlib import Path
 
 import torch
 
+from harness.base import digests
 from harness.base.programs import PACKAGE
-
-#: Digits of a digest that are kept.
-DIGITS = 16
 
 
 def sources() -> dict[str, str]:
@@ -25,27 +22,10 @@ def sources() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"scaleproof": package(), "torch": str(torch.__version__)}
+    versions = {"scaleproof": digests.of_package(), "torch": str(torch.__version__)}
     if torch.cuda.is_initialized():
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return versions
-
-
-@functools.cache
-def package() -> str:
-    """The digest of all Python files of this package: the agent's ranks inherit it."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
-    return digest.hexdigest()[:DIGITS]
-
-
-def file_digest(path: Path) -> str:
-    """Of a file's bytes; empty if it is gone."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
-    except OSError:
-        return ""
 
 
 def _user_files() -> dict[str, str]:
@@ -58,7 +38,7 @@ def _user_files() -> dict[str, str]:
         and not name.startswith(("torch.", "triton."))
     }
     return {
-        str(path.relative_to(here) if path.is_relative_to(here) else path): file_digest(path)
+        str(path.relative_to(here) if path.is_relative_to(here) else path): digests.of_file(path)
         for path in sorted(loaded)
         if path.suffix == ".py" and not any(path.is_relative_to(other) for other in _installed())
     }

@@ -188,7 +188,7 @@ def test_a_codec_that_is_one_percent_short_is_not_unbiased(stand: Stand) -> None
     ("how", "seen"),
     [
         ("honest", ""),
-        ("lazy", "of an even share of rank 0's"),
+        ("lazy", "nothing was handed on in the last 12 steps"),
         ("negated", "of an even share of rank 0's"),
         ("leader", "of an even share of rank"),
         ("absent", "of an even share of rank 2's"),

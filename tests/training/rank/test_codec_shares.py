@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,25 +14,40 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from harness.training.rank import shares
-from harness.training.rank.shares import BLOCK, LEAST, Shares
+from harness.training.rank.shares import BLOCK, LEAST, Fit, Shares, Sums
 
 NUM_ELEMENTS = 4_000
 
 
-def fitted(gradients: Tensor, made: Tensor) -> Shares:
-    """Shares of a block of equal steps; ``gradients`` (ranks, elements)."""
-    context: Any = SimpleNamespace(world_size=len(gradients), device=torch.device("cpu"))
-    looked_at = Shares(context)
+class Gathered(Shares):
+    """All ranks' shares in one process; every rank has the same gradient in every step."""
 
-    def gathered(every: list[Tensor], _: Tensor) -> None:
-        for out, gradient in zip(every, gradients, strict=True):
-            out.copy_(BLOCK * gradient)
+    def __init__(self, gradients: Tensor) -> None:
+        context: Any = SimpleNamespace(world_size=len(gradients), device=torch.device("cpu"))
+        super().__init__(context)
+        self.gradients = gradients
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shares.dist, "all_gather", gathered)
-        for _ in range(BLOCK):
-            looked_at.add([gradients[0]], [made])
+    def _fitted(self, sums: Sums) -> Fit:
+        def gathered(every: list[Tensor], _: Tensor) -> None:
+            for out, gradient in zip(every, self.gradients, strict=True):
+                out.copy_(sums.steps * gradient)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(shares.dist, "all_gather", gathered)
+            return super()._fitted(sums)
+
+
+def steps_of(gradients: Tensor, made: Sequence[Tensor]) -> Shares:
+    """Shares of a training whose steps have the same ``gradients`` (ranks, elements)."""
+    looked_at = Gathered(gradients)
+    for step in made:
+        looked_at.add([gradients[0]], [step])
     return looked_at
+
+
+def fitted(gradients: Tensor, made: Tensor) -> Shares:
+    """Shares of a block of equal steps."""
+    return steps_of(gradients, [made] * BLOCK)
 
 
 def drawn(ranks: int, seed: int) -> Tensor:
@@ -61,6 +77,23 @@ def test_noise_of_any_size_is_no_rank_that_is_left_out(ranks: int, noise: float,
     assert fitted(gradients, made).check().ok
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    ranks=st.integers(2, 6),
+    kept=st.floats(0.01, 1),
+    alike=st.floats(0, 4),
+    seed=st.integers(0, 1000),
+)
+def test_what_is_owed_is_no_rank_that_is_left_out(
+    ranks: int, kept: float, alike: float, seed: int
+) -> None:
+    """Its largest elements are handed on, however alike the gradients of the ranks are."""
+    gradients = drawn(ranks, seed) + alike * drawn(1, seed + 1)
+    mean = gradients.mean(0)
+    least = mean.abs().topk(int(kept * NUM_ELEMENTS)).values[-1]
+    assert fitted(gradients, mean * (mean.abs() >= least)).check().ok
+
+
 @pytest.mark.parametrize(
     ("weights", "ok"),
     [
@@ -84,6 +117,46 @@ def test_a_rank_without_samples_and_losses_that_are_not_finite_are_no_codecs_fau
     assert fitted(gradients, gradients.mean(0)).check().ok
     gradients[1, 0] = math.nan
     assert fitted(gradients, gradients.mean(0)).check().ok
+
+
+@pytest.mark.parametrize(
+    ("handed_on", "ok"),
+    [
+        ("1" * 16, True),
+        ("0" * 7, True),  # too short to tell
+        ("0" * 16, False),
+        ("1" * 16 + "0" * 7, True),
+        ("1" * 16 + "0" * 8, False),
+        ("00001" * 4 + "0" * 8, True),
+        ("00001" * 4 + "0" * 11, False),
+        ("0" * 20 + "1" + "0" * 20, True),
+    ],
+)
+def test_a_codec_is_silent_for_good_after_twice_its_longest_silence(
+    handed_on: str, ok: bool
+) -> None:
+    gradients = drawn(2, 1)
+    looked_at = steps_of(gradients, [int(step) * gradients.mean(0) for step in handed_on])
+    check = looked_at.check()
+    assert check.ok is ok
+    assert ok or check.detail.startswith("nothing was handed on in the last ")
+
+
+def test_a_lossy_codec_of_one_rank_is_seen_over_all_steps() -> None:
+    """What a block owes is too much to tell; over many blocks it comes."""
+    owed = torch.zeros(NUM_ELEMENTS)
+    generator = torch.Generator().manual_seed(1)
+    gradients = torch.randn(2, NUM_ELEMENTS, generator=generator)
+    made = []
+    for _ in range(40 * BLOCK):
+        owed += gradients[0]
+        kept = owed * (owed.abs() >= owed.abs().topk(NUM_ELEMENTS // 20).values[-1])
+        owed -= kept
+        made.append(kept)
+    looked_at = steps_of(gradients, made)
+    check = looked_at.check()
+    assert not check.ok and "rank 1's gradients" in check.detail and "all 320" in check.detail
+    assert math.inf not in looked_at.blocks[0].errors
 
 
 def test_a_large_gradient_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:

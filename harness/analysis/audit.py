@@ -157,7 +157,9 @@ def _stalled(run: RunRecord) -> Iterator[str]:
 
 
 def _flaked(run: RunRecord) -> Iterator[str]:
-    """What was launched once more had ended by what passes, and no plan had that twice."""
+    """What was launched once more had ended by what passes; no plan had that twice, but for nodes
+    that were lost: those end the plan, and say nothing of it.
+    """
     for plan, own in sorted(run.by_plan.items()):
         slots: dict[str, list[LaunchRecord]] = {}
         for x in (x for x in own if x.purpose is Purpose.FLAKED):
@@ -165,8 +167,9 @@ def _flaked(run: RunRecord) -> Iterator[str]:
         for launches in slots.values():
             if not any(x.passing for x in launches):
                 yield f"{launches[0].launch} was launched once more, but nothing had ended it"
-        if len(slots) > FLAKES:
-            yield f"launches of plan {plan} were launched once more {len(slots)} times"
+        times = sum(not any(x.lost for x in launches) for launches in slots.values())
+        if times > FLAKES:
+            yield f"launches of plan {plan} were launched once more {times} times"
 
 
 def _seats(run: RunRecord) -> Iterator[str]:
@@ -174,15 +177,13 @@ def _seats(run: RunRecord) -> Iterator[str]:
     plans = {p.hash: p for p in run.plans}
     slots: dict[str, list[LaunchRecord]] = {}
     apart = (Purpose.REFERENCE, Purpose.ROUND)
-    for x in (x for x in run.launches if x.hosts and x.purpose not in apart):
+    for x in (x for x in run.launches if x.hosts and x.asked not in apart):
         slots.setdefault(x.slot or x.launch, []).append(x)
     for launches in slots.values():
         first = launches[0]
         plan = plans[first.plan]
         names = tuple(x.arm for x in launches)
-        again = first.purpose in (Purpose.STALLED, Purpose.FLAKED)
-        purpose = Purpose.TIMED if again else first.purpose
-        draw = packing.lot(plan.protocol.seed, purpose, first.attempt, first.turn, names)
+        draw = packing.lot(plan.protocol.seed, first.asked, first.attempt, first.turn, names)
         worlds = [plan.arm(name).case for name in names]
         seats = packing.seats(worlds, run.settings.nodes, draw) or []
         drawn = [(s.hosts, s.devices if first.slot else ()) for s in seats]

@@ -186,7 +186,7 @@ def _launch(
     cut, case = run.window(plan, launch).cut, plan.arm(launch.arm).case
     try:
         samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
-        compared = launch.purpose in references.COMPARED
+        compared = launch.asked in references.COMPARED
         curve = curves.of(launch.case) if compared else None
     except RecordError as error:
         return _Launch(differences=(str(error),))

@@ -58,6 +58,10 @@ class LaunchError(ScaleproofError):
     exit = Exit.ERROR
 
 
+class LostError(LaunchError):
+    """A world or an agent that ended by what may not come again: it is worth a second try."""
+
+
 class BusyError(ScaleproofError):
     """A host that other work kept so busy that nothing could be measured: nobody's fault."""
 

@@ -14,9 +14,18 @@ AGENT = f"{TRAINING}.agent.agent"
 TORCHRUN_RANK = f"{TRAINING}.rank.under_torchrun"
 SWITCH = "harness.launch.emulation.switch"
 
+#: How Python runs a module of this package: a user's ``secrets.py`` in the working folder must not
+#: be taken for the standard library's. What is no script's finds that folder last (``own_folder``).
+MODULE = ("-P", "-m")
+
 #: The folder of this package, and the one that a program needs on its path to import it.
 PACKAGE = Path(__file__).parents[1]
 ROOT = PACKAGE.parent
+
+
+def own_folder() -> None:
+    """Let this program find what lies in its working folder, after everything else."""
+    sys.path.append(str(Path.cwd()))
 
 
 def path() -> str:

@@ -30,7 +30,7 @@ def agent_command(
     """An agent of this package, behind ``prefix`` (a namespace to enter, for example)."""
     return Command(
         nodes=(node,),
-        argv=(*prefix, python, "-m", programs.AGENT, *options),
+        argv=(*prefix, python, *programs.MODULE, programs.AGENT, *options),
         env={**importable(), **env},
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from harness.base.documents import Json, from_doc, to_doc
-from harness.base.errors import LaunchError
+from harness.base.errors import LaunchError, LostError
 from harness.cases import CaseSpec
 from harness.launch.cluster import WAITS
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
@@ -79,14 +79,27 @@ class Fleet:
     def ready(self, watch: Watch = lambda here, wanted, says: None) -> None:
         """Wait until every node's agent has imported torch; LaunchError names those that did not.
 
-        Time in a scheduler's queue is no part of ``join_s``.
+        Where one was lost before that, all are started once more. Time in a scheduler's queue is no
+        part of ``join_s``.
         """
         self.start()
         try:
-            (self._mend if self._met else self._meet)(watch)
+            if self._met:
+                self._mend(watch)
+            else:
+                self._meet_twice(watch)
         except BaseException:  # Ctrl-C in a queue, too: no job may be left
             self.close()
             raise
+
+    def _meet_twice(self, watch: Watch) -> None:
+        try:
+            self._meet(watch)
+        except LostError as error:
+            self.close()
+            self.start()
+            self._meet(watch)
+            self.notes.append(f"{error.what}; all agents were started once more")
 
     def _meet(self, watch: Watch) -> None:
         since = looked_at = time.monotonic()
@@ -120,7 +133,8 @@ class Fleet:
             late = time.monotonic() - since > self._join_s
             if lost or state is State.ENDED or late:
                 passed = f"{self._join_s:.0f} s have passed" if late else ""
-                raise absent(self._links, self.num_agents, says or passed)
+                error = LostError if lost else LaunchError
+                raise absent(self._links, self.num_agents, says or passed, error)
             watch(len(self._links) - len(silent), self.num_agents, says)
         if self._listener is not None:  # nobody else is wanted
             self._listener.close()
@@ -264,14 +278,16 @@ def _ended(world: Running, ear: Ear, lost_s: float) -> Ended:
     )
 
 
-def absent(links: Sequence[AgentLink], wanted: int, says: str) -> LaunchError:
+def absent(
+    links: Sequence[AgentLink], wanted: int, says: str, kind: type[LaunchError] = LaunchError
+) -> LaunchError:
     """Some of the wanted agents never came: which ones, and what their engine ``says``."""
     here = [link.about.order for link in links if link.about is not None]
     missing = sorted(set(range(wanted)) - {*here}) if -1 not in here else []
     whose = f" (missing: nodes {ranges(missing)})" if missing else ""
     lost = [f"{link.name}: {link.lost}" for link in links if link.lost]
     lost = [*lost[:SHOWN], *([f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else [])]
-    return LaunchError(
+    return kind(
         f"{len(here)} of {wanted} agents are ready{whose}: "
         + "; ".join(lost or [says])
         + (f" ({says})" if lost and says else ""),

@@ -14,7 +14,7 @@ from harness.analysis.samples import bits, figures
 from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
-from harness.base.errors import LaunchError, ScaleproofError
+from harness.base.errors import LaunchError, LostError, ScaleproofError
 from harness.cases import CaseSpec, Catalogue, Compiled, Device, Entry, StandIn
 from harness.cases.plan import HORIZON
 from harness.host import nvml
@@ -37,6 +37,7 @@ from harness.launch.wire.messages import (
 from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
 from harness.record.fabric import label
+from harness.record.launch import PASSING
 from harness.record.store import load_samples, write_text
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
@@ -286,7 +287,8 @@ def _swept(
     """What one sweep left."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None:
-        return LaunchError(
+        error = LostError if cause.kind in PASSING else LaunchError
+        return error(
             f"the fabric sweep broke: rank {cause.rank}: {cause.message}",
             where=spec.case.world,
             expected="collectives that work",

@@ -15,7 +15,7 @@ from typing import Any
 from harness.analysis import forecast
 from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
-from harness.base.errors import ScaleproofError
+from harness.base.errors import LostError, ScaleproofError
 from harness.base.files import UnwrittenError
 from harness.base.numbers import rate
 from harness.cases import Arm, Plan, Role, Window, metrics
@@ -79,6 +79,11 @@ class Measurer:
     def broken(self, plan: Plan) -> ScaleproofError | None:
         """What kept a plan from being measured, if anything did."""
         return self._broken.get(plan.hash)
+
+    @property
+    def lost(self) -> bool:
+        """Whether nodes were lost for good: the run can be resumed when they are back."""
+        return any(isinstance(error, LostError) for error in self._broken.values())
 
     def verdicts(self, plan: Plan) -> tuple[Verdict, ...]:
         """A measured plan's verdicts; raises what kept it from being measured."""

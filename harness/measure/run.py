@@ -30,7 +30,7 @@ from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
 from harness.record.chain import STATED, Chain, Kind, bodies
 from harness.record.fabric import Suspects
-from harness.record.launch import FLAKES, STALLS, num_again
+from harness.record.launch import FLAKES, REPEATED, STALLS, num_again
 from harness.record.recovery import Played
 from harness.record.store import save
 
@@ -153,8 +153,9 @@ class Run:
     def enter(self, launches: Sequence[LaunchRecord]) -> list[LaunchRecord]:
         """Launches that ran at once and have ended, as they stand in the record.
 
-        Where the host stood still all of them are timed again, as they were seated; so they are
-        where one ended by what passes, as a node that was lost: one flake ends no plan of a night.
+        Where the host stood still all of them are timed again, as they were seated. They are
+        launched once more where one ended by what passes, as a rank that was killed: one flake ends
+        no plan of a night. A lost node says nothing of a case, however often one is lost.
         """
         before = [x for x in self.launches if x.plan in {y.plan for y in launches}]
         timed = all(x.purpose is Purpose.TIMED for x in launches)
@@ -162,14 +163,15 @@ class Run:
             stalls = num_again(before, Purpose.STALLED)
             if stalls < STALLS and all(x.usable or x.stood_still for x in launches):
                 launches = [replace(x, purpose=Purpose.STALLED) for x in launches]
-        flakes = num_again(before, Purpose.FLAKED)
-        if timed and flakes < FLAKES and any(x.passing for x in launches):
-            launches = [replace(x, purpose=Purpose.FLAKED) for x in launches]
-            self.notes += [
-                f"{x.launch}: {x.cause.message}; launched once more"
-                for x in launches
-                if x.passing and x.cause is not None
-            ]
+        again = num_again(before, Purpose.FLAKED) < FLAKES
+        passing = [x for x in launches if x.passing and x.cause is not None]
+        repeated = all(x.purpose in REPEATED for x in launches)
+        if passing and repeated and (again or all(x.lost for x in passing)):
+            launches = [replace(x, purpose=Purpose.FLAKED, intended=x.purpose) for x in launches]
+            for x in passing:
+                assert x.cause is not None
+                what_next = "launched once more" if again else "its plan ends, --resume goes on"
+                self.notes.append(f"{x.launch}: {x.cause.message}; {what_next}")
         self._link(Kind.LAUNCH, *launches)
         self.launches += launches
         return list(launches)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from harness.base.documents import from_doc
+from harness.base.errors import LostError
 from harness.base.packs import pack
 from harness.cases import CaseSpec, Catalogue, Device, Settings, Threshold
 from harness.host import admission
@@ -20,7 +21,8 @@ from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.measure.progress import Moment, Progress, waiting
 from harness.measure.run import Run
-from harness.record import LaunchRecord, RunRecord
+from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.record.launch import FLAKES, num_again
 
 
 def end_on_signals() -> None:
@@ -147,7 +149,22 @@ class Session:
             self.run.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
 
     def launch(self, orders: Sequence[Order], now: Moment) -> list[LaunchRecord]:
-        """Launch at once, enter in the record, and keep whoever watches informed."""
+        """Launch at once, enter in the record, and keep whoever watches informed.
+
+        What ended by a flake is launched once more; timed launches are by their block, which finds
+        them missing. LostError if nodes are lost again and again.
+        """
+        plan = orders[0].plan.hash
+        while True:
+            before = num_again((x for x in self.run.launches if x.plan == plan), Purpose.FLAKED)
+            entered = self._launch_once(orders, now)
+            flaked = [x for x in entered if x.purpose is Purpose.FLAKED]
+            if flaked and before >= FLAKES:
+                raise _lost(next(x for x in flaked if x.lost), self.run.folder)
+            if not flaked or orders[0].purpose is Purpose.TIMED:
+                return entered
+
+    def _launch_once(self, orders: Sequence[Order], now: Moment) -> list[LaunchRecord]:
         run, described = self.run, [self.run.described[o.arm.case.hash] for o in orders]
 
         def on_step(step: int) -> None:
@@ -176,3 +193,13 @@ class Session:
         """Stop the engine and its agents; whoever waits may go on with the run."""
         self.bench.fleets.close()
         self.run.release()
+
+
+def _lost(launch: LaunchRecord, folder: Path) -> LostError:
+    assert launch.cause is not None
+    return LostError(
+        f"a node was lost again: {launch.cause.message}",
+        where=launch.launch,
+        expected="nodes that stay",
+        fix=f"scaleproof run --resume {folder}",
+    )

@@ -6,12 +6,12 @@ from itertools import count
 
 from harness.analysis.judging.verdicts import of_series
 from harness.base.documents import Json
-from harness.base.errors import ScaleproofError
-from harness.cases import Plan, Site, StandIn
+from harness.base.errors import LostError, ScaleproofError
+from harness.cases import CaseSpec, Plan, Site, StandIn
 from harness.measure.confirming import confirm
 from harness.measure.progress import Moment
 from harness.measure.session import Session
-from harness.record import Purpose, Verdict
+from harness.record import Purpose, Row, Verdict
 from harness.record.fabric import label, shapes
 
 
@@ -82,5 +82,15 @@ class Sweeper:
                     last="",
                 )
                 self._session.progress.show(moment)
-                rows = self._session.bench.sweep(case, self._run.folder)
+                rows = self._swept(case)
                 self._run.swept([dataclasses.replace(row, attempt=attempt) for row in rows])
+
+    def _swept(self, case: CaseSpec) -> list[Row]:
+        """One sweep; one that ended by what passes is made once more."""
+        bench, folder = self._session.bench, self._run.folder
+        try:
+            return bench.sweep(case, folder)
+        except LostError as error:
+            self._run.notes.append(f"fabric: {error.what}; swept once more")
+            self._session.progress.note(self._run.notes[-1])
+            return bench.sweep(case, folder)

@@ -32,7 +32,8 @@ class Purpose(StrEnum):
 
     ``probe`` ones run a baseline alone and beside others. ``stalled`` ones were timed, but the host
     stood still while a scheduled stand-in waited: that says nothing of it, and it is timed again,
-    with those beside it. ``flaked`` ones ended by what passes, and were launched once more. A
+    with those beside it. ``flaked`` ones ended by what passes, and were launched once more: their
+    ``intended`` says what for. A
     ``round`` is one of two nodes, to find those that are slow. ``bits`` compares what ranks compute
     of the same micro-batches.
     """
@@ -49,6 +50,12 @@ class Purpose(StrEnum):
     RECOVERY = "recovery"
     ROUND = "round"
     BITS = "bits"
+
+
+#: Launches of a plan that are repeated after a flake: those that the others wait for.
+REPEATED = (
+    Purpose.GATE, Purpose.PILOT, Purpose.PROBE, Purpose.TIMED, Purpose.PROFILE, Purpose.REFERENCE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +192,14 @@ class LaunchRecord:
     devices: tuple[int, ...] = ()
     reached: Reached | None = None
     final_loss: float | None = None
+    intended: Purpose | None = None
+
+    @property
+    def asked(self) -> Purpose:
+        """What it was launched for, whatever became of it."""
+        if self.purpose in (Purpose.STALLED, Purpose.FLAKED):
+            return self.intended or Purpose.TIMED
+        return self.purpose
 
     @property
     def stood_still(self) -> bool:
@@ -202,6 +217,11 @@ class LaunchRecord:
         """Whether it ended by what may not come again."""
         failed = self.status is LaunchStatus.FAILED and self.cause is not None
         return failed and self.cause is not None and self.cause.kind in PASSING
+
+    @property
+    def lost(self) -> bool:
+        """Whether a node was lost under it, which says nothing of what it ran."""
+        return self.passing and self.cause is not None and self.cause.kind == "node"
 
     @property
     def usable(self) -> bool:

@@ -154,12 +154,12 @@ class RunRecord:
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""
-        if launch.purpose is Purpose.PROFILE:
+        if launch.asked is Purpose.PROFILE:
             return plan.profile(self.settings.outline)
         frozen = self.windows.get(plan.hash, {}).get(launch.arm)
-        if launch.purpose in (Purpose.PROBE, Purpose.ROUND):
+        if launch.asked in (Purpose.PROBE, Purpose.ROUND):
             return plan.window
-        if launch.purpose not in (Purpose.TIMED, Purpose.STALLED, Purpose.FLAKED):
+        if launch.asked is not Purpose.TIMED:
             return plan.pilot
         return frozen or plan.window
 

@@ -195,7 +195,7 @@ def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) ->
     if too_large_for_one(run.described[launch.case], case, run.machine):
         steps = min(steps, references.STREAMED_STEPS)
     ablated = plan.arm(launch.arm).role is Role.ABLATION if launch.plan == plan.hash else False
-    checked = launch.purpose in references.COMPARED and not ablated
+    checked = launch.asked in references.COMPARED and not ablated
     if trained is None or not checked or launch.compared >= steps:
         return None
     if trained.cause is not None and trained.cause.kind == "memory":

@@ -10,7 +10,7 @@ from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RunRe
 from harness.record.store import Samples, load_samples
 
 #: Launches whose losses are compared; pilots settle how long the reference has to be.
-COMPARED = (Purpose.TIMED, Purpose.STALLED, Purpose.FLAKED, Purpose.PROFILE)
+COMPARED = (Purpose.TIMED, Purpose.PROFILE)
 #: Steps of a reference whose model is too large for one device: its blocks come in turn.
 STREAMED_STEPS = 2
 #: Trainings more that a reference has where rounding changes its losses.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from harness.base import programs
 from harness.base.errors import ScaleproofError
 
 
@@ -28,7 +29,7 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
         "--trace-fork-before-exec=true",
         f"--output={results / 'scaleproof-%p'}",
         sys.executable,
-        "-m",
+        *programs.MODULE,
         "harness",
         *rest,
     ]

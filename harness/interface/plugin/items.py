@@ -304,7 +304,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     stopped = exitstatus == pytest.ExitCode.INTERRUPTED or scaling.interrupted
     try:
         if ours.run.plans or ours.run.recoveries:
-            whole = not (stopped or measurer.waiting)
+            whole = not (stopped or measurer.waiting or measurer.lost)
             scaling.record = ours.save(complete=whole)
     except UnwrittenError as error:
         scaling.unwritten = error

@@ -208,7 +208,7 @@ class EmulatedJob(Job):
                 *prefix,
                 "setpriv",
                 "--pdeathsig=KILL",
-                *(sys.executable, "-m", programs.SWITCH, json.dumps(plan)),
+                *(sys.executable, *programs.MODULE, programs.SWITCH, json.dumps(plan)),
             ],
             cwd=programs.ROOT,
             stdin=subprocess.DEVNULL,

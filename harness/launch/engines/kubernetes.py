@@ -65,7 +65,7 @@ def manifests(deployment: Deployment) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, autoescape=False
     )
-    command = [asked["python"], "-m", programs.AGENT, "--join", deployment.join]
+    command = [asked["python"], *programs.MODULE, programs.AGENT, "--join", deployment.join]
     return environment.get_template("kubernetes.yaml.jinja").render(
         **asked,
         environment=RANK_ENV,

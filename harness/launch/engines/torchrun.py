@@ -59,7 +59,7 @@ def commands(
     )
     return [
         [
-            *(sys.executable, "-m", "torch.distributed.run"),
+            *(sys.executable, *programs.MODULE, "torch.distributed.run"),
             f"--nnodes={len(nodes)}",
             f"--nproc-per-node={ranks}",
             "--rdzv-backend=c10d",
@@ -78,7 +78,11 @@ def commands(
 
 
 def environment() -> dict[str, str]:
-    ours = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    ours = {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONSAFEPATH": "1",  # as programs.MODULE
+    }
     return {**os.environ, **importable(), **ours}
 
 

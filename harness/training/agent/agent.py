@@ -36,7 +36,7 @@ import torch.profiler
 import torch.utils.checkpoint
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _preloaded  # noqa: F401
 
-from harness.base import digests
+from harness.base import digests, programs
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
 from harness.cases import Catalogue
@@ -264,6 +264,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, _stop if asked.fd is None else signal.SIG_IGN)
     if asked.parent:
         threads.die_with_parent(asked.parent, signal.SIGTERM)
+    programs.own_folder()
     processes.adopt()
     leftovers.sweep()
     with contextlib.ExitStack() as stack:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.distributed.pipelining  # noqa: F401  (loaded before the rank counts its modules)
 from torch.distributed.distributed_c10d import rendezvous
 
+from harness.base import programs
 from harness.base.documents import from_doc
 from harness.launch.wire import processes
 from harness.launch.wire.beats import Beats
@@ -25,6 +26,8 @@ def env_store() -> dist.Store:
 
 def main() -> None:
     """Read the place from torchrun's environment and do the launch."""
+    os.environ.pop("PYTHONSAFEPATH", None)  # no script's is it
+    programs.own_folder()
     program = int(os.environ[processes.FAMILY].partition("-")[0])
     if os.getppid() in (1, program):  # torchrun is gone already: nobody waits for this rank
         leave(1)

@@ -60,7 +60,7 @@ def test_an_indexed_job_with_a_pod_for_each_node(tmp_path: Path) -> None:
     assert pod["subdomain"] == service["metadata"]["name"]
     (container,) = pod["containers"]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
-    assert container["command"][3:5] == ["--join", "10.0.0.1:4000"]
+    assert container["command"][4:6] == ["--join", "10.0.0.1:4000"]
 
 
 def test_nodes_of_other_sizes_get_a_job_each_and_go_on_counting(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.analysis.reading import load
+from harness.base import programs
 from harness.base.documents import Json
 from harness.base.errors import Exit, LaunchError, RecordError, ScaleproofError, SpecError
 from harness.features.history import asv, night as nights_of, trends as judge
@@ -106,7 +107,7 @@ class Rounds:
         folder = tonight.run(self.results)
         if folder is not None and not load(folder).complete:
             self.say(f"resuming {folder}")
-            words = [sys.executable, "-m", "harness", "run", "--resume", str(folder)]
+            words = [sys.executable, *programs.MODULE, "harness", "run", "--resume", str(folder)]
             status = subprocess.run(words, check=False).returncode
         elif folder is None:
             self._calm()

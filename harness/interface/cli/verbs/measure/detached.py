@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from harness.analysis.reading import load
+from harness.base import programs
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import LaunchError, SpecError
 from harness.cases import Catalogue, Site
@@ -135,7 +136,7 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
     )
     rest = _into(asked.words, results)
     since = f"{SUBMITTED}={now.timestamp():.0f}"
-    command = ["env", since, deployment.python, "-m", "harness", *rest]
+    command = ["env", since, deployment.python, *programs.MODULE, "harness", *rest]
     queue = queue_of(entry)
     if asked.options.dry_run:
         script = queue.left(deployment, command)

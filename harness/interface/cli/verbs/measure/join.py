@@ -38,4 +38,4 @@ def act(asked: Asked) -> NoReturn:
     rest += [f"--order={parsed.order}"] if parsed.order is not None else []
     rest += [f"--address={parsed.own_address}"] if parsed.own_address else []
     os.environ.update(RANK_ENV)
-    os.execv(sys.executable, [sys.executable, "-m", programs.AGENT, *rest])
+    os.execv(sys.executable, [sys.executable, *programs.MODULE, programs.AGENT, *rest])

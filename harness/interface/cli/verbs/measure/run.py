@@ -164,7 +164,7 @@ def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:
             measurer.measure(plans)
     except KeyboardInterrupt:
         stopped = True
-    record = session.save(complete=not stopped)
+    record = session.save(complete=not (stopped or measurer.lost))
     leftovers.remove(Path.cwd(), session.settings.clean)
     answer = measuring.judged(session, record, asked)
     if stopped:

@@ -2,7 +2,9 @@
 
 import contextlib
 import datetime
+import errno
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +19,7 @@ from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, LostError, ScaleproofError
 from harness.cases import CaseSpec, Catalogue, Compiled, Device, Entry, StandIn
 from harness.cases.plan import HORIZON
-from harness.host import nvml
+from harness.host import nvml, shared
 from harness.launch import causes
 from harness.launch.engine import Ended, Tick, Where
 from harness.launch.fleets import Fleets
@@ -29,6 +31,7 @@ from harness.launch.wire.messages import (
     LaunchSpec,
     Play,
     Refer,
+    Script,
     Sweep,
     Task,
     Timed,
@@ -42,6 +45,8 @@ from harness.record.store import load_samples, write_text
 
 #: Seconds between readings of the devices, of a timed and of a profiled launch.
 POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1
+#: What to do where a script writes to what all its launches share.
+UNSHARED = "leave that --data out, and every launch has a copy of its own"
 #: FLOP/s of a slow CPU core, for deadlines only.
 SLOW_FLOPS = 5e9
 #: What a launch's name, which is a folder's too, may not have.
@@ -71,6 +76,7 @@ class Bench:
         self.catalogue, self.engine, self._count = catalogue, engine, 0
         #: Of the order of samples; each run has its own.
         self.data_seed = 0
+        self._shared: shared.Stamps = {}
         self.fleets = Fleets(engine, where, setups or {})
         self.worlds = self.fleets.own
 
@@ -220,6 +226,9 @@ class Bench:
         detailed: bool = False,
     ) -> list[LaunchRecord]:
         each = list(zip(orders, described, strict=True))
+        first = orders[0].script
+        if first is not None and not self._shared:
+            self._shared = shared.stamps(Path(first.folder), first.data)
         specs = [self._spec_of(order, folder, answer, detailed) for order, answer in each]
         slot = specs[0].launch if len(specs) > 1 else ""
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
@@ -241,8 +250,18 @@ class Bench:
             elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
                 beside = [rank for other in left if other is not launch for rank in other.ranks]
                 launch = _figured(order, launch, folder, answer, seen, beside)
-            out.append(launch)
+            out.append(replace(launch, wrong=(*launch.wrong, *self._written(order.script))))
         return out
+
+    def _written(self, script: Script | None) -> list[str]:
+        """What a script's launch has changed of what all launches share, as far as we see it."""
+        if script is None or not script.data:
+            return []
+        before = self._shared
+        self._shared = shared.stamps(Path(script.folder), script.data)
+        changed = shared.changed(before, self._shared)
+        more = [f"{len(changed) - 1} more"] if len(changed) > 1 else []
+        return [f"shared: {'; '.join([*changed[:1], *more])}: {UNSHARED}"] if changed else []
 
     def _spec_of(
         self, order: Order, folder: Path, described: Described, detailed: bool
@@ -320,6 +339,8 @@ def _of_devices(polls: Polls, spec: LaunchSpec) -> Polls:
 def _record(order: Order, spec: LaunchSpec, ended: Ended, polls: Polls) -> LaunchRecord:
     """What a world left, before its samples are looked at."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
+    if cause is not None and order.script is not None and order.script.data:
+        cause = replace(cause, message=_with_shared(cause.message))
     ranks = _left_by(ended, Path(spec.out))
     windows = [r.window_ns for r in ranks if r.window_ns is not None and r.node == ranks[0].node]
     kept = (min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None
@@ -343,6 +364,13 @@ def _record(order: Order, spec: LaunchSpec, ended: Ended, polls: Polls) -> Launc
         hosts=spec.hosts,
         devices=spec.devices,
     )
+
+
+def _with_shared(message: str) -> str:
+    """An error of a script's, and why it may not write there."""
+    if os.strerror(errno.EROFS) not in message:
+        return message
+    return f"{message} ({UNSHARED})"
 
 
 def _compared(launch: LaunchRecord, folder: Path) -> LaunchRecord:

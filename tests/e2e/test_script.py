@@ -423,3 +423,36 @@ def test_a_suite_has_a_script_in_one_line(measured: Measured, tmp_path: Path) ->
     )  # fmt: skip
     assert "script/loop-own/weak@2cpu" in done.stdout, done.stdout + done.stderr
     assert done.returncode in (0, 10), done.stdout
+
+
+@pytest.mark.parametrize("where", ["data/cache.txt", "behind.txt"])
+def test_a_script_that_writes_to_what_is_shared_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """It can't where the kernel keeps it from it; a way around that is seen after the launch."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/cache.txt").write_text("mine")
+    (tmp_path / "behind.txt").hardlink_to(tmp_path / "data/cache.txt")
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "data").symlink_to(tmp_path / "data")
+    (folder / "train.py").write_text(
+        f"with open({str(tmp_path / where)!r}, 'a') as file:\n"
+        "    file.write('theirs')\n"
+        "import torch.distributed as dist\n"
+        "from torch import manual_seed, nn, optim, randn\n"
+        "dist.init_process_group('gloo')\n"
+        "manual_seed(dist.get_rank())\n"
+        "model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))\n"
+        "optimizer = optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(10**6):\n"
+        "    model(randn(4, 8)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    monkeypatch.chdir(folder)
+    words = ["run", "--script", "--cpus", "2", "--no-fabric", "--no-timeline", "--data", "data"]
+    status = main([*words, "--time-budget", "20", "--", "train.py"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert status == Exit.ERROR, text
+    assert "leave that --data out, and every launch has a copy of its own" in text
+    assert "cache.txt" in text

@@ -305,7 +305,8 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
         yield f"bytes: rank {rank.rank} sent {ratio:.3f}x of {expected.formula}"
     beside = (rank.written_bytes or 0) - rank.sent_bytes
     if beside > BESIDE * want + MESSAGE_SLACK * steps:
-        yield f"bytes: rank {rank.rank} wrote {beside / steps:.3g} B a step past its sockets"
+        much = f"{beside / steps:.3g} B a step past its sockets, to files or by what it prints"
+        yield f"bytes: rank {rank.rank} wrote {much}"
     if rank.shared:
         yield f"bytes: rank {rank.rank} shared memory with others: {', '.join(rank.shared)}"
 

@@ -40,6 +40,8 @@ PROOF_S, STALL_S = 5.0, 20.0
 #: Peers that may be proving themselves at one time; of more, the oldest from the address that most
 #: of them came from is dropped, and may try again.
 PENDING = 1024
+#: Connections that are taken before proofs are looked at again: a flood must not keep them waiting.
+GREETED = 64
 #: The answer to a peer with another token; one that is dropped for want of room hears nothing.
 REFUSED = bytes(MAC)
 #: Bytes of one send, which may stand still for ``STALL_S``; all of a large file may take longer.
@@ -323,7 +325,7 @@ class Listener:
 
     def _welcome(self) -> None:
         with contextlib.suppress(OSError):
-            while True:
+            for _ in range(GREETED):
                 sock, address = self._sock.accept()
                 self._greet(sock, str(address[0]))
 

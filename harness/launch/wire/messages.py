@@ -22,7 +22,7 @@ Ranks leave ``rank<r>.json`` and ``rank<r>.npz`` in the launch's folder; the par
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import msgspec
 
@@ -30,6 +30,9 @@ from harness.cases import CaseSpec, Fault
 from harness.host.accelerators import Accelerators
 from harness.host.machine import Machine
 from harness.launch.wire.beats import Phase
+
+#: What is kept of an exception's message and of its traceback, which may hold a tensor.
+MESSAGE_CHARS, TRACEBACK_CHARS = 4_000, 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +273,22 @@ class RankError:
     message: str
     traceback: str
     peer: bool  # it only reports that another rank is gone
+
+    @classmethod
+    def of(cls, error: BaseException, message: str, text: str, *, peer: bool = False) -> Self:
+        """An exception's, of a message and a ``text`` of any length: beginning and end are kept."""
+        return cls(
+            type=type(error).__name__,
+            message=_bounded(message, MESSAGE_CHARS),
+            traceback=_bounded(text, TRACEBACK_CHARS),
+            peer=peer,
+        )
+
+
+def _bounded(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} ... {len(text) - most} characters ... {text[-most // 2 :]}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,9 +97,7 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
             text = traceback.format_exc()
             message = placed(error, _files(spec, place)).removeprefix(f"{type(error).__name__}: ")
             peer = any(t.lower() in message.lower() for t in PEER_ERRORS)
-            failure = RankError(
-                type=type(error).__name__, message=message, traceback=text, peer=peer
-            )
+            failure = RankError.of(error, message, text, peer=peer)
             write_text(out / f"rank{place.rank}.error.json", json.dumps(to_doc(failure)))
             flight.dump(flight_file, backend)
             sys.stderr.write(text)

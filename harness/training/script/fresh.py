@@ -72,5 +72,5 @@ def watch(path: Path) -> None:
 
 
 def _tell(file: Path, error: BaseException, text: str) -> None:
-    said = RankError(type=type(error).__name__, message=str(error), traceback=text, peer=False)
+    said = RankError.of(error, str(error), text)
     write_text(file, json.dumps(to_doc(said)))

@@ -20,6 +20,7 @@ from harness.launch.wire.channel import (
     GREETING,
     LARGEST,
     NONCE,
+    GREETED,
     PENDING,
     PROOF_S,
     Channel,
@@ -310,6 +311,27 @@ def test_whoever_fills_the_room_from_one_address_is_dropped_not_the_others(
         listener.accept(0.05)
     assert any(p.address.endswith("127.0.0.2") for p in listener._pending.values())
     listener.close()
+
+
+def test_a_flood_that_does_not_end_keeps_no_proof_waiting(
+    monkeypatch: pytest.MonkeyPatch, token: Path
+) -> None:
+    """Connections that come faster than they are taken: the next look at proofs comes all the same."""
+
+    class Flooded:
+        taken = 0
+
+        def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+            self.taken += 1
+            ours, theirs = socket.socketpair()
+            OPEN.extend((ours, theirs))
+            return ours, ("10.0.0.1", 1)
+
+    listener = Listener(token, "127.0.0.1")
+    flooded = Flooded()
+    monkeypatch.setattr(listener, "_sock", flooded)
+    listener._welcome()
+    assert flooded.taken == GREETED
 
 
 def test_more_than_a_thousand_descriptors_are_no_end_of_it() -> None:

@@ -65,11 +65,26 @@ class Verification:
 
 
 def verify(run: RunRecord, folder: Path) -> Verification:
-    """Recompute launches from samples and verdicts from launches; list what differs."""
-    if unknown := strays(run):
-        return Verification(
-            num_launches=0, num_samples=0, num_verdicts=0, differences=tuple(unknown)
-        )
+    """Recompute launches from samples and verdicts from launches; list what differs.
+
+    A record of which nothing can be computed differs, whatever an attempt at it raises.
+    """
+    try:
+        if not (unknown := strays(run)):
+            return _verified(run, folder)
+    except ScaleproofError:
+        raise
+    except Exception as error:
+        unknown = [senseless(error)]
+    return Verification(num_launches=0, num_samples=0, num_verdicts=0, differences=tuple(unknown))
+
+
+def senseless(error: Exception) -> str:
+    """What an exception in the middle of a record's figures says of the record."""
+    return f"its figures contradict each other: {type(error).__name__}: {str(error)[:200]}"
+
+
+def _verified(run: RunRecord, folder: Path) -> Verification:
     counted = [x for x in run.launches if x.purpose not in _APART and x.status is LaunchStatus.OK]
     checked = _all(run, folder, counted)
     differences = [text for one in checked for text in one.differences]
@@ -102,9 +117,15 @@ def unsealed(run: RunRecord, folder: Path) -> str:
     Samples are not read: ``verify`` does that.
     """
     try:
-        links = chain.read(folder)
+        return _unsealed(run, folder)
     except RecordError as error:
         return error.what
+    except Exception as error:
+        return senseless(error)
+
+
+def _unsealed(run: RunRecord, folder: Path) -> str:
+    links = chain.read(folder)
     if not links:
         return "it has no chain: whether launches were left out cannot be said"
     differences = [*strays(run)] or [*audit(run, folder, links)]

@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Iterable
 from enum import IntEnum
 
+from harness.base.plain import plain
+
 
 class Exit(IntEnum):
     """Exit status of both programs; 0 only if something was judged and all of it passed."""
@@ -49,7 +51,13 @@ class ConfigError(ScaleproofError):
 
 
 class RecordError(ScaleproofError):
-    """A record that cannot be read, or that no longer matches its samples."""
+    """A record that cannot be read, or that no longer matches its samples.
+
+    It may be a stranger's, and so may be what is said of it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", expected: str = "", fix: str = "") -> None:
+        super().__init__(plain(what), where=plain(where), expected=plain(expected), fix=plain(fix))
 
 
 class LaunchError(ScaleproofError):

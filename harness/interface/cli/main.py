@@ -19,12 +19,14 @@ from typing import Any, NoReturn
 
 from harness.base import pipes
 from harness.base.documents import to_doc
-from harness.base.errors import Exit, ScaleproofError, SpecError, nearest
+from harness.base.errors import Exit, RecordError, ScaleproofError, SpecError, nearest
 from harness.cases import features
 from harness.cases.heads import read_head
 from harness.interface import offered
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
+from harness.record import chain
+from harness.record.store import load
 
 SAYS = "Prove or disprove that distributed training scales on this hardware, and say why."
 VERBS = Path(__file__).parent / "verbs"
@@ -74,22 +76,52 @@ def _main(words: Sequence[str]) -> int:
         offered.refuse_unknown_variables()
         answer = run(words)
     except ScaleproofError as error:
-        if "--json" in _split(words)[0]:
-            document = {"error": error.what, "where": error.where, "expected": error.expected}
-            sys.stdout.write(json.dumps({**document, "try": error.fix}, indent=1) + "\n")
-        text.write(f"ERROR: {error}".splitlines(), sys.stderr)
-        return int(error.exit)
+        return _told(error, words)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return int(Exit.INTERRUPTED)
     except OSError as error:
         text.write([f"ERROR: {error}", "  try       scaleproof doctor"], sys.stderr)
         return int(Exit.USAGE)
-    except Exception:
+    except Exception as bug:
+        if (damaged := _damaged(words, bug)) is not None:
+            return _told(damaged, words)
         traceback.print_exc()
         sys.stderr.write("ERROR: this is a bug in scaleproof; the lines above show where\n")
         return int(Exit.INTERNAL)
     return int(answer.exit)
+
+
+def _told(error: ScaleproofError, words: Sequence[str]) -> int:
+    """Say what is wrong, to whoever asked; the exit status."""
+    if "--json" in _split(words)[0]:
+        document = {"error": error.what, "where": error.where, "expected": error.expected}
+        sys.stdout.write(json.dumps({**document, "try": error.fix}, indent=1) + "\n")
+    text.write(f"ERROR: {error}".splitlines(), sys.stderr)
+    return int(error.exit)
+
+
+def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
+    """What to say where a verb broke on a record that it was given, a stranger's perhaps."""
+    from harness.analysis.verify import verify  # what most verbs do not need
+
+    given = (path if path.is_dir() else path.parent for path in map(Path, _split(words)[0]))
+    for folder in (f for f in given if any((f / n).is_file() for n in ("record.json", chain.FILE))):
+        try:
+            differences = verify(load(folder), folder).differences
+        except RecordError as error:
+            return error
+        except Exception:
+            differences = ("its figures contradict each other",)
+        at = traceback.extract_tb(bug.__traceback__)[-1]
+        what = differences[0] if differences else f"{type(bug).__name__}: {bug}"
+        return RecordError(
+            f"this record makes no sense: {what[:300]} ({Path(at.filename).name}:{at.lineno})",
+            where=str(folder),
+            expected="a record as it was measured; if this one is, scaleproof has a bug there",
+            fix=f"scaleproof verify {folder}",
+        )
+    return None
 
 
 def _complete(words: Sequence[str]) -> NoReturn:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from harness.base.numbers import duration
-from harness.interface.report.text import printable, put, wrap
+from harness.base.plain import plain
+from harness.interface.report.text import put, wrap
 from harness.measure.progress import Moment, Progress, Waiting
 from harness.record import Purpose
 
@@ -31,17 +32,17 @@ class Live(Progress):
         if self.stream.isatty():
             width = shutil.get_terminal_size((100, 24)).columns - 1
             start = "\n" if self.column and not self._drawn else "\r"
-            put(self.stream, f"{start}{printable(line(moment))[:width]}\033[K")
+            put(self.stream, f"{start}{plain(line(moment))[:width]}\033[K")
             self._drawn = True
         elif (key := _key(moment)) != self._last:
             self._last = key
-            self._print(printable(line(moment)))
+            self._print(plain(line(moment)))
         self.stream.flush()
 
     def note(self, text: str) -> None:
         self.clear()
         width = shutil.get_terminal_size((100, 24)).columns - 1
-        self._print("\n".join(wrap(f"  ! {printable(text)}", width, 4)))
+        self._print("\n".join(wrap(f"  ! {plain(text)}", width, 4)))
         self.stream.flush()
 
     def _print(self, text: str) -> None:

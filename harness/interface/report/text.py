@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
 from harness.base.documents import Json
+from harness.base.plain import plain
 from harness.cases import CaseSpec
 
 Row = TypeVar("Row")
@@ -110,11 +111,6 @@ def shown(path: Path) -> Path:
     return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
 
 
-def printable(line: str) -> str:
-    """Without control characters: a name in a record moves no cursor and paints nothing."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", line)
-
-
 def wants_color(stream: TextIO) -> bool:
     """Colour on a terminal, unless NO_COLOR is set (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR")
@@ -130,7 +126,7 @@ def paint(line: str) -> str:
 def write(lines: Sequence[str], stream: TextIO) -> None:
     """Print lines, in colour where that is wanted, in characters that the stream has."""
     color = wants_color(stream)
-    for line in map(printable, lines):
+    for line in map(plain, lines):
         put(stream, (paint(line) if color else line) + "\n")
 
 

@@ -17,10 +17,10 @@ from waiting import until
 
 from harness.base.errors import LaunchError
 from harness.launch.wire.channel import (
+    GREETED,
     GREETING,
     LARGEST,
     NONCE,
-    GREETED,
     PENDING,
     PROOF_S,
     Channel,

@@ -5,28 +5,44 @@
 The same runs make the same bytes, so that the digest of an archive can be told beforehand.
 """
 
+import filecmp
 import gzip
 import hashlib
 import io
 import json
+import os
+import re
 import tarfile
+import tempfile
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
-from harness.base.files import put
+from harness.base.files import NO_ROOM, told
 from harness.base.packs import SAMPLES, TRACES
 from harness.record import chain
 from harness.record.record import RunRecord
 from harness.record.signature import FILE as SIGNATURE
 
 MANIFEST = "MANIFEST.json"
+#: The agreed rules, where a run is handed over with them.
+CONTRACT = "contract.toml"
 #: What a run consists of, beside the folders of its launches.
 _KEPT = ("record.json", "record.sha256", chain.FILE, SIGNATURE)
-#: A file larger than this is no part of a record: bytes.
-LARGEST = 4 << 30
+#: What an archive unpacks to at most, by its own size, and what it may in any case: bytes. Records
+#: are text and pack well; the samples that come with them do not.
+MOST_RATIO, LEAST_ROOM = 200, 64 << 20
+MOST_FILES = 200_000
+PIECE = 1 << 20
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
+_FILE = re.compile(
+    rf"runs/{_NAME}/{_NAME}/({'|'.join(map(re.escape, (*_KEPT, CONTRACT)))}"
+    rf"|launches/{_NAME}/(rank[0-9]+\.(npz|trace\.json\.gz)|{SAMPLES}|{TRACES}))"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +96,53 @@ def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Ma
     return gzip.compress(plain.getvalue(), mtime=0), manifest
 
 
-def read(path: Path) -> tuple[Manifest, dict[str, bytes]]:
-    """An archive's manifest and files; RecordError where they are not those that it names."""
+def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
+    """Write the runs of an archive below ``results``, for their owner alone: all or nothing.
+
+    RecordError if its files are not those that it names, or if another run is there. It is a
+    stranger's: no more is held at a time than a piece of a file, and no more written than an
+    archive of that size may hold.
+    """
+    results.mkdir(parents=True, exist_ok=True)
     try:
-        with tarfile.open(path, mode="r:gz") as tar:
-            files = {m.name: _body(tar, m, path) for m in tar}
-    except (OSError, tarfile.TarError, EOFError) as error:
+        with told(results), tempfile.TemporaryDirectory(prefix=".unpack-", dir=results) as name:
+            return _placed(path, Path(name), results)
+    except BaseException:
+        with suppress(OSError):  # unless other runs are there
+            results.rmdir()
+        raise
+
+
+def _placed(path: Path, scratch: Path, results: Path) -> tuple[Manifest, list[Path]]:
+    manifest = _checked(path, _extracted(path, scratch), scratch)
+    targets = {scratch / name: results / name for name in manifest.files}
+    for source, target in targets.items():
+        if target.is_file() and not filecmp.cmp(source, target, shallow=False):
+            raise RecordError(
+                f"{target} is there, and another one than in the archive",
+                where=str(path),
+                fix=f"scaleproof unpack {path} --to elsewhere",
+            )
+    for source, target in targets.items():
+        for folder in reversed(target.relative_to(results).parents[:-1]):
+            (results / folder).mkdir(mode=0o700, exist_ok=True)
+        source.replace(target)
+    return manifest, [results / p.folder for p in manifest.runs]
+
+
+def _extracted(path: Path, scratch: Path) -> dict[str, str]:
+    """The sha256 of each file by its name; they lie in ``scratch`` now."""
+    left = max(LEAST_ROOM, MOST_RATIO * path.stat().st_size if path.is_file() else 0)
+    digests: dict[str, str] = {}
+    try:
+        with tarfile.open(path, mode="r|gz") as tar:
+            for member in tar:
+                left -= member.size
+                _refuse_strange(path, member, left, len(digests))
+                digests[member.name] = _written(tar, member, scratch)
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+        if getattr(error, "errno", None) in NO_ROOM:
+            raise
         why = getattr(error, "strerror", None) or error
         raise RecordError(
             f"no archive of runs: {why}",
@@ -93,51 +150,54 @@ def read(path: Path) -> tuple[Manifest, dict[str, bytes]]:
             expected="what scaleproof pack wrote",
             fix=f"scaleproof pack RUN --to {path.name}",
         ) from None
+    return digests
+
+
+def _refuse_strange(path: Path, member: tarfile.TarInfo, left: int, number: int) -> None:
+    """RecordError for what is no file of a run: nothing leads out of where it is unpacked."""
+    known = member.name == MANIFEST or _FILE.fullmatch(member.name)
+    if not member.isreg() or not known:
+        raise _damaged(path, f"{member.name[:200]!r} is no file of a run")
+    if left < 0 or number > MOST_FILES or (member.name == MANIFEST and member.size > LEAST_ROOM):
+        raise _damaged(path, f"it holds more than {MOST_RATIO} times its own size")
+
+
+def _written(tar: tarfile.TarFile, member: tarfile.TarInfo, scratch: Path) -> str:
+    source = tar.extractfile(member)
+    assert source is not None
+    target = scratch / member.name
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    digest = hashlib.sha256()
+    with open(target, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        while piece := source.read(PIECE):
+            digest.update(piece)
+            file.write(piece)
+    return digest.hexdigest()
+
+
+def _checked(path: Path, digests: dict[str, str], scratch: Path) -> Manifest:
+    """The manifest, if the files are its."""
     try:
-        manifest = from_doc(Manifest, json.loads(files.pop(MANIFEST)), "manifest")
-    except (KeyError, ValueError) as error:
+        digests.pop(MANIFEST)
+        manifest = from_doc(Manifest, json.loads((scratch / MANIFEST).read_bytes()), "manifest")
+    except (KeyError, ValueError, RecursionError) as error:
         raise _damaged(path, f"its {MANIFEST} cannot be read: {error}") from None
-    if strange := sorted(set(files) ^ set(manifest.files)):
+    if strange := sorted(set(digests) ^ set(manifest.files)):
         raise _damaged(
-            path, f"{strange[0]} is {'not listed' if strange[0] in files else 'missing'}"
+            path, f"{strange[0]} is {'not listed' if strange[0] in digests else 'missing'}"
         )
+    if not manifest.runs:
+        raise _damaged(path, "it names no run")
+    folders = {run.folder for run in manifest.runs}
     for run in manifest.runs:
-        if f"{run.folder}/record.json" not in files:
+        if f"{run.folder}/record.json" not in digests:
             raise _damaged(path, f"its run {run.folder!r} has no record in it")
-    for name, body in files.items():
-        if hashlib.sha256(body).hexdigest() != manifest.files[name]:
+    for name, digest in digests.items():
+        if "/".join(name.split("/")[:3]) not in folders:
+            raise _damaged(path, f"{name} is of no run that it names")
+        if digest != manifest.files[name]:
             raise _damaged(path, f"{name} is not what was packed")
-    return manifest, files
-
-
-def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
-    """Write the runs of an archive below ``results``; RecordError if another run is there."""
-    manifest, files = read(path)
-    targets = {name: results / name for name in files}
-    for name, target in targets.items():
-        if target.is_file() and target.read_bytes() != files[name]:
-            raise RecordError(
-                f"{target} is there, and another one than in the archive",
-                where=str(path),
-                fix=f"scaleproof unpack {path} --to elsewhere",
-            )
-    for name, target in targets.items():
-        put(target, files[name], "--to")
-    return manifest, [results / p.folder for p in manifest.runs]
-
-
-def _body(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
-    """A regular file with a plain name: nothing of an archive leads out of where it is unpacked."""
-    name = PurePosixPath(member.name)
-    if not member.isreg() or name.is_absolute() or ".." in name.parts or "\\" in member.name:
-        raise _damaged(path, f"{member.name!r} is no file of a record")
-    if member.name != MANIFEST and (name.parts[0] != "runs" or len(name.parts) < 4):
-        raise _damaged(path, f"{member.name!r} is no file of a run")
-    if member.size > LARGEST:
-        raise _damaged(path, f"{member.name!r} has {member.size} bytes")
-    handle = tar.extractfile(member)
-    assert handle is not None
-    return handle.read()
+    return manifest
 
 
 def _damaged(path: Path, what: str) -> RecordError:

@@ -40,6 +40,8 @@ AT_ONCE = 256
 DIGEST = "sha256"
 _STAMPED = re.compile(rb'\{\n "%b": "([0-9a-f]{64})",\n' % DIGEST.encode())
 _NO_LAUNCHES = '\n "launches": []'
+#: Bytes of a rank's samples at most, packed and unpacked together.
+MOST_SAMPLES = 1 << 30
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
@@ -200,7 +202,7 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
     path = samples_path(folder, launch, rank.rank)
     try:
         with opened(path) as handle:
-            raw = handle.read()
+            raw = handle.read(MOST_SAMPLES + 1)
     except (OSError, zipfile.BadZipFile):
         raise RecordError("samples are missing", where=str(path), fix=TAKE) from None
     if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:
@@ -211,7 +213,30 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
             fix=TAKE,
         )
     try:
+        _refuse_large(raw)
         with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
             return Samples(**{name: arrays[name] for name in arrays.files})
     except (ValueError, OSError, zipfile.BadZipFile) as error:
         raise RecordError(f"samples cannot be read: {error}", where=str(path), fix=TAKE) from None
+
+
+def _refuse_large(raw: bytes) -> None:
+    """ValueError for a file of arrays that would take more memory than samples may, or whose
+    headers claim more than it holds: numpy would make room for what they say.
+    """
+    import numpy as np
+
+    with zipfile.ZipFile(io.BytesIO(raw)) as file:
+        members = file.infolist()
+        num_bytes = len(raw) + sum(member.file_size for member in members)
+        if num_bytes > MOST_SAMPLES:
+            raise ValueError(f"{num_bytes} bytes are more than samples have")
+        for member in members:
+            with file.open(member) as handle:
+                version = np.lib.format.read_magic(handle)
+                read = np.lib.format.read_array_header_1_0
+                if version != (1, 0):
+                    read = np.lib.format.read_array_header_2_0
+                shape, _, kind = read(handle, max_header_size=10_000)
+            if math.prod(shape) * kind.itemsize > member.file_size:
+                raise ValueError(f"{member.filename} claims {shape}, and has not got them")

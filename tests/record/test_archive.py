@@ -8,11 +8,15 @@ import hashlib
 import io
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -20,9 +24,9 @@ from harness.analysis.judging.verdicts import verdicts
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.interface.cli.main import main
-from harness.record import RunRecord, archive, chain, redaction
-from harness.record.archive import MANIFEST, Packed
-from harness.record.store import load
+from harness.record import Purpose, RunRecord, archive, chain, redaction
+from harness.record.archive import MANIFEST
+from harness.record.store import load, load_samples
 
 
 @pytest.fixture
@@ -79,10 +83,18 @@ def rewritten(file: Path, edit: Any) -> None:
             "not what was packed",
         ),
         (lambda ms: ms[:-1], "missing"),
-        (lambda ms: [*ms, ("runs/a/b/c.txt", b"x")], "not listed"),
-        (lambda ms: [*ms, ("../../evil", b"x")], "no file of a record"),
-        (lambda ms: [*ms, ("/etc/evil", b"x")], "no file of a record"),
+        (lambda ms: [*ms, ("runs/a/b/record.json", b"x")], "not listed"),
+        (lambda ms: [*ms, ("../../evil", b"x")], "no file of a run"),
+        (lambda ms: [*ms, ("/etc/evil", b"x")], "no file of a run"),
         (lambda ms: [*ms, ("evil", b"x")], "no file of a run"),
+        (lambda ms: [*ms, ("runs/a/b/conftest.py", b"x")], "no file of a run"),
+        (lambda ms: [*ms, ("runs/a/../record.json", b"x")], "no file of a run"),
+        (lambda ms: [*ms, ("runs/a/b/launches/x/rank0.npz\x1b[2J", b"x")], "no file of a run"),
+        (lambda ms: [*ms, ("runs/a/b/launches/x/y/rank0.npz", b"x")], "no file of a run"),
+        (lambda ms: [*ms, ms[1]], "no archive of runs: File exists"),
+        (lambda ms: [*ms, ("runs/a/b/record.json", bytes(70 << 20))], "200 times its own size"),
+        (lambda ms: [(MANIFEST, b'{"runs": [], "files": {}}')], "names no run"),
+        (lambda ms: [(MANIFEST, b"[" * 100_000)], "cannot be read"),
         (lambda ms: [m for m in ms if m[0] != MANIFEST], "cannot be read"),
         (
             lambda ms: [
@@ -109,7 +121,8 @@ def test_noise_is_no_archive(noise: bytes) -> None:
         file.write_bytes(noise)
         try:
             with pytest.raises(RecordError):
-                archive.read(file)
+                archive.unpack(file, Path("/dev/shm/no-runs"))
+            assert not Path("/dev/shm/no-runs").exists()
         finally:
             file.unlink()
 
@@ -186,11 +199,10 @@ def test_names_go_and_verify_still_holds(
     assert all(secret in whole for secret in SECRETS)
     words = ["pack", str(folder), "--to", str(file), "--redact", "--redact-also", "EPYC"]
     assert main(words) == 0
-    manifest, files = archive.read(file)
-    for name, body in files.items():
+    manifest, _ = archive.unpack(file, tmp_path / "there")
+    for name in manifest.files:
         for secret in (*SECRETS, "EPYC"):
-            assert secret.encode() not in body, name
-    archive.unpack(file, tmp_path / "there")
+            assert secret.encode() not in (tmp_path / "there" / name).read_bytes(), name
     (there,) = (tmp_path / "there").glob("runs/*/*")
     assert main(["verify", str(there)]) == 0
     assert [v.value for v in load(there).verdicts] == [v.value for v in sample_run.verdicts]
@@ -234,8 +246,53 @@ def test_a_word_of_verdicts_is_no_name_to_take_out(sample_run: RunRecord, word: 
         redaction.redact(sample_run, (), (word,))
 
 
-def test_an_archive_of_nothing_is_read(tmp_path: Path) -> None:
-    body, _ = archive.write([(Packed(run="a", folder="runs/m/a", head=""), {"record.json": b"{}"})])
-    (tmp_path / "a.tar.gz").write_bytes(body)
-    manifest, files = archive.read(tmp_path / "a.tar.gz")
-    assert list(files) == ["runs/m/a/record.json"] and manifest.runs[0].run == "a"
+def test_what_is_unpacked_is_its_owners_alone(packed: Path, tmp_path: Path) -> None:
+    archive.unpack(packed, tmp_path / "there")
+    for path in (tmp_path / "there").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert not list((tmp_path / "there").glob(".*"))
+
+
+def test_an_archive_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
+    """Of what would be gigabytes nothing is held, and little is written."""
+    file = tmp_path / "bomb.tar.gz"
+    with gzip.open(file, "wb", compresslevel=1) as out:
+        info = tarfile.TarInfo("runs/a/b/record.json")
+        info.size = 8 << 30
+        out.write(info.tobuf())
+        for _ in range(100):
+            out.write(bytes(1 << 20))
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20,) * 2)\n"
+        "from pathlib import Path; from harness.record import archive\n"
+        "archive.unpack(Path(sys.argv[1]), Path(sys.argv[2]))"
+    )
+    words = [sys.executable, "-c", program, str(file), str(tmp_path / "there")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "200 times its own size" in done.stderr, done.stderr[-500:]
+    assert not (tmp_path / "there").exists()
+
+
+def test_samples_that_would_fill_the_memory_are_refused(
+    sample: Path, sample_run: RunRecord, tmp_path: Path
+) -> None:
+    """3 MB of zeros that unpack to gigabytes, and a header that claims more than there is."""
+    launch = next(x for x in sample_run.launches if x.purpose is Purpose.TIMED)
+    path = tmp_path / "launches" / launch.launch / "rank0.npz"
+    path.parent.mkdir(parents=True)
+    for bomb in ("zeros", "header"):
+        with (
+            zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file,
+            file.open("loss.npy", "w", force_zip64=True) as out,
+        ):
+            shape = (1 << 40,) if bomb == "header" else (400 << 20,)
+            np.lib.format.write_array_header_1_0(
+                out, {"descr": "<f8", "fortran_order": False, "shape": shape}
+            )
+            for _ in range(8 if bomb == "header" else 3200):
+                out.write(bytes(1 << 20))
+        rank = replace(
+            launch.ranks[0], samples_sha256=hashlib.sha256(path.read_bytes()).hexdigest()
+        )
+        with pytest.raises(RecordError, match="more than samples have|claims"):
+            load_samples(tmp_path, launch.launch, rank)

@@ -31,8 +31,6 @@ EXAMPLES = dict(
 )
 #: What the folder of a handover holds.
 PAGE, ARCHIVE, EXCLUDE = "handover.html", "runs.tar.gz", "exclude.txt"
-#: The rules that were agreed on, beside each run in the archive.
-CONTRACT = "contract.toml"
 
 
 class HandedOver(TypedDict):
@@ -80,7 +78,7 @@ def act(asked: Asked) -> Answer:
             fix=f"scaleproof rules {agreed}",
         )
     found = handover(runs, datetime.datetime.now(datetime.UTC).date(), rules)
-    agreed_on = {} if agreed is None else {CONTRACT: agreed.read_bytes()}
+    agreed_on = {} if agreed is None else {archive.CONTRACT: agreed.read_bytes()}
     packed = [
         (
             Packed(run=run.run, folder=archive.of_run(run), head=run.head),
@@ -95,7 +93,7 @@ def act(asked: Asked) -> Answer:
     for name, content in (
         (ARCHIVE, body),
         (EXCLUDE, exclude.encode()),
-        (PAGE, render(found, shown, held, agreed_on.get(CONTRACT)).encode()),
+        (PAGE, render(found, shown, held, agreed_on.get(archive.CONTRACT)).encode()),
     ):
         files.put(to / name, content, "--to")
     return Answer(

@@ -7,10 +7,12 @@ Figures, samples and verdicts are untouched. The new chain says that nothing was
 redacted record; that it is the one that was measured, only its owner can show, with the old one.
 """
 
+import ipaddress
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import RecordError
@@ -24,6 +26,12 @@ from harness.record.store import written
 _PATH = re.compile(r"""(?:^|(?<=[\s='":,(\[]))~?/(?:[^\s/'":,]+/)*([^\s/'":,]*)""")
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+#: What may be an address of IPv6; whether it is one, ``ipaddress`` says.
+_COLONS = re.compile(
+    r"(?<![\w:.])[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?(?![\w:])"
+)
+#: A path that was cut at a blank: what follows may be the rest of it.
+_CUT = re.compile(r"PATH/[^\s'\":,]* (?=[^\s'\":,=-][^\s'\":,=]*/)")
 #: What verdicts are told in: without these words nothing can be judged again.
 _WORDS = (*METRICS, *Status, *Reason)
 _MAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+")
@@ -48,6 +56,14 @@ def redact(
                 expected="names of hosts, users and places",
                 fix="scaleproof pack RUN",
             )
+
+    for unsure in _unsure(_mapped([doc, [x.body for x in links]], lambda t: _replaced(t, names))):
+        raise RecordError(
+            f"it can't be told where a path ends: {unsure[:120]!r}",
+            where=run.run,
+            expected="paths without blanks, or their parts named",
+            fix="scaleproof pack RUN --redact --redact-also 'A PART OF IT'",
+        )
 
     def cleaned(value: Json) -> Json:
         return _mapped(value, lambda text: _replaced(text, names))
@@ -101,18 +117,54 @@ def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
     )
     out = {host: f"host-{i}" for i, host in enumerate(hosts)}
     out |= {h.partition(".")[0]: name for h, name in list(out.items()) if "." in h}
+    for path in map(PurePosixPath, _blank_paths(doc)):
+        out[str(path)] = f"PATH/{path.name}" if path.suffix and " " not in path.name else "PATH"
     users = dict.fromkeys(_HOME.findall(json.dumps(doc)))
     out |= {user: f"user-{i}" for i, user in enumerate(users) if user not in out}
     out |= {text: "redacted" for text in more if text}
     return dict(sorted(out.items(), key=lambda pair: -len(pair[0])))
 
 
+def _blank_paths(value: Json) -> Iterator[str]:
+    """Texts that are a path as a whole, with a blank in it: found in other texts, too."""
+    if isinstance(value, str):
+        if value.startswith(("/", "~/")) and " " in value and "\n" not in value:
+            yield value
+            yield from (f for f in map(str, PurePosixPath(value).parents) if " " in f)
+        return
+    children = value.values() if isinstance(value, Mapping) else value
+    if isinstance(children, Iterable):
+        for child in children:
+            yield from _blank_paths(child)
+
+
 def _replaced(text: str, names: Mapping[str, str]) -> str:
     text = _MAIL.sub("address", _ADDRESS.sub("address", secrets.masked(text)))
-    text = _PATH.sub(r"PATH/\1", text)
+    text = _COLONS.sub(_address, text)
     for name, other in names.items():
         text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", other, text)
-    return text
+    return _PATH.sub(r"PATH/\1", text)
+
+
+def _address(match: re.Match[str]) -> str:
+    try:
+        ipaddress.ip_address(match[0])
+    except ValueError:
+        return match[0]
+    return "address"
+
+
+def _unsure(value: Json) -> Iterator[str]:
+    """Texts in which a path may go on behind a blank."""
+    if isinstance(value, str):
+        if _CUT.search(value):
+            yield value
+    elif isinstance(value, Mapping):
+        for child in value.values():
+            yield from _unsure(child)
+    elif isinstance(value, list | tuple):
+        for child in value:
+            yield from _unsure(child)
 
 
 def _mapped(value: Json, change: Callable[[str], str]) -> Json:

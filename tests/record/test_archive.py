@@ -209,6 +209,42 @@ def test_names_go_and_verify_still_holds(
     assert manifest.runs[0].redacted_from and load(there).head == manifest.runs[0].head
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fe80::1ff:fe23:4567:890a%eth0",
+        "dialed [2001:db8:85a3::8a2e:370:7334]:4000",
+        "::1 did not answer",
+        "2001:0db8:0000:0000:0000:ff00:0042:8329",
+    ],
+)
+def test_addresses_of_ipv6_go(sample_run: RunRecord, text: str) -> None:
+    run, _ = redaction.redact(replace(sample_run, notes=[text]), ())
+    assert "address" in run.notes[0] and "::" not in run.notes[0] and "2001" not in run.notes[0]
+
+
+@pytest.mark.parametrize("text", ["10:04:59", "a::b", "std::vector", "1:2", "dp:2,tp:4", "::"])
+def test_what_only_has_colons_stays(sample_run: RunRecord, text: str) -> None:
+    run, _ = redaction.redact(replace(sample_run, notes=[text]), ())
+    assert run.notes[0] in (text, "address")
+
+
+def test_a_path_with_blanks_goes_wherever_it_is_told(sample_run: RunRecord) -> None:
+    folder = "/scratch/my secret project/code of mine"
+    settings = replace(sample_run.settings, folder=folder)
+    notes = [f"{folder}/train.py was edited", "in /scratch/my secret project there is no room"]
+    run, _ = redaction.redact(replace(sample_run, settings=settings, notes=notes), ())
+    text = json.dumps(to_doc(run))
+    assert "secret" not in text and "of mine" not in text and "PATH/train.py" in text
+
+
+def test_a_path_whose_end_cannot_be_told_is_refused(sample_run: RunRecord) -> None:
+    run = replace(sample_run, notes=["cp /scratch/my secret/notes.txt failed"])
+    with pytest.raises(RecordError, match="where a path ends"):
+        redaction.redact(run, ())
+    redaction.redact(run, (), ("secret/notes.txt",))
+
+
 def test_secrets_of_an_older_record_go(sample_run: RunRecord, sample: Path, tmp_path: Path) -> None:
     """Recorded before their names were known."""
     links = chain.read(sample)

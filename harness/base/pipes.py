@@ -1,7 +1,7 @@
-"""Standard streams whose reader may leave: what nobody reads is dropped, and the work goes on.
+"""Standard streams that may break: what nobody can read is dropped, and the work goes on.
 
-``verify RUN | true`` and ``run CASE | head -1`` end with the status of what was found, as they
-would in a terminal.
+``verify RUN | true``, ``run CASE | head -1``, ``2>&-`` and ``> /dev/full`` end with the status of
+what was found, as they would in a terminal.
 """
 
 import io
@@ -13,7 +13,9 @@ from typing import Any, TextIO, cast
 
 
 class Deserted:
-    """A text stream that writes to nowhere from the moment on that its reader has left."""
+    """A text stream that writes to nowhere from the moment on that it takes no more: its reader has
+    left, its disk is full.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -21,8 +23,8 @@ class Deserted:
     def write(self, words: str) -> int:
         try:
             return self._stream.write(words)
-        except BrokenPipeError:
-            self._turn_away()
+        except OSError as error:
+            self._turn_away(error)
             return len(words)
 
     def writelines(self, lines: Any) -> None:
@@ -32,11 +34,16 @@ class Deserted:
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._turn_away()
+        except OSError as error:
+            self._turn_away(error)
 
-    def _turn_away(self) -> None:
-        """From now on the descriptor is that of nowhere: of what is buffered, and of children."""
+    def _turn_away(self, why: OSError) -> None:
+        """From now on the descriptor is that of nowhere: of what is buffered, and of children.
+
+        A reader that left knows it; of a full disk whoever reads errors is told.
+        """
+        if not isinstance(why, BrokenPipeError) and self._stream is not sys.__stderr__:
+            sys.stderr.write(f"output is lost from here on: {why.strerror}\n")
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -47,7 +54,10 @@ class Deserted:
 
 @contextmanager
 def kept_open() -> Iterator[None]:
-    """Within, standard output and errors survive a reader that leaves."""
+    """Within, standard output and errors survive whatever becomes of them; one that was closed
+    before we began is nowhere.
+    """
+    _fill()
     before = sys.stdout, sys.stderr
     guarded = [Deserted(stream) if _is_real(stream) else stream for stream in before]
     sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in guarded)
@@ -58,6 +68,24 @@ def kept_open() -> Iterator[None]:
             if stream is not None:
                 stream.flush()
         sys.stdout, sys.stderr = before
+
+
+def _fill() -> None:
+    """Put nowhere in the place of streams that are closed: the next file would get their number,
+    and a child's output would go there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            assert nowhere == number
+    if sys.stdin is None:
+        sys.stdin = open(0)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(1, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w")  # noqa: SIM115
 
 
 def _is_real(stream: TextIO | None) -> bool:

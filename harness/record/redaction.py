@@ -117,7 +117,7 @@ def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
     )
     out = {host: f"host-{i}" for i, host in enumerate(hosts)}
     out |= {h.partition(".")[0]: name for h, name in list(out.items()) if "." in h}
-    for path in map(PurePosixPath, _blank_paths(doc)):
+    for path in map(PurePosixPath, _blank_paths(doc["settings"])):
         out[str(path)] = f"PATH/{path.name}" if path.suffix and " " not in path.name else "PATH"
     users = dict.fromkeys(_HOME.findall(json.dumps(doc)))
     out |= {user: f"user-{i}" for i, user in enumerate(users) if user not in out}

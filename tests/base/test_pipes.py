@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness.interface.report.live import Live
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +59,36 @@ def test_tables_that_nobody_reads(words: list[str]) -> None:
 
 def test_an_error_that_nobody_reads() -> None:
     assert ended(["report", "nothing/there"], True, errors=True) == 4
+
+
+@pytest.mark.parametrize(
+    "streams",
+    ["2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full", ">/dev/full", ">/dev/full 2>/dev/full"],
+)
+def test_streams_that_are_closed_or_full_change_no_status(doctored: Path, streams: str) -> None:
+    for run, status in (("results/samples/ddp-nano", 0), (str(doctored), 1), ("/nowhere", 4)):
+        words = shlex.join([sys.executable, "-m", "harness", "verify", run])
+        done = subprocess.run(
+            ["bash", "-c", f"{words} {streams}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status, (run, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        if streams == ">/dev/full":
+            lost = "output is lost from here on: No space left on device" in done.stderr
+            assert lost is (status != 4), done.stderr
+
+
+def test_a_terminal_of_one_column_is_drawn_for() -> None:
+    stream = io.StringIO()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("COLUMNS", "1")
+        live = Live(stream)
+        live.note("nothing")
+        assert "nothing" in stream.getvalue()
 
 
 @pytest.mark.full

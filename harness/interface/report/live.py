@@ -30,7 +30,7 @@ class Live(Progress):
         if self.quiet:
             return
         if self.stream.isatty():
-            width = shutil.get_terminal_size((100, 24)).columns - 1
+            width = self._width()
             start = "\n" if self.column and not self._drawn else "\r"
             put(self.stream, f"{start}{plain(line(moment))[:width]}\033[K")
             self._drawn = True
@@ -41,9 +41,11 @@ class Live(Progress):
 
     def note(self, text: str) -> None:
         self.clear()
-        width = shutil.get_terminal_size((100, 24)).columns - 1
-        self._print("\n".join(wrap(f"  ! {plain(text)}", width, 4)))
+        self._print("\n".join(wrap(f"  ! {plain(text)}", self._width(), 4)))
         self.stream.flush()
+
+    def _width(self) -> int:
+        return max(20, shutil.get_terminal_size((100, 24)).columns - 1)
 
     def _print(self, text: str) -> None:
         """Whole lines, below what another program has written on this one."""

@@ -8,11 +8,13 @@ and the client against a stub: no cluster was in the loop.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import importlib.util
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,26 @@ ENGINE = dict(multi_node=True, joins=True, remote=True)
 SETTINGS = dict(
     kind="job", image="", namespace="default", name="scaleproof", python="python3",
     deadline_s=86400, shared_memory="8Gi", gpu_resource="nvidia.com/gpu", host="",
-    listen="", port=0, token_file="", one_machine=False,
+    listen="", port=0, token_file="", one_machine=False, stuck_s=600, service_account="",
+    image_pull_secrets=[], node_selector=[], tolerations=[], capabilities=[], resources=[],
+    labels=[], annotations=[],
 )  # fmt: skip
 KINDS = ("job", "jobset", "trainjob")
+#: What pods are given; a TrainJob's have it from its runtime.
+OF_PODS = (
+    "service_account", "image_pull_secrets", "node_selector", "tolerations", "capabilities",
+    "resources", "annotations",
+)  # fmt: skip
 STOP_S = 60.0
+#: Seconds between questions to a cluster that does not answer, at first and at most.
+BACKOFF_S = (1.0, 60.0)
+#: Why a container waits that will not start by itself.
+STUCK = frozenset({
+    "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull",
+    "CreateContainerConfigError", "CreateContainerError", "CrashLoopBackOff",
+})  # fmt: skip
+#: The label that pods of one run have, and no other's: a run of the same name may still be leaving.
+RUN = "scaleproof.io/run"
 
 
 def manifests(deployment: Deployment) -> str:
@@ -61,13 +79,26 @@ def manifests(deployment: Deployment) -> str:
             expected="kind = 'jobset'",
             fix="edit the cluster file",
         )
+    if asked["kind"] == "trainjob" and (given := [n for n in OF_PODS if asked[n]]):
+        raise SpecError(
+            f"{given[0]} is not a TrainJob's to say",
+            where="[kubernetes]",
+            expected="it in the runtime that the TrainJob refers to, or kind = 'jobset'",
+            fix="edit the cluster file",
+        )
     groups = _groups(deployment.nodes)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, autoescape=False
     )
     command = [asked["python"], *programs.MODULE, programs.AGENT, "--join", deployment.join]
     return environment.get_template("kubernetes.yaml.jinja").render(
-        **asked,
+        **{name: value for name, value in asked.items() if name not in (*OF_PODS, "labels")},
+        more_labels=_pairs(asked, "labels"),
+        run=_run_of(deployment),
+        pod=_pod(asked),
+        container=_container(asked),
+        more_resources=_pairs(asked, "resources"),
+        pod_annotations=_pairs(asked, "annotations"),
         environment=RANK_ENV,
         command=[*command, f"--wait={WAIT_S:.0f}"],
         groups=groups,
@@ -76,15 +107,67 @@ def manifests(deployment: Deployment) -> str:
     )
 
 
-def selector(asked: Mapping[str, Json]) -> str:
+def selector(deployment: Deployment) -> str:
     """Which pods are ours: by our own label, but for those that a TrainJob makes from its runtime.
 
     Of these it makes a JobSet of its own name.
     """
-    label = "app.kubernetes.io/instance"
-    if asked["kind"] == "trainjob":
-        label = "jobset.sigs.k8s.io/jobset-name"
-    return f"{label}={asked['name']}"
+    if deployment.settings["kind"] == "trainjob":
+        return f"jobset.sigs.k8s.io/jobset-name={deployment.settings['name']}"
+    return f"{RUN}={_run_of(deployment)}"
+
+
+def _run_of(deployment: Deployment) -> str:
+    """A name of this run: its folder's, which no other run has."""
+    return hashlib.sha256(str(deployment.folder.resolve()).encode()).hexdigest()[:16]
+
+
+def _pairs(asked: Mapping[str, Json], name: str) -> dict[str, str]:
+    """``["pool=a100"]`` as a mapping; SpecError for what has no value."""
+    out = {}
+    for text in asked[name]:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise SpecError(
+                f"{name}: {text!r}",
+                where="[kubernetes]",
+                expected=f'{name} = ["KEY=VALUE"]',
+                fix="edit the cluster file",
+            )
+        out[key] = value
+    return out
+
+
+def _toleration(text: str) -> dict[str, str]:
+    """``KEY[=VALUE]:EFFECT``, as kubectl writes a taint."""
+    taint, colon, effect = text.rpartition(":")
+    key, equals, value = taint.partition("=")
+    if not (key and colon and effect in ("NoSchedule", "PreferNoSchedule", "NoExecute")):
+        raise SpecError(
+            f"tolerations: {text!r}",
+            where="[kubernetes]",
+            expected='tolerations = ["nvidia.com/gpu=present:NoSchedule"]',
+            fix="edit the cluster file",
+        )
+    if not equals:
+        return {"key": key, "operator": "Exists", "effect": effect}
+    return {"key": key, "operator": "Equal", "value": value, "effect": effect}
+
+
+def _pod(asked: Mapping[str, Json]) -> dict[str, Json]:
+    """What is asked of a pod, beside what every run's has."""
+    given = {
+        "serviceAccountName": asked["service_account"],
+        "imagePullSecrets": [{"name": name} for name in asked["image_pull_secrets"]],
+        "nodeSelector": _pairs(asked, "node_selector"),
+        "tolerations": [_toleration(text) for text in asked["tolerations"]],
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+def _container(asked: Mapping[str, Json]) -> dict[str, Json]:
+    added = list(asked["capabilities"])
+    return {"securityContext": {"capabilities": {"add": added}}} if added else {}
 
 
 def _groups(nodes: Sequence[int]) -> list[dict[str, int]]:
@@ -119,7 +202,11 @@ class Kubernetes:
 
 
 class Pods(Job):
-    """What was created in the cluster. The client is imported here only."""
+    """What was created in the cluster: a Secret, and what it owns, so that its end is theirs.
+
+    The client is imported here only. What the cluster says meanwhile is asked for with patience:
+    a token that runs out, a proxy or a restart of its server are no end of a run whose agents talk.
+    """
 
     def __init__(self, deployment: Deployment) -> None:
         import kubernetes
@@ -127,25 +214,38 @@ class Pods(Job):
         import yaml
 
         self._error = kubernetes.client.ApiException
+        odd = (ValueError, AttributeError, KeyError, TypeError)  # a proxy's page, read as an answer
+        self._unanswered = (self._error, urllib3.exceptions.HTTPError, *odd)
         asked = deployment.settings
+        self._asked, self._folder = asked, deployment.folder
         self._namespace = asked["namespace"]
-        self._selector = selector(asked)
+        self._selector = selector(deployment)
         self._made: list[tuple[Any, str]] = []
-        token = read_token(deployment.token_file).decode()
+        self._root: dict[str, str] | None = None
+        self._token = read_token(deployment.token_file).decode()
+        self._said: tuple[State, str] = (State.PENDING, "")
+        self._asked_again_at = 0.0
+        self._backoff_s = BACKOFF_S[0]
+        self._stuck_since: float | None = None
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {
                 "name": asked["name"],
                 "namespace": self._namespace,
-                "labels": dict(pair.split("=") for pair in self._selector.split(",")),
+                "labels": {"app.kubernetes.io/name": "scaleproof", RUN: _run_of(deployment)},
             },
-            "stringData": {"token": token},
+            "stringData": {"token": self._token},
         }
         try:
-            self._api = kubernetes.dynamic.DynamicClient(_client(kubernetes, asked["host"]))
-            for manifest in [secret, *yaml.safe_load_all(manifests(deployment))]:
+            self._api = self._client()
+            self._root = {}  # from here on it may be there
+            self._root = self._owner(self._create(secret))
+            for manifest in yaml.safe_load_all(manifests(deployment)):
+                manifest["metadata"]["ownerReferences"] = [self._root]
                 self._create(manifest)
+                kind = self._kind(manifest["apiVersion"], manifest["kind"])
+                self._made.append((kind, manifest["metadata"]["name"]))
         except (self._error, kubernetes.dynamic.exceptions.ResourceNotFoundError) as error:
             self.stop()
             status = getattr(error, "status", 404)
@@ -157,12 +257,25 @@ class Pods(Job):
                 fix=fix,
             ) from None
         except urllib3.exceptions.HTTPError as error:
+            self.stop()
             raise LaunchError(
                 f"the cluster does not answer: {error}",
                 where="kubernetes engine",
                 expected="a reachable API server",
                 fix="kubectl cluster-info",
             ) from None
+        except BaseException:  # Ctrl-C between two objects
+            self.stop()
+            raise
+
+    def _client(self) -> Any:
+        """A client whose notes on the cluster are this run's, not a shared temporary folder's."""
+        import kubernetes
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        notes = str(self._folder / "discovery.json")
+        client = _client(kubernetes, self._asked["host"])
+        return kubernetes.dynamic.DynamicClient(client, cache_file=notes)
 
     def _advice(self, status: int, asked: Mapping[str, Json]) -> tuple[str, str]:
         """What the cluster should have had, and the command that shows it."""
@@ -175,42 +288,133 @@ class Pods(Job):
             f"kubectl auth can-i create jobs -n {self._namespace}",
         )
 
-    def _create(self, manifest: dict[str, Json]) -> None:
-        kind = self._api.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
-        kind.create(body=manifest, namespace=self._namespace)
-        self._made.append((kind, manifest["metadata"]["name"]))
+    def _kind(self, version: str, kind: str) -> Any:
+        return self._api.resources.get(api_version=version, kind=kind)
+
+    def _create(self, manifest: dict[str, Json]) -> Any:
+        kind = self._kind(manifest["apiVersion"], manifest["kind"])
+        return kind.create(body=manifest, namespace=self._namespace)
+
+    def _owner(self, secret: Any) -> dict[str, str]:
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "name": secret.metadata.name,
+            "uid": secret.metadata.uid,
+        }
 
     def poll(self) -> tuple[State, str]:
-        """By the pods' phases: pending while any is, ended as soon as one has."""
-        phases = {p.metadata.name: p.status.phase for p in self._pods()}
+        """By the pods' phases: pending while any is, ended as soon as one has.
+
+        The last answer stays where the cluster gives none; then it is asked less and less often,
+        by a client that has read its credentials anew.
+        """
+        if time.monotonic() < self._asked_again_at:
+            return self._said
+        try:
+            self._said = self._judged(self._pods())
+            self._backoff_s = BACKOFF_S[0]
+        except self._unanswered:
+            self._asked_again_at = time.monotonic() + self._backoff_s
+            self._backoff_s = min(2 * self._backoff_s, BACKOFF_S[1])
+            with contextlib.suppress(LaunchError, *self._unanswered):
+                self._api = self._client()
+        return self._said
+
+    def _judged(self, pods: Sequence[Any]) -> tuple[State, str]:
+        phases = {pod.metadata.name: pod.status.phase for pod in pods}
         over = [
             f"{name} {word}" for name, word in phases.items() if word in ("Failed", "Succeeded")
+        ]
+        over += [
+            f"{pod.metadata.name} is deleted: evicted, preempted, or by hand"
+            for pod in pods
+            if pod.metadata.deletionTimestamp
         ]
         if over:
             return State.ENDED, over[0]
         if not phases or "Pending" in phases.values():
             waiting = sum(phase == "Pending" for phase in phases.values())
-            return State.PENDING, f"{waiting} of {len(phases)} pods pending"
+            why = next((text for pod in pods for text in _why_stuck(pod)), "")
+            says = f"{waiting} of {len(phases)} pods pending" + (f": {why}" if why else "")
+            return self._patient(bool(why)), says
+        self._stuck_since = None
         return State.RUNNING, ""
 
+    def _patient(self, stuck: bool) -> State:
+        """Pending; ended where pods have not been able to start for ``stuck_s``."""
+        if not stuck:
+            self._stuck_since = None
+            return State.PENDING
+        if self._stuck_since is None:
+            self._stuck_since = time.monotonic()
+        most_s = float(self._asked["stuck_s"])
+        late = most_s > 0 and time.monotonic() - self._stuck_since > most_s
+        return State.ENDED if late else State.PENDING
+
     def stop(self) -> None:
-        """Delete it all, whatever of it is gone already, and wait until the pods are gone."""
-        made = self._made
-        self._made = []
+        """Delete it all, whatever of it is gone already, and wait until the pods are gone.
+
+        What the Secret owns goes with it, even where only this one request arrives.
+        """
+        root, made = self._root, self._made
+        self._root, self._made = None, []
+        if root is None:
+            return
+        deadline = time.monotonic() + STOP_S
         for kind, name in reversed(made):
-            with contextlib.suppress(self._error):
+            with contextlib.suppress(*self._unanswered):
                 behind = {"propagationPolicy": "Background"}
                 kind.delete(name=name, namespace=self._namespace, body=behind)
-        deadline = time.monotonic() + STOP_S
-        while made and self._pods() and time.monotonic() < deadline:
+        while not self._root_gone(root) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        while made and time.monotonic() < deadline:
+            with contextlib.suppress(*self._unanswered):
+                if not self._pods():
+                    return
             time.sleep(0.5)
 
+    def _root_gone(self, root: dict[str, str]) -> bool:
+        """Whether the Secret is gone by now. Where its creation was never answered it is ours only
+        if it has our token: another run may have that name.
+        """
+        name = self._asked["name"]
+        try:
+            secrets = self._kind("v1", "Secret")
+            if "uid" not in root:
+                there = secrets.get(name=name, namespace=self._namespace)
+                if base64.b64decode(there.data["token"]).decode() != self._token:
+                    return True
+                root |= self._owner(there)
+            body = {"propagationPolicy": "Background", "preconditions": {"uid": root["uid"]}}
+            secrets.delete(name=name, namespace=self._namespace, body=body)
+        except self._error as error:
+            return error.status in (403, 404, 409)  # not there, another one, or not for us to touch
+        except self._unanswered:
+            return False
+        return True
+
     def _pods(self) -> Sequence[Any]:
-        pods = self._api.resources.get(api_version="v1", kind="Pod")
-        listed: Sequence[Any] = pods.get(
-            namespace=self._namespace, label_selector=self._selector
-        ).items
-        return listed
+        """Ours: those of a TrainJob of this name that are leaving already are of the run before."""
+        listed: Sequence[Any] = (
+            self._kind("v1", "Pod")
+            .get(namespace=self._namespace, label_selector=self._selector)
+            .items
+        )
+        if self._asked["kind"] != "trainjob":
+            return listed
+        return [pod for pod in listed if not pod.metadata.deletionTimestamp]
+
+
+def _why_stuck(pod: Any) -> Iterator[str]:
+    """What keeps a pod from starting, until somebody does something about it."""
+    for container in pod.status.containerStatuses or ():
+        waiting = container.state.waiting if container.state else None
+        if waiting and waiting.reason in STUCK:
+            yield f"{pod.metadata.name}: {waiting.reason}: {waiting.message or ''}".rstrip(": ")
+    for condition in pod.status.conditions or ():
+        if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
+            yield f"{pod.metadata.name}: Unschedulable: {condition.message or ''}".rstrip(": ")
 
 
 def _client(kubernetes: Any, host: str) -> Any:

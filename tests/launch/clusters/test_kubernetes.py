@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -171,17 +172,28 @@ DISCOVERY: dict[str, Any] = {
 
 
 class Stub(BaseHTTPRequestHandler):
-    """Answers what the client asks for, and remembers it."""
+    """Answers what the client asks for, and remembers it; ``breaks`` says what becomes of the next
+    requests: a status, ``drop`` (done, but never answered) or ``page`` (a proxy's).
+    """
 
     seen: list[tuple[str, str, Any]]
     labels: list[dict[str, str]]  # of the pods that what was made would have
     phase: str
+    status: dict[str, Any]  # more of what is said of each pod
+    leaving: bool
     refuse: bool
+    taken: bool  # the name is another run's
+    breaks: dict[str, list[Any]]  # by verb
+    secrets: dict[str, Any]
 
     def _answer(self, document: Any, status: int = 200) -> None:
-        raw = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        queue = self.breaks.get(self.command, [])
+        how = queue.pop(0) if queue and urlsplit(self.path).path not in DISCOVERY else None
+        if how == "drop":
+            return self.connection.close()
+        raw = b"<html>sign in</html>" if how == "page" else json.dumps(document).encode()
+        self.send_response(how if isinstance(how, int) else status)
+        self.send_header("Content-Type", "text/html" if how == "page" else "application/json")
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
@@ -189,20 +201,44 @@ class Stub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).seen.append(("POST", self.path, body))
+        if body["kind"] == "Secret":
+            if self.taken:
+                return self._answer({"kind": "Status", "reason": "AlreadyExists"}, 409)
+            body["metadata"]["uid"] = "u-1"
+            data = {k: base64.b64encode(v.encode()).decode() for k, v in body["stringData"].items()}
+            self.secrets[body["metadata"]["name"]] = {**body, "data": data}
         self.labels.extend(labels_of(body))
         self._answer(body, 403 if self.refuse and body["kind"] == "Job" else 201)
 
     def do_DELETE(self) -> None:
-        type(self).seen.append(("DELETE", self.path, None))
-        type(self).phase = ""
+        options = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
+        how = (self.breaks.get("DELETE") or [None])[0]
+        type(self).seen.append(("DELETE", self.path, options))
+        name = self.path.split("?")[0].rpartition("/")[2]
+        if "/secrets/" in self.path and how is None:
+            there = self.secrets.get(name)
+            if there is None:
+                return self._answer({"kind": "Status"}, 404)
+            if options["preconditions"]["uid"] != there["metadata"]["uid"]:
+                return self._answer({"kind": "Status"}, 409)
+            del self.secrets[name]
+            type(self).phase = ""  # the cluster takes what it owned
         self._answer({"kind": "Status"})
 
     def do_GET(self) -> None:
-        if (known := DISCOVERY.get(urlsplit(self.path).path)) is not None:
+        path = urlsplit(self.path).path
+        if (known := DISCOVERY.get(path)) is not None:
             return self._answer(known)
+        if "/secrets/" in path:
+            there = self.secrets.get(path.rpartition("/")[2])
+            return self._answer(there or {"kind": "Status"}, 200 if there else 404)
         asked = parse_qs(urlsplit(self.path).query)["labelSelector"][0].split("=")
+        more = {"deletionTimestamp": "2026-11-25T09:00:00Z"} if self.leaving else {}
         pods = [
-            {"metadata": {"name": f"pod-{i}"}, "status": {"phase": self.phase}}
+            {
+                "metadata": {"name": f"pod-{i}", **more},
+                "status": {"phase": self.phase, **self.status},
+            }
             for i, labels in enumerate(self.labels)
             if labels.get(asked[0]) == asked[1]
         ]
@@ -216,10 +252,10 @@ class Stub(BaseHTTPRequestHandler):
 def stub() -> Iterator[tuple[type[Stub], str]]:
     class Own(Stub):
         phase = "Pending"
-        refuse = False
+        refuse = leaving = taken = False
 
-    Own.seen, Own.labels = [], []
-    server = HTTPServer(("127.0.0.1", 0), Own)
+    Own.seen, Own.labels, Own.status, Own.breaks, Own.secrets = [], [], {}, {}, {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Own)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield Own, f"http://127.0.0.1:{server.server_address[1]}"
@@ -266,6 +302,190 @@ def test_what_the_cluster_refuses_is_said_and_nothing_is_left(
     with pytest.raises(LaunchError, match="403"):
         engine.Pods(deployment(tmp_path, host=host))
     assert sum(verb == "DELETE" for verb, _, _ in server.seen) == 2
+
+
+QUIET = (
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+)
+
+
+def quiet(test: Any) -> Any:
+    for mark in QUIET:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture
+def pods(tmp_path: Path, stub: tuple[type[Stub], str]) -> Iterator[engine.Pods]:
+    pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
+    make_token(tmp_path / "token")
+    made = engine.Pods(deployment(tmp_path, host=stub[1]))
+    yield made
+    made.stop()
+
+
+@quiet
+@pytest.mark.parametrize("how", [401, 403, 429, 500, 503, "drop", "page"])
+def test_a_cluster_that_does_not_answer_ends_no_run(
+    stub: tuple[type[Stub], str], pods: engine.Pods, monkeypatch: pytest.MonkeyPatch, how: Any
+) -> None:
+    server, _ = stub
+    server.phase = "Running"
+    assert pods.poll()[0] is State.RUNNING
+    server.breaks["GET"] = [how] * 20  # the client tries again by itself
+    server.phase = "Failed"
+    assert pods.poll() == (State.RUNNING, ""), "the last answer stays"
+    server.breaks.clear()
+    assert pods.poll() == (State.RUNNING, ""), "it is not asked at once again"
+    monkeypatch.setattr(pods, "_asked_again_at", 0.0)
+    assert pods.poll()[0] is State.ENDED
+
+
+@quiet
+@pytest.mark.parametrize("dropped", [0, 1, 2])
+def test_what_was_made_before_the_connection_was_lost_is_taken_back(
+    tmp_path: Path, stub: tuple[type[Stub], str], dropped: int
+) -> None:
+    """The first, second or third object is created, and nobody is told."""
+    pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
+    server, host = stub
+    server.breaks["POST"] = [None] * dropped + ["drop"]
+    make_token(tmp_path / "token")
+    with pytest.raises(LaunchError, match="does not answer"):
+        engine.Pods(deployment(tmp_path, host=host))
+    assert not server.secrets, "and what it owns goes with it"
+    owners = [
+        body["metadata"]["ownerReferences"][0]["uid"]
+        for verb, _, body in server.seen
+        if verb == "POST" and body["kind"] != "Secret"
+    ]
+    assert owners == ["u-1"] * dropped
+
+
+@quiet
+def test_ctrl_c_between_two_objects_leaves_none(
+    tmp_path: Path, stub: tuple[type[Stub], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
+    server, host = stub
+    make_token(tmp_path / "token")
+    create = engine.Pods._create
+
+    def interrupted(self: engine.Pods, manifest: dict[str, Any]) -> Any:
+        if manifest["kind"] == "Job":
+            raise KeyboardInterrupt
+        return create(self, manifest)
+
+    monkeypatch.setattr(engine.Pods, "_create", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.Pods(deployment(tmp_path, host=host))
+    assert not server.secrets
+
+
+@quiet
+def test_a_delete_that_is_dropped_is_asked_for_again(
+    stub: tuple[type[Stub], str], pods: engine.Pods
+) -> None:
+    server, _ = stub
+    server.breaks["DELETE"] = ["drop"] * 12
+    pods.stop()
+    assert not server.secrets
+
+
+@quiet
+def test_another_runs_objects_of_that_name_are_left_alone(
+    tmp_path: Path, stub: tuple[type[Stub], str]
+) -> None:
+    """Refused, or never answered: the Secret that is there has another token."""
+    pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
+    server, host = stub
+    server.taken = True
+    theirs = {
+        "kind": "Secret", "apiVersion": "v1", "data": {"token": "dGhlaXJz"},
+        "metadata": {"name": "scaleproof", "uid": "u-9"},
+    }  # fmt: skip
+    server.secrets["scaleproof"] = theirs
+    make_token(tmp_path / "token")
+    for how, told in ((None, "409"), ("drop", "does not answer")):
+        server.breaks["POST"] = [how]
+        with pytest.raises(LaunchError, match=told):
+            engine.Pods(deployment(tmp_path, host=host))
+        assert server.secrets == {"scaleproof": theirs}
+    assert not any(verb == "DELETE" for verb, _, _ in server.seen)
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (
+            {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff",
+                                                          "message": "no such image"}}}]},
+            "ImagePullBackOff: no such image",
+        ),
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                             "message": "0/4 nodes are available"}]},
+            "Unschedulable: 0/4 nodes are available",
+        ),
+    ],
+)  # fmt: skip
+def test_pods_that_cannot_start_end_the_wait_with_their_reason(
+    stub: tuple[type[Stub], str], pods: engine.Pods, status: dict[str, Any], why: str
+) -> None:
+    server, _ = stub
+    server.status = status
+    assert pods.poll() == (State.PENDING, f"2 of 2 pods pending: pod-0: {why}")
+    assert pods._stuck_since is not None
+    pods._stuck_since -= engine.SETTINGS["stuck_s"]  # type: ignore[operator]
+    assert pods.poll() == (State.ENDED, f"2 of 2 pods pending: pod-0: {why}")
+
+
+@quiet
+def test_pods_of_the_run_before_do_not_count_and_ours_that_are_taken_away_do(
+    stub: tuple[type[Stub], str], pods: engine.Pods
+) -> None:
+    server, _ = stub
+    server.phase = "Running"
+    server.labels.insert(0, {**server.labels[0], engine.RUN: "another"})
+    assert pods.poll()[0] is State.RUNNING
+    server.leaving = True
+    assert pods.poll() == (State.ENDED, "pod-1 is deleted: evicted, preempted, or by hand")
+
+
+def test_pods_get_what_a_site_asks_of_them(tmp_path: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
+    asked = dict(
+        service_account="trainer", image_pull_secrets=["regcred"], node_selector=["pool=h100"],
+        tolerations=["nvidia.com/gpu=present:NoSchedule", "dedicated:NoExecute"],
+        capabilities=["IPC_LOCK"], resources=["rdma/hca=1", "cpu=96"],
+        labels=["kueue.x-k8s.io/queue-name=team"],
+        annotations=["kueue.x-k8s.io/podset-required-topology=cloud.com/rack"],
+    )  # fmt: skip
+    _, job = manifests(deployment(tmp_path, **asked))
+    validate.validate(job, VERSION, strict=True)
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    template = job["spec"]["template"]
+    assert "cloud.com/rack" in template["metadata"]["annotations"].values()
+    pod = template["spec"]
+    assert pod["serviceAccountName"] == "trainer" and pod["nodeSelector"] == {"pool": "h100"}
+    assert pod["imagePullSecrets"] == [{"name": "regcred"}]
+    assert [t["operator"] for t in pod["tolerations"]] == ["Equal", "Exists"]
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    limits = container["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": "8", "rdma/hca": "1", "cpu": "96"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("tolerations", "gpu"), ("node_selector", "pool"), ("resources", "=1")]
+)
+def test_what_is_asked_of_pods_is_checked(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(SpecError, match=f"{name}: '{value}'"):
+        manifests(deployment(tmp_path, **{name: [value]}))
+    with pytest.raises(SpecError, match="is not a TrainJob's to say"):
+        manifests(deployment(tmp_path, kind="trainjob", **{name: [value]}))
 
 
 def test_without_a_cluster_there_is_one_clear_error(

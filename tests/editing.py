@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from harness.analysis.judging.verdicts import verdicts
 from harness.base.documents import from_doc, to_doc
-from harness.record import RunRecord, Verdict
+from harness.record import RunRecord, Verdict, chain
+from harness.record.store import load
 
 
 def judged(run: RunRecord, edit: Any) -> dict[str, Verdict]:
@@ -63,3 +66,42 @@ def even(doc: Any, efficiency: float = 0.9, scatter: float = 0.002) -> None:
             for r in x["ranks"]:
                 r["window_s"] = (1 + scatter * (-1) ** i) / share * x["steps"]["count"] / 10
             x["steadiness"] = {"drift": 0.0, "t": 0.0, "mser": 0, "steady": True}
+
+
+def write_doc(folder: Path, doc: Any) -> None:
+    text = json.dumps(doc)
+    (folder / "record.json").write_text(text)
+    (folder / "record.sha256").write_text(hashlib.sha256(text.encode()).hexdigest())
+
+
+def rechain(folder: Path) -> None:
+    """Rebuild the chain from the record, as if the run had gone that way."""
+    doc = json.loads((folder / "record.json").read_text())
+    old = [json.loads(line) for line in (folder / chain.FILE).read_text().splitlines()]
+    queues = {
+        "launch": list(doc["launches"]),
+        "block": list(doc["blocks"]),
+        "plan": [{"hash": _plan_hash(folder, i), "plan": p} for i, p in enumerate(doc["plans"])],
+        "described": [doc["described"]],
+        "windows": [doc["windows"]],
+    }
+    for name in old[0]["body"]:
+        if name in doc:
+            old[0]["body"][name] = doc[name]
+    kept = [x for x in old if x["kind"] not in queues or queues[x["kind"]]]
+    lines: list[str] = []
+    for link in kept:
+        if link["kind"] in queues:
+            if not queues[link["kind"]]:
+                continue
+            link["body"] = queues[link["kind"]].pop(0)
+        link["number"] = len(lines)
+        link["before"] = hashlib.sha256(lines[-1].encode()).hexdigest() if lines else ""
+        lines.append(json.dumps(link, sort_keys=True, separators=(",", ":")))
+    (folder / chain.FILE).write_text("".join(line + "\n" for line in lines))
+    doc["head"] = hashlib.sha256(lines[-1].encode()).hexdigest()
+    write_doc(folder, doc)
+
+
+def _plan_hash(folder: Path, i: int) -> str:
+    return load(folder).plans[i].hash

@@ -112,25 +112,31 @@ def _verified(run: RunRecord, folder: Path) -> Verification:
 
 
 def unsealed(run: RunRecord, folder: Path) -> str:
-    """Why nobody vouches for what a record says; empty if its chain does, and its verdicts follow.
-
-    Samples are not read: ``verify`` does that.
+    """Why nobody vouches for what a record says; empty if its chain does, its figures follow from
+    its samples, and its verdicts from its figures.
     """
     try:
-        return _unsealed(run, folder)
+        links = chain.read(folder)
     except RecordError as error:
         return error.what
-    except Exception as error:
-        return senseless(error)
-
-
-def _unsealed(run: RunRecord, folder: Path) -> str:
-    links = chain.read(folder)
     if not links:
         return "it has no chain: whether launches were left out cannot be said"
-    differences = [*strays(run)] or [*audit(run, folder, links)]
-    differences = differences or [*_verdicts(run, verdicts.verdicts(run))]
+    try:
+        differences = verify(run, folder).differences
+    except RecordError as error:
+        return error.what
     return differences[0] if differences else ""
+
+
+def refuse_unsealed(run: RunRecord, folder: Path) -> None:
+    """RecordError for a record that nobody vouches for: nothing that lasts is made of it."""
+    if why := unsealed(run, folder):
+        raise RecordError(
+            f"NOT VERIFIED: {why}",
+            where=str(folder),
+            expected="a run whose figures follow from its samples, with its chain",
+            fix=f"scaleproof verify {folder}",
+        )
 
 
 def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list[_Launch]:

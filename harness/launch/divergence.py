@@ -53,6 +53,10 @@ class Divergence:
             return f"is alone in collective {self.number}, {does}"
         if not does:
             return f"did not enter collective {self.number}, {self.usual}"
+        if len(self.did) == 2:
+            other = max(set(self.did) - set(self.odd))
+            both = f"runs {does} as collective {self.number}, rank {other} runs {self.usual}"
+            return f"{both}: of two, neither can be told to be wrong"
         return f"runs {does} as collective {self.number}, the others run {self.usual}"
 
 

@@ -133,9 +133,10 @@ class Job(ABC):
 
 
 def last_line(text: str, otherwise: str = "no output") -> str:
-    """The last thing that a process said."""
+    """The last thing that a process said; of an error of ours what is wrong, not what to try."""
     lines = text.strip().splitlines()
-    return lines[-1] if lines else otherwise
+    ours = [line for line in lines if line.startswith("ERROR: ")]
+    return (ours or lines or [otherwise])[-1].removeprefix("ERROR: ")
 
 
 class Engine(Protocol):

@@ -177,3 +177,12 @@ def test_where_all_say_so_nobody_is_surely_to_blame(message: str) -> None:
     assert cause is not None and not cause.sure
     alone = attribute([on_device(0, 0, message), end(1)])
     assert alone is not None and (alone.rank, alone.sure) == (0, True)
+
+
+def test_of_two_ranks_whose_collectives_differ_neither_is_named_wrong() -> None:
+    cause = attribute(
+        [end(0, **KILLED, flight=flight(4, 8)), end(1, **KILLED, flight=flight(4, 9))]
+    )
+    assert cause is not None and not cause.sure
+    assert "rank 1 runs" in cause.message or "rank 0 runs" in cause.message
+    assert cause.message.endswith("of two, neither can be told to be wrong")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from editing import rechain, write_doc
 
 from harness.analysis.verify import verify
 from harness.base.errors import RecordError
@@ -42,47 +43,8 @@ def told(folder: Path) -> list[str]:
 def change(folder: Path, edit: Edit) -> Doc:
     doc = json.loads((folder / "record.json").read_text())
     edit(doc, folder)
-    _write(folder, doc)
+    write_doc(folder, doc)
     return doc
-
-
-def _write(folder: Path, doc: Doc) -> None:
-    text = json.dumps(doc)
-    (folder / "record.json").write_text(text)
-    (folder / "record.sha256").write_text(hashlib.sha256(text.encode()).hexdigest())
-
-
-def rechain(folder: Path) -> None:
-    """Rebuild the chain from the record, as if the run had gone that way."""
-    doc = json.loads((folder / "record.json").read_text())
-    old = [json.loads(line) for line in (folder / chain.FILE).read_text().splitlines()]
-    queues = {
-        "launch": list(doc["launches"]),
-        "block": list(doc["blocks"]),
-        "plan": [{"hash": _hash(folder, i), "plan": p} for i, p in enumerate(doc["plans"])],
-        "described": [doc["described"]],
-        "windows": [doc["windows"]],
-    }
-    for name in old[0]["body"]:
-        if name in doc:
-            old[0]["body"][name] = doc[name]
-    kept = [x for x in old if x["kind"] not in queues or queues[x["kind"]]]
-    lines: list[str] = []
-    for link in kept:
-        if link["kind"] in queues:
-            if not queues[link["kind"]]:
-                continue
-            link["body"] = queues[link["kind"]].pop(0)
-        link["number"] = len(lines)
-        link["before"] = hashlib.sha256(lines[-1].encode()).hexdigest() if lines else ""
-        lines.append(json.dumps(link, sort_keys=True, separators=(",", ":")))
-    (folder / chain.FILE).write_text("".join(line + "\n" for line in lines))
-    doc["head"] = hashlib.sha256(lines[-1].encode()).hexdigest()
-    _write(folder, doc)
-
-
-def _hash(folder: Path, i: int) -> str:
-    return load(folder).plans[i].hash
 
 
 def timed(doc: Doc, arm: str | None = None) -> list[Doc]:
@@ -386,7 +348,7 @@ def test_honest_records_are_honest_wherever_they_were_interrupted(copy: Path) ->
                 "blocks": whole["blocks"][: kinds.count("block")],
                 "windows": whole["windows"] if "windows" in kinds else {},
             }  # fmt: skip
-            _write(copy, doc)
+            write_doc(copy, doc)
             torn = lines[n][: len(lines[n]) // 2] if m % 2 else ""
             (copy / chain.FILE).write_text("".join(f"{line}\n" for line in lines[:n]) + torn)
             found = [t for t in told(copy) if "verdicts recorded" not in t]

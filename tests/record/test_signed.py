@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_doctored import behind_the_end, change, faster, older, rechain
+from editing import rechain
+from test_doctored import behind_the_end, change, faster, older
 
 from harness.base.errors import Exit
 from harness.interface.cli.main import main

@@ -313,14 +313,16 @@ def _failed(launch: LaunchRecord) -> str | None:
 
 
 def blame(launch: LaunchRecord) -> str:
-    """Which rank ended a launch, in which phase, how sure that is, and where its log lies."""
+    """Which rank or node ended a launch, in which phase, how sure that is, and where its log is."""
     cause = launch.cause
     if cause is None:
         return f"{launch.launch} did not finish"
     steps = f", step {cause.step}" if cause.phase in ("warmup", "steady") else ""
     facts = [f"in {cause.phase}{steps}"] if cause.phase else []
-    facts += [f"node {cause.node}"] if cause.node else []
-    facts.append("sure of the rank" if cause.sure else "not sure of the rank")
+    of_node = cause.kind == "node"
+    facts += [f"node {cause.node}"] if cause.node and not of_node else []
+    whom = "node" if of_node else "rank"
+    facts.append(f"sure of the {whom}" if cause.sure else f"not sure of the {whom}")
     if cause.victims:
         few = len(cause.victims) <= 8
         facts.append(
@@ -329,7 +331,8 @@ def blame(launch: LaunchRecord) -> str:
             else f"{len(cause.victims)} victims"
         )
     facts.append(f"log launches/{launch.launch}/rank{cause.rank}.log")
-    return f"rank {cause.rank}: {cause.message} ({'; '.join(facts)})"
+    who = "" if of_node else f"rank {cause.rank}: "
+    return f"{who}{cause.message} ({'; '.join(facts)})"
 
 
 def _control(gate: LaunchRecord | None) -> Conclusion:

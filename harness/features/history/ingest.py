@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.reading import load
+from harness.analysis.verify import refuse_unsealed
 from harness.base.errors import RecordError
 from harness.features.history import asv
 from harness.features.history.night import Night, keep, locked, night_of, nights
@@ -34,7 +35,9 @@ def ingest(
         try:
             for folder in runs:
                 try:
-                    night = night_of(load(folder), _from(results, folder))
+                    run = load(folder)
+                    refuse_unsealed(run, folder if folder.is_dir() else folder.parent)
+                    night = night_of(run, _from(results, folder))
                 except RecordError as error:
                     if refused is None:
                         raise

@@ -8,7 +8,28 @@ import socket
 import struct
 from pathlib import Path
 
+from harness.base.errors import LaunchError
+
 _SIOCGIFADDR = 0x8915
+
+
+def refuse_no_loopback() -> None:
+    """LaunchError where this machine cannot reach itself: its ranks would wait for each other until
+    their deadlines.
+    """
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as door,
+            socket.create_connection(door.getsockname(), timeout=5.0),
+        ):
+            pass
+    except OSError as error:
+        raise LaunchError(
+            f"127.0.0.1 cannot be reached: {error.strerror or error}",
+            where="this machine",
+            expected="a loopback interface that is up",
+            fix="ip link set lo up",
+        ) from None
 
 
 def choose_interface(address: str) -> None:

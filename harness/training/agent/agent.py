@@ -46,7 +46,7 @@ from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Share
 from harness.training.accelerator import driver_started
-from harness.training.agent.address import choose_interface
+from harness.training.agent.address import choose_interface, refuse_no_loopback
 from harness.training.agent.answers import describe_all, usable
 from harness.training.agent.world import World
 from harness.training.observe import threads
@@ -170,7 +170,7 @@ class Agent:
         self.worlds.remove(world)
         if not self.worlds:  # whose an orphan is cannot be told
             processes.end()
-        world.beats_file.unlink()
+        world.beats_file.unlink(missing_ok=True)  # a script may have removed the folder
         for copy in world.out.glob("work*"):
             shutil.rmtree(copy, ignore_errors=True)  # what a script has left in its folder
         if self.scratch is not None:
@@ -270,6 +270,7 @@ def main(argv: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         try:
             if asked.fd is not None:
+                refuse_no_loopback()
                 channel = Channel(socket.socket(fileno=asked.fd), dialed=True)
                 scratch = None
             else:

@@ -15,6 +15,7 @@ from harness.cases.metrics import COMPARABLE
 from harness.features.machines.machines import HardwareComparison, compare_hardware, names
 from harness.features.machines.report import table as hardware
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.vouching import vouched
 from harness.interface.report import text
 
 HELP = {"compare-hardware": "compare machines on the cases that all of them ran"}
@@ -75,11 +76,12 @@ def act(asked: Asked) -> Answer:
         lines = lines if args.csv or args.markdown else [*lines, f" page     {args.page}"]
     worse = any(e.reading is Reading.SLOWER for e in found.entries)
     status = Exit.PASSED if found.means else Exit.NOTHING_JUDGED
-    return Answer(
+    answer = Answer(
         document=to_doc(found),
         lines=lines,
         exit=Exit.FAILED if args.fail_on and worse else status,
     )
+    return vouched(answer, zip(runs, args.runs, strict=True), table=args.csv)
 
 
 def _prices(given: Sequence[str], known: Sequence[str]) -> list[float | None]:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from harness.analysis.judging import expected
 from harness.analysis.judging.expected import ExpectedValue
 from harness.analysis.reading import load
+from harness.analysis.verify import refuse_unsealed
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
 from harness.host.machine import detect
@@ -78,6 +79,7 @@ def act(asked: Asked) -> Answer:
             where=str(parsed.run),
             fix=f"scaleproof run --resume {parsed.run}",
         )
+    refuse_unsealed(run, parsed.run if parsed.run.is_dir() else parsed.run.parent)
     path = expected.path_for(parsed.references, run.machine.hardware_class)
     known = {r.key: r for r in expected.load(path)} if path.is_file() else {}
     values, in_doubt = expected.measured(run, parsed.tolerance)

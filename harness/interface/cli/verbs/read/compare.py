@@ -9,12 +9,12 @@ from typing import Any, TypedDict
 from harness.analysis import compare
 from harness.analysis.compare import Comparison
 from harness.analysis.reading import load
-from harness.analysis.verify import unsealed
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.metrics import COMPARABLE
 from harness.interface.cli import beside, measuring
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.vouching import vouched
 from harness.interface.report import text
 from harness.interface.report.sides import comparison
 from harness.measure.setups import interleaving
@@ -75,17 +75,12 @@ def act(asked: Asked) -> Answer:
     worse = any(row.reading is compare.Reading.SLOWER for row in compared.rows)
     status = Exit.PASSED if both else Exit.NOTHING_JUDGED
     lines = comparison.lines(a, b, compared, text.columns(), every=args.every)
-    for run, path in ((a, args.a), (b, args.b)):
-        folder = path if path.is_dir() else path.parent
-        if run.complete and (why := unsealed(run, folder)):
-            status = Exit.FAILED
-            warning = f" NOT VERIFIED: {why}: scaleproof verify {text.shown(folder)}"
-            lines += text.wrap(warning, text.columns(), 1)
-    return Answer(
+    answer = Answer(
         document=to_doc(compared),
         lines=lines,
         exit=Exit.FAILED if args.fail_on and worse else status,
     )
+    return vouched(answer, [(a, args.a), (b, args.b)])
 
 
 def _interleaved(asked: Asked) -> Answer:

@@ -9,6 +9,7 @@ from harness.analysis.reading import load
 from harness.base import files
 from harness.base.errors import SpecError
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.vouching import vouched
 
 HELP = dict(export="write launches, steps, points, verdicts or budgets for other programs")
 EXAMPLES = dict(
@@ -72,7 +73,8 @@ def act(asked: Asked) -> Answer:
         body = export.table(frame, form)
         count = len(frame)
     files.put(args.to, body, "--to")
-    return Answer(
+    answer = Answer(
         document={"file": str(args.to), "rows": count},
         lines=[f" {args.to}: {count} {'samples' if form == '.prom' else 'rows'}"],
     )
+    return vouched(answer, [(load(path), path) for path in args.runs])

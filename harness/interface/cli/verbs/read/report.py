@@ -3,15 +3,14 @@
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 from harness.analysis.reading import load
-from harness.analysis.verify import unsealed
 from harness.base.documents import Json, to_doc
-from harness.base.errors import Exit, ScaleproofError
+from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.vouching import vouched
 from harness.interface.report import digest, tables, text
 from harness.record import RunRecord
 from harness.record.store import write_text
@@ -91,7 +90,7 @@ def act(asked: Asked) -> Answer:
         run = load(given.run)
         lines = digest.table(run) if given.csv else digest.markdown(run)
         answer = Answer(document=digest.document(run), lines=lines)
-        return answer if given.csv else _sealed(answer, run, given.run)
+        return vouched(answer, [(run, given.run)], table=given.csv)
     if given.proposal:
         return _proposal(given.run)
     return of_run(given.run, every=given.every)
@@ -126,15 +125,4 @@ def of_run(path: Path, *, every: bool = False) -> Answer:
     lines = tables.summary(run, path, rerun, text.columns(), every=every, page=page)
     if every:
         lines += ["", *tables.verdict_lines(run, text.columns(), every=True)]
-    return _sealed(Answer(document=to_doc(run), lines=lines), run, path)
-
-
-def _sealed(answer: Answer, run: RunRecord, path: Path) -> Answer:
-    """The answer, but no success for a record that nobody vouches for."""
-    folder = path if path.is_dir() else path.parent
-    if not run.complete or not (why := unsealed(run, folder)):
-        return answer
-    lines = text.wrap(
-        f" NOT VERIFIED: {why}: scaleproof verify {text.shown(folder)}", text.columns(), 1
-    )
-    return replace(answer, lines=[*answer.lines, *lines], exit=Exit.FAILED)
+    return vouched(Answer(document=to_doc(run), lines=lines), [(run, path)])

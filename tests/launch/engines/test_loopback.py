@@ -1,0 +1,21 @@
+"""A machine that cannot reach itself is told of at once, not after every rank's deadline."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_a_machine_without_its_loopback_is_told_of(tmp_path: Path) -> None:
+    alone = ["unshare", "--net", "--map-root-user"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no network namespace may be made here")
+    words = [sys.executable, "-m", "harness", "gate", "--case", "ddp/mlp-nano", "--cpus", "2"]
+    done = subprocess.run(
+        [*alone, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "127.0.0.1 cannot be reached" in done.stdout

@@ -209,6 +209,40 @@ def test_a_codec_that_leaves_gradients_out_is_seen_by_its_shares(
     assert how == "honest" or seen in check.detail, check
 
 
+@pytest.mark.parametrize(
+    ("name", "how", "seen"),
+    [
+        ("late_codec", "honest", ""),
+        ("late_codec", "signs", "codec.exact"),
+        ("forgetful", "", "codec.telescopes"),
+    ],
+)
+def test_a_codec_that_keeps_its_claims_for_twenty_calls_is_seen_in_its_reference(
+    stand: Stand, name: str, how: str, seen: str
+) -> None:
+    knobs = {f"{name}.how": how} if how else {}
+    plan, described = stand.described(f"compressed:{name}/mlp-nano", steps=24, knobs=knobs)
+    gate, reference = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE)
+    assert gate_failure(gate) is None, "it is new in its gate"
+    failed = [c.name for rank in reference.ranks for c in rank.checks if not c.ok]
+    assert set(failed) == ({seen} if seen else set())
+
+
+def test_a_codec_that_hands_on_the_step_before_does_not_pass_its_gate(stand: Stand) -> None:
+    plan, described = stand.described(
+        "compressed:late_codec/mlp-nano", knobs={"late_codec.how": "stale"}
+    )
+    (gate,) = stand.launch(plan, described, Purpose.GATE)
+    assert (gate_failure(gate) or "").startswith("codec.exact")
+
+
+def test_what_came_another_way_than_the_stated_bytes_does_not_pass_the_gate(stand: Stand) -> None:
+    """No socket, no write and no mapping shows it; how much was handed on does."""
+    plan, described = stand.described("compressed:vmread/mlp-nano")
+    (gate,) = stand.launch(plan, described, Purpose.GATE)
+    assert (gate_failure(gate) or "").startswith("codec.bytes_suffice")
+
+
 @pytest.mark.parametrize("through", ["memory", "file"])
 def test_bytes_past_the_sockets_are_seen(stand: Stand, through: str) -> None:
     plan, described = stand.described(

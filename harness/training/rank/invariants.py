@@ -2,13 +2,18 @@
 
 Its file says which in ``CLAIM``: it ``contracts`` (what it makes of a gradient is nearer to it than
 nothing is), is ``unbiased`` (right in the mean over many draws), or ``descends`` (the gradient's
-direction, not its length). Without one it must be exact within its ``ERROR_BOUND``.
+direction, not its length). Without one it must be exact within its ``ERROR_BOUND``, of every
+gradient that it is given. No claim excuses one that hands on more than its bytes can hold.
+
+A fresh hook may keep to what it claims, and an old one not: ``aged`` asks one that has been called
+as often as a timed window calls it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
@@ -28,6 +33,8 @@ STEPS, DRAWS = 12, 100
 #: Relative errors of sums in fp32; how many times its standard error a mean of thousands of
 #: elements may be off: that of their norm is a few percent of it.
 ROUNDING, SURE = 1e-4, 1.5
+#: Of the bytes that what was handed on must have taken, this part must have been sent.
+ENOUGH = 0.9
 #: How long draws are on average is looked at until its standard error is this, or this often; and
 #: how many of it they may be too long or too short.
 LENGTH_ERROR, MOST_DRAWS, SURE_OF_LENGTH = 1e-3, 2_000, 5.0
@@ -117,9 +124,9 @@ def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
     yield _telescopes(ctx, compressor)
     yield _alike(ctx, compressor)
     yield _alone(ctx, compressor)
-    claim = getattr(
-        CodecTrial(ctx, compressor).hook, "claim", getattr(compressor.module, "CLAIM", "")
-    )
+    if ctx.world_size > 1:
+        yield _enough(ctx, compressor)
+    claim = _claim(CodecTrial(ctx, compressor), compressor)
     if claim == "contracts":
         yield _contracts(ctx, compressor)
     elif claim == "unbiased":
@@ -127,22 +134,81 @@ def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
         yield _as_long(ctx, compressor)
     elif claim == "descends":
         yield _descends(ctx, compressor)
+    else:
+        yield _exact(ctx, compressor)
 
 
-def _telescopes(ctx: RankContext, compressor: Compressor) -> Check:
-    """What was sent and what is owed add up to the gradients."""
+def aged(ctx: RankContext, compressor: Compressor, calls: int) -> Iterator[Check]:
+    """What can be asked of a hook that has been called so often. Collectives of all ranks."""
+    trial = CodecTrial(ctx, compressor)
+    if getattr(trial.hook, "feedback", None) is not None:
+        yield _telescopes(ctx, compressor, calls)
+    elif _claim(trial, compressor) == "":
+        yield _exact(ctx, compressor, calls)
+
+
+def _claim(trial: CodecTrial, compressor: Compressor) -> str:
+    claim: str = getattr(trial.hook, "claim", getattr(compressor.module, "CLAIM", ""))
+    return claim
+
+
+def _telescopes(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:
+    """What was sent and what is owed add up to the gradients, after ``calls`` more of them."""
     knobs = {**compressor.knobs, **getattr(compressor.module, "TELESCOPES", {})}
     trial = CodecTrial(ctx, replace(compressor, knobs=knobs))
     name = "codec.telescopes"
     if getattr(trial.hook, "feedback", None) is None:
         return Check(name=name, ok=True, detail="nothing is owed: without error feedback")
     wanted = sent = torch.zeros(len(trial.bucket.buffer()), dtype=torch.float64).to(ctx.device)
-    for step in range(STEPS):
+    for step in range(calls + STEPS):
         gradient = trial.drawn(step, ctx.rank)
         wanted = wanted + trial.mean(gradient)
         sent = sent + trial.sent(gradient)
     error = float((sent + trial.owed() - wanted).norm() / wanted.norm())
     return Check(name=name, ok=error <= ROUNDING, value=error, limit=ROUNDING)
+
+
+def _exact(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:
+    """The mean over ranks, within the stated error, of gradients that have nothing in common."""
+    trial = CodecTrial(ctx, compressor)
+    worst = 0.0
+    for step in range(calls + STEPS):
+        gradient = trial.drawn(step, ctx.rank)
+        made = trial.sent(gradient)
+        if step >= calls:
+            wanted = trial.mean(gradient)
+            worst = max(worst, float((made - wanted).norm() / wanted.norm()))
+    limit = max(compressor.error_bound, ROUNDING)
+    detail = f"of the mean over ranks, after {calls} calls" if calls else "of the mean over ranks"
+    return Check(name="codec.exact", ok=worst <= limit, value=worst, limit=limit, detail=detail)
+
+
+def _enough(ctx: RankContext, compressor: Compressor) -> Check:
+    """The bytes that it states can hold what it hands on of the other ranks' gradients.
+
+    Of n numbers of a normal distribution that nobody else knows, whoever has them with a share d of
+    their variance wrong was told n / 2 * log2(1 / d) bits at least, whatever the code (Shannon,
+    Coding theorems for a discrete source with a fidelity criterion, 1959). What came another way
+    than the stated bytes is not counted in them.
+    """
+    trial = CodecTrial(ctx, compressor)
+    secret = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))
+    size = len(trial.bucket.buffer())
+    own = torch.randn(size, generator=secret).to(ctx.device)
+    made = trial.sent(own).double()
+    others = trial.mean(own) - own.double() / ctx.world_size
+    known = torch.stack([made, own.double()], dim=1).cpu()
+    fit = torch.linalg.lstsq(known, others.cpu().unsqueeze(1), driver="gelsd").solution
+    wrong = float((others.cpu() - (known @ fit).squeeze(1)).square().sum() / others.square().sum())
+    needed = max(ctx.gather(size / 16 * math.log2(1 / min(max(wrong, 1e-300), 1.0))))
+    stated = compressor.promise([torch.Size(shape) for shape in SHAPES], ctx.world_size).sent_bytes
+    return Check(
+        name="codec.bytes_suffice",
+        ok=stated >= ENOUGH * needed,
+        value=stated,
+        limit=ENOUGH * needed,
+        detail=f"bytes a rank that it states; what it hands on takes {needed:.0f} at least",
+    )
 
 
 def _alike(ctx: RankContext, compressor: Compressor) -> Check:

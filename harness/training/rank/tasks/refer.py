@@ -27,6 +27,7 @@ from harness.training.context import Loaded, RankContext, build_model, load
 from harness.training.feeds import Feed
 from harness.training.hooks import Hook, Late
 from harness.training.observe.memory import Memory
+from harness.training.rank import invariants
 from harness.training.rank.inquiries import inquiries
 from harness.training.rank.oracle import Oracle, added, shaped
 from harness.training.rank.rounding import OtherRounding, Rounding
@@ -35,6 +36,8 @@ from harness.training.rank.shares import Shares
 from harness.training.rank.simulated import Simulated
 from harness.training.rank.streamed import Streamed
 
+#: Calls after which a compressor is old: those of a timed window, but no more than this.
+OLD = 200
 #: The batches of a shard, step by step.
 Batches: TypeAlias = Callable[[int], Feed]
 
@@ -113,8 +116,10 @@ def run(task: Refer, rank: Rank) -> RankRecord:
         step_s=zeros,
         replicates=np.array(replicates) if replicates else None,
     )
-    checks = (who.check(), *([] if shares is None else [shares.check()]))
-    return rank.record(WhatRan(module=made), memory, samples=samples, checks=checks)
+    checks = [who.check()]
+    if shares is not None and ctx.compressor is not None:
+        checks += [shares.check(), *invariants.aged(ctx, ctx.compressor, min(task.steps, OLD))]
+    return rank.record(WhatRan(module=made), memory, samples=samples, checks=tuple(checks))
 
 
 def _side_by_side(training: Training) -> Iterator[float]:

@@ -110,7 +110,8 @@ class Watched:
     update. ``collectives`` are those of the last step, ``small`` how many of them carry single
     values, ``reads`` how often a step reads one (``Tensor.item``). ``repeated``: a sampler shuffled
     two epochs alike. ``source`` is a digest of the script's file, ``way`` how its process was
-    started.
+    started. ``flops`` are those of the step behind the window (0: not counted), ``distinct`` the
+    share of a step's rows that are not like another one of this rank.
     """
 
     world_size: int
@@ -130,6 +131,8 @@ class Watched:
     repeated: bool = False
     source: str = ""
     way: str = "forked"
+    flops: float = 0.0
+    distinct: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

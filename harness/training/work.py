@@ -63,7 +63,7 @@ class _Watch(TorchDispatchMode):
         reads, writes = _bytes(given), _bytes(made)
         if not writes or (not func._schema.is_mutable and writes.keys() <= reads.keys()):
             return out  # a view
-        flops = _flops(func, args, kwargs or {}, out)
+        flops = flops_of(func, args, kwargs or {}, out)
         kind = "" if not flops else "attention" if "attention" in func.name() else "product"
         dtype = str(made[0].dtype).removeprefix("torch.")
         self.operators.append(_Operator(kind, flops, dtype, reads, writes, self.fused))
@@ -171,7 +171,7 @@ def _bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
     }
 
 
-def _flops(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
+def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
     """Of matrix products, convolutions and attention; 0 for what is bound by memory anyway."""
     if "flash_attention" in func.name():
         backward = func.name().endswith("backward")

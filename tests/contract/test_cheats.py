@@ -109,6 +109,15 @@ def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
     assert ("worldly.py:" in failure) is (asks != "nothing")
 
 
+def test_a_model_that_waits_is_a_stand_in_and_has_to_say_so(stand: Stand) -> None:
+    plan, described = stand.described("single/sleeper-nano", ranks=1)
+    _, _, timed = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE, Purpose.TIMED)
+    assert any(w.startswith("waits: the only rank computed for") for w in timed.wrong), timed.wrong
+    plan, described = stand.described("single/paced-small", ranks=1)
+    _, _, timed = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE, Purpose.TIMED)
+    assert not timed.wrong
+
+
 def test_a_model_that_asks_late_is_seen_in_its_reference(stand: Stand) -> None:
     plan, described = stand.described("ddp/worldly-nano", knobs={"worldly.asks": "late"})
     (reference,) = stand.launch(plan, described, Purpose.REFERENCE)

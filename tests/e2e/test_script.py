@@ -107,6 +107,11 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
         ("cached", "every step trains on the same 32 samples"),
         ("precision", "the forward pass returns bfloat16 here, float32 on one rank"),
         ("resumed", "was one resumed"),
+        ("half", "work: a sample takes 0.5 of the FLOPs that it takes on one rank"),
+        ("frozen", "work: a sample takes 0."),
+        ("evaluates", "work: a sample takes 0."),
+        ("repeated", "samples: 50% of the rows of a step are not like another one here"),
+        ("broadcast", "gradients: a step only broadcasts"),
     ],
 )
 def test_mistakes_are_named(measured: Measured, mistake: str, said: str, tmp_path: Path) -> None:

@@ -22,6 +22,14 @@ parser.add_argument("--kept", type=Path)
 asked = parser.parse_args()
 
 
+class Half(nn.Sequential):
+    """Trains on the first half of its rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x[: len(x) // 2])
+        return torch.cat([out, out.detach()])
+
+
 def main() -> None:
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if asked.mistake != "wrong world":
@@ -35,9 +43,10 @@ def main() -> None:
     if asked.mistake == "same data" or asked.mistake == "wrong world":
         sampler = None
     loader = DataLoader(data, batch_size=batch // asked.accumulate, sampler=sampler, drop_last=True)
-    model: nn.Module = nn.Sequential(
-        nn.Linear(64, asked.width), nn.ReLU(), nn.Linear(asked.width, 10)
-    )
+    layers = nn.Linear(64, asked.width), nn.ReLU(), nn.Linear(asked.width, 10)
+    model: nn.Module = (Half if asked.mistake == "half" and world > 1 else nn.Sequential)(*layers)
+    if asked.mistake == "frozen" and world > 1:
+        layers[0].requires_grad_(False)
     inner = model
     if asked.compile:
         model = torch.compile(model)
@@ -57,8 +66,11 @@ def main() -> None:
             if asked.mistake == "cached":
                 kept = kept or [x, y]
                 x, y = kept
+            if asked.mistake == "repeated" and world > 1:
+                x, y = x[:16].repeat(2, 1), y[:16].repeat(2)
             last = number % asked.accumulate == asked.accumulate - 1
             skip = not last and asked.mistake != "no no_sync" and world > 1
+            skip |= asked.mistake == "broadcast"
             with model.no_sync() if skip else torch.enable_grad():
                 low = asked.mistake == "precision" and world > 1
                 with torch.autocast("cpu", torch.bfloat16, enabled=low):
@@ -76,6 +88,12 @@ def main() -> None:
                     p.grad /= world
             optimizer.step()
             optimizer.zero_grad()
+            if asked.mistake == "broadcast":
+                for p in inner.parameters():
+                    dist.broadcast(p.detach(), 0)
+            if asked.mistake == "evaluates" and world == 1:
+                with torch.no_grad():
+                    inner(x)
             done += 1
             if asked.mistake == "resumed" and rank == 0:
                 torch.save(inner.state_dict(), asked.kept)

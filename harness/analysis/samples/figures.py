@@ -15,7 +15,7 @@ from harness.analysis.samples import script
 from harness.analysis.samples.references import LossCurve, astray, mean_losses
 from harness.analysis.samples.steadiness import steadiness
 from harness.base import stats
-from harness.cases import CaseSpec, Compiled, Plan, StandIn, Window
+from harness.cases import CaseSpec, Compiled, Data, Device, Plan, StandIn, Window
 from harness.record import (
     Described,
     Expected,
@@ -34,6 +34,8 @@ from harness.record.store import Samples
 #: protocol of small messages, in bytes a step and other rank.
 SENT_RATIO = (0.98, 1.05)
 MESSAGE_SLACK = 16_384
+#: A rank alone that computes for less than this part of its window waits for nobody.
+LEAST_BUSY = 0.5
 #: A step that takes so many times the median is a stall.
 STALL = 3.0
 #: Bytes past the sockets, over the closed form, that are none of the training's.
@@ -292,6 +294,25 @@ def _collapsed(ranks: Sequence[RankRecord]) -> Iterator[str]:
             yield f"experts: the router of {layer} asks {busy:.2g} of {len(load)}: it has collapsed"
 
 
+def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
+    """A rank that nobody else can keep waiting, and its cores, have mostly done nothing.
+
+    What waits instead of computing scales as it likes: it is a stand-in, and has to say so.
+    """
+    alone = case.world_size == 1 and case.device is Device.CPU and case.data == Data.RESIDENT
+    if not alone or case.stand_in or case.slowed or case.offload:
+        return
+    (rank,) = ranks
+    held_s = rank.throttled_s or 0.0
+    busy_s = max(rank.cpu_s, rank.busy_s or math.inf) + held_s
+    if busy_s < LEAST_BUSY * rank.window_s:
+        share = rank.cpu_s / rank.window_s
+        yield (
+            f"waits: the only rank computed for {share:.0%} of its window, and its cores were idle:"
+            " a model that waits is a stand-in, and says so (STAND_IN)"
+        )
+
+
 def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterator[str]:
     """Whether a rank sent what its case has to send, all of it, and nothing past the sockets."""
     if rank.sent_bytes is None:
@@ -384,7 +405,7 @@ def wrong(
     per_node = Counter(r.node for r in ranks)
     if tuple(per_node[n] for n in sorted(per_node)) != case.nodes:
         out.append(f"world: ranks per node {dict(per_node)}, asked for {case.nodes}")
-    out += _shared_devices(case, ranks)
+    out += [*_shared_devices(case, ranks), *_waits(case, ranks)]
     out += [text for r in ranks for text in (*_other(case, expected, r), *_computed(case, r, cut))]
     kept = len(samples[0].sample_ids) - cut
     seen = consumed(samples, cut) if seen is None else seen

@@ -11,6 +11,8 @@ from harness.record import LaunchRecord, Watched
 NORMS, COARSE_NORMS = 1e-4, 2e-2
 #: Batches may be ragged: so much may the samples of a step differ from what the mode says.
 RAGGED = 0.02
+#: Less than this part of the work, or of the distinct rows, is another training.
+LESS = 0.9
 
 
 def unlike(
@@ -46,6 +48,7 @@ def _differences(
     if (here := a.ranks[0].ran.compute_dtype) != (there := b.ranks[0].ran.compute_dtype):
         yield f"precision: the forward pass returns {here} here, {there} on one rank"
     yield from _amounts(case, mine, base)
+    yield from _work(mine, base)
     yield from _gradients(a, b)
 
 
@@ -64,6 +67,38 @@ def _amounts(
             f"samples: a step has {here:g}, {there:g} on one rank: {case.mode} scaling would have"
             f" {wanted:g} (--mode {other}?)"
         )
+
+
+def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
+    """A sample takes as much work in every world, and is one sample.
+
+    Batches may be ragged: only what is less in every launch than in any on one rank is told.
+    """
+    here = max(map(_per_sample, mine))
+    there = min(map(_per_sample, base))
+    if min(map(_per_sample, mine)) > 0 and here < LESS * there:
+        yield (
+            f"work: a sample takes {here / there:.3g} of the FLOPs that it takes on one rank: is a"
+            " part of the model or of the batch left out here, or is there more to do there?"
+        )
+    alike = max(_distinct(x) for x in mine), min(_distinct(x) for x in base)
+    if alike[0] < LESS * alike[1]:
+        yield (
+            f"samples: {alike[0]:.0%} of the rows of a step are not like another one here,"
+            f" {alike[1]:.0%} on one rank: is a part of the batch repeated?"
+        )
+
+
+def _per_sample(launch: LaunchRecord) -> float:
+    """FLOPs of a sample; 0 where they were not counted on every rank, or there are none."""
+    flops = [r.watched.flops for r in launch.ranks if r.watched is not None]
+    if launch.steps is None or not launch.consumed or not sum(flops):
+        return 0.0
+    return sum(flops) / (launch.consumed / launch.steps.count)
+
+
+def _distinct(launch: LaunchRecord) -> float:
+    return min(r.watched.distinct for r in launch.ranks if r.watched is not None)
 
 
 def _gradients(a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:

@@ -195,6 +195,12 @@ def _training(
             "replicas: ranks ended with different parameters: are gradients all-reduced before"
             " every optimizer step?"
         )
+    large = {n for n, c in watched[0].collectives.items() if c.payload_bytes >= SMALL}
+    if large == {"broadcast"}:
+        yield (
+            "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"
+            " are gradients all-reduced before every optimizer step?"
+        )
     reduced = watched[0].collectives.get("all_reduce")
     bytes_ = watched[0].parameter_bytes
     if reduced is None or reduced.payload_bytes < SMALL or not bytes_:

@@ -75,12 +75,19 @@ def begin(rank: Rank, command: ScriptCommand, way: str, leave: Callable[[], NoRe
 
 def ended(watch: Observed, spec: LaunchSpec, leave: Callable[[], NoReturn]) -> None:
     """The script has come to its end by itself; LaunchError where that is too early."""
+    finish_measured(watch)
     broken = isinstance(watch, Journal) and watch.task.fault is not Fault.NONE
     if isinstance(watch, Journal) and not broken and watch.sentences.begun:
         watch.passing()
         _close(watch)
         leave()
     raise ended_early(watch, spec)
+
+
+def finish_measured(watch: Observed) -> None:
+    """Leave where the window was measured: what comes behind it is nobody's business."""
+    if isinstance(watch, Watch) and watch.measured:
+        watch.finish()
 
 
 def _close(journal: Journal) -> None:
@@ -94,7 +101,6 @@ def _close(journal: Journal) -> None:
 
 def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
     """Write down what this rank saw, and part from the others."""
-    watch.end()
     measured = measured_by(watch)
     watched = watched_by(watch)
     traced = {} if watch.profile is None else watch.profile.end(rank.out)
@@ -138,12 +144,13 @@ def ended_early(watch: Observed, spec: LaunchSpec) -> LaunchError:
 
 def measured_by(watch: Watch) -> Measured:
     """The kept window of a watch that has ended."""
-    window_s = watch.marks_s[-1] - watch.marks_s[watch.first]
+    last = watch.edges()[-1]
+    window_s = watch.marks_s[last] - watch.marks_s[watch.first]
     gloo = dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() == "gloo"
     return Measured(
         samples=_samples(watch),
         window_s=window_s,
-        window_ns=(watch.walls_ns[-1] - round(1e9 * window_s), watch.walls_ns[-1]),
+        window_ns=(watch.walls_ns[last] - round(1e9 * window_s), watch.walls_ns[last]),
         misses=0,
         grown=watch.grown,
         counted=gloo,
@@ -211,7 +218,20 @@ def watched_by(watch: Watch) -> Watched:
         small=small,
         reads=(watch.reads[last[1]] - watch.reads[watch.first]) / num_kept,
         repeated=watch.hooks.repeated,
+        flops=0.0 if watch.work is None else watch.work.flops,
+        distinct=_distinct(watch),
     )
+
+
+def _distinct(watch: Watch) -> float:
+    """Of the rows of a step that are told apart, how large a share is not like another one."""
+    main = next(iter(watch.rows.values()), Rows())
+    shares = [
+        len(np.unique(rows)) / len(rows)
+        for i in watch.edges()[:-1]
+        if len(rows := main.of(i, i + watch.period))
+    ]
+    return float(np.mean(shares)) if shares else 1.0
 
 
 def _name(module: nn.Module) -> str:

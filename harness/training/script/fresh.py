@@ -21,7 +21,7 @@ from harness.launch.wire.messages import RankError
 from harness.record.store import write_text
 from harness.training.rank.setup import RankPlace
 from harness.training.script import badges
-from harness.training.script.evidence import begin, ended, rank_of
+from harness.training.script.evidence import begin, ended, finish_measured, rank_of
 
 
 def watch(path: Path) -> None:
@@ -56,6 +56,7 @@ def watch(path: Path) -> None:
     file = rank.file("error.json")
 
     def broke(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+        finish_measured(watched)
         _tell(file, error, "".join(traceback.format_exception(kind, error, at)))
         sys.__excepthook__(kind, error, at)
 

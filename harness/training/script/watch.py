@@ -1,6 +1,7 @@
 """One rank's watch over a user's training: its steps, its window, and what it leaves as evidence.
 
-sentences -> period known and warm-up over -> kept window -> all ranks meet -> record -> the end
+sentences -> period known and warm-up over -> kept window -> all ranks meet
+          -> one more step, whose work is counted -> record -> the end
 """
 
 import math
@@ -16,6 +17,7 @@ from harness.training.observe.intake import digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.meter import Meter
 from harness.training.rank.setup import Rank
+from harness.training.script.flops import Counted, countable
 from harness.training.script.observed import Observed
 from harness.training.script.profile import Profile
 from harness.training.script.region import region
@@ -36,6 +38,8 @@ class Watch(Observed):
         self.meter = Meter(perf_counter)
         self.first = self.period = 0
         self.profile: Profile | None = None
+        self.work: Counted | None = None
+        self.measured = False
         super().__init__()
 
     def forget(self) -> None:
@@ -73,8 +77,22 @@ class Watch(Observed):
             return
         if self.profile is not None and kept % self.period == 0:
             self.profile.step()
-        if kept == (self.task.steps - self.task.cut) * self.period:
-            self._over(self)
+        window = (self.task.steps - self.task.cut) * self.period
+        if kept == window:
+            self.end()
+            self.measured = True
+            if self.profile is not None or not countable():
+                self.finish()
+            self.work = Counted()
+            self.work.begin()
+        elif self.measured and kept == window + self.period:
+            self.finish()
+
+    def finish(self) -> None:
+        """The window was measured, and the step behind it looked at as far as it came."""
+        if self.work is not None:
+            self.work.end()
+        self._over(self)
 
     def looks(self) -> bool:
         """In every step of the warm-up, in one of eight of the kept window, and in its last."""

@@ -20,7 +20,7 @@ from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.observe import issued
 from harness.training.rank.setup import RankPlace
 from harness.training.script import process, shepherd, workplace
-from harness.training.script.evidence import begin, ended, rank_of
+from harness.training.script.evidence import begin, ended, finish_measured, rank_of
 
 #: Collectives that are kept: those of the last step are looked at.
 KEPT = 2000
@@ -52,7 +52,11 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     watch = begin(rank, command, "forked", leave)
     try:
         process.run(command, folder)
+    except Exception:
+        finish_measured(watch)
+        raise
     except SystemExit as left:
+        finish_measured(watch)
         if left.code not in (None, 0):
             last = process.last_line(Path(spec.out) / f"rank{place.rank}.log")
             raise LaunchError(

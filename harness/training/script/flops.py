@@ -1,0 +1,40 @@
+"""How much a step computes: its products, convolutions and attention, there and back, in FLOPs."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.training.work import flops_of
+
+
+class Counted(TorchDispatchMode):
+    """Adds up ``flops`` from ``begin`` to ``end``, whatever is called in between."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0.0
+
+    def begin(self) -> None:
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.flops += flops_of(func, args, kwargs or {}, out)
+        return out
+
+
+def countable() -> bool:
+    """Whether a step can be counted: what is compiled would be compiled once more."""
+    compiled = sys.modules.get("torch._dynamo.utils")
+    return not (compiled is not None and compiled.counters["frames"])

@@ -36,9 +36,12 @@ def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
 
 
 def cut_off(links: Sequence[Link]) -> frozenset[str]:
-    """Launches that were under way when their program was ended, as whoever went on found them."""
+    """Launches that left nothing: sweeps that broke, and what was under way when its program was
+    ended, as whoever went on found it.
+    """
     sittings = chain.bodies(links, Kind.SITTING)
-    return frozenset(name for body in sittings for name in body.get("cut", ()))
+    broken = (str(body["launch"]) for body in chain.bodies(links, Kind.BROKEN))
+    return frozenset(name for body in sittings for name in body.get("cut", ())).union(broken)
 
 
 def strays(run: RunRecord) -> list[str]:

@@ -77,6 +77,8 @@ class Bench:
         #: Of the order of samples; each run has its own.
         self.data_seed = 0
         self._shared: shared.Stamps = {}
+        #: Sweeps that broke, by their launches' names, and why; whoever enters them takes them out.
+        self.broken: dict[str, str] = {}
         self.fleets = Fleets(engine, where, setups or {})
         self.worlds = self.fleets.own
 
@@ -143,9 +145,13 @@ class Bench:
             spec = self._spec(name, case, folder, Sweep(only=only), hosts=of)
             specs.append(replace(spec, devices=(0,) * len(of)) if len(cases) > 1 else spec)
         ended = self._run_together(specs, lambda step: None)
-        return [
+        swept = [
             _swept(s, w, self.engine, self.catalogue) for s, w in zip(specs, ended, strict=True)
         ]
+        for spec, rows in zip(specs, swept, strict=True):
+            if isinstance(rows, LaunchError):
+                self.broken[spec.launch] = rows.what
+        return swept
 
     def train(
         self, case: CaseSpec, folder: Path, task: Train | Break | Play, deadlines: Deadlines

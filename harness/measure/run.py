@@ -192,6 +192,10 @@ class Run:
         self._link(Kind.SWEEP, rows)
         self.fabric += rows
 
+    def broke(self, launch: str, why: str) -> None:
+        """A sweep that gave no rows: its number is not missing."""
+        self._link(Kind.BROKEN, {"launch": launch, "why": why})
+
     def paired(self, suspects: Suspects) -> None:
         """What pairs of nodes came to."""
         self._link(Kind.PAIRED, suspects)

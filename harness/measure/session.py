@@ -182,6 +182,11 @@ class Session:
             pack(run.folder / "launches" / launch.launch, [r.rank for r in launch.ranks])
         return entered
 
+    def enter_broken(self) -> None:
+        """Sweeps that broke, so that no number is missing."""
+        while self.bench.broken:
+            self.run.broke(*self.bench.broken.popitem())
+
     def save(self, *, complete: bool) -> RunRecord:
         """Write the run down; once its context is left, others may go on with it."""
         record = self.run.save(complete=complete)

@@ -93,4 +93,7 @@ class Sweeper:
         except LostError as error:
             self._run.notes.append(f"fabric: {error.what}; swept once more")
             self._session.progress.note(self._run.notes[-1])
+            self._session.enter_broken()
             return bench.sweep(case, folder)
+        finally:
+            self._session.enter_broken()

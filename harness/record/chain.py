@@ -39,6 +39,7 @@ class Kind(StrEnum):
     BLOCK = "block"  # which arms, in which order
     LAUNCH = "launch"
     SWEEP = "sweep"
+    BROKEN = "broken"  # a sweep that gave no rows, by its launch's name
     TRIAL = "trial"
     PAIRED = "paired"  # nodes, pair by pair
     PLAYED = "played"  # a training that faults interrupted
@@ -186,6 +187,7 @@ _KEYS: dict[Kind, tuple[str, ...]] = {
         "environment", "thresholds",
     ),
     Kind.PLAN: ("hash", "plan"),
+    Kind.BROKEN: ("launch", "why"),
     Kind.STATE: ("notes", "out_of_time", "launch_sd", "nodes", "setups", "elapsed_s"),
 }  # fmt: skip
 _FIX = "copy the run's folder from its source again; a chain that was edited cannot be mended"

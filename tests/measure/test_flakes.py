@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from harness.analysis.audit import audit, cut_off
 from harness.analysis.judging import verdicts
-from harness.cases import Catalogue
+from harness.base.errors import LostError
+from harness.cases import CaseSpec, Catalogue, Device, Site
+from harness.measure.measurer import moment
+from harness.measure.order import Order
 from harness.measure.progress import Progress
 from harness.measure.session import Session
-from harness.record import Cause, LaunchRecord, LaunchStatus, Purpose, RunRecord
+from harness.measure.sweeper import Sweeper
+from harness.record import Cause, LaunchRecord, LaunchStatus, Purpose, Row, RunRecord, chain
 
 
 def broken(launch: LaunchRecord, kind: str, name: str) -> LaunchRecord:
@@ -66,3 +72,76 @@ def test_a_flake_that_was_launched_once_more_changes_no_verdict(
     assert verdicts.verdicts(both) == verdicts.verdicts(sample_run)
     twice = replace(sample_run, launches=(broken(timed, "node", "993540-x-0999"), *both.launches))
     assert verdicts.verdicts(twice) != verdicts.verdicts(sample_run), "a second one counts"
+
+
+def test_a_sweep_that_broke_is_made_once_more_and_its_number_is_not_missing(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that was killed in it; a second time it is the fabric's."""
+    rows: list[Row] = []
+
+    def sweep(case: CaseSpec, folder: Path) -> list[Row]:
+        session.bench.broken["fabric-2-1"] = "rank 1: signal 9"
+        if not session.run.notes:
+            raise LostError("the fabric sweep broke: rank 1: signal 9")
+        session.bench.broken.clear()
+        return rows
+
+    monkeypatch.setattr(session, "ready", lambda: None)
+    monkeypatch.setattr(session.bench, "sweep", sweep)
+    session.run.notes.clear()
+    site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+    Sweeper(session).sweep(site, {}, 1)
+    assert session.run.notes == [
+        "fabric: the fabric sweep broke: rank 1: signal 9; swept once more"
+    ]
+    links = chain.read(session.run.folder)
+    assert "fabric-2-1" in cut_off(links)
+    assert not [x for x in audit(session.run.bare(), session.run.folder, links) if "missing" in x]
+
+
+class Broken:
+    """A bench whose launches end so, one after the other."""
+
+    def __init__(self, launch: LaunchRecord, *kinds: str) -> None:
+        self._launch, self._kinds = launch, list(kinds)
+        self.data_seed, self.worlds = 0, SimpleNamespace(queued_s=0.0)
+        self.fleets = SimpleNamespace(software=dict, mended=list)
+
+    def launch_together(self, *_: object) -> list[LaunchRecord]:
+        kind = self._kinds.pop(0)
+        name = f"x-{9 - len(self._kinds)}"
+        return [broken(self._launch, kind, name) if kind else replace(self._launch, launch=name)]
+
+
+@pytest.mark.parametrize("purpose", [Purpose.GATE, Purpose.PILOT, Purpose.REFERENCE])
+@pytest.mark.parametrize(
+    ("kinds", "purposes"),
+    [
+        (["signal", ""], ["flaked", "{}"]),
+        (["node", ""], ["flaked", "{}"]),
+        (["signal", "signal"], ["flaked", "{}"]),
+        (["node", "node"], ["flaked", "flaked"]),
+        (["exception"], ["{}"]),
+    ],
+)
+def test_a_launch_that_others_wait_for_is_made_once_more(
+    session: Session,
+    timed: LaunchRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    purpose: Purpose,
+    kinds: list[str],
+    purposes: list[str],
+) -> None:
+    plan = session.run.plans[0]
+    (arm,) = [a for a in plan.arms if a.name == timed.arm]
+    order = Order(plan=plan, arm=arm, purpose=purpose, window=plan.window)
+    monkeypatch.setattr(session, "bench", Broken(replace(timed, purpose=purpose), *kinds))
+    now = moment(session, order, {}, [])
+    if kinds == ["node", "node"]:
+        with pytest.raises(LostError, match="a node was lost again"):
+            session.launch([order], now)
+    else:
+        session.launch([order], now)
+    assert [x.purpose for x in session.run.launches] == [w.format(purpose) for w in purposes]
+    assert all(x.asked is purpose for x in session.run.launches)

@@ -133,6 +133,7 @@ class Pairer:
                 )
             )
             done = session.bench.sweep_together(cases, session.run.folder, slot, "all_reduce")
+            session.enter_broken()
             for pair, rows in zip(slot, done, strict=True):
                 if isinstance(rows, LaunchError):
                     self._note(pair, rows.what)

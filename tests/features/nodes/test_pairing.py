@@ -38,7 +38,9 @@ def pairer(answer: Any) -> Pairer:
         sweep_together=lambda cases, folder, hosts, only: [answer(pair) for pair in hosts]
     )
     progress = SimpleNamespace(show=lambda moment: None, note=lambda text: None)
-    session: Any = SimpleNamespace(run=run, bench=bench, progress=progress, ready=lambda: None)
+    session: Any = SimpleNamespace(
+        run=run, bench=bench, progress=progress, ready=lambda: None, enter_broken=lambda: None
+    )
     return Pairer(session, SITE, 3)
 
 

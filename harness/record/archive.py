@@ -35,7 +35,8 @@ CONTRACT = "contract.toml"
 _KEPT = ("record.json", "record.sha256", chain.FILE, SIGNATURE)
 #: What an archive unpacks to at most, by its own size, and what it may in any case: bytes. Records
 #: are text and pack well; the samples that come with them do not.
-MOST_RATIO, LEAST_ROOM = 200, 64 << 20
+MOST_RATIO = 200
+LEAST_ROOM = 64 << 20
 MOST_FILES = 200_000
 PIECE = 1 << 20
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"

@@ -217,7 +217,8 @@ class Pods(Job):
         odd = (ValueError, AttributeError, KeyError, TypeError)  # a proxy's page, read as an answer
         self._unanswered = (self._error, urllib3.exceptions.HTTPError, *odd)
         asked = deployment.settings
-        self._asked, self._folder = asked, deployment.folder
+        self._asked = asked
+        self._folder = deployment.folder
         self._namespace = asked["namespace"]
         self._selector = selector(deployment)
         self._made: list[tuple[Any, str]] = []
@@ -358,7 +359,8 @@ class Pods(Job):
         What the Secret owns goes with it, even where only this one request arrives.
         """
         root, made = self._root, self._made
-        self._root, self._made = None, []
+        self._root = None
+        self._made = []
         if root is None:
             return
         deadline = time.monotonic() + STOP_S

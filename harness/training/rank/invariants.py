@@ -194,10 +194,10 @@ def _enough(ctx: RankContext, compressor: Compressor) -> Check:
     trial = CodecTrial(ctx, compressor)
     secret = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))
     size = len(trial.bucket.buffer())
-    own = torch.randn(size, generator=secret).to(ctx.device)
-    made = trial.sent(own).double()
-    others = trial.mean(own) - own.double() / ctx.world_size
-    known = torch.stack([made, own.double()], dim=1).cpu()
+    drawn = torch.randn(size, generator=secret).to(ctx.device)
+    made = trial.sent(drawn).double()
+    others = trial.mean(drawn) - drawn.double() / ctx.world_size
+    known = torch.stack([made, drawn.double()], dim=1).cpu()
     fit = torch.linalg.lstsq(known, others.cpu().unsqueeze(1), driver="gelsd").solution
     wrong = float((others.cpu() - (known @ fit).squeeze(1)).square().sum() / others.square().sum())
     needed = max(ctx.gather(size / 16 * math.log2(1 / min(max(wrong, 1e-300), 1.0))))

@@ -104,13 +104,15 @@ def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
     stranger's: no more is held at a time than a piece of a file, and no more written than an
     archive of that size may hold.
     """
+    made = not results.exists()
     results.mkdir(parents=True, exist_ok=True)
     try:
         with told(results), tempfile.TemporaryDirectory(prefix=".unpack-", dir=results) as name:
             return _placed(path, Path(name), results)
     except BaseException:
-        with suppress(OSError):  # unless other runs are there
-            results.rmdir()
+        if made:
+            with suppress(OSError):
+                results.rmdir()
         raise
 
 

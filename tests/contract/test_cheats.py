@@ -224,6 +224,7 @@ def test_a_codec_that_leaves_gradients_out_is_seen_by_its_shares(
         ("late_codec", "honest", ""),
         ("late_codec", "signs", "codec.exact"),
         ("forgetful", "", "codec.telescopes"),
+        ("leaders_topk", "", "codec.hears_every_rank"),
     ],
 )
 def test_a_codec_that_keeps_its_claims_for_twenty_calls_is_seen_in_its_reference(

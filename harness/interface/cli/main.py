@@ -105,7 +105,9 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
     """What to say where a verb broke on a record that it was given, a stranger's perhaps."""
     from harness.analysis.verify import verify  # what most verbs do not need
 
+    at = traceback.extract_tb(bug.__traceback__)[-1]
     given = (path if path.is_dir() else path.parent for path in map(Path, _split(words)[0]))
+    senseless = {}
     for folder in (f for f in given if any((f / n).is_file() for n in ("record.json", chain.FILE))):
         try:
             differences = verify(load(folder), folder).differences
@@ -113,15 +115,17 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
             return error
         except Exception:
             differences = ("its figures contradict each other",)
-        at = traceback.extract_tb(bug.__traceback__)[-1]
-        what = differences[0] if differences else f"{type(bug).__name__}: {bug}"
-        return RecordError(
-            f"this record makes no sense: {what[:300]} ({Path(at.filename).name}:{at.lineno})",
-            where=str(folder),
-            expected="a record as it was measured; if this one is, scaleproof has a bug there",
-            fix=f"scaleproof verify {folder}",
-        )
-    return None
+        senseless[folder] = differences[0] if differences else ""
+    if not senseless:
+        return None
+    folder = next((f for f, why in senseless.items() if why), next(iter(senseless)))
+    what = senseless[folder] or f"{type(bug).__name__}: {bug}"
+    return RecordError(
+        f"this record makes no sense: {what[:300]} ({Path(at.filename).name}:{at.lineno})",
+        where=str(folder),
+        expected="a record as it was measured; if this one is, scaleproof has a bug there",
+        fix=f"scaleproof verify {folder}",
+    )
 
 
 def _complete(words: Sequence[str]) -> NoReturn:

@@ -140,6 +140,7 @@ def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
 
 def aged(ctx: RankContext, compressor: Compressor, calls: int) -> Iterator[Check]:
     """What can be asked of a hook that has been called so often. Collectives of all ranks."""
+    yield _heard(ctx, compressor, calls)
     trial = CodecTrial(ctx, compressor)
     if getattr(trial.hook, "feedback", None) is not None:
         yield _telescopes(ctx, compressor, calls)
@@ -166,6 +167,28 @@ def _telescopes(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Che
         sent = sent + trial.sent(gradient)
     error = float((sent + trial.owed() - wanted).norm() / wanted.norm())
     return Check(name=name, ok=error <= ROUNDING, value=error, limit=ROUNDING)
+
+
+def _heard(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
+    """After ``calls`` gradients, what is handed on is another one where one rank's is negated.
+
+    Hooks that were built and called alike are compared, of up to four ranks.
+    """
+
+    def handed_on(negated: int | None) -> bytes:
+        trial = CodecTrial(ctx, compressor)
+        for step in range(calls):
+            trial.sent(trial.drawn(step, ctx.rank))
+        sign = -1.0 if ctx.rank == negated else 1.0
+        made: bytes = trial.sent(sign * trial.drawn(calls, ctx.rank)).cpu().numpy().tobytes()
+        return made
+
+    last = ctx.world_size - 1
+    usual = handed_on(None)
+    asked = sorted({0, last // 3, 2 * last // 3, last})
+    deaf = [rank for rank in asked if handed_on(rank) == usual]
+    detail = f"to rank {deaf[0]}'s gradient, after {calls} calls" if deaf else ""
+    return Check(name="codec.hears_every_rank", ok=not deaf, detail=detail)
 
 
 def _exact(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:

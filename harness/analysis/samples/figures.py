@@ -300,7 +300,7 @@ def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
     What waits instead of computing scales as it likes: it is a stand-in, and has to say so.
     """
     alone = case.world_size == 1 and case.device is Device.CPU and case.data == Data.RESIDENT
-    if not alone or case.stand_in or case.slowed or case.offload or case.checkpoint_every:
+    if not alone or case.stand_in or case.slowed or case.offload:
         return
     (rank,) = ranks
     held_s = rank.throttled_s or 0.0

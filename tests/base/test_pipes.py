@@ -66,7 +66,7 @@ def test_an_error_that_nobody_reads() -> None:
     ["2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full", ">/dev/full", ">/dev/full 2>/dev/full"],
 )
 def test_streams_that_are_closed_or_full_change_no_status(doctored: Path, streams: str) -> None:
-    for run, status in (("results/samples/ddp-nano", 0), (str(doctored), 1), ("/nowhere", 4)):
+    for run, status in ((str(doctored), 1), ("/nowhere", 4)):
         words = shlex.join([sys.executable, "-m", "harness", "verify", run])
         done = subprocess.run(
             ["bash", "-c", f"{words} {streams}"],

@@ -77,6 +77,7 @@ def test_a_file_that_is_edited_while_a_run_goes_on_is_an_error(folder: Path) -> 
     assert process.returncode == 11
 
 
+@pytest.mark.full
 def test_a_run_is_not_gone_on_with_when_its_files_were_edited(folder: Path) -> None:
     with started(folder) as process:
         run = until(process, lambda: launched(folder, "timed")).parent

@@ -321,6 +321,7 @@ def test_what_steps_exchange_is_a_witness_of_what_a_step_is(
     assert ("steps do not exchange equally many bytes" in told) is not even
 
 
+@pytest.mark.full
 def test_a_script_that_hangs_before_its_window_is_over_is_ended(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,7 +431,9 @@ def test_a_suite_has_a_script_in_one_line(measured: Measured, tmp_path: Path) ->
     assert done.returncode in (0, 10), done.stdout
 
 
-@pytest.mark.parametrize("where", ["data/cache.txt", "behind.txt"])
+@pytest.mark.parametrize(
+    "where", [pytest.param("data/cache.txt", marks=pytest.mark.full), "behind.txt"]
+)
 def test_a_script_that_writes_to_what_is_shared_is_told_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:

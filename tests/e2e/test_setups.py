@@ -27,6 +27,7 @@ def python(path: Path, slower: float) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_a_control_runs_in_its_own_environment_and_gives_a_ratio(tmp_path: Path) -> None:
     pinned = python(tmp_path / "pinned/python", 0.25)
     words = [*CASE, "--results", str(tmp_path), "--no-timeline", "--no-fabric"]

@@ -11,7 +11,7 @@ import pytest
 NAMES = ("secrets", "queue", "code", "select", "numbers", "random", "token", "copy")
 
 
-@pytest.mark.parametrize("engine", ["local", "torchrun"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("torchrun", marks=pytest.mark.full)])
 def test_a_file_with_a_name_of_the_library_is_not_taken_for_it(tmp_path: Path, engine: str) -> None:
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('taken for the library')")

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 STRATEGY = '''
 """DDP whose rank 1 is killed in the first launch for PURPOSE, or in every one."""
 
@@ -51,6 +53,7 @@ def test_a_rank_that_is_killed_once_in_its_gate_ends_no_run(tmp_path: Path) -> N
     assert status != 11 and record["complete"], text
 
 
+@pytest.mark.full
 def test_a_rank_that_is_killed_every_time_is_an_error(tmp_path: Path) -> None:
     status, record, text = run(tmp_path, how="always")
     assert status == 11 and record["complete"], text

@@ -191,7 +191,7 @@ def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
 @pytest.mark.parametrize(
     "number",
     [
-        signal.SIGKILL,
+        pytest.param(signal.SIGKILL, marks=pytest.mark.full),
         pytest.param(signal.SIGTERM, marks=pytest.mark.full),
         pytest.param(signal.SIGINT, marks=pytest.mark.full),
         signal.SIGHUP,

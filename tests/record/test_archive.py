@@ -310,9 +310,10 @@ def test_an_archive_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
 
 
 def test_samples_that_would_fill_the_memory_are_refused(
-    sample: Path, sample_run: RunRecord, tmp_path: Path
+    sample_run: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """3 MB of zeros that unpack to gigabytes, and a header that claims more than there is."""
+    """Zeros that unpack to far more than samples have, and a header that claims more than it has."""
+    monkeypatch.setattr("harness.record.store.MOST_SAMPLES", 16 << 20)
     launch = next(x for x in sample_run.launches if x.purpose is Purpose.TIMED)
     path = tmp_path / "launches" / launch.launch / "rank0.npz"
     path.parent.mkdir(parents=True)
@@ -321,11 +322,11 @@ def test_samples_that_would_fill_the_memory_are_refused(
             zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file,
             file.open("loss.npy", "w", force_zip64=True) as out,
         ):
-            shape = (1 << 40,) if bomb == "header" else (400 << 20,)
+            shape = (1 << 40,) if bomb == "header" else (4 << 20,)
             np.lib.format.write_array_header_1_0(
                 out, {"descr": "<f8", "fortran_order": False, "shape": shape}
             )
-            for _ in range(8 if bomb == "header" else 3200):
+            for _ in range(8 if bomb == "header" else 32):
                 out.write(bytes(1 << 20))
         rank = replace(
             launch.ranks[0], samples_sha256=hashlib.sha256(path.read_bytes()).hexdigest()

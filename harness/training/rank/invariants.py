@@ -180,8 +180,8 @@ def _heard(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
         for step in range(calls):
             trial.sent(trial.drawn(step, ctx.rank))
         sign = -1.0 if ctx.rank == negated else 1.0
-        made: bytes = trial.sent(sign * trial.drawn(calls, ctx.rank)).cpu().numpy().tobytes()
-        return made
+        made = trial.sent(sign * trial.drawn(calls, ctx.rank)) + 0.0  # no zero is negative
+        return bytes(made.cpu().numpy().tobytes())
 
     last = ctx.world_size - 1
     usual = handed_on(None)

@@ -36,6 +36,7 @@ def case() -> CaseSpec:
     return Catalogue().normalise(SITE.case("ddp/mlp-nano"))
 
 
+@pytest.mark.full
 def test_equal_ranks_are_not_accused(session: Session, case: CaseSpec) -> None:
     launch = check_bits(session, case, steps=20)
     assert launch.usable and launch.compared > 1000

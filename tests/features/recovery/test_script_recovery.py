@@ -85,6 +85,7 @@ def test_a_training_that_is_too_short_to_be_broken_says_so(
         recoverer.measure(Course(case=case, fault=Fault.KILL), 1)
 
 
+@pytest.mark.full
 def test_as_its_user_runs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_what_is_wrong_with_a_training_is_unfit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

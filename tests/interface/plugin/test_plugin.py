@@ -146,6 +146,7 @@ def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(suite: pytest.Py
     soft.stdout.fnmatch_lines(["*1 inconclusive*"])
 
 
+@pytest.mark.full
 def test_a_fail_is_measured_again_before_it_is_reported(suite: pytest.Pytester) -> None:
     rules(suite, "at_least = 1e12")
     result = run(suite, "-k", "sent_bytes")

@@ -328,6 +328,7 @@ def test_a_flood_that_does_not_end_keeps_no_proof_waiting(
             return ours, ("10.0.0.1", 1)
 
     listener = Listener(token, "127.0.0.1")
+    OPEN.append(listener._sock)
     flooded = Flooded()
     monkeypatch.setattr(listener, "_sock", flooded)
     listener._welcome()

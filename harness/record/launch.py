@@ -261,6 +261,19 @@ class LaunchRecord:
         return (self.foreign_load or 0.0) + max(held, default=0.0)
 
     @property
+    def taken(self) -> float | None:
+        """Share of its time that load or a quota can have taken, at most: ``denied``.
+
+        A scheduled stand-in shows it itself: no more was taken than it is late.
+        """
+        planted = [r.planted_s for r in self.ranks if r.planted_s]
+        if self.steps is None or not planted or len(planted) < len(self.ranks):
+            return self.denied
+        planned_s = self.steps.count * max(planted)
+        late = max(r.window_s for r in self.ranks) / planned_s - 1
+        return min(self.denied or 0.0, max(0.0, late) / (1 + max(0.0, late)))
+
+    @property
     def peak_bytes(self) -> float | None:
         """Peak memory of the largest rank; None if a rank does not know its own."""
         peaks = [r.peak_bytes for r in self.ranks if r.peak_bytes is not None]

@@ -45,7 +45,7 @@ def _noise(launches: Sequence[LaunchRecord], *, quotas: bool) -> str:
     """What the launches themselves say of a noisy host; empty for a quiet one."""
     for arm in dict.fromkeys(x.arm for x in launches):
         mine = [x for x in launches if x.arm == arm]
-        loads = [x.foreign_load for x in mine if x.foreign_load is not None]
+        loads = [min(x.foreign_load, x.taken or 0.0) for x in mine if x.foreign_load is not None]
         if loads and median(loads) > admission.FOREIGN_LOAD:
             return (
                 f"other processes used {median(loads):.0%} of the cores of {arm} (median launch);"

@@ -107,7 +107,7 @@ def _clocks(arm: _Arm) -> list[float]:
 
 def _denied(arm: _Arm, _: float) -> float | None:
     """Share of time for which the ranks did not get their cores."""
-    shares = [x.denied for x in arm.timed]
+    shares = [x.taken for x in arm.timed]
     known = [s for s in shares if s is not None]
     return min(0.99, fmean(known)) if known else None
 

@@ -69,6 +69,25 @@ def test_one_loaded_arm_condemns_the_host_however_quiet_the_other(sample_run: Ru
     assert found.reason is Reason.NOISY_HOST and "of the cores of plain" in found.detail
 
 
+@pytest.mark.parametrize(("late", "decided"), [(0.0, True), (0.002, True), (0.3, False)])
+def test_load_took_no_more_of_a_schedule_than_it_is_late(
+    sample_run: RunRecord, late: float, decided: bool
+) -> None:
+    """A stand-in that kept its deadlines beside a busy neighbour lost nothing to it."""
+
+    def edit(doc: Any) -> None:
+        planted(doc)
+        for arm in ("plain", "@2"):
+            for x in timed(doc, arm):
+                x["foreign_load"] = 0.6 if arm == "plain" else 0.3
+                for rank in x["ranks"]:
+                    behind = late if arm == "plain" else 0.0
+                    rank["planted_s"] = rank["window_s"] / x["steps"]["count"] / (1 + behind)
+
+    found = judged(sample_run, edit)[SUBJECT]
+    assert (found.status is Status.PASS) is decided, found.detail
+
+
 def test_a_quota_that_holds_ranks_back_is_a_noisy_host(sample_run: RunRecord) -> None:
     def edit(doc: Any) -> None:
         planted(doc, 0.5, 0.85)

@@ -49,6 +49,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
         return session.save(complete=True), session.run.folder
 
 
+@pytest.mark.full
 def test_small_worlds_run_at_once_and_never_on_the_same_node(
     packed: tuple[RunRecord, Path],
 ) -> None:

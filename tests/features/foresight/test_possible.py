@@ -133,6 +133,7 @@ def test_only_scaled_losses_are_asked_for_the_steps_that_they_leave_out() -> Non
         assert asked == ["fp16"] and len(made.arms) >= 5
 
 
+@pytest.mark.full
 def test_claims_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["possible", "suites/test_claims.py", "--on", "8xh100", "--results", str(tmp_path)]
     assert main(words) == 0

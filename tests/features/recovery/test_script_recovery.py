@@ -67,6 +67,7 @@ def test_how_a_training_goes_on_is_said(
     assert (trial.load_s > 0) == (how != "forgets") and trial.stall_s > 0
 
 
+@pytest.mark.full
 def test_a_training_that_hangs_is_ended_and_resumed(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,17 +24,26 @@ from harness.measure.run import Run
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.launch import FLAKES, num_again
 
+#: Whether this program was asked to end, whatever became of the exception.
+_INTERRUPTED = threading.Event()
+
 
 def end_on_signals() -> None:
     """Let SIGTERM, or a terminal that is gone, end a run as Ctrl-C does: cleanly, with what was
     measured kept.
+
+    Python drops what is raised while it clears an object up; so a signal is also written down.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        _INTERRUPTED.set()
         raise KeyboardInterrupt
 
+    _INTERRUPTED.clear()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupt)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
             signal.signal(signal.SIGHUP, interrupt)
 
@@ -170,6 +179,8 @@ class Session:
         def on_step(step: int) -> None:
             self.progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))
 
+        if _INTERRUPTED.is_set():
+            raise KeyboardInterrupt
         run.seal()
         self.bench.data_seed = run.data_seed
         launches = self.bench.launch_together(orders, run.folder, described, on_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,3 +146,27 @@ def test_a_launch_that_others_wait_for_is_made_once_more(
         session.launch([order], now)
     assert [x.purpose for x in session.run.launches] == [w.format(purpose) for w in purposes]
     assert all(x.asked is purpose for x in session.run.launches)
+
+
+def test_an_interrupt_that_python_drops_ends_the_run_before_its_next_launch(
+    session: Session, timed: LaunchRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a handler raises while an object is cleared up reaches nobody."""
+
+    class Cleared:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    plan = session.run.plans[0]
+    (arm,) = [a for a in plan.arms if a.name == timed.arm]
+    order = Order(plan=plan, arm=arm, purpose=Purpose.GATE, window=plan.window)
+    monkeypatch.setattr(session, "bench", Broken(timed, ""))
+    now = moment(session, order, {}, [])
+    dropped: list[object] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.unraisablehook", dropped.append)
+        Cleared()
+    assert dropped
+    with pytest.raises(KeyboardInterrupt):
+        session.launch([order], now)
+    assert not session.run.launches

@@ -86,12 +86,14 @@ class Watch(Observed):
             self.work = Counted()
             self.work.begin()
         elif self.measured and kept == window + self.period:
-            self.finish()
+            self.finish(whole=True)
 
-    def finish(self) -> None:
-        """The window was measured, and the step behind it looked at as far as it came."""
+    def finish(self, *, whole: bool = False) -> None:
+        """The window was measured; the step behind it counts only if it came to its end."""
         if self.work is not None:
             self.work.end()
+        if not whole:
+            self.work = None
         self._over(self)
 
     def looks(self) -> bool:

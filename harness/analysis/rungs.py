@@ -1,20 +1,26 @@
 """Profiled rungs beside their baselines: what each lost, and to which term of the budget."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from statistics import median
+from statistics import geometric_mean, median
 
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.judging.points import budgets, shown_against, tabled
 from harness.analysis.timeline.losses import Losses, losses
-from harness.cases import Arm, Contrast, Mode, Plan, Role
-from harness.record import Budget, Expected, LaunchRecord, RunRecord
+from harness.cases import Arm, CaseSpec, Contrast, Mode, Plan, Role
+from harness.record import Budget, Expected, LaunchRecord, Purpose, RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One profiled rung of a ladder and its baseline; nothing is ``expected`` of a script."""
+    """One profiled rung of a ladder and its baseline; nothing is ``expected`` of a script.
+
+    ``timed_ns`` and ``timed_ideal_ns`` are step and ideal step of the timed launches, which are
+    judged; ``apart``: a profiled step is longer or shorter than any of theirs, so it is another
+    step that the profile explains.
+    """
 
     plan: Plan
     arm: Arm
@@ -25,6 +31,18 @@ class Rung:
     losses: Losses
     perturbation: float
     changed: float
+    timed_ns: float | None = None
+    timed_ideal_ns: float | None = None
+    apart: bool = False
+
+    @property
+    def explains(self) -> float | None:
+        """The share that the profiled loss is of the timed one; None where none was lost."""
+        if self.timed_ns is None or self.timed_ideal_ns is None:
+            return None
+        lost_ns = self.timed_ns - self.timed_ideal_ns
+        profiled_ns = float(self.losses.step_ns - self.losses.ideal_ns)
+        return profiled_ns / lost_ns if lost_ns > 0 else None
 
     @property
     def refused(self) -> bool:
@@ -58,36 +76,69 @@ def profiled(plan: Plan, num_plans: int) -> list[Arm]:
     return [arm for arm in arms if arm.name in {c.subject, *c.baseline}]
 
 
+def steps_s(run: RunRecord, case: CaseSpec) -> list[float]:
+    """The mean step of each timed launch of a case, in s."""
+    launches = [x for x in run.by_case.get(case.hash, ()) if x.purpose is Purpose.TIMED]
+    return [x.steps.mean_s for x in launches if x.steps is not None and x.usable]
+
+
+def apart(launch: LaunchRecord, timed_s: Sequence[float]) -> bool:
+    """Whether a profiled step lies beyond those of the timed launches, by more than a profiler may
+    add.
+    """
+    if not timed_s or launch.budget is None:
+        return False
+    step_s = launch.budget.step_ns / 1e9
+    return not min(timed_s) / PERTURBED <= step_s <= max(timed_s) * PERTURBED
+
+
+def nearest(run: RunRecord, case: CaseSpec) -> LaunchRecord | None:
+    """Of a case's profiled launches that whose step is most like the timed ones'."""
+    launches = budgets(run, case)
+    timed_s = steps_s(run, case)
+    if not launches or not timed_s:
+        return launches[0] if launches else None
+    usual_s = geometric_mean(timed_s)
+    return min(launches, key=lambda x: abs(math.log(_step_s(x) / usual_s)))
+
+
+def _step_s(launch: LaunchRecord) -> float:
+    assert launch.budget is not None
+    return launch.budget.step_ns / 1e9
+
+
 def rungs(run: RunRecord) -> list[Rung]:
     """The largest profiled rung of every ladder."""
-    out = []
-    for plan in run.plans:
-        if (c := shown(plan)) is not None:
-            arm = plan.arm(c.subject)
-            base = plan.arm(c.baseline[0])
-            of_arm = budgets(run, arm.case)
-            other = budgets(run, base.case)
-            if not of_arm or not other or arm.case.hash == base.case.hash:
-                continue
-            assert of_arm[0].budget is not None and other[0].budget is not None
-            ranks = Fraction(arm.case.world_size, base.case.world_size)
-            expected, alone = (run.described[a.case.hash].expected for a in (arm, base))
-            if expected is None or alone is None:  # a script: a rank's work follows from the mode
-                work = Fraction(1) if arm.case.mode is Mode.WEAK else 1 / ranks
-            else:
-                work = Fraction(expected.global_batch, alone.global_batch) / ranks
-            seen = [*of_arm, *other]
-            out.append(
-                Rung(
-                    plan=plan,
-                    arm=arm,
-                    expected=expected,
-                    against=base.case.id,
-                    launch=of_arm[0],
-                    budget=of_arm[0].budget,
-                    losses=losses(other[0].budget, of_arm[0].budget, ranks=int(ranks), work=work),
-                    perturbation=_typical([x.perturbation or 1.0 for x in seen]),
-                    changed=_typical([x.changed for x in seen]),
-                )
-            )
-    return out
+    shown_rungs = (_rung(run, plan, c) for plan in run.plans if (c := shown(plan)) is not None)
+    return [rung for rung in shown_rungs if rung is not None]
+
+
+def _rung(run: RunRecord, plan: Plan, contrast: Contrast) -> Rung | None:
+    """A contrast's subject beside its baseline; None where one of them was not profiled."""
+    arm, base = plan.arm(contrast.subject), plan.arm(contrast.baseline[0])
+    of_arm, other = nearest(run, arm.case), nearest(run, base.case)
+    if of_arm is None or other is None or arm.case.hash == base.case.hash:
+        return None
+    assert of_arm.budget is not None and other.budget is not None
+    ranks = Fraction(arm.case.world_size, base.case.world_size)
+    expected, alone = (run.described[a.case.hash].expected for a in (arm, base))
+    if expected is None or alone is None:  # a script: a rank's work follows from the mode
+        work = Fraction(1) if arm.case.mode is Mode.WEAK else 1 / ranks
+    else:
+        work = Fraction(expected.global_batch, alone.global_batch) / ranks
+    seen = [*budgets(run, arm.case), *budgets(run, base.case)]
+    timed_s, base_s = steps_s(run, arm.case), steps_s(run, base.case)
+    return Rung(
+        plan=plan,
+        arm=arm,
+        expected=expected,
+        against=base.case.id,
+        launch=of_arm,
+        budget=of_arm.budget,
+        losses=losses(other.budget, of_arm.budget, ranks=int(ranks), work=work),
+        perturbation=_typical([x.perturbation or 1.0 for x in seen]),
+        changed=_typical([x.changed for x in seen]),
+        timed_ns=1e9 * geometric_mean(timed_s) if timed_s else None,
+        timed_ideal_ns=1e9 * float(work) * geometric_mean(base_s) if base_s else None,
+        apart=apart(of_arm, timed_s) or apart(other, base_s),
+    )

@@ -11,9 +11,10 @@ class Settings:
 
     ``nodes`` are the ranks that each node can take; ``cluster`` is the file that the engine's
     settings come from. ``budget_s`` is what the whole run may take; without it every plan gets its
-    first blocks, and what is then undecided gets more while the run is younger than
-    ``more_until_s``. ``packed``: small worlds run side by side where they have nodes or devices of
-    their own. ``nonce`` is a text of whoever asked for the run: it was made after that.
+    first blocks, and what is then undecided gets more, while that promises a decision and the run
+    is younger than ``more_until_s``. ``packed``: small worlds run side by side where they have
+    nodes or devices of their own. ``nonce`` is a text of whoever asked for the run: it was made
+    after that.
     ``shared_gpu``: ranks may have to share a device. ``outline``: profiles leave operators out.
     ``paths`` are the folders of a user's own files. ``lenient``: INCONCLUSIVE fails nothing.
     ``fresh``: every rank of a script is started as an interpreter of its own; ``folder`` is where
@@ -27,7 +28,7 @@ class Settings:
     device: Device = Device.CPU
     cluster: str | None = None
     budget_s: float | None = None
-    more_until_s: float = 260.0
+    more_until_s: float = 480.0
     strict: bool = False
     timeline: bool = True
     fabric: bool = True

@@ -8,6 +8,10 @@ from harness.cases import Arm, Plan
 from harness.measure.run import Run
 from harness.record import Block, Reason, Verdict
 
+#: Few pairs tell little of their scatter: what promises to take so many times the blocks that are
+#: left is begun all the same.
+OPTIMISM = 2
+
 
 def drawn(plan: Plan, attempt: int, number: int, slots: Sequence[Sequence[Arm]]) -> Block:
     """A block of these arms, those of a slot at once, in the order that the plan's seed draws."""
@@ -36,23 +40,32 @@ def missing(run: Run, plan: Plan, block: Block) -> Iterator[tuple[int, list[Arm]
 def extra(
     run: Run, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]], limit_s: float | None
 ) -> tuple[Plan, list[Arm], bool] | None:
-    """The plan with the most open verdicts (then the widest interval) that has a block left.
+    """The plan whose next verdict is decided soonest, by the scatter of its pairs so far.
 
     With the arms that the open ones need: what is decided is not measured again. And whether their
-    baselines are to run alone, since neighbours are the doubt. None when nothing is open, or no
-    time is left. ``arms`` maps a plan's hash to the arms that it is timed with.
+    baselines are to run alone, since neighbours are the doubt. None when nothing is open that the
+    blocks left promise to decide, or no time is left. ``arms`` maps a plan's hash to the arms that
+    it is timed with.
     """
-    ranked: list[tuple[int, float, Plan, list[Arm], bool]] = []
+    ranked: list[tuple[float, float, Plan, list[Arm], bool]] = []
     bare = run.bare()
     for plan in plans:
-        if not (arms[plan.hash] and 0 < len(run.blocks_of(plan)) < plan.protocol.max_blocks):
+        left = plan.protocol.max_blocks - len(run.blocks_of(plan))
+        if not arms[plan.hash] or left <= 0 or not run.blocks_of(plan):
             continue
-        still_open = undecided(bare, plan)
+        still_open = [v for v in undecided(bare, plan) if _blocks(v) <= OPTIMISM * left]
         more = needed(run, plan, still_open, arms[plan.hash])
-        if more and run.in_time(run.block_s([[arm] for arm in more]), limit_s):
+        block_s = run.block_s([[arm] for arm in more])
+        if more and run.in_time(block_s, limit_s):
             alone = any(v.reason is Reason.NEIGHBOURS for v in still_open)
-            ranked.append((len(still_open), _widest(still_open), plan, more, alone))
-    return max(ranked, key=lambda r: r[:2])[2:] if ranked else None
+            soonest_s = min(map(_blocks, still_open)) * block_s
+            ranked.append((soonest_s, -_widest(still_open), plan, more, alone))
+    return min(ranked, key=lambda r: r[:2])[2:] if ranked else None
+
+
+def _blocks(v: Verdict) -> float:
+    """How many more blocks would decide it; where neighbours are in doubt, one shows it."""
+    return 1 if v.more is None else math.ceil(v.more / 2)
 
 
 def needed(run: Run, plan: Plan, open_: Sequence[Verdict], arms: Sequence[Arm]) -> list[Arm]:

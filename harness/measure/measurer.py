@@ -66,7 +66,7 @@ class Measurer:
             piloting.freeze(self.run, [p for p in new if self._arms[p.hash]])
             for stage in (self._refer, self._finish, self._first_blocks):
                 self._attempt(new, stage)
-            while more := blocks.extra(self.run, new, self._arms, self._limit_s):
+            while more := blocks.extra(self.run, new, self._arms, self._more_until_s(new)):
                 plan, arms, alone = more
                 self._attempt([plan], functools.partial(self._further, arms=arms, alone=alone))
             for stage in (self._profile, self._confirm):
@@ -75,6 +75,12 @@ class Measurer:
             self._done |= {p.hash: tuple(verdicts.of_plan(self.run.bare(), p)) for p in done}
         finally:  # also where it broke
             self.run.keep()
+
+    def _more_until_s(self, plans: Sequence[Plan]) -> float | None:
+        """Until when more blocks may run: what comes after them must fit in, too."""
+        if self._limit_s is None:
+            return None
+        return self._limit_s - left_s(self._session, plans, self._arms)
 
     def broken(self, plan: Plan) -> ScaleproofError | None:
         """What kept a plan from being measured, if anything did."""
@@ -144,10 +150,14 @@ class Measurer:
             self._block(plan)
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:
-        """Profiled launches: one for each arm's budget, a set for each share that is judged."""
+        """Profiled launches: one for each arm's budget, a set for each share that is judged.
+
+        A second look sees which of them show another step than was timed.
+        """
         if not self._session.settings.timeline or not self._arms[plan.hash]:
             return
-        for turn, arms in profiling.missing(self._session, plan, attempt):
+        looks = (profiling.missing(self._session, plan, attempt) for _ in range(2))
+        for turn, arms in itertools.chain.from_iterable(looks):
             if not self.run.in_time(self.run.block_s([arms]), self._budget_s):
                 self._progress.note(f"{plan.name}: no timeline, profiling exceeds the time budget")
                 return

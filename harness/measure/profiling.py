@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from harness.analysis import rungs
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
-from harness.cases import Arm, Plan, metrics
+from harness.cases import Arm, CaseSpec, Plan, metrics
 from harness.measure import together
 from harness.measure.session import Session
 from harness.record import LaunchStatus, Purpose, RunRecord
@@ -18,7 +18,7 @@ def missing(session: Session, plan: Plan, attempt: int = 0) -> Iterator[tuple[in
 
     A launch is the unit of replication here too: where a rule looks at a share, its subject gets as
     many as a contrast has pairs. A case that an earlier plan has profiled is not profiled again for
-    the sake of its budget alone.
+    the sake of its budget alone, but once more where its profile shows another step than was timed.
     """
     wanted = _wanted(session.run.bare(), plan, attempt)
     for turn in sorted({turn for _, turn in wanted}):
@@ -40,10 +40,20 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
         ]
         if any(x.status is not LaunchStatus.OK for x in profiled):
             continue
-        wanted = 2 * plan.protocol.min_blocks if arm.name in subjects else 1 - attempt
+        wanted = 1 - attempt
+        if profiled and not attempt and _strange(run, arm.case):
+            wanted += 1
+        if arm.name in subjects:
+            wanted = 2 * plan.protocol.min_blocks
         if arm.name in subjects:
             profiled = [x for x in profiled if x.plan == plan.hash and x.attempt == attempt]
         timed = [x for x in pairs.timed(run, plan) if x.arm == arm.name]
         if timed and all(x.usable for x in timed):
             out += [(arm, turn) for turn in range(len(profiled), wanted)]
     return out
+
+
+def _strange(run: RunRecord, case: CaseSpec) -> bool:
+    """Whether even the best profile of a case shows a step that no timed launch took."""
+    best = rungs.nearest(run, case)
+    return best is not None and rungs.apart(best, rungs.steps_s(run, case))

@@ -261,17 +261,14 @@ class LaunchRecord:
         return (self.foreign_load or 0.0) + max(held, default=0.0)
 
     @property
-    def taken(self) -> float | None:
-        """Share of its time that load or a quota can have taken, at most: ``denied``.
-
-        A scheduled stand-in shows it itself: no more was taken than it is late.
-        """
+    def late(self) -> float | None:
+        """The share of its window by which a scheduled stand-in missed its end; None of others."""
         planted = [r.planted_s for r in self.ranks if r.planted_s]
         if self.steps is None or not planted or len(planted) < len(self.ranks):
-            return self.denied
+            return None
         planned_s = self.steps.count * max(planted)
-        late = max(r.window_s for r in self.ranks) / planned_s - 1
-        return min(self.denied or 0.0, max(0.0, late) / (1 + max(0.0, late)))
+        behind = max(0.0, max(r.window_s for r in self.ranks) / planned_s - 1)
+        return behind / (1 + behind)
 
     @property
     def peak_bytes(self) -> float | None:

@@ -77,7 +77,8 @@ class Verdict:
     advice: a high lag-1 says that the noise lasts longer than a pair. ``launches`` names every
     launch it rests on, ``pairs`` gives each pair's value, so that nothing is hidden behind the
     mean; ``again`` the pairs of the confirming set. ``waived`` FAILs stay FAIL in every table but
-    do not fail the run.
+    do not fail the run. ``more`` is how many further pairs would decide what is open, if they
+    scatter as these do; None where no number would.
     """
 
     contrast: str
@@ -106,6 +107,7 @@ class Verdict:
     again: tuple[float, ...] = ()
     waived: bool = False
     doubt: str = ""
+    more: int | None = None
 
     @property
     def counts(self) -> Status:

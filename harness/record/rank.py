@@ -33,13 +33,16 @@ class WhatRan:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check of the correctness gate, with its number beside its limit."""
+    """One check of the correctness gate, with its number beside its limit: the most that it may
+    be, or where ``at_least`` the least.
+    """
 
     name: str
     ok: bool
     value: float | None = None
     limit: float | None = None
     detail: str = ""
+    at_least: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,8 @@ class RankRecord:
     sample_ids, rss_bytes), whose digest is ``samples_sha256``. ``sent_bytes`` and
     ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic; so do
     ``busy_s``, the CPU seconds that the cores of ``affinity`` worked for anyone, and
-    ``throttled_s``, for which a quota held the rank's group back. ``kernel_s`` is the kept window
+    ``throttled_s``, for which a quota held the rank's group back, and ``waited_s``, for which its
+    threads were ready and waited for a core (all added up). ``kernel_s`` is the kept window
     by the kernel's own stamps, ``window_ns`` when it began and ended by the wall clock.
     Where sockets are counted, ``written_bytes`` are all that went
     through write calls in it, and ``shared`` names writable memory that was mapped for others
@@ -189,6 +193,7 @@ class RankRecord:
     replica: str = ""
     part: int = 0
     throttled_s: float | None = None
+    waited_s: float | None = None
     kernel_s: float | None = None
     written_bytes: int | None = None
     shared: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from harness.analysis.judging import fingerprint
 from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
+from harness.analysis.judging.promise import more_pairs
 from harness.analysis.judging.question import Conclusion, Question
 from harness.cases import Threshold, metrics
 from harness.record import Reason, RunRecord, Status, Verdict
@@ -63,7 +64,8 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
         p95=estimate(question.p95, form).value if question.p95 else None,
         worst=worst(question.first, rule, form),
         lag1=lag1(question.first),
-        doubt=question.doubt.detail if question.doubt is not None else "",
+        more=more_pairs(question, rule, conclusion.reason),
+        doubt=question.doubt.detail if question.doubt is not None else question.unquiet,
     )
 
 
@@ -82,7 +84,7 @@ def _survives(
     if impossible or conclusion.status in (Status.PASS, Status.FAIL):
         doubt = question.doubt or _tilted(question, rule, judged)
         if doubt is not None:
-            return doubt._replace(detail=f"{impossible or conclusion.detail}, but {doubt.detail}")
+            return doubt._replace(detail=f"{_would_be(impossible, conclusion)}, but {doubt.detail}")
     if impossible:
         return Conclusion(Status.ERROR, Reason.IMPLAUSIBLE, impossible)
     if rule is None or conclusion.status not in (Status.PASS, Status.FAIL):
@@ -96,6 +98,15 @@ def _survives(
     return (
         _confirmed(question, rule, run, judged) if conclusion.status is Status.FAIL else conclusion
     )
+
+
+def _would_be(impossible: str, conclusion: Conclusion) -> str:
+    """What a decision would be that does not stand."""
+    if impossible:
+        return impossible
+    if conclusion.status is Status.PASS:
+        return "would pass"
+    return f"would fail ({conclusion.detail})"
 
 
 def _impossible(question: Question, judged: Judged, factor: float = 1.0) -> str:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
+from harness.analysis.judging import load
 from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import steadiness
 from harness.cases import metrics
-from harness.host import admission
 from harness.host.admission import Level
 from harness.record import LaunchRecord, Reason, RunRecord, Status
 
@@ -17,46 +17,71 @@ PERTURBED = 1.05
 
 
 def doubt(evidence: Evidence) -> Conclusion | None:
-    """Why neither PASS nor FAIL of this contrast may stand; bytes and memory have no doubts."""
+    """Why neither PASS nor FAIL of this contrast may stand; bytes and memory have no doubts.
+
+    Load by others is none: how far, and where to, it can have moved a ratio is known (``tilts``).
+    Shares of a step have no such direction.
+    """
     metric = metrics.metric(evidence.contrast.metric)
     if not metric.of_time:
         return None
     if metric.profiled and (why := _perturbed(evidence)):
         return Conclusion(Status.INCONCLUSIVE, Reason.PERTURBED, why)
-    if (noisy := unfit_host(evidence.run)) is not None:
-        return noisy
-    if why := _noise(evidence.all_launches, quotas=not evidence.slowed_on_purpose):
+    if (unfit := unfit_host(evidence.run, known=_load_known(evidence))) is not None:
+        return unfit
+    without_direction = unquiet(evidence) if metric.profiled else ""
+    if why := _slowed(evidence.all_launches) or without_direction:
         return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, f"noisy host: {why}")
     if why := _unsteady(evidence):
         return Conclusion(Status.INCONCLUSIVE, Reason.NOT_STEADY, why)
     return None
 
 
-def unfit_host(run: RunRecord) -> Conclusion | None:
-    """Whether the host was found unfit before the run."""
+def spoilt(evidence: Evidence) -> Conclusion | None:
+    """Why a figure is no reference for others: a doubt, or load whichever way it points."""
+    if (why := doubt(evidence)) is not None or not metrics.metric(evidence.contrast.metric).of_time:
+        return why
+    if (unfit := unfit_host(evidence.run)) is not None:
+        return unfit
+    if load_seen := unquiet(evidence):
+        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, f"noisy host: {load_seen}")
+    return None
+
+
+def unfit_host(run: RunRecord, *, known: bool = False) -> Conclusion | None:
+    """Whether the host was found unfit before the run.
+
+    Load from before it counts only where launches do not know their own.
+    """
     bad = [f for f in run.admission if f.level is Level.BAD]
+    bad = [f for f in bad if not (known and f.check == "load")]
     if not bad:
         return None
     why = f"noisy host: {'; '.join(f.text for f in bad)}"
     return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
 
 
-def _noise(launches: Sequence[LaunchRecord], *, quotas: bool) -> str:
-    """What the launches themselves say of a noisy host; empty for a quiet one."""
-    for arm in dict.fromkeys(x.arm for x in launches):
-        mine = [x for x in launches if x.arm == arm]
-        loads = [min(x.foreign_load, x.taken or 0.0) for x in mine if x.foreign_load is not None]
-        if loads and median(loads) > admission.FOREIGN_LOAD:
-            return (
-                f"other processes used {median(loads):.0%} of the cores of {arm} (median launch);"
-                " find them (top -d 1) and run again"
-            )
-        held = [r.throttled_s / r.window_s for x in mine for r in x.ranks if r.throttled_s]
-        if quotas and held and max(held) > admission.THROTTLED:
-            return (
-                f"a CPU quota held the ranks of {arm} back for {max(held):.0%} of the time;"
-                " use fewer ranks, or raise the quota of this container"
-            )
+def unquiet(evidence: Evidence) -> str:
+    """What others took from an arm, where it is more than figures should be read with; else empty.
+
+    Quotas that are planted are no matter of others.
+    """
+    if evidence.slowed_on_purpose:
+        return ""
+    for arm in evidence.arms:
+        launches = [x for x in evidence.all_launches if x.case == arm.case.hash]
+        if why := load.told(launches, arm.name):
+            return f"{why}; find them (top -d 1) and run again"
+    return ""
+
+
+def _load_known(evidence: Evidence) -> bool:
+    """Whether every launch says what others used meanwhile."""
+    return all(x.foreign_load is not None for x in evidence.launches)
+
+
+def _slowed(launches: Sequence[LaunchRecord]) -> str:
+    """Which devices were too hot, or held back by their hardware; empty if none."""
     reasons = {reason for x in launches for gpu in x.gpus for reason in gpu.throttle}
     slowed = sorted(r for r in reasons if "thermal" in r or "hw_" in r)
     return f"devices were slowed ({', '.join(slowed)})" if slowed else ""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.judging import judge, pairs
-from harness.analysis.judging.doubts import doubt
+from harness.analysis.judging.doubts import spoilt
 from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.fingerprint import as_items, fingerprint
 from harness.analysis.judging.obstacles import obstacle
@@ -151,7 +151,7 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
             if run.stand_ins(case) or metric.form is Form.GATE:
                 continue
             evidence = Evidence.of(run, plan, contrast)
-            if (why := obstacle(evidence) or doubt(evidence)) is not None:
+            if (why := obstacle(evidence) or spoilt(evidence)) is not None:
                 if why.status is not Status.SKIP:
                     doubted[case.id, f"{contrast.metric}: {why.detail}"] = None
                 continue

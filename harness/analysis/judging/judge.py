@@ -56,7 +56,7 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Side:
+class Side:
     """One end of a bound as "larger is better" on the scale that is averaged.
 
     ``margin`` is the allowance on that scale.
@@ -148,48 +148,48 @@ def judge(
     if e.n < standard.FIRST_LOOK:
         few = f"n = {e.n}: {standard.FIRST_LOOK} pairs of launches are judged at the earliest"
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
-    sides = _sides(values, rule, form, allowance)
+    ends = sides(values, rule, form, allowance)
     strict = rule.statistic is Statistic.WORST
-    below = [s for s in sides if s.missed()]
+    below = [s for s in ends if s.missed()]
     if strict:
-        below = [s for s in sides if min(s.values) < s.bound]
+        below = [s for s in ends if min(s.values) < s.bound]
     if below:
         best = e.high if below[0].end is End.LOW else e.low
         detail = f"{best:.4g} at best, bound {rule.bound}"
         if strict:
             detail = f"the worst of {e.n} pairs misses {rule.bound}"
         # The mean of e-values is one; a maximum would not be.
-        against = math.fsum(s.evidence_against() for s in sides) / len(sides)
+        against = math.fsum(s.evidence_against() for s in ends) / len(ends)
         return judged(Status.FAIL, Reason.NOT_MET, detail, evidence=against, missed=below[0].end)
-    if (still_open := _open(sides, rule, allowance, horizon)) is not None:
+    if (still_open := _open(ends, rule, allowance, horizon)) is not None:
         return judged(Status.INCONCLUSIVE, *still_open)
     if rule.source in (BoundSource.CLAIMED, BoundSource.PROVISIONAL):
         detail = f"{rule.bound} is met, but a {rule.source} bound alone gives no PASS"
         return judged(Status.RECORDED, Reason.PROVISIONAL, detail)
     spare = f", with {allowance:.1%} to spare for slow launches that were not seen"
     detail = f"{rule.bound} holds over the whole interval{spare if allowance else ''}"
-    evidence = min(s.evidence() for s in sides)
+    evidence = min(s.evidence() for s in ends)
     return judged(Status.PASS, Reason.MET, detail, evidence=evidence)
 
 
 def _open(
-    sides: Sequence[_Side], rule: Threshold, allowance: float, horizon: int
+    ends: Sequence[Side], rule: Threshold, allowance: float, horizon: int
 ) -> tuple[Reason, str] | None:
     """What keeps a bound that is not missed from being met; None if it is met."""
-    n = len(sides[0].values)
-    if not all(s.held() for s in sides):
+    n = len(ends[0].values)
+    if not all(s.held() for s in ends):
         return Reason.SPANS_BOUND, f"the interval contains the bound {rule.bound} after {n} pairs"
-    if not all(s.cleared() for s in sides):
+    if not all(s.cleared() for s in ends):
         return Reason.TOO_CLOSE, (
-            f"{rule.bound} is met by less than the {allowance:.1%} that slow launches cost"
-            f" if {n} pairs did not show them"
+            f"too close: it clears {rule.bound}, but not by the {allowance:.1%} kept for slow"
+            f" launches that {n} pairs may have missed"
         )
-    if not all(s.cleared(standard.trend_loss(s.values, horizon)) for s in sides):
+    if not all(s.cleared(standard.trend_loss(s.values, horizon)) for s in ends):
         return Reason.TREND, f"{rule.bound} is met, but not if the trend of the {n} pairs goes on"
     return None
 
 
-def _sides(values: Sequence[float], rule: Threshold, form: Form, allowance: float) -> list[_Side]:
+def sides(values: Sequence[float], rule: Threshold, form: Form, allowance: float) -> list[Side]:
     """Each end of the bound, on the scale of the interval: logs of ratios, plain values else."""
     up = list(values)
     ratio = form is not Form.ABSOLUTE
@@ -200,7 +200,7 @@ def _sides(values: Sequence[float], rule: Threshold, form: Form, allowance: floa
             ends = [(end, None if b is None else 1 - b, -sign) for end, b, sign in ends]
         ends = [(end, None if b is None else _log(b), sign) for end, b, sign in ends]
     return [
-        _Side(
+        Side(
             end=end,
             values=tuple(sign * v for v in up),
             bound=sign * b,

@@ -37,9 +37,10 @@ def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
         )
 
 
-def findings(run: RunRecord) -> list[str]:
+def findings(run: RunRecord, *, load: bool = True) -> list[str]:
+    """Each once; the load before the run not where what others used is told elsewhere."""
     every = [
-        *_unfit(run),
+        *_unfit(run, load=load),
         *_memory(run),
         *_losses(run),
         *_gpus(run),
@@ -53,10 +54,10 @@ def findings(run: RunRecord) -> list[str]:
     return list(dict.fromkeys(every))
 
 
-def _unfit(run: RunRecord) -> Iterator[str]:
+def _unfit(run: RunRecord, *, load: bool) -> Iterator[str]:
     """What was wrong with the host before the run, and what helps."""
     for finding in run.admission:
-        if finding.level is Level.BAD:
+        if finding.level is Level.BAD and (load or finding.check != "load"):
             yield finding.text + (f": {finding.advice}" if finding.advice else "")
 
 

@@ -29,7 +29,8 @@ class Question:
     may be in the end. ``perfect`` is the value of perfect scaling, beyond which little can be true
     (``gain``: what a sharded optimizer may add); ``impossible`` says what else cannot be. An
     ``obstacle`` keeps it from being judged at all; with a ``doubt`` neither PASS nor FAIL stands,
-    nor where one of the ``tilts`` could have made it. ``claimed`` is what it rests on that nobody
+    nor where one of the ``tilts`` could have made it. ``unquiet`` says what others took meanwhile,
+    for who reads a figure that no rule judges. ``claimed`` is what it rests on that nobody
     but the user's own file says: then it cannot pass.
     """
 
@@ -47,6 +48,7 @@ class Question:
     obstacle: Conclusion | None = None
     doubt: Conclusion | None = None
     tilts: tuple[Tilt, ...] = ()
+    unquiet: str = ""
     claimed: str = ""
     perfect: float | None = None
     gain: float = 1.0

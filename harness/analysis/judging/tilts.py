@@ -1,27 +1,26 @@
 """Tilts: what differed between the arms of a contrast, beside what is compared.
 
-Load, a quota or a lower clock that hit one arm more than the other has moved their ratio, and a
-stall that comes every so many steps may lie beyond the windows of one of them. How far that can
-have moved the ratio is known; a verdict stands only if it would stand without it, too. The same is
+Load has a direction: what others took from the subject can only have lowered its speed, what they
+took from the baseline only raised the ratio. So a ratio lies between what it would be with only the
+baseline given back all that it can have lost, and with only the subject; a verdict stands if it
+stands at both ends. A lower clock that hit one arm more than the other has moved their ratio, and a
+stall that comes every so many steps may lie beyond the windows of one of them. The same is
 asked where like launches differ by more than the declared noise, and where one launch of an arm
 drifts as none of its others does: by as much, either way.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from harness.analysis.judging import neighbours
+from harness.analysis.judging import load, neighbours
 from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.pairs import like_launches_sd
 from harness.analysis.samples import steadiness
 from harness.cases import metrics
 from harness.host import admission
 from harness.record import LaunchRecord, Reason
-
-#: Smaller differences between arms are those of clock ticks: 10 ms in a third of a second.
-LEAST = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +49,12 @@ def tilts(evidence: Evidence) -> tuple[Tilt, ...]:
     subject = _arm(evidence, (contrast.subject,))
     below = _arm(evidence, contrast.baseline) if contrast.baseline else None
     highest = max(_clocks(subject) + (_clocks(below) if below else []), default=0.0)
-    out = []
+    out = list[Tilt]()
+    out += _loaded(evidence, subject, below)
     for what, lost, seen in _SOURCES:
-        if evidence.slowed_on_purpose and lost is _denied:
-            continue  # a straggler's quota is what is measured
         mine = lost(subject, highest)
         theirs = lost(below, highest) if below else 0.0
-        if mine is None or theirs is None or abs(mine - theirs) <= LEAST:
+        if mine is None or theirs is None or abs(mine - theirs) <= load.LEAST:
             continue
         faster = (1 - theirs) / (1 - mine)  # the subject, if neither had lost anything
         factor = faster if seen else 1 / faster
@@ -84,6 +82,18 @@ def _arm(evidence: Evidence, names: Sequence[str]) -> _Arm:
     return _Arm(timed=evidence.timed_of(names), pilots=evidence.pilots_of(names))
 
 
+def _loaded(evidence: Evidence, subject: _Arm, below: _Arm | None) -> Iterator[Tilt]:
+    """Both ends of what the ratio could be without others: only one arm gets back what it lost."""
+    more = metrics.metric(evidence.contrast.metric).more_is_better
+    quota = not evidence.slowed_on_purpose  # of stragglers it is what is measured
+    for arm, whose, slowed in ((subject, "the subject", 1), (below, "the baseline", -1)):
+        share = load.lost(arm.timed, evidence.run, quota=quota) if arm else None
+        if share is not None and share > load.LEAST:
+            faster = (1 - share) ** -slowed
+            why = f"others, or a CPU quota, may have taken {share:.0%} of {whose}'s time (top -d 1)"
+            yield Tilt(factor=faster if more else 1 / faster, why=why)
+
+
 def _drifting(launches: Sequence[LaunchRecord]) -> list[Tilt]:
     """Of an arm in which one launch drifts as no other does.
 
@@ -105,13 +115,6 @@ def _clocks(arm: _Arm) -> list[float]:
     return [sum(r) / len(r) for r in ranges if r]
 
 
-def _denied(arm: _Arm, _: float) -> float | None:
-    """Share of time for which the ranks did not get their cores."""
-    shares = [x.taken for x in arm.timed]
-    known = [s for s in shares if s is not None]
-    return min(0.99, fmean(known)) if known else None
-
-
 def _slowed(arm: _Arm, highest: float) -> float | None:
     """By how much the devices' clocks were below the highest of both arms."""
     clocks = _clocks(arm)
@@ -129,7 +132,6 @@ def _hidden(arm: _Arm, _: float) -> float | None:
 
 #: What took time, the share of an arm's that it took, and whether the windows have seen it.
 _SOURCES: Sequence[tuple[str, Callable[[_Arm, float], float | None], bool]] = (
-    ("load by others or a CPU quota took", _denied, True),
     ("lower clocks took", _slowed, True),
     ("stalls that the timed windows do not hold would take", _hidden, False),
 )

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from harness.analysis.judging import planned, sequential
 from harness.analysis.judging.conclusion import conclude
-from harness.analysis.judging.doubts import doubt
+from harness.analysis.judging.doubts import doubt, unquiet
 from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.obstacles import obstacle, unmeasured
 from harness.analysis.judging.pairs import judged_of, pairs, timed
@@ -81,6 +81,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         horizon=2 * plan.protocol.max_blocks,
         doubt=doubt(evidence),
         tilts=tilts(evidence),
+        unquiet=unquiet(evidence),
         claimed=_claimed(evidence),
         perfect=_perfect(evidence),
         gain=_gain(evidence),
@@ -163,12 +164,10 @@ def _claimed(evidence: Evidence) -> str:
 
 
 def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
-    """Verdicts of a plan that more blocks could decide."""
-    helped = (
-        Reason.SPANS_BOUND, Reason.TOO_CLOSE, Reason.TREND, Reason.TOO_FEW_PAIRS, Reason.NEIGHBOURS,
-    )  # fmt: skip
+    """Verdicts of a plan that more blocks, or a probe of what neighbours take, could decide."""
     judged = of_plan(run, plan)
-    return [v for v in judged if v.status is Status.INCONCLUSIVE and v.reason in helped]
+    helped = [v for v in judged if v.more is not None or v.reason is Reason.NEIGHBOURS]
+    return [v for v in helped if v.status is Status.INCONCLUSIVE]
 
 
 def unconfirmed(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from harness.analysis.again import command
 from harness.analysis.timeline.losses import WORDS, Losses
@@ -39,6 +40,26 @@ _WHAT = {
 }
 
 
+class Advice(NamedTuple):
+    """One thing to try: which term, its share of the step, what it is, the efficiency that its
+    removal would give back at most (None: not known), and what to do.
+    """
+
+    term: str
+    share: float
+    what: str
+    gain: float | None
+    remedy: str
+
+    def __str__(self) -> str:
+        gain = (
+            ""
+            if self.gain is None
+            else f"; removing it adds at most {self.gain:.3f} to the efficiency"
+        )
+        return f"{self.term} {self.share:.1%} of the step: {self.what}{gain}; try {self.remedy}"
+
+
 def advice(
     case: CaseSpec,
     expected: Expected | None,
@@ -46,8 +67,8 @@ def advice(
     budget: Budget,
     settings: Settings,
     fed: Mapping[str, float] | None = None,
-) -> Iterator[str]:
-    """One line for each large term, the largest first; none where nothing was lost.
+) -> Iterator[Advice]:
+    """One for each large term, the largest first; none where nothing was lost.
 
     ``fed`` is what an input's workers took for a step, as ``LaunchRecord.fed`` has it.
     A stand-in computes as long as it was told to, so its compute is nothing to improve.
@@ -69,35 +90,34 @@ def advice(
             if expected is None
             else _remedy(term, case, expected, settings)
         )
-        yield (
-            f"{WORDS[term]} {float(share):.1%} of the step: {what};"
-            f" without it at most +{losses.gain(term):.3f} efficiency; try {remedy}"
-        )
+        yield Advice(WORDS[term], float(share), what, losses.gain(term), remedy)
 
 
-def _moved(case: CaseSpec, expected: Expected, budget: Budget, settings: Settings) -> str:
-    """Which blocks to move from the stage that computes longest; empty where that gains nothing."""
+def _moved(case: CaseSpec, expected: Expected, budget: Budget, settings: Settings) -> Advice | None:
+    """Which blocks to move from the stage that computes longest; None where that gains nothing."""
     if not expected.blocks or len(expected.blocks) != len(budget.ranks):
-        return ""
+        return None
     if not budget.total_ns(Term.COMPUTE):
-        return ""
+        return None
     busy = [r.mean_ns(Term.COMPUTE) for r in budget.ranks]
     costs = [t / n for t, n in zip(busy, expected.blocks, strict=True) for _ in range(n)]
     split = evenly(costs, len(busy))
     ends = list(itertools.accumulate(split, initial=0))
     longest = max(sum(costs[a:b]) for a, b in itertools.pairwise(ends))
     if longest > (1 - MOVED) * max(busy):
-        return ""
+        return None
     change = [new - old for new, old in zip(split, expected.blocks, strict=True)]
     giver, taker = change.index(min(change)), change.index(max(change))
     count = min(-change[giver], change[taker])
     what = "layers" if count > 1 else "layer"
     setting = {f"{case.strategy}.split": ",".join(map(str, split))}
-    return (
-        f"stages are uneven: the longest computes {max(busy) / 1e6:.1f} ms a step, the mean"
-        f" {sum(busy) / len(busy) / 1e6:.1f} ms; move {count} {what} from stage {giver} to stage"
-        f" {taker}: try {command(case, settings, setting)}"
+    what_to_do = (
+        f"the longest computes {max(busy) / 1e6:.1f} ms a step, the mean"
+        f" {sum(busy) / len(busy) / 1e6:.1f} ms: move {count} {what} from stage {giver} to stage"
+        f" {taker}"
     )
+    uneven = (max(busy) - sum(busy) / len(busy)) / budget.step_ns
+    return Advice("uneven stages", uneven, what_to_do, None, command(case, settings, setting))
 
 
 def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) -> str:

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from harness.analysis import nodes as nodes_
 from harness.analysis.judging import neighbours
+from harness.analysis.judging.tally import of_stand_in
 from harness.analysis.nodes import Drift, Examined
 from harness.analysis.reached import reached
 from harness.analysis.verify import rejudge, verify
 from harness.base.documents import fields_of
-from harness.cases import Reach, StandIn, Threshold
+from harness.cases import Reach, Threshold
 from harness.record import Reason, RunRecord, Status, Verdict, signature
 from harness.record.outcome import SEVERITY
 
@@ -181,15 +182,7 @@ def of_no_system(run: RunRecord, verdict: Verdict) -> bool:
     """Whether a verdict says nothing of the hardware: something stood in for it, or a training was
     wrong on purpose to see that this is noticed.
     """
-    if run.settings.engine == StandIn.EMULATED or run.settings.shared_gpu:
-        return True
-    if verdict.reason in (Reason.CAUGHT, Reason.NOT_CAUGHT):
-        return True
-    cases = [a.case for p in run.plans for a in p.arms if a.case.hash == verdict.case_hash]
-    for plan in (p for p in run.plans if p.hash == verdict.plan):
-        baselines = {b for c in plan.contrasts if c.name == verdict.contrast for b in c.baseline}
-        cases += [plan.arm(name).case for name in baselines]
-    return any(run.stand_ins(case) for case in cases)
+    return verdict.reason in (Reason.CAUGHT, Reason.NOT_CAUGHT) or of_stand_in(run, verdict)
 
 
 def _overall(

@@ -15,7 +15,7 @@ from harness.host import copies
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.offered import OPTIONS
-from harness.interface.report import tables, text
+from harness.interface.report import screen, text
 from harness.interface.report.heartbeat import Heartbeat
 from harness.interface.report.live import Live
 from harness.measure.progress import Progress
@@ -121,7 +121,7 @@ def judged(session: Session, record: RunRecord, asked: Asked) -> Answer:
     rerun = shlex.join(session.run.settings.argv)  # as the run was begun, if it was resumed
     return Answer(
         document=to_doc(record),
-        lines=tables.summary(
+        lines=screen.lines(
             record, text.shown(session.run.folder), rerun, text.columns(), page=shown
         ),
         exit=exit_status(

@@ -18,7 +18,7 @@ from harness.interface import options
 from harness.interface.offered import OPTIONS, refuse_unknown_variables
 from harness.interface.plugin import benchmark
 from harness.interface.plugin.session import Expectation, Scaling, option
-from harness.interface.report import tables, text
+from harness.interface.report import screen, text
 from harness.measure.measurer import left_s
 from harness.measure.session import Session
 from harness.record import Status, Verdict
@@ -335,7 +335,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     width = min(140, max(80, terminalreporter._tw.fullwidth))
     folder = text.shown(scaling.session.run.folder)
     page = pages.write(scaling.record, scaling.session.run.folder)
-    lines = tables.summary(
+    lines = screen.lines(
         scaling.record, folder, scaling.rerun, width, page=page and text.shown(page)
     )
     color = terminalreporter._tw.hasmarkup

@@ -9,11 +9,8 @@ from harness.interface.report.text import wrap
 from harness.record import Purpose, RunRecord, Status
 
 
-def coverage(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
-    """Lines for the end of a run; nothing that was not measured is passed over.
-
-    Unless ``every``, only what was left out is told, and rules without a case in numbers.
-    """
+def coverage(run: RunRecord, width: int = 100) -> list[str]:
+    """Lines for the end of a run; nothing that was not measured is passed over."""
     asked = {a.case.hash: a.case for p in run.plans for a in p.arms}
     if not asked:
         return []
@@ -21,17 +18,16 @@ def coverage(run: RunRecord, width: int = 100, *, every: bool = True) -> list[st
     cases = [c for h, c in asked.items() if h in timed]
     profiled = {x.case for x in run.launches if x.purpose is Purpose.PROFILE and x.budget}
     out = [f" covered    {len(cases)} of {len(asked)} cases timed, {len(profiled)} profiled"]
-    if every:
-        out += wrap(f" worlds     {_worlds(run, cases)}", width, 12)
-        for kind, text in _names(run, cases):
-            out += wrap(f" {kind:<10} {text}", width, 12)
+    out += wrap(f" worlds     {_worlds(run, cases)}", width, 12)
+    for kind, text in _names(run, cases):
+        out += wrap(f" {kind:<10} {text}", width, 12)
     out += wrap(f" losses     {notices.reproducible(run)}", width, 12)
     for why in dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP):
         out += wrap(f" skipped    {why}", width, 12)
     cut = [p.name for p in run.plans if p.hash in run.out_of_time]
     if cut:
         out += wrap(f" cut        by the time budget: {', '.join(cut)}", width, 12)
-    return [*out, *unmet(run, width, every=every)]
+    return [*out, *unmet(run, width)]
 
 
 def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
@@ -75,7 +71,7 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def unmet(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
+def unmet(run: RunRecord, width: int = 100) -> list[str]:
     """Rules that met nothing: because they could not here, or because they match no case."""
     if not any(p.arms for p in run.plans):
         return []
@@ -88,9 +84,6 @@ def unmet(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
             unused.append(rule.name)
     out: list[str] = []
     number = sum(map(len, beyond.values()))
-    if not every and (unused or beyond):
-        message = f"{len(unused)} match no case of this run, {number} cannot be tested here"
-        return wrap(f" rules      {message} (scaleproof report RUN --every)", width, 12)
     if unused:
         names = ", ".join(unused)
         out += wrap(

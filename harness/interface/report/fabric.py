@@ -18,6 +18,21 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     return [rule("fabric", width), *table, *wrap(f" {note(run)}", width, 1), ""]
 
 
+def brief(run: RunRecord, width: int) -> list[str]:
+    """A line for the largest world, where a fabric was swept beside trainings; else its table."""
+    operations = swept(run.fabric)
+    if not any(plan.arms for plan in run.plans) or not all(s.right for s in operations):
+        return lines(run, width)
+    reduced = [s for s in operations if s.operation == "all_reduce" and s.latency_s]
+    if not reduced:
+        return []
+    largest = max(reduced, key=lambda s: sum(s.nodes))
+    size = sizes(run.settings.device)[-1]
+    figures = f"{si(median(largest.latency_s), 's')}, {_bus(largest, payload=size)} at"
+    words = f"all_reduce over {_name(largest)}: {figures} {_binary(size)} (every result checked)"
+    return [*wrap(f" fabric  {words}", width, 9), ""]
+
+
 def tabled(run: RunRecord, *, named: bool = True) -> Table[Swept]:
     """A row for each world and operation; all ``named``, or only the first of each world."""
     operations = swept(run.fabric)

@@ -1,18 +1,21 @@
 """One sentence that a manager could quote: what was asked, what came out, what would decide it."""
 
-import math
 import shlex
+from collections.abc import Sequence
+from statistics import fmean
 
 from harness.analysis.again import command
+from harness.analysis.judging.promise import MOST_PAIRS
+from harness.analysis.judging.tally import requirements, tally
 from harness.base.numbers import si
-from harness.cases import Form, Threshold, metrics
-from harness.record import Reason, RunRecord, Status, Verdict
+from harness.cases import Form, metrics
+from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
-#: More pairs than this are no plan.
-MOST_PAIRS = 100
 #: Where more verdicts than this need the same, the whole run is told.
 FEW = 2
+#: What others use of less than this part of a core is no cause of anything.
+LEAST_CORES = 0.1
 #: What decides a verdict that more pairs do not.
 _DECIDES = {
     Reason.NOISY_HOST: "a quieter host",
@@ -27,19 +30,60 @@ _DECIDES = {
 
 
 def headline(run: RunRecord) -> str:
-    """The worst status, how many rules hold, the worst case with its figure, the largest rung."""
-    judged = [v for v in run.verdicts if v.rule and v.reason is not Reason.CAUGHT]
-    judged = [v for v in judged if v.status is not Status.SKIP]
+    """The worst status, how many requirements hold, the worst case with its figure, the largest
+    rung.
+    """
+    judged = requirements(run)
     largest = _largest(run)
     if not judged:
         return ". ".join(filter(None, [_unruled(run), largest]))
-    judged.sort(key=lambda v: SEVERITY.index(v.counts))
     worst = judged[0]
-    hold = sum(v.status is Status.PASS for v in judged)
-    rules = f"{hold} of {len(judged)} requirements hold"
-    if worst.counts is Status.PASS:
-        return ". ".join(filter(None, [f"PASS: {rules}", largest]))
-    return ". ".join(filter(None, [f"{worst.counts}: {rules}; {_why(run, worst)}", largest]))
+    parts = [f"{worst.counts}: {tally(run)}"]
+    if worst.counts is not Status.PASS:
+        parts[0] += f"; {_why(run, worst)}"
+    return ". ".join(filter(None, [*parts, largest]))
+
+
+def why_open(run: RunRecord) -> list[str]:
+    """The causes of what does not hold, each told once, and how much of it rests on them."""
+    judged = requirements(run)
+    still_open = [v for v in judged if v.counts is Status.INCONCLUSIVE]
+    out = []
+    if told := _neighbour(run, judged, bool(still_open)):
+        out.append(told)
+    others = [v for v in still_open if not (told and v.reason is Reason.NOISY_HOST)]
+    by_detail: dict[str, list[str]] = {}
+    for v in [v for v in judged if v.counts in (Status.ERROR, Status.FAIL)] + others:
+        detail = v.detail.partition(": ")[2] if v.detail.startswith(v.case) else v.detail
+        if v.more is not None:
+            detail += f"; about {v.more} more pairs decide it"
+        by_detail.setdefault(detail, []).append(v.case)
+    for detail, cases in list(by_detail.items())[:FEW]:
+        more = f" (and {len(cases) - 1} more)" if len(cases) > 1 else ""
+        out.append(f"{cases[0]}{more}: {detail}")
+    if len(by_detail) > FEW:
+        out.append(f"and {len(by_detail) - FEW} other causes (--every)")
+    return out
+
+
+def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> str:
+    """What others used beside this run, if that kept something open or stands beside figures."""
+    beside = sum(bool(v.doubt) or v.reason is Reason.NOISY_HOST for v in judged)
+    if not beside:
+        return ""
+    by_cores: dict[int, list[float]] = {}
+    for x in (x for x in run.launches if x.purpose is Purpose.TIMED):
+        if x.foreign_load is not None:
+            num_cores = len({(r.host, core) for r in x.ranks for core in r.affinity})
+            by_cores.setdefault(num_cores, []).append(x.foreign_load * num_cores)
+    used = fmean(by_cores[max(by_cores)]) if by_cores else 0.0
+    if used < LEAST_CORES:
+        return ""
+    cores = f"others used {used:.1f} of {max(by_cores)} cores"
+    of_all = f"{beside} of {len(judged)} requirements"
+    if not still_open:
+        return f"{cores} beside {of_all}; what holds, holds in spite of them"
+    return f"{cores} beside {of_all}: find them (top -d 1), stop them, run again"
 
 
 def _unruled(run: RunRecord) -> str:
@@ -60,7 +104,7 @@ def decide(run: RunRecord) -> list[str]:
     by_remedy: dict[str, list[str]] = {}
     for v in run.verdicts:
         if v.rule in rules and v.counts is Status.INCONCLUSIVE and v.case in cases:
-            by_remedy.setdefault(_decides(v, rules[v.rule]), []).append(v.case)
+            by_remedy.setdefault(_decides(v), []).append(v.case)
     lines = []
     for remedy, undecided in by_remedy.items():
         if len(undecided) > FEW:
@@ -81,25 +125,16 @@ def _why(run: RunRecord, v: Verdict) -> str:
 
     of = "" if v.metric == "efficiency" else f" {v.metric}"
     span = "" if v.low is None else f" [{show(v.low)}, {show(v.high)}]"
-    message = f"{v.case} has{of} {show(v.value)}{span} where {v.bound} is asked"
-    rule = next((t for t in run.thresholds if t.name == v.rule), None)
-    if v.counts is Status.INCONCLUSIVE and rule is not None:
-        message += f", undecided: it takes {_decides(v, rule)}"
-    return message
+    return f"{v.case} has{of} {show(v.value)}{span} where {v.bound} is asked"
 
 
-def _decides(v: Verdict, rule: Threshold) -> str:
+def _decides(v: Verdict) -> str:
     """More pairs, by how the interval shrinks with them; or whatever else is in the way."""
+    if v.more is not None:
+        return f"about {v.more} more pairs"
     if v.reason in _DECIDES:
         return _DECIDES[v.reason]
-    bounds = [b for b in (rule.at_least, rule.at_most) if b is not None]
-    if v.value is None or v.low is None or v.high is None or not bounds or not v.n:
-        return "more pairs of launches"
-    gap = min(abs(v.value - b) for b in bounds)
-    more = v.n * ((v.high - v.low) / 2 / gap) ** 2 - v.n if gap else math.inf
-    if more > MOST_PAIRS:
-        return f"over {MOST_PAIRS} more pairs, since it lies at the bound"
-    return f"about {max(2, math.ceil(more - 1e-6))} more pairs"
+    return f"over {MOST_PAIRS} more pairs, or a quieter host"
 
 
 def _largest(run: RunRecord) -> str:

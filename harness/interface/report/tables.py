@@ -1,12 +1,10 @@
-"""The end of a run: the scaling table, the verdicts, what was covered, where the record lies."""
+"""All of a run: scaling table, verdicts, what was covered. ``screen`` is its short form."""
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis.judging import notices, verdicts
-from harness.analysis.judging.points import shown_against, tabled
-from harness.analysis.ladder import in_table
 from harness.base.numbers import duration, si
 from harness.cases import Form, metrics
 from harness.interface.report import fabric, script, sections, timeline
@@ -34,37 +32,13 @@ def header(run: RunRecord) -> str:
     return "scaling: " + " · ".join(parts)
 
 
-def verdict_lines(run: RunRecord, width: int = 100, *, every: bool = False) -> list[str]:
-    """What needs a sentence: all but PASS, RECORDED and SKIP; controls; what is in no table.
-
-    Figures that one and the same thing kept from being measured share a sentence.
-    """
-    out = []
-    alike = Counter(_hindered(v) for v in run.verdicts)
-    of_cases = [*beside.plans(run), *codecs.plans(run)]  # have tables of their own
-    for v in sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status)):
-        quiet = v.status in (Status.PASS, Status.RECORDED, Status.SKIP)
-        quiet = quiet and v.reason is not Reason.CAUGHT
-        plan = next((p for p in run.plans if p.hash == v.plan), None)
-        shown = plan is not None and in_table(v, shown_against(plan))
-        laddered = plan is None or bool(tabled(plan)) or plan in of_cases
-        said = v.status is Status.PASS or (v.status is Status.RECORDED and not laddered)
-        if quiet and not every and (shown or not said):
-            continue
-        if not every and v.value is None:
-            more = alike.pop(_hindered(v), 0) - 1
-            out += [] if more < 0 else verdict_line(v, width, more)
-            continue
-        out += verdict_line(v, width)
-    return out
+def verdict_lines(run: RunRecord, width: int = 100) -> list[str]:
+    """A sentence for every verdict, the worst first."""
+    ranked = sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
+    return [line for v in ranked for line in verdict_line(v, width)]
 
 
-def _hindered(v: Verdict) -> tuple[Status, str]:
-    """A verdict's status and reason, without the case in which it was met."""
-    return v.status, v.detail.partition(": ")[2] or v.detail
-
-
-def verdict_line(v: Verdict, width: int, more: int = 0) -> list[str]:
+def verdict_line(v: Verdict, width: int) -> list[str]:
     """``FAIL  case  metric against baseline: value [interval], bound: why``"""
     metric = metrics.metric(v.metric)
     figures = ""
@@ -78,7 +52,6 @@ def verdict_line(v: Verdict, width: int, more: int = 0) -> list[str]:
     name = f" ({v.rule})" if v.rule else ""
     why = "" if v.reason is Reason.MET else f": {v.detail}"
     versus = "" if metric.form in (Form.ABSOLUTE, Form.GATE) else f" v {v.against}"
-    why += f" (and {more} more figures)" if more > 0 else ""
     message = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}{why}"
     return wrap(message, width, 15)
 
@@ -172,15 +145,9 @@ def _stepping_s(launches: Sequence[LaunchRecord]) -> float:
 
 
 def summary(
-    run: RunRecord,
-    folder: Path,
-    rerun: str,
-    width: int = 100,
-    *,
-    every: bool = False,
-    page: Path | None = None,
+    run: RunRecord, folder: Path, rerun: str, width: int = 100, *, page: Path | None = None
 ) -> list[str]:
-    """Everything printed at the end of a run; with ``every`` nothing of its coverage is folded."""
+    """Every table of a run, and a line for every verdict."""
     out = [rule("scaling", width, "="), *wrap(f" {header(run)}", width, 10)]
     if table_ := scaling_table(run, width):
         note = (
@@ -205,13 +172,13 @@ def summary(
         *fabric.lines(run, width),
         *sections.lines(run, width),
     ]
-    out += timeline.lines(run, width, every=every)
+    out += timeline.lines(run, width)
     out += [rule("verdicts", width), *verdict_lines(run, width)]
     out += [line for told in sections.remarks(run) for line in wrap(f" {told}", width, 12)]
     out += [*counts(run), ""]
     for finding in [*notices.findings(run), *run.notes]:
         out += wrap(f" noticed    {finding}", width, 12)
-    out += [*coverage(run, width, every=every), *cost(run, width)]
+    out += [*coverage(run, width), *cost(run, width)]
     out += [f" rerun      {rerun}"]
     out += [f" report     scaleproof report {folder}"] if page is None else [f" page       {page}"]
     if not run.complete:

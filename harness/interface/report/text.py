@@ -79,6 +79,14 @@ def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> li
     return lines
 
 
+def shortened(name: str, room: int) -> str:
+    """A name that is too long without its middle: both ends say what it is."""
+    if len(name) <= room:
+        return name
+    tail = (room - 1) // 2
+    return f"{name[: room - 1 - tail]}…{name[len(name) - tail :]}"
+
+
 def named(case: CaseSpec) -> str:
     """A case's family, and a line for each thing in which it differs from the default."""
     return "\n  +".join([case.family, *re.split(r"\+(?=[a-z_])", case.extras)[1:]])

@@ -25,17 +25,12 @@ TERMS = {
     Term.IDLE: "idle",
     Term.OTHER: "queued",
 }
-#: As many rungs are told in full; more of them on request.
-FEW = 2
 #: Columns of what compute does not hide.
 _EXPOSED = (*EXPOSED, Term.MOVE)
 
 
-def lines(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
-    """The table of what was lost, and a line for each thing worth saying; nothing if nothing is.
-
-    Unless ``every``, of many rungs only the first remedy of each is told.
-    """
+def lines(run: RunRecord, width: int = 100) -> list[str]:
+    """The table of what was lost, and a line for each thing worth saying; nothing if nothing is."""
     all_rungs = rungs(run)
     if not all_rungs:
         return []
@@ -51,7 +46,7 @@ def lines(run: RunRecord, width: int = 100, *, every: bool = True) -> list[str]:
             note += "; ranks lost = ranks less the speedup of these profiled steps"
         out += wrap(note, width, 1)
         out += _captured(trusted, width)
-    return [*out, *remarks(run, width, every=every or len(trusted) <= FEW), ""]
+    return [*out, *remarks(run, width), ""]
 
 
 def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
@@ -76,12 +71,15 @@ def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
     return out
 
 
-def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
+def remarks(run: RunRecord, width: int) -> list[str]:
     """What is worth a sentence: bubbles, both estimates of communication, advice, refusals."""
     all_rungs = rungs(run)
     out = list[str]()
     trusted = [r for r in all_rungs if not r.refused]
     for r in trusted:
+        if r.apart:
+            out += wrap(f" apart    {r.arm.case.id}: {unexplained(r)}", width, 10)
+            continue
         share = 1.0 if r.expected is None else r.expected.ideal_efficiency
         if (bubble := r.budget.mean_ns(Term.BUBBLE)) and share < 1:
             ideal = (1 - share) * r.budget.step_ns
@@ -93,7 +91,7 @@ def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
             )
         scaling = r.losses.compute_scaling
         b = r.budget
-        if every and scaling is not None and len(b.ranks) > 1:
+        if scaling is not None and len(b.ranks) > 1:
             product = b.load_balance * b.communication_efficiency * scaling
             out += wrap(
                 f" pop      {r.arm.case.id}: load balance {b.load_balance:.3f} x communication"
@@ -105,13 +103,8 @@ def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
         fed = r.launch.fed
         if stall := starved(r.arm.case, r.budget, fed):
             out += wrap(f" data     {r.arm.case.id}: {stall}", width, 10)
-        told = list(advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, fed))
-        for line in told if every else told[:1]:
-            out += wrap(f" try      {r.arm.case.id}: {line}", width, 10)
-    if not every:
-        out += wrap(
-            " more     every remedy and POP factor: scaleproof report RUN --every", width, 10
-        )
+        for one in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, fed):
+            out += wrap(f" try      {r.arm.case.id}: {one}", width, 10)
     for r in trusted:
         out += _both(run, r, width)
     refused = [r for r in all_rungs if r.refused]
@@ -132,6 +125,13 @@ def remarks(run: RunRecord, width: int, *, every: bool = True) -> list[str]:
             10,
         )
     return out
+
+
+def unexplained(r: Rung) -> str:
+    """What a profile shows beside what was timed, where these are different steps."""
+    step_ms = float(r.losses.step_ns) / 1e6
+    timed_ms = (r.timed_ns or 0.0) / 1e6
+    return f"not explained: profiled steps took {step_ms:.1f}, timed ones {timed_ms:.1f}"
 
 
 def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import process_time
 
-from harness.host import cgroup, machine
+from harness.host import cgroup, machine, run_queue
+from harness.host.run_queue import RunQueue
 from harness.training.observe import beside, sockets
 from harness.training.observe.stamps import Stamps
 
@@ -24,6 +25,8 @@ class MeterReading:
     throttled_s: float | None
     written_bytes: int | None
     wire: sockets.Wire | None
+    queue: RunQueue | None = None
+    waited_s: float | None = None
 
 
 class Meter:
@@ -60,6 +63,7 @@ class Meter:
             kernel_s=end.kernel_s - before.kernel_s,
             own_s=end.own_s - before.own_s,
             cpu_s=end.cpu_s - before.cpu_s,
+            waited_s=run_queue.waited(before.queue, end.queue, end.cpu_s - before.cpu_s),
             busy_s=_since(before.busy_s, end.busy_s),
             throttled_s=_since(before.throttled_s, end.throttled_s),
             written_bytes=None

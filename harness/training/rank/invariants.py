@@ -230,6 +230,7 @@ def _enough(ctx: RankContext, compressor: Compressor) -> Check:
         ok=stated >= ENOUGH * needed,
         value=stated,
         limit=ENOUGH * needed,
+        at_least=True,
         detail=f"bytes a rank that it states; what it hands on takes {needed:.0f} at least",
     )
 

@@ -188,6 +188,7 @@ class Rank:
             allocator=memory.allocator(),
             samples_sha256=digest,
             busy_s=None if grown is None else grown.busy_s,
+            waited_s=None if grown is None else grown.waited_s,
             throttled_s=None if grown is None else grown.throttled_s,
             kernel_s=None
             if grown is None or measured is None

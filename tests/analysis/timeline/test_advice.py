@@ -45,7 +45,7 @@ def told(name: str, *terms: Term, lost: bool = True, **fields: Any) -> list[str]
         excess_ns={t: Fraction(10) for t in terms},
     )  # fmt: skip
     budget: Any = SimpleNamespace(blame=None)
-    return list(advice(case, expected, losses, budget, SETTINGS))
+    return [str(a) for a in advice(case, expected, losses, budget, SETTINGS)]
 
 
 @pytest.mark.parametrize("term", list(Term))
@@ -113,8 +113,8 @@ def uneven(busy_ms: list[float], blocks: tuple[int, ...]) -> list[str]:
     expected: Any = SimpleNamespace(global_batch=32, stages=2, remedies={}, blocks=blocks)
     losses = Losses(ranks=2, step_ns=Fraction(100), ideal_ns=Fraction(50), excess_ns={})
     ranks = [SimpleNamespace(mean_ns=lambda *_, ms=ms: ms * 1e6) for ms in busy_ms]
-    budget: Any = SimpleNamespace(blame=None, ranks=ranks, total_ns=lambda term: 1)
-    return list(advice(case, expected, losses, budget, SETTINGS))
+    budget: Any = SimpleNamespace(blame=None, ranks=ranks, total_ns=lambda _: 1, step_ns=1e8)
+    return [str(a) for a in advice(case, expected, losses, budget, SETTINGS)]
 
 
 def test_an_uneven_pipeline_is_told_which_layers_to_move() -> None:

@@ -81,7 +81,7 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
             "*test_weak?ddp-mlp_nano-weak-2cpu-sent_bytes? PASSED*",
             "*test_other?fsdp-mlp_nano-weak-2cpu-efficiency-wrapped? RECORDED*",
             "*efficiency [[]95%[]]*verdict*",
-            "*rerun *pytest*",
+            "* again *pytest*",
         ]
     )
     assert result.ret == 0

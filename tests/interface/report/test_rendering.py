@@ -16,7 +16,7 @@ from editing import timed
 from harness.analysis.judging.verdicts import verdicts
 from harness.base.documents import from_doc, to_doc
 from harness.base.plain import plain
-from harness.interface.report import digest, tables
+from harness.interface.report import digest, screen, tables
 from harness.interface.report.page.page import render
 from harness.record import SCHEMA, RunRecord
 from harness.record.upgrade import upgrade
@@ -201,7 +201,8 @@ def test_hostile_names_are_harmless(sample_run: RunRecord, sample: Path) -> None
     run = from_doc(RunRecord, doc)
     page = render(run, sample)
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page
-    lines = [*tables.summary(run, Path("x"), "again", 100, every=True), HOSTILE]
+    shown = (tables.summary, screen.lines)
+    lines = [line for form in shown for line in form(run, Path("x"), "again", 100)] + [HOSTILE]
     assert not any("\x1b" in plain(line) for line in lines)
     cells = [line.split(",") for line in digest.table(run)[1:]]
     assert not any(c.lstrip('"')[:1] in "=+@" and c for row in cells for c in row[:3])

@@ -10,13 +10,17 @@ import gzip
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.base.documents import from_doc
-from harness.interface.report import tables
-from harness.record import SCHEMA, RunRecord
+from harness.interface.report import digest, screen, tables
+from harness.interface.report.headline import headline
+from harness.interface.report.page.page import render
+from harness.record import SCHEMA, Reason, RunRecord, Status
 from harness.record.upgrade import upgrade
 
 ROOT = Path(__file__).parents[3]
@@ -29,30 +33,111 @@ def main_job() -> RunRecord:
     return from_doc(RunRecord, upgrade(doc, SCHEMA), "record")
 
 
-def screen(run: RunRecord, columns: int) -> str:
+def shown(run: RunRecord, columns: int) -> list[str]:
     folder = Path("results/runs") / run.machine.hardware_class / run.run
-    return (
-        "\n".join(
-            tables.summary(run, folder, "pytest suites/", columns, page=folder / "report.html")
-        )
-        + "\n"
-    )
+    return screen.lines(run, folder, "pytest suites/", columns, page=folder / "report.html")
 
 
-@pytest.mark.parametrize("columns", [80, 100, 140])
-def test_the_screen_of_a_main_job(main_job: RunRecord, columns: int) -> None:
-    seen, golden = screen(main_job, columns), GOLDEN / f"main-job-{columns}.txt"
+def accepted(name: str, lines: list[str]) -> None:
+    golden = GOLDEN / f"{name}.txt"
+    seen = "\n".join(lines) + "\n"
     if os.environ.get("GOLDEN_SCREENS") == "write":
         golden.write_text(seen)
     assert seen == golden.read_text()
-    whole = (" rerun", " page")  # commands are not broken: they are to be copied
-    assert all(len(line) <= columns for line in seen.splitlines() if not line.startswith(whole))
+
+
+@pytest.mark.parametrize("columns", [80, 100, 140])
+def test_a_main_job_is_one_screen(main_job: RunRecord, columns: int) -> None:
+    lines = shown(main_job, columns)
+    accepted(f"main-job-{columns}", lines)
+    assert len(lines) <= 45
+    whole = (" all ", " page")  # commands are not broken: they are to be copied
+    assert all(len(line) <= columns for line in lines if not line.startswith(whole))
+
+
+def test_all_of_it_is_there_on_request(main_job: RunRecord) -> None:
+    folder = Path("results/runs") / main_job.machine.hardware_class / main_job.run
+    lines = tables.summary(main_job, folder, "pytest suites/", 100)
+    accepted("main-job-every-100", lines)
+    told = " ".join(" ".join(lines).split())
+    assert all(v.case in told for v in main_job.verdicts)
+
+
+def undecided(run: RunRecord, count: int, **fields: Any) -> RunRecord:
+    """The first requirements as if they were open."""
+    asked = [v for v in run.verdicts if v.rule and v.reason is not Reason.CAUGHT][:count]
+    still_open = [replace(v, status=Status.INCONCLUSIVE, **fields) for v in asked]
+    by_name = {(v.plan, v.contrast, v.rule): v for v in still_open}
+    verdicts = [by_name.get((v.plan, v.contrast, v.rule), v) for v in run.verdicts]
+    return replace(run, verdicts=tuple(verdicts))
+
+
+def test_one_cause_of_many_is_told_once(main_job: RunRecord) -> None:
+    """A neighbour that used 0.8 of a core: nine verdicts, one sentence, still one screen."""
+    loud = [replace(x, foreign_load=0.4) for x in main_job.launches]
+    run = undecided(
+        replace(main_job, launches=tuple(loud)), 9, reason=Reason.NOISY_HOST, doubt="load",
+        detail="would pass, but noisy host: others may have taken 38% of the baseline's time",
+    )  # fmt: skip
+    lines = shown(run, 80)
+    told = " ".join(" ".join(lines).split())
+    assert told.count("others used 0.8 of 2 cores beside 9 of 11 requirements") == 1
+    assert told.count("noisy host") == 0 and len(lines) <= 45
+    assert sum(line.endswith("INCONCLUSIVE") for line in lines) == 9
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_long_name_never_pushes_out_a_figure(main_job: RunRecord, columns: int) -> None:
+    """A script's command is its case's name."""
+    command = "script:python -m training.launch --config configs/very/long/path/model.yaml/weak"
+    renamed = [
+        replace(plan, arms=tuple(replace(a, case=replace(a.case, strategy=command))
+                                 for a in plan.arms))
+        for plan in main_job.plans
+    ]  # fmt: skip
+    hashes = {old.case.hash: new.case.hash
+              for before, after in zip(main_job.plans, renamed, strict=True)
+              for old, new in zip(before.arms, after.arms, strict=True)}  # fmt: skip
+    plans = {old.hash: new.hash for old, new in zip(main_job.plans, renamed, strict=True)}
+    run = replace(
+        main_job, plans=tuple(renamed), launches=(),
+        verdicts=tuple(replace(v, case_hash=hashes.get(v.case_hash, ""),
+                               plan=plans.get(v.plan, "")) for v in main_job.verdicts),
+    )  # fmt: skip
+    lines = shown(run, columns)
+    rows = [line for line in lines if line.endswith(("PASS", "INCONCLUSIVE"))]
+    assert len(rows) >= 11 and all(len(row) <= columns for row in rows)
+    for v in (v for v in run.verdicts if v.rule and v.value is not None):
+        figure = f"{v.value:.2f} [{v.low:.2f}, {v.high:.2f}]"
+        assert any(figure in row and v.bound in row for row in rows), figure
+
+
+def test_more_than_a_screen_of_what_holds_is_counted(main_job: RunRecord) -> None:
+    asked = [v for v in main_job.verdicts if v.rule and v.reason is not Reason.CAUGHT]
+    many = [replace(v, contrast=f"{v.contrast}-{i}") for i in range(8) for v in asked]
+    many[-1] = replace(many[-1], status=Status.FAIL, reason=Reason.NOT_MET, detail="too slow")
+    lines = shown(replace(main_job, verdicts=tuple(many)), 80)
+    assert len(lines) <= 60 and any(line.endswith("FAIL") for line in lines)
+    assert any(line.startswith(" and ") and "PASS (--every)" in line for line in lines)
+
+
+def test_every_form_counts_alike(main_job: RunRecord) -> None:
+    """The headline, what CI shows, the page and JSON: one count."""
+    run = undecided(main_job, 2, reason=Reason.SPANS_BOUND, more=6, detail="spans")
+    count = "9 of 11 requirements hold, 2 undecided"
+    assert count in headline(run) and count in digest.markdown(run)[0]
+    assert count in digest.document(run)["headline"]
+    assert count in " ".join(" ".join(tables.summary(run, Path("x"), "again")).split())
+    chips = re.search(r'<div class="chips">(.*?)</div>', render(run), re.S)
+    assert chips is not None
+    told = re.findall(r'">(\d+) (\w+)</span>', chips[1])
+    assert ("9", "hold") in told and ("2", "undecided") in told and ("1", "control") in told
 
 
 def test_the_readme_shows_lines_of_that_screen(main_job: RunRecord) -> None:
     readme = (ROOT / "README.md").read_text()
-    shown = re.search(r"```text\n\$ pytest suites/.*?\n(.*?)```", readme, re.S)
-    assert shown is not None
-    lines = screen(main_job, 80).splitlines()
-    for line in shown[1].splitlines():
+    excerpt = re.search(r"```text\n\$ pytest suites/.*?\n(.*?)```", readme, re.S)
+    assert excerpt is not None
+    lines = shown(main_job, 80)
+    for line in excerpt[1].splitlines():
         assert line in lines, line

@@ -323,7 +323,14 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
         seen.append(sum(losses) / len(losses))
     share = (seen[0] - seen[-1]) / (dense[0] - dense[-1])
     message = f"of the dense progress in {PROGRESS_STEPS} steps on one batch"
-    return Check(name="progress", ok=share >= PROGRESS, value=share, limit=PROGRESS, detail=message)
+    return Check(
+        name="progress",
+        ok=share >= PROGRESS,
+        value=share,
+        limit=PROGRESS,
+        detail=message,
+        at_least=True,
+    )
 
 
 def _shards(

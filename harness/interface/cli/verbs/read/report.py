@@ -11,7 +11,7 @@ from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.vouching import vouched
-from harness.interface.report import digest, tables, text
+from harness.interface.report import digest, screen, tables, text
 from harness.record import RunRecord
 from harness.record.store import write_text
 
@@ -122,7 +122,9 @@ def of_run(path: Path, *, every: bool = False) -> Answer:
     run = load(path)
     page = pages.write(run, path if path.is_dir() else path.parent)
     rerun = shlex.join(run.settings.argv)
-    lines = tables.summary(run, path, rerun, text.columns(), every=every, page=page)
+    width = text.columns()
     if every:
-        lines += ["", *tables.verdict_lines(run, text.columns(), every=True)]
+        lines = tables.summary(run, path, rerun, width, page=page)
+    else:
+        lines = screen.lines(run, path, rerun, width, page=page)
     return vouched(Answer(document=to_doc(run), lines=lines), [(run, path)])

@@ -105,7 +105,7 @@ def act(asked: Asked) -> Answer:
     known = options.catalogue(asked.options.path)
     anew = rejudge(run, load_thresholds(rules, known))
     width = text.columns()
-    judged = [*tables.verdict_lines(anew, width, every=True), *tables.counts(anew)]
+    judged = [*tables.verdict_lines(anew, width), *tables.counts(anew)]
     judged += unmet(anew, width)
     return replace(
         answer,

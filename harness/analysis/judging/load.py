@@ -1,0 +1,96 @@
+"""Load: what others took from launches, at most. It can only have slowed them.
+
+Three things are added up: the time that ranks waited for a core, that for which a CPU quota held
+one back, and the CPU time that its work took beyond what it took in the case's best launch. The
+last bounds what others cost through caches, memory and clocks: a rank that waits for its memory, or
+runs at a lower clock, is on its core for longer. What slows down all launches alike is in the
+subject's, too, which runs on more cores beside the same neighbour.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from harness.host import admission
+from harness.record import LaunchRecord, Purpose, RunRecord
+
+#: Less than this is what clock ticks tell: 10 ms in a third of a second.
+LEAST = 0.02
+#: No rank is taken to have lost more: then nothing is known of it.
+MOST = 0.99
+
+
+def lost(launches: Sequence[LaunchRecord], run: RunRecord, *, quota: bool = True) -> float | None:
+    """The share of their time that others can have taken from these launches, their mean.
+
+    None where one of them does not know what others used. ``quota``: whether what a quota held back
+    counts; it is no loss of stragglers that are planted by one.
+    """
+    shares = [_lost(launch, run, quota) for launch in launches]
+    known = [share for share in shares if share is not None]
+    return fmean(known) if known and len(known) == len(shares) else None
+
+
+def _lost(launch: LaunchRecord, run: RunRecord, quota: bool) -> float | None:
+    if launch.denied is None:
+        return None
+    beside = launch.foreign_load or 0.0
+    waited = held(launch) if quota else 0.0
+    if beside > LEAST:
+        waited += _waited(launch, beside) + _pressed(launch, run)
+    if launch.late is not None:  # a scheduled stand-in shows it itself
+        waited = min(waited, launch.late)
+    return min(MOST, waited)
+
+
+def _waited(launch: LaunchRecord, beside: float) -> float:
+    """The share of its window for which ranks can have waited for cores that others used.
+
+    The kernel says how long their threads waited, one after another at worst, and for no longer
+    than others worked on those cores. Where it does not say, all of that was on one rank's cores.
+    """
+    window_s = max((r.window_s for r in launch.ranks), default=0.0)
+    waits = [r.waited_s for r in launch.ranks if r.waited_s is not None]
+    if not window_s or len(waits) < len(launch.ranks):
+        return beside * max(Counter(r.host for r in launch.ranks).values(), default=1)
+    num_cores = len({(r.host, cpu) for r in launch.ranks for cpu in r.affinity})
+    return min(beside * num_cores, sum(waits) / window_s)
+
+
+def held(launch: LaunchRecord) -> float:
+    """The share of its window for which a quota held back the rank that it held back most."""
+    shares = [(r.throttled_s or 0.0) / r.window_s for r in launch.ranks if r.window_s]
+    return max(shares, default=0.0)
+
+
+def _pressed(launch: LaunchRecord, run: RunRecord) -> float:
+    """CPU time of its steps beyond that of the case's best launch, as a share of its window."""
+    alike = [x for x in run.by_case.get(launch.case, ()) if x.purpose in _ALIKE and x.usable]
+    best = min((cpu for x in alike if (cpu := _cpu_of_step(x)) is not None), default=None)
+    own = _cpu_of_step(launch)
+    if best is None or own is None or launch.steps is None:
+        return 0.0
+    window_s = max(r.window_s for r in launch.ranks)
+    return (own - best) * launch.steps.count / window_s if window_s else 0.0
+
+
+#: Launches whose steps are the same work.
+_ALIKE = (Purpose.PILOT, Purpose.PROBE, Purpose.TIMED)
+
+
+def _cpu_of_step(launch: LaunchRecord) -> float | None:
+    """CPU seconds of a mean step of the busiest rank."""
+    if launch.steps is None or not launch.steps.count:
+        return None
+    return max((r.cpu_s for r in launch.ranks), default=0.0) / launch.steps.count
+
+
+def told(launches: Sequence[LaunchRecord], name: str) -> str:
+    """Who took how much from these launches of one arm, where it is worth a word."""
+    shares = [x.foreign_load for x in launches if x.foreign_load is not None]
+    if shares and fmean(shares) > admission.FOREIGN_LOAD:
+        return f"others used {fmean(shares):.0%} of the cores of {name}"
+    worst = max(map(held, launches), default=0.0)
+    if worst > admission.THROTTLED:
+        return f"a CPU quota held the ranks of {name} back for {worst:.0%} of the time"
+    return ""

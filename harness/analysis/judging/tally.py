@@ -1,0 +1,82 @@
+"""Tally: how many requirements hold. One count for the terminal, the page and every document.
+
+A requirement is a rule at one world size: what a line of the table, and an item of pytest, judges.
+A control that was caught is none: it is no evidence that anything scales.
+"""
+
+from dataclasses import dataclass
+
+from harness.cases import StandIn
+from harness.record import Reason, RunRecord, Status, Verdict
+from harness.record.outcome import SEVERITY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """``hold`` passed, ``failed`` are FAIL and not waived, ``recorded`` had only a provisional
+    bound, or one of another setup; ``stand_ins`` of all say nothing of hardware.
+    """
+
+    total: int
+    hold: int
+    failed: int
+    errors: int
+    undecided: int
+    waived: int
+    recorded: int
+    stand_ins: int
+    controls: int
+
+    def __str__(self) -> str:
+        """``9 of 11 requirements hold, 2 undecided; 6 of the 11 are of stand-ins``"""
+        noun = "requirement" if self.total == 1 else "requirements"
+        parts = [f"{self.hold} of {self.total} {noun} hold{'s' if self.total == 1 else ''}"]
+        for count, word in (
+            (self.errors, "wrong"),
+            (self.failed, "failed"),
+            (self.undecided, "undecided"),
+            (self.waived, "waived"),
+            (self.recorded, "without a bound that can pass"),
+        ):
+            parts += [f"{count} {word}"] if count else []
+        apart = ""
+        if self.stand_ins:
+            of_all = "all" if self.stand_ins == self.total else f"{self.stand_ins}"
+            apart = f" ({of_all} of stand-ins)"
+        return ", ".join(parts) + apart
+
+
+def requirements(run: RunRecord) -> list[Verdict]:
+    """The verdicts that count, worst first."""
+    judged = [v for v in run.verdicts if v.rule and v.reason is not Reason.CAUGHT]
+    judged = [v for v in judged if v.status is not Status.SKIP]
+    return sorted(judged, key=lambda v: SEVERITY.index(v.counts))
+
+
+def of_stand_in(run: RunRecord, verdict: Verdict) -> bool:
+    """Whether a verdict says nothing of the hardware: something stood in for it."""
+    if run.settings.engine == StandIn.EMULATED or run.settings.shared_gpu:
+        return True
+    cases = [a.case for p in run.plans for a in p.arms if a.case.hash == verdict.case_hash]
+    for plan in (p for p in run.plans if p.hash == verdict.plan):
+        baselines = {b for c in plan.contrasts if c.name == verdict.contrast for b in c.baseline}
+        cases += [plan.arm(name).case for name in baselines]
+    return any(run.stand_ins(case) for case in cases)
+
+
+def tally(run: RunRecord) -> Tally:
+    """What a run's requirements came to."""
+    judged = requirements(run)
+    counts = [v.counts for v in judged]
+    waived = sum(v.waived and v.status is Status.FAIL for v in judged)
+    return Tally(
+        total=len(judged),
+        hold=counts.count(Status.PASS),
+        failed=counts.count(Status.FAIL),
+        errors=counts.count(Status.ERROR),
+        undecided=counts.count(Status.INCONCLUSIVE),
+        waived=waived,
+        recorded=counts.count(Status.RECORDED) - waived,
+        stand_ins=sum(of_stand_in(run, v) for v in judged),
+        controls=sum(v.reason is Reason.CAUGHT for v in run.verdicts),
+    )

@@ -1,0 +1,269 @@
+"""One screen: what a run came to, why, the evidence, and what to do next.
+
+    the sentence to quote, the cause of what is open
+    a line for each requirement (of what has none: for each rung), stand-ins apart
+    where the time went for what lost most
+    the page, and the next command
+
+Everything else is on the page and in ``report --every`` (``tables``).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.analysis.judging import notices
+from harness.analysis.judging.tally import of_stand_in, requirements
+from harness.analysis.ladder import LadderRow, in_table, ladder_rows
+from harness.analysis.rungs import Rung, rungs
+from harness.analysis.timeline.advice import advice
+from harness.base.numbers import duration, si
+from harness.cases import Form, metrics
+from harness.interface.report import fabric, script, sections, timeline
+from harness.interface.report.headline import decide, headline, why_open
+from harness.interface.report.sides import beside, codecs
+from harness.interface.report.text import Column, rule, shortened, table, wrap
+from harness.record import Reason, RunRecord, Status, Verdict
+
+#: So many lines of verdicts stand on one screen; of more those that hold are counted.
+MOST_ROWS = 22
+#: So many rungs are told where their time went, and so many things that were noticed.
+FEW = 3
+#: A rung that keeps more of a rank's speed lost nothing worth a line.
+KEEPS = 0.97
+#: Where there is room for the speedup, too.
+WIDE = 100
+#: A name is shortened, but never to less.
+LEAST_NAME = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One requirement, or one rung that nothing was asked of."""
+
+    name: str
+    speedup: str
+    value: str
+    bound: str
+    status: str
+    mark: str = ""
+
+
+def lines(
+    run: RunRecord, folder: Path, rerun: str, width: int = 80, *, page: Path | None = None
+) -> list[str]:
+    """What is printed at the end of a run."""
+    out = [rule("scaling", width, "="), *wrap(f" {headline(run)}", width, 1)]
+    out += [line for cause in why_open(run) for line in wrap(f" why   {cause}", width, 7)]
+    out += [*wrap(f" on    {measured_on(run)}", width, 7), ""]
+    out += _rows(run, width)
+    out += [*beside.lines(run, width)]
+    out += [line for plan in codecs.plans(run) for line in codecs.lines(run, plan, width)]
+    out += [*script.lines(run, width), *fabric.brief(run, width)]
+    out += [*sections.lines(run, width), *_spent(run, width), *_noticed(run, width)]
+    out += [line for told in sections.remarks(run) for line in wrap(f" {told}", width, 3)]
+    return [*out, *_next(run, folder, rerun, width, page)]
+
+
+def measured_on(run: RunRecord) -> str:
+    """``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``"""
+    backends = sorted({a.case.backend for p in run.plans for a in p.arms})
+    parts = [
+        run.machine.title,
+        f"torch {run.software.get('torch', 'n/a')} {' '.join(backends)}".strip(),
+        f"{len(run.launches)} launches in {duration(run.elapsed_s)}",
+    ]
+    return " · ".join(parts)
+
+
+def _rows(run: RunRecord, width: int) -> list[str]:
+    """Requirements, the worst first; then rungs of ladders that have none; stand-ins apart."""
+    caught = [v for v in run.verdicts if v.reason is Reason.CAUGHT]
+    asked = requirements(run)
+    rungs_of = {
+        (plan.hash, one.row.case.hash): one for plan in run.plans for one in ladder_rows(run, plan)
+    }
+    names = _names(run, [v.case_hash for v in (*asked, *caught)], list(rungs_of))
+    marks = _Marks()
+    apart: dict[bool, list[Row]] = {False: [], True: []}
+    for v in (*asked, *caught):
+        rung = rungs_of.get((v.plan, v.case_hash))
+        apart[of_stand_in(run, v)].append(_row(v, rung, names, marks))
+    judged = {v.plan for v in asked}
+    for (plan, case), rung in rungs_of.items():
+        if plan not in judged:
+            apart[bool(run.stand_ins(rung.row.case))].append(_recorded(rung, names[case]))
+    shown, hidden = _fitting(apart)
+    if not any(shown.values()):
+        return []
+    header, *laid_out = _laid_out([*shown[False], *shown[True]], width)
+    num_real = len(shown[False])
+    out = [header, *laid_out[:num_real]]
+    if shown[True]:
+        kinds = sorted({s for p in run.plans for a in p.arms for s in run.stand_ins(a.case)})
+        out.append(f" stand-ins ({', '.join(kinds)}): they say nothing of hardware")
+    out += laid_out[num_real:]
+    if hidden:
+        words = ", ".join(f"{count} {status}" for status, count in hidden.items())
+        out.append(f" and {words} (--every)")
+    return [*out, *marks.lines(width), ""]
+
+
+class _Marks:
+    """Letters for figures that are no efficiency against plain."""
+
+    def __init__(self) -> None:
+        self._letters: dict[str, str] = {}
+
+    def of(self, metric: str, against: str) -> str:
+        if metric == "efficiency" and against == "plain":
+            return ""
+        absolute = metrics.metric(metric).form is Form.ABSOLUTE
+        what = metric if absolute else f"{metric} v {against}"
+        return self._letters.setdefault(what, chr(ord("a") + len(self._letters)))
+
+    def lines(self, width: int) -> list[str]:
+        marked = "".join(f"; {letter}: {what}" for what, letter in self._letters.items())
+        note = "efficiency = throughput per rank v plain training on one device, 95% limits"
+        return wrap(f" {note}{marked}", width, 1)
+
+
+def _names(
+    run: RunRecord, cases: Sequence[str], rungs_of: Sequence[tuple[str, str]]
+) -> dict[str, str]:
+    """Each case as short as it is unlike the others: family and ranks, else its whole name."""
+    known = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    hashes = [h for h in dict.fromkeys([*cases, *(case for _, case in rungs_of)]) if h in known]
+    short = {h: f"{known[h].family}@{known[h].world.removesuffix('cpu')}" for h in hashes}
+    alike = Counter(short.values())
+    return {h: short[h] + known[h].extras if alike[short[h]] > 1 else short[h] for h in hashes}
+
+
+def _row(v: Verdict, rung: LadderRow | None, names: dict[str, str], marks: _Marks) -> Row:
+    caught = v.reason is Reason.CAUGHT
+    value = "n/a" if v.value is None else _figure(v)
+    of_point = rung is not None and in_table(v, rung.point.against)
+    return Row(
+        name=names.get(v.case_hash, v.case),
+        speedup=f"{rung.point.speedup:.2f}x" if rung is not None and of_point else "",
+        value="caught, as it should" if caught else value,
+        bound="" if caught else v.bound,
+        status=f"{v.status} (waived)" if v.waived else str(v.status),
+        mark="" if v.value is None else marks.of(v.metric, v.against),
+    )
+
+
+def _recorded(rung: LadderRow, name: str) -> Row:
+    """A rung that nothing was asked of; marked where nobody should rely on it."""
+    point = rung.point
+    doubtful = rung.verdict is not None and rung.verdict.doubt
+    return Row(
+        name=name,
+        speedup=f"{point.speedup:.2f}x",
+        value=_ratio(point.efficiency, point.efficiency_low, point.efficiency_high),
+        bound="",
+        status=f"{Status.RECORDED} ~" if doubtful else str(Status.RECORDED),
+        mark="",
+    )
+
+
+def _figure(v: Verdict) -> str:
+    metric = metrics.metric(v.metric)
+    if metric.form is Form.ABSOLUTE:
+        span = "" if v.low is None else f" [{si(v.low, metric.unit)}, {si(v.high, metric.unit)}]"
+        return si(v.value, metric.unit) + span
+    return _ratio(v.value or 0.0, v.low, v.high)
+
+
+def _ratio(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.2f}" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
+
+
+def _fitting(apart: Mapping[bool, Sequence[Row]]) -> tuple[dict[bool, list[Row]], Counter[str]]:
+    """The rows that a screen has room for, the worst ones, and how many others by their word."""
+    every = [*apart[False], *apart[True]]
+    quiet = [row for row in every if row.status in (Status.PASS, Status.RECORDED)]
+    room = max(0, MOST_ROWS - (len(every) - len(quiet)))
+    hidden = {id(row) for row in quiet[room:]}
+    shown = {which: [r for r in rows if id(r) not in hidden] for which, rows in apart.items()}
+    return shown, Counter(row.status for row in quiet[room:])
+
+
+def _laid_out(rows: Sequence[Row], width: int) -> list[str]:
+    """The header and a line for each row: a long name is shortened, figures never are."""
+    figures: list[Column[Row]] = [
+        Column("efficiency [95%]", 99, lambda r: f"{r.value} {r.mark}".rstrip(), left=True),
+        Column("needs", 97, lambda r: r.bound),
+        Column("verdict", 98, lambda r: r.status, left=True),
+    ]
+    if width >= WIDE:
+        figures.insert(0, Column("speedup", 95, lambda r: r.speedup))
+    figures = [c for c in figures if any(c.cell(row) for row in rows)]
+    taken = sum(2 + max(len(c.header), *(len(c.cell(row)) for row in rows)) for c in figures)
+    room = max(LEAST_NAME, width - taken - 2)
+    name = Column[Row]("case @ ranks", 100, lambda r: shortened(r.name, room), left=True)
+    return table([name, *figures], rows, width)
+
+
+def _spent(run: RunRecord, width: int) -> list[str]:
+    """Where the time went, for the rungs that lost most, and what to try for the first of them."""
+    known = [r for r in rungs(run) if not r.refused and r.losses.step_ns > r.losses.ideal_ns]
+    known = [r for r in known if r.losses.efficiency < KEEPS]
+    if not known:
+        return []
+    known.sort(key=lambda r: (bool(run.stand_ins(r.arm.case)), r.losses.efficiency))
+    worst = known[:FEW]
+    names = [f"{r.arm.case.family}@{r.arm.case.world.removesuffix('cpu')}" for r in worst]
+    room = min(max(map(len, names)), max(LEAST_NAME, width // 2 - 9))
+    out = [" where the time went (ms a step), for what lost most"]
+    for name, r in zip(names, worst, strict=True):
+        words = timeline.unexplained(r) if r.apart else _lost(r)
+        out += wrap(f"  {shortened(name, room):<{room}}  {words}", width, room + 4)
+    told = (
+        one
+        for r in worst
+        if not r.apart
+        for one in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, r.launch.fed)
+    )
+    if (first := next(told, None)) is not None:
+        gain = "" if first.gain is None else f" (at most +{first.gain:.2f} of efficiency)"
+        out += wrap(f"  try against {first.term}{gain}: {first.remedy}", width, 4)
+    return [*out, ""]
+
+
+def _lost(r: Rung) -> str:
+    """``26.0 of 56.1 lost: compute 20.7, transfer 3.3``: the largest terms, most of the loss."""
+    lost_ns = r.losses.step_ns - r.losses.ideal_ns
+    terms = sorted(r.losses.excess_ns.items(), key=lambda item: -item[1])
+    large = [(timeline.TERMS[t], ns) for t, ns in terms if ns > lost_ns / 10][:FEW]
+    parts = ", ".join(f"{name} {float(ns) / 1e6:.1f}" for name, ns in large)
+    return f"{float(lost_ns) / 1e6:.1f} of {float(r.losses.step_ns) / 1e6:.1f} lost: {parts}"
+
+
+def _noticed(run: RunRecord, width: int) -> list[str]:
+    """The first things that were noticed; of more their number."""
+    every = [*notices.findings(run, load=not why_open(run)), *run.notes]
+    skipped = dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP)
+    cut = [p.name for p in run.plans if p.hash in run.out_of_time]
+    every += [f"skipped: {why}" for why in skipped]
+    every += [f"cut by the time budget: {', '.join(cut)}"] if cut else []
+    out = [line for one in every[:FEW] for line in wrap(f" noticed {one}", width, 9)]
+    if len(every) > FEW:
+        out.append(f" noticed {len(every) - FEW} more things (--every)")
+    return out
+
+
+def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: Path | None) -> Iterator[str]:
+    """Where everything stands, and what to type next."""
+    if page is not None:
+        yield f" page    {page}"
+    yield f" all     scaleproof report {folder} --every"
+    if not run.complete:
+        yield f" next    scaleproof run --resume {folder}"
+        return
+    remedies = decide(run)
+    for line in remedies[:FEW]:
+        yield from wrap(f" next    {line}", width, 9)
+    if not remedies:
+        yield from wrap(f" again   {rerun}", width, 9)

@@ -1,0 +1,48 @@
+"""The kernel's count of waiting for a core, against a process that really has to share one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from harness.host import run_queue
+
+BURN = "print(flush=True)\nwhile True: pass"
+
+
+def _worked(seconds: float) -> float | None:
+    before, began = run_queue.read(), time.process_time()
+    while time.process_time() - began < seconds:
+        pass
+    return run_queue.waited(before, run_queue.read(), time.process_time() - began)
+
+
+def test_two_on_one_core_wait_for_each_other() -> None:
+    """As long as both compute, each waits for as long as the other runs."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", BURN], stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()  # it has begun, on the same core: that is inherited
+            waited_s = _worked(0.5)
+            other.kill()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert waited_s is not None and waited_s > 0.25
+
+
+def test_what_threads_waited_that_are_gone_is_not_known() -> None:
+    before, began = run_queue.read(), time.process_time()
+    busy = threading.Thread(target=sum, args=(range(10_000_000),))
+    busy.start()
+    busy.join()
+    after = run_queue.read()
+    assert run_queue.waited(before, after, time.process_time() - began) is None
+
+
+def test_where_the_kernel_does_not_count_nothing_is_known() -> None:
+    assert run_queue.waited(None, run_queue.read(), 1.0) is None

@@ -61,14 +61,15 @@ class Threshold:
 
     ``world`` and ``nodes`` restrict it to world sizes and node counts (empty = any);
     ``hardware`` is a pattern on the machine's hardware class, ``fingerprint`` what else must be as
-    it was where the bound was measured (``key=value`` each; empty = nothing).
+    it was where the bound was measured (``key=value`` each; empty = nothing). ``unit`` is the
+    metric's; a file has to say it of absolute values, whose bound would mean nothing without.
     """
 
     name: str
     case: str
     metric: str
-    unit: str
     source: BoundSource
+    unit: str = "1"
     mode: Mode | None = None
     baseline: str | None = None
     device: Device | None = None
@@ -179,7 +180,8 @@ def _rule(table: TomlTable, problems: Problems) -> Threshold | None:
         _check_bounds(table, problems)
     if len(problems.found) > before:
         return None
-    doc: dict[str, Json] = {
+    doc: dict[str, Json] = {"unit": metrics.metric(values["metric"]).unit}
+    doc |= {
         k: [n] if k in ("world", "nodes") and isinstance(n, int) else n for k, n in values.items()
     }
     if expires := doc.pop("waiver_expires", None):
@@ -196,7 +198,9 @@ def _check_metric(table: TomlTable, problems: Problems) -> bool:
         hint = meant(name, metrics.METRICS) or f"one of {', '.join(metrics.METRICS)}"
         problems.add(table.lines.get("metric", table.line), f"no metric {name!r}", hint)
         return False
-    if (unit := table.values["unit"]) != metric.unit:
+    if "unit" not in table.values and metric.form is Form.ABSOLUTE:
+        problems.add(table.line, f"a bound on {name} needs its unit", f'unit = "{metric.unit}"')
+    elif (unit := table.values.get("unit", metric.unit)) != metric.unit:
         message = f"{name} is in {metric.unit!r}, not {unit!r}"
         problems.add(table.lines.get("unit", table.line), message, f'unit = "{metric.unit}"')
     if metric.form is Form.RATIO and "baseline" not in table.values:

@@ -302,6 +302,6 @@ def moment(
         step=0,
         num_steps=order.window.steps,
         elapsed_s=run.elapsed_s,
-        left_s=left_s(session, waiting, arms),
+        left_s=left_s(session, waiting, arms) if any(x.steps for x in run.launches) else None,
         last="" if seen is None else f"{rate(seen)} samples/s",
     )

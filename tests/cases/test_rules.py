@@ -204,3 +204,15 @@ def test_a_rule_that_cannot_fail_beside_another_is_told(
 def load_thresholds_of(tmp_path: Path, text: str) -> tuple[Threshold, ...]:
     (tmp_path / "rules.toml").write_text(text)
     return load_thresholds(tmp_path / "rules.toml")
+
+
+def test_a_ratio_needs_no_unit_and_an_absolute_bound_does(tmp_path: Path) -> None:
+    file = tmp_path / "rules.toml"
+    file.write_text(GOOD.replace('unit = "1"\n', ""))
+    assert [rule.unit for rule in load_thresholds(file)] == ["1"]
+    bytes_ = GOOD.replace('unit = "1"\n', "").replace('"efficiency"', '"peak_bytes"')
+    file.write_text(bytes_)
+    with pytest.raises(ConfigError) as caught:
+        load_thresholds(file)
+    assert "a bound on peak_bytes needs its unit" in str(caught.value)
+    assert 'unit = "B"' in str(caught.value)

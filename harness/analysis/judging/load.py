@@ -67,11 +67,11 @@ def _pressed(launch: LaunchRecord, run: RunRecord) -> float:
     """CPU time of its steps beyond that of the case's best launch, as a share of its window."""
     alike = [x for x in run.by_case.get(launch.case, ()) if x.purpose in _ALIKE and x.usable]
     best = min((cpu for x in alike if (cpu := _cpu_of_step(x)) is not None), default=None)
-    own = _cpu_of_step(launch)
-    if best is None or own is None or launch.steps is None:
+    of_step = _cpu_of_step(launch)
+    if best is None or of_step is None or launch.steps is None:
         return 0.0
     window_s = max(r.window_s for r in launch.ranks)
-    return (own - best) * launch.steps.count / window_s if window_s else 0.0
+    return (of_step - best) * launch.steps.count / window_s if window_s else 0.0
 
 
 #: Launches whose steps are the same work.

@@ -28,7 +28,7 @@ class Tally:
     controls: int
 
     def __str__(self) -> str:
-        """``9 of 11 requirements hold, 2 undecided; 6 of the 11 are of stand-ins``"""
+        """``9 of 11 requirements hold, 2 undecided (6 of stand-ins)``"""
         noun = "requirement" if self.total == 1 else "requirements"
         parts = [f"{self.hold} of {self.total} {noun} hold{'s' if self.total == 1 else ''}"]
         for count, word in (

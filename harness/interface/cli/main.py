@@ -23,12 +23,12 @@ from harness.base.errors import Exit, RecordError, ScaleproofError, SpecError, n
 from harness.cases import features
 from harness.cases.heads import read_head
 from harness.interface import offered
+from harness.interface.cli import index
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record import chain
 from harness.record.store import load
 
-SAYS = "Prove or disprove that distributed training scales on this hardware, and say why."
 VERBS = Path(__file__).parent / "verbs"
 
 
@@ -146,6 +146,10 @@ def module_of(words: Sequence[str]) -> ModuleType | None:
 
 
 def run(words: Sequence[str]) -> Answer:
+    words = index.verb_of(words, verbs())
+    if (screen := _screen(words)) is not None:
+        text.write(screen, sys.stdout)
+        return Answer(document=None, lines=screen)
     mine, own = _split(words)
     module = module_of(mine)
     parsed = parser(module).parse_args(mine)
@@ -160,6 +164,24 @@ def run(words: Sequence[str]) -> Answer:
     if answer.error is not None:
         raise answer.error
     return answer
+
+
+def _screen(words: Sequence[str]) -> list[str] | None:
+    """What is printed where no verb is asked for."""
+    if not words:
+        return index.start(text.columns())
+    if words[0] not in ("-h", "--help", "help") and words[0] not in index.TASKS:
+        return None
+    known = verbs()
+    if words[0] in known:
+        return None
+    helps = {verb: _help(path)[verb] for verb, path in known.items()}
+    folders = {verb: path.parent.name for verb, path in known.items()}
+    if words[0] in index.TASKS:
+        helps = {verb: helps[verb] for verb in index.TASKS[words[0]][1] if verb in helps}
+        return index.whole(helps, folders, text.columns())
+    form = index.whole if "all" in words[1:] else index.overview
+    return form(helps, folders, text.columns())
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -199,7 +221,7 @@ def _help(path: Path) -> Mapping[str, str]:
 
 def parser(module: ModuleType | None) -> Parser:
     """All verbs with their help; the options only of those that ``module`` has."""
-    out = Parser(prog="scaleproof", description=SAYS, allow_abbrev=False)
+    out = Parser(prog="scaleproof", description=index.SAYS, allow_abbrev=False)
     out.add_argument("--version", action="version", version=f"scaleproof {version('scaleproof')}")
     subparsers = out.add_subparsers(dest="verb", required=True, metavar="VERB")
     for path in files():

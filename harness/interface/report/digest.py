@@ -3,13 +3,15 @@
 import shlex
 
 from harness.analysis.judging import notices
+from harness.analysis.judging.tally import of_stand_in, requirements, tally
 from harness.analysis.ladder import ladder_rows
-from harness.base.documents import Json
+from harness.base.documents import Json, fields_of
 from harness.base.numbers import rate, si
+from harness.cases import Form, metrics
 from harness.interface.report import sections
-from harness.interface.report.headline import decide, headline
+from harness.interface.report.headline import decide, headline, why_open
 from harness.interface.report.tabled import harmless, written
-from harness.record import Purpose, RunRecord
+from harness.record import Purpose, RunRecord, Status
 from harness.record.outcome import SEVERITY, exit_status
 
 COLUMNS = (
@@ -25,18 +27,21 @@ COLUMNS = (
     "n",
     "reason",
     "reproducible",
+    "stand_in",
 )
 
 
 def rows(run: RunRecord) -> list[dict[str, Json]]:
-    """Every verdict, worst first; ``reproducible``: all launches of its case lost alike."""
+    """Every verdict, worst first; ``reproducible``: all launches of its case lost alike;
+    ``stand_in``: it says nothing of hardware.
+    """
     ranked = sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
     arms = {(p.hash, a.case.hash): (p.hash, a.name) for p in run.plans for a in p.arms}
     alike = notices.alike(run)
     of_cases = {case: alike.get(arm) for case, arm in arms.items()}
     return [
-        {name: getattr(v, name) for name in COLUMNS[:-1]}
-        | {"reproducible": of_cases.get((v.plan, v.case_hash))}
+        {name: getattr(v, name) for name in COLUMNS[:-2]}
+        | {"reproducible": of_cases.get((v.plan, v.case_hash)), "stand_in": of_stand_in(run, v)}
         for v in ranked
     ]
 
@@ -51,6 +56,8 @@ def document(run: RunRecord) -> dict[str, Json]:
         "complete": run.complete,
         "machine": run.machine.title,
         "headline": headline(run),
+        "requirements": fields_of(tally(run)),
+        "why": why_open(run),
         "exit": int(status),
         "decide": decide(run),
         "verdicts": rows(run),
@@ -59,21 +66,28 @@ def document(run: RunRecord) -> dict[str, Json]:
 
 
 def markdown(run: RunRecord) -> list[str]:
-    """A heading and a table, as CI systems render them."""
+    """A heading, why, and a table, as CI systems render them; figures of stand-ins say so."""
+    heading, _, quoted = headline(run).partition(". ")
     shown = ("status", "case", "metric", "value", "interval", "bound")
-    out = [f"### {headline(run)}", "", f"| {' | '.join(shown)} |", "|" + "---|" * len(shown)]
+    out = [f"### {heading}", "", *([quoted, ""] if quoted else [])]
+    out += [f"- {harmless(cause)}" for cause in why_open(run)]
+    out += ["", f"| {' | '.join(shown)} |", "|" + "---|" * len(shown)]
     for row in rows(run):
         low, high = row["low"], row["high"]
         span = "" if low is None else f"[{low:.4g}, {high:.4g}]"
         value = "" if row["value"] is None else f"{row['value']:.4g}"
-        cells = (row["status"], row["case"], row["metric"], value, span, row["bound"])
+        case = f"{row['case']} (stand-in)" if row["stand_in"] else row["case"]
+        metric = row["metric"]
+        if metrics.metric(metric).form is not Form.ABSOLUTE:
+            metric += f" v {row['against']}"
+        cells = (row["status"], case, metric, value, span, row["bound"])
         out.append("| " + " | ".join(harmless(str(c)) for c in cells) + " |")
     return [*out, "", *(f"- undecided: {line}" for line in decide(run))]
 
 
 def proposal(run: RunRecord, plot: str) -> list[str]:
     """A plot, a table and a paragraph on method, for an application for computing time."""
-    out = ["# Scaling", "", f"![speedup]({plot})", ""]
+    out = ["# Scaling", "", *_caveat(run), f"![speedup]({plot})", ""]
     for plan in run.plans:
         if len(rows_ := ladder_rows(run, plan)) < 1 or run.stand_ins(plan.arms[0].case):
             continue
@@ -100,6 +114,17 @@ def proposal(run: RunRecord, plot: str) -> list[str]:
             )
         out.append("")
     return [*out, *_method(run)]
+
+
+def _caveat(run: RunRecord) -> list[str]:
+    """What a reader of the table has to know: that something is open, or was measured in doubt."""
+    judged = requirements(run)
+    doubtful = [v for v in run.verdicts if v.doubt]
+    if all(v.counts is Status.PASS for v in judged) and not doubtful:
+        return []
+    open_ = [f"{tally(run)}."] if judged else []
+    noisy = [f"{len(doubtful)} figures were measured beside other work: {doubtful[0].doubt}."]
+    return [f"**Not settled.** {' '.join([*open_, *(noisy if doubtful else [])])}", ""]
 
 
 def _method(run: RunRecord) -> list[str]:

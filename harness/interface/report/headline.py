@@ -49,9 +49,9 @@ def why_open(run: RunRecord) -> list[str]:
     judged = requirements(run)
     still_open = [v for v in judged if v.counts is Status.INCONCLUSIVE]
     out = []
-    if told := _neighbour(run, judged, bool(still_open)):
-        out.append(told)
-    others = [v for v in still_open if not (told and v.reason is Reason.NOISY_HOST)]
+    if beside := _neighbour(run, judged, bool(still_open)):
+        out.append(beside)
+    others = [v for v in still_open if not (beside and v.reason is Reason.NOISY_HOST)]
     by_detail: dict[str, list[str]] = {}
     for v in [v for v in judged if v.counts in (Status.ERROR, Status.FAIL)] + others:
         detail = v.detail.partition(": ")[2] if v.detail.startswith(v.case) else v.detail

@@ -73,8 +73,8 @@ def _key(m: Moment | Waiting) -> str:
 _DOES = {
     Purpose.GATE: "checking correctness",
     Purpose.PROBE: "alone and beside others",
-    Purpose.PILOT: "settling warm-up and steps",
-    Purpose.REFERENCE: "training what its losses must be",
+    Purpose.PILOT: "choosing warm-up and number of steps",
+    Purpose.REFERENCE: "computing the expected losses",
     Purpose.PROFILE: "profiling its steps",
     Purpose.ROUND: "pairs of nodes",
     Purpose.BITS: "comparing what ranks compute, bit for bit",
@@ -88,12 +88,12 @@ def line(m: Moment | Waiting) -> str:
     """
     if isinstance(m, Waiting):
         says = f"  {m.says}" if m.says else ""
-        return f"  [start] {m.here} of {m.wanted} agents are ready{says}  {duration(m.waited_s)}"
+        return f"  [start] agents ready: {m.here} of {m.wanted}{says}  {duration(m.waited_s)}"
     if m.purpose is Purpose.FABRIC:
         return (
             f"  [fabric {m.launch}/{m.num_launches}] {m.plan}  every collective, checked and timed"
         )
-    left = "" if m.left_s is None else f"  ETA {duration(m.left_s)}"
+    left = f"  ETA {'?' if m.left_s is None else duration(m.left_s)}"
     clock, place = f"{duration(m.elapsed_s)}{left}", f"{m.number}/{m.num_plans}"
     if m.purpose in _DOES:
         return f"  [{m.purpose} {place}] {m.arm}  {_DOES[m.purpose]}  {clock}"

@@ -62,7 +62,7 @@ def lines(
     out += [line for plan in codecs.plans(run) for line in codecs.lines(run, plan, width)]
     out += [*script.lines(run, width), *fabric.brief(run, width)]
     out += [*sections.lines(run, width), *_spent(run, width), *_noticed(run, width)]
-    out += [line for told in sections.remarks(run) for line in wrap(f" {told}", width, 3)]
+    out += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 3)]
     return [*out, *_next(run, folder, rerun, width, page)]
 
 
@@ -82,7 +82,9 @@ def _rows(run: RunRecord, width: int) -> list[str]:
     caught = [v for v in run.verdicts if v.reason is Reason.CAUGHT]
     asked = requirements(run)
     rungs_of = {
-        (plan.hash, one.row.case.hash): one for plan in run.plans for one in ladder_rows(run, plan)
+        (plan.hash, rung.row.case.hash): rung
+        for plan in run.plans
+        for rung in ladder_rows(run, plan)
     }
     names = _names(run, [v.case_hash for v in (*asked, *caught)], list(rungs_of))
     marks = _Marks()
@@ -220,13 +222,13 @@ def _spent(run: RunRecord, width: int) -> list[str]:
     for name, r in zip(names, worst, strict=True):
         words = timeline.unexplained(r) if r.apart else _lost(r)
         out += wrap(f"  {shortened(name, room):<{room}}  {words}", width, room + 4)
-    told = (
-        one
+    remedies = (
+        remedy
         for r in worst
         if not r.apart
-        for one in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, r.launch.fed)
+        for remedy in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, r.launch.fed)
     )
-    if (first := next(told, None)) is not None:
+    if (first := next(remedies, None)) is not None:
         gain = "" if first.gain is None else f" (at most +{first.gain:.2f} of efficiency)"
         out += wrap(f"  try against {first.term}{gain}: {first.remedy}", width, 4)
     return [*out, ""]
@@ -248,7 +250,7 @@ def _noticed(run: RunRecord, width: int) -> list[str]:
     cut = [p.name for p in run.plans if p.hash in run.out_of_time]
     every += [f"skipped: {why}" for why in skipped]
     every += [f"cut by the time budget: {', '.join(cut)}"] if cut else []
-    out = [line for one in every[:FEW] for line in wrap(f" noticed {one}", width, 9)]
+    out = [line for text in every[:FEW] for line in wrap(f" noticed {text}", width, 9)]
     if len(every) > FEW:
         out.append(f" noticed {len(every) - FEW} more things (--every)")
     return out

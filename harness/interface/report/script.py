@@ -1,16 +1,19 @@
 """The table of a user's own script: what a step is, what it takes, and what could be checked."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
 
+from markupsafe import Markup
+
 from harness.analysis.judging.pairs import timed
 from harness.analysis.samples import same_training, script
 from harness.base.numbers import si
-from harness.cases import Arm, Mode, Plan
+from harness.cases import Arm, Mode
 from harness.interface.report import text
-from harness.interface.report.text import Column, rule, table, wrap
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column, rule, wrap
 from harness.record import LaunchRecord, RunRecord, Watched
 
 
@@ -32,30 +35,45 @@ class ScriptRow:
         return median(x.consumed / x.steps.count for x in self.launches if x.steps)
 
 
+@dataclass(frozen=True)
+class Told:
+    """A script on a page: its name, its table, what was checked and noticed."""
+
+    name: str
+    table: Markup
+    notes: Sequence[str]
+
+
 def lines(run: RunRecord, width: int = 100) -> list[str]:
     """A table for each script; nothing where none was run."""
     out: list[str] = []
+    for rows in _scripts(run):
+        name = wrap(f" {text.named(rows[0].arm.case)}", width, 3)
+        table = Table(columns=_COLUMNS, rows=rows)
+        out += [*name, *table.lines(width), *wrap(f" {NOTE}", width, 1), *_checks(rows, width), ""]
+    return [rule("your script", width), *out] if out else []
+
+
+def told(run: RunRecord) -> list[Told]:
+    """The same for a page."""
+    return [
+        Told(
+            name=rows[0].arm.case.family + rows[0].arm.case.extras,
+            table=Table(columns=_COLUMNS, rows=rows).html("your script"),
+            notes=[NOTE, *(" ".join(line.split()) for line in _checks(rows, 10_000))],
+        )
+        for rows in _scripts(run)
+    ]
+
+
+def _scripts(run: RunRecord) -> Iterator[list[ScriptRow]]:
+    """The rungs of each script that was run."""
     for plan in run.plans:
         launches = [x for x in timed(run, plan, None) if x.usable and x.ranks]
         arms = [a for a in plan.arms if a.case.script]
         of_arms = [ScriptRow(a, [x for x in launches if x.arm == a.name]) for a in arms]
         if rows := [row for row in of_arms if row.launches]:
-            out += [*_table(plan, rows, width), *_checks(rows, width), ""]
-    return [rule("your script", width), *out] if out else []
-
-
-def _table(plan: Plan, rows: Sequence[ScriptRow], width: int) -> list[str]:
-    columns = [
-        Column[ScriptRow]("ranks", 9, lambda r: r.arm.case.world),
-        Column("samples/step", 8, lambda r: f"{r.samples:.4g}"),
-        Column("steady step", 9, partial(_seconds, of="median_s")),
-        Column("all in", 9, partial(_seconds, of="mean_s")),
-        Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
-        Column("exchanged in a step", 6, _exchanged, left=True),
-    ]
-    note = " steady step = median of steps, all in = mean of steps, evaluations and logs included"
-    title = wrap(f" {text.named(rows[0].arm.case)}", width, 3)
-    return [*title, *table(columns, rows, width), *wrap(note, width, 1)]
+            yield rows
 
 
 def _seconds(row: ScriptRow, of: str) -> str:
@@ -65,6 +83,17 @@ def _seconds(row: ScriptRow, of: str) -> str:
 def _exchanged(row: ScriptRow) -> str:
     kinds = row.seen.collectives.items()
     return ", ".join(f"{k} {v.count}x {si(float(v.payload_bytes), 'B')}" for k, v in kinds)
+
+
+_COLUMNS: Sequence[Column[ScriptRow]] = (
+    Column[ScriptRow]("ranks", 9, lambda r: r.arm.case.world),
+    Column("samples/step", 8, lambda r: f"{r.samples:.4g}"),
+    Column("steady step", 9, partial(_seconds, of="median_s")),
+    Column("all in", 9, partial(_seconds, of="mean_s")),
+    Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
+    Column("exchanged in a step", 6, _exchanged, left=True),
+)
+NOTE = "steady step = median of steps, all in = mean of steps, evaluations and logs included"
 
 
 def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
@@ -77,7 +106,7 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
         missing.append("all of more ranks")
     elif sharded:
         missing.append("replicas (parameters are sharded)")
-        if not [told for row in several for told in script.shards(row.seen)]:
+        if not any(script.shards(row.seen) for row in several):
             held.append("shards exchanged as often as needed")
     else:
         held += ["replicas equal at both ends", "gradients exchanged once"]
@@ -95,7 +124,7 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
     out = wrap(f" checked    {', '.join(held)}", width, 12)
     out += wrap(f" not        {', '.join(missing)}", width, 12) if missing else []
     for row in rows:
-        out += [line for told in _remarks(row) for line in wrap(f" noticed    {told}", width, 12)]
+        out += [line for text in _remarks(row) for line in wrap(f" noticed    {text}", width, 12)]
     return out
 
 
@@ -114,7 +143,7 @@ def _remarks(row: ScriptRow) -> list[str]:
             " waits for the device"
         )
     if seen.sharded and row.arm.case.world_size > 1:
-        out += [f"{world}: {told}" for told in script.shards(seen)]
+        out += [f"{world}: {remark}" for remark in script.shards(seen)]
     if not seen.even:
         out.append(
             f"{world}: steps do not exchange equally many bytes: is a step of the training more"

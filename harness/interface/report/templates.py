@@ -1,9 +1,11 @@
 """Templates of pages: those of a folder, and the style that all pages share."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
 
 from harness.base.numbers import rate, si
 from harness.base.plain import still
@@ -15,6 +17,13 @@ def _still(value: Any) -> Any:
     return still(value) if type(value) is str else value  # a Markup is ours
 
 
+def breakable(name: str) -> Markup:
+    """A case's name that a browser may break where its parts meet, and nowhere else."""
+    return Markup("<wbr>").join(
+        escape(part) for part in re.split(r"(?<=[/@])|(?=[+])", still(name))
+    )
+
+
 def templates(folder: Path) -> Environment:
     """The templates beside a page's code."""
     environment = Environment(
@@ -23,5 +32,5 @@ def templates(folder: Path) -> Environment:
         trim_blocks=True,
         finalize=_still,
     )
-    environment.filters |= {"rate": rate, "si": si}
+    environment.filters |= {"rate": rate, "si": si, "breakable": breakable}
     return environment

@@ -74,39 +74,7 @@ def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
 def remarks(run: RunRecord, width: int) -> list[str]:
     """What is worth a sentence: bubbles, both estimates of communication, advice, refusals."""
     all_rungs = rungs(run)
-    out = list[str]()
-    trusted = [r for r in all_rungs if not r.refused]
-    for r in trusted:
-        if r.apart:
-            out += wrap(f" apart    {r.arm.case.id}: {unexplained(r)}", width, 10)
-            continue
-        share = 1.0 if r.expected is None else r.expected.ideal_efficiency
-        if (bubble := r.budget.mean_ns(Term.BUBBLE)) and share < 1:
-            ideal = (1 - share) * r.budget.step_ns
-            out += wrap(
-                f" bubble   {r.arm.case.id}: {bubble / 1e6:.1f} ms, {ideal / 1e6:.1f} by the"
-                f" schedule; stage imbalance {r.budget.imbalance:.2f} (max / mean compute)",
-                width,
-                10,
-            )
-        scaling = r.losses.compute_scaling
-        b = r.budget
-        if scaling is not None and len(b.ranks) > 1:
-            product = b.load_balance * b.communication_efficiency * scaling
-            out += wrap(
-                f" pop      {r.arm.case.id}: load balance {b.load_balance:.3f} x communication"
-                f" efficiency {b.communication_efficiency:.3f} x computation scaling {scaling:.3f}"
-                f" = {product:.3f} of the ranks' time computes what the baseline's compute takes",
-                width,
-                10,
-            )
-        fed = r.launch.fed
-        if stall := starved(r.arm.case, r.budget, fed):
-            out += wrap(f" data     {r.arm.case.id}: {stall}", width, 10)
-        for one in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, fed):
-            out += wrap(f" try      {r.arm.case.id}: {one}", width, 10)
-    for r in trusted:
-        out += _both(run, r, width)
+    out = [line for r in all_rungs if not r.refused for line in of_rung(run, r, width)]
     refused = [r for r in all_rungs if r.refused]
     if refused:
         worst = max(refused, key=lambda r: r.perturbation)
@@ -127,6 +95,39 @@ def remarks(run: RunRecord, width: int) -> list[str]:
     return out
 
 
+def of_rung(run: RunRecord, r: Rung, width: int, *, named: bool = True) -> Iterator[str]:
+    """What one profile says beside its table: nothing of another step than was timed."""
+    name = f"{r.arm.case.id}: " if named else ""
+    if r.apart:
+        yield from wrap(f" apart    {name}{unexplained(r)} ms", width, 10)
+        return
+    share = 1.0 if r.expected is None else r.expected.ideal_efficiency
+    b = r.budget
+    if (bubble := b.mean_ns(Term.BUBBLE)) and share < 1:
+        ideal = (1 - share) * b.step_ns
+        yield from wrap(
+            f" bubble   {name}{bubble / 1e6:.1f} ms, {ideal / 1e6:.1f} by the schedule; stage"
+            f" imbalance {b.imbalance:.2f} (max / mean compute)",
+            width,
+            10,
+        )
+    scaling = r.losses.compute_scaling
+    if scaling is not None and len(b.ranks) > 1:
+        product = b.load_balance * b.communication_efficiency * scaling
+        yield from wrap(
+            f" pop      {name}load balance {b.load_balance:.3f} x communication efficiency"
+            f" {b.communication_efficiency:.3f} x computation scaling {scaling:.3f} ="
+            f" {product:.3f}, the share of rank time that is the baseline's computation",
+            width,
+            10,
+        )
+    if stall := starved(r.arm.case, b, r.launch.fed):
+        yield from wrap(f" data     {name}{stall}", width, 10)
+    for remedy in advice(r.arm.case, r.expected, r.losses, b, run.settings, r.launch.fed):
+        yield from wrap(f" try      {name}{remedy}", width, 10)
+    yield from _both(run, r, width, name)
+
+
 def unexplained(r: Rung) -> str:
     """What a profile shows beside what was timed, where these are different steps."""
     step_ms = float(r.losses.step_ns) / 1e6
@@ -134,7 +135,7 @@ def unexplained(r: Rung) -> str:
     return f"not explained: profiled steps took {step_ms:.1f}, timed ones {timed_ms:.1f}"
 
 
-def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:
+def _both(run: RunRecord, r: Rung, width: int, name: str) -> Iterator[str]:
     """What communication costs by the trace and by ablation, and whether they agree."""
     for v in run.verdicts:
         plain = v.plan == r.plan.hash and v.metric == "communication_cost"
@@ -144,7 +145,7 @@ def _both(run: RunRecord, r: Rung, width: int) -> Iterator[str]:
         slack = (r.budget.clock_ns or 0) / r.budget.step_ns
         agree = v.low - slack <= seen <= v.high + slack
         yield from wrap(
-            f" both     {r.arm.case.id}: exposed communication is {seen:.1%} of the step by its"
+            f" both     {name}exposed communication is {seen:.1%} of the step by its"
             f" trace, {v.value:.1%} [{v.low:.1%}, {v.high:.1%}] by ablation:"
             + (
                 " they agree"

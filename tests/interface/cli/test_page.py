@@ -80,7 +80,7 @@ def test_page_renders_and_its_filter_works(sample_run: RunRecord, tmp_path: Path
     script = (
         "<script>const f=document.getElementById('filter');f.value='pass';"
         "f.dispatchEvent(new Event('input'));"
-        "document.body.dataset.shown=[...document.querySelectorAll('#verdicts tbody tr')]"
+        "document.body.dataset.shown=[...document.querySelectorAll('#verdicts tbody')]"
         ".filter(r=>!r.hidden).length;"
         "document.querySelectorAll('#verdicts th button')[1].click();"
         "document.body.dataset.first=document.querySelector('#verdicts tbody tr td:nth-child(2)').textContent;"

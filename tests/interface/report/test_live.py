@@ -41,8 +41,8 @@ def test_a_run_in_a_queue_says_so_and_a_pipe_gets_a_line_for_each_thing_said() -
     for here, says in [(0, "job 7 pending: Priority"), (0, "job 7 pending: Priority"), (1, "")]:
         live.show(Waiting(here=here, wanted=2, says=says, waited_s=61.0))
     first, second = out.getvalue().splitlines()
-    assert first == "  [start] 0 of 2 agents are ready  job 7 pending: Priority  1:01"
-    assert second == "  [start] 1 of 2 agents are ready  1:01"
+    assert first == "  [start] agents ready: 0 of 2  job 7 pending: Priority  1:01"
+    assert second == "  [start] agents ready: 1 of 2  1:01"
 
 
 def test_terminal_is_rewritten_in_place() -> None:

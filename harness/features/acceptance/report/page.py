@@ -86,9 +86,15 @@ def render(
 
 
 def sentence(found: Handover) -> str:
-    """``11 of 14 requirements hold, 1 fails, 2 were not measured``"""
+    """``11 of 14 rules hold (19 of 23 requirements), 1 fails, 2 were not measured``
+
+    A rule is asked at several sizes; a requirement is a rule at one size, as reports count them.
+    """
     total = len(found.requirements)
-    told = [f"{found.count(Status.PASS)} of {total} requirements hold"]
+    judged = [v.counts for r in found.requirements for _, v in r.evidence]
+    sizes = f"({judged.count(Status.PASS)} of {len(judged)} requirements)"
+    noun = "rule holds" if total == 1 else "rules hold"
+    told = [f"{found.count(Status.PASS)} of {total} {noun} {sizes}"]
     failed = found.count(Status.FAIL) + found.count(Status.ERROR) - found.num_waived
     counted = (
         (failed, "fails", "fail"),

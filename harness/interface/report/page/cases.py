@@ -16,7 +16,7 @@ from harness.interface.report.page import measured, spent
 from harness.interface.report.page.measured import Figure, RankRow
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
-from harness.record import Check, Issued, LaunchRecord, Purpose, RunRecord, Verdict
+from harness.record import Check, Issued, LaunchRecord, Purpose, Reason, RunRecord, Verdict
 from harness.record.outcome import SEVERITY
 
 #: Cases with drawings, those with the worst verdicts first; the others have their tables.
@@ -104,6 +104,7 @@ def _case(
 ) -> Case:
     judged = [v for v in run.verdicts if v.case_hash == row.case.hash]
     failure = obstacles.gate_failure(gate) if gate else None
+    caught = any(v.reason is Reason.CAUGHT for v in judged)
     checks = gate.ranks[0].checks if gate and gate.ranks else ()
     unchecked = "in every launch" if row.case.script else "not checked"
     passed = f"{len(checks)} checks hold" if gate else unchecked
@@ -119,8 +120,8 @@ def _case(
         anchor=anchor,
         status=str(SEVERITY[_worst(judged)]) if judged else "",
         row=row,
-        gate=failure or passed,
-        gate_ok=gate is not None and failure is None,
+        gate=f"caught, as it should be: {failure}" if caught else failure or passed,
+        gate_ok=caught or (gate is not None and failure is None),
         figures=_figures(row),
         spec=_spec(row),
         launches=Table(columns=_LAUNCH, rows=own),

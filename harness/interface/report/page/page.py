@@ -6,34 +6,30 @@ Its sections are the files of this folder; its tables are those of the terminal.
 """
 
 import shlex
-from collections import Counter
 from pathlib import Path
 
 from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.standard import FIRST_LOOK
+from harness.analysis.judging.tally import Tally, tally
 from harness.base.files import FullDiskError
-from harness.interface.report import fabric, script, sections, tables, timeline
+from harness.interface.report import fabric, script, sections, tables
 from harness.interface.report.coverage import coverage
-from harness.interface.report.headline import decide, headline
+from harness.interface.report.headline import decide, headline, why_open
 from harness.interface.report.page import compressed, data, facts, scaling
 from harness.interface.report.page.cases import anchors, cases
 from harness.interface.report.page.judged import judged
-from harness.interface.report.page.spent import spent
+from harness.interface.report.page.spent import WIDE, spent
 from harness.interface.report.sides import beside
 from harness.interface.report.templates import templates
 from harness.record import RunRecord
-from harness.record.outcome import SEVERITY
 from harness.record.store import write_text
 
-#: Wider than any sentence: the browser wraps.
-WIDE = 10_000
 #: Templates lie beside their code, what they share above it.
 HERE = Path(__file__).parent
 
 
 def render(run: RunRecord, folder: Path | None = None) -> str:
     """The page; without the run's ``folder`` it has no drawings of samples and traces."""
-    counts = Counter(v.status for v in run.verdicts)
     linked = anchors(run)
     of_cases = cases(run, folder)
     groups = scaling.groups(run)
@@ -44,9 +40,10 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
         .render(
             run=run,
             headline=headline(run),
+            why=why_open(run),
             decide=decide(run),
-            counts=[(s, counts[s]) for s in SEVERITY if counts[s]],
-            notes=[*notices.findings(run), *run.notes],
+            counts=_counts(tally(run)),
+            notes=[*notices.findings(run, load=not why_open(run)), *run.notes],
             verdicts=judged(run, linked),
             together=verdicts.together(run.verdicts),
             pairs=FIRST_LOOK,
@@ -58,14 +55,13 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             codecs=compressed.sections(run),
             stand_ins=any(run.stand_ins(a.case) for p in run.plans for a in p.arms),
             spent=lost,
-            explained=[line.strip() for line in timeline.remarks(run, WIDE)],
             cases=of_cases,
             work=facts.work,
             busy=facts.busy,
             fabric=fabric.tabled(run).html("fabric") if run.fabric else "",
             fabric_note=fabric.note(run),
             sections=sections.shown(run),
-            script=[line.strip() for line in script.lines(run, WIDE)],
+            script=script.told(run),
             coverage=[line.split(maxsplit=1) for line in coverage(run, WIDE)],
             cost=[line.strip().split(maxsplit=1)[1] for line in tables.cost(run, WIDE) if line],
             rerun=shlex.join(run.settings.argv),
@@ -74,6 +70,20 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             data=data.embedded(run, of_cases, groups, lost),
         )
     )
+
+
+def _counts(count: Tally) -> list[tuple[str, int, str]]:
+    """(status that it is painted as, how many, word), as the headline counts them."""
+    every = (
+        ("ERROR", count.errors, "wrong"),
+        ("FAIL", count.failed, "failed"),
+        ("INCONCLUSIVE", count.undecided, "undecided"),
+        ("PASS", count.hold, "hold"),
+        ("RECORDED", count.waived, "waived"),
+        ("RECORDED", count.recorded, "without a bound that can pass"),
+        ("RECORDED", count.controls, f"control{'s' if count.controls > 1 else ''} caught"),
+    )
+    return [chip for chip in every if chip[1]]
 
 
 def write(run: RunRecord, folder: Path) -> Path | None:

@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from markupsafe import Markup
 
-from harness.analysis.judging.points import budgets
-from harness.analysis.rungs import Rung, rungs
+from harness.analysis.rungs import Rung, nearest, rungs
 from harness.analysis.timeline.losses import WORDS
 from harness.interface.report import timeline
 from harness.interface.report.page import drawings, svg
@@ -19,6 +18,8 @@ from harness.record import Budget, RunRecord, Term
 #: A rung's name and its budget.
 Named: TypeAlias = tuple[str, Budget]
 
+#: Wider than any sentence: the browser wraps.
+WIDE = 10_000
 #: Okabe and Ito again, and grey for what nobody does.
 _COLORS = {
     Term.COMPUTE: "#0072B2",
@@ -39,13 +40,16 @@ _FALLING = {WORDS[term]: color for term, color in _COLORS.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """One ladder's profiled rungs."""
+    """One ladder's profiled rungs; ``apart`` says that these are other steps than were timed."""
 
     title: str
     anchor: str
     against: str
     perturbation: float
     refused: bool
+    apart: str
+    remarks: Sequence[Sequence[str]]
+    timed_ms: float | None
     stacked: Markup
     waterfall: Markup
     table: Table[Named]
@@ -54,7 +58,12 @@ class Spent:
 def spent(run: RunRecord, anchors: Mapping[str, str]) -> list[Spent]:
     """The profiled ladders, those that lost most first. ``anchors``: case hash -> its page."""
     worst_first = sorted(rungs(run), key=lambda r: float(r.losses.efficiency))
-    return [_spent(run, rung, anchors.get(rung.arm.case.hash, "")) for rung in worst_first]
+    budgets_of = [_budgets(run, rung) for rung in worst_first]
+    most_ns = max((b.step_ns for every in budgets_of for _, b in every), default=0.0)
+    return [
+        _spent(run, rung, seen, anchors.get(rung.arm.case.hash, ""), most_ns / 1e6)
+        for rung, seen in zip(worst_first, budgets_of, strict=True)
+    ]
 
 
 def ranks(budget: Budget, ideal_ns: Fraction | None = None) -> Markup:
@@ -69,12 +78,17 @@ def _parts(mean_ns: Callable[[Term], float]) -> list[tuple[str, float]]:
     return [(timeline.TERMS[t], mean_ns(t) / 1e6) for t in _COLORS]
 
 
-def _spent(run: RunRecord, rung: Rung, anchor: str) -> Spent:
-    seen: list[Named] = []
-    for arm in rung.plan.arms:
-        if (launches := budgets(run, arm.case)) and (budget := launches[0].budget) is not None:
-            name = "plain" if arm.case.plain else arm.case.world
-            seen.append((name, budget))
+def _budgets(run: RunRecord, rung: Rung) -> list[Named]:
+    """Every profiled rung of a ladder: that whose step is most like the timed ones'."""
+    launches = [(arm, nearest(run, arm.case)) for arm in rung.plan.arms]
+    return [
+        ("plain" if arm.case.plain else arm.case.world, launch.budget)
+        for arm, launch in launches
+        if launch is not None and launch.budget is not None
+    ]
+
+
+def _spent(run: RunRecord, rung: Rung, seen: Sequence[Named], anchor: str, most_ms: float) -> Spent:
     bars = [svg.Bar(name=name, parts=_parts(budget.mean_ns)) for name, budget in seen]
     losses = rung.losses
     parts = [(WORDS[t], float(e) / 1e6) for t, e in losses.excess_ns.items()]
@@ -94,7 +108,12 @@ def _spent(run: RunRecord, rung: Rung, anchor: str) -> Spent:
         against=rung.against,
         perturbation=rung.perturbation,
         refused=rung.refused,
-        stacked=Markup(svg.stacked(bars, COLORS, unit="ms", mark=float(losses.ideal_ns) / 1e6)),
+        remarks=[line.split(maxsplit=1) for line in timeline.of_rung(run, rung, WIDE, named=False)],
+        apart=timeline.unexplained(rung) if rung.apart else "",
+        timed_ms=None if rung.timed_ns is None else rung.timed_ns / 1e6,
+        stacked=Markup(
+            svg.stacked(bars, COLORS, unit="ms", mark=float(losses.ideal_ns) / 1e6, most=most_ms)
+        ),
         waterfall=Markup(
             drawings.waterfall(fall, _FALLING | {"all else": "var(--soft)"}, unit="ms")
         ),

@@ -9,7 +9,9 @@ from html import escape
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = ("circle", "square", "diamond", "triangle", "circle", "square")
 WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 16, 16, 44
+LEFT, RIGHT, TOP, BOTTOM = 56, 24, 16, 44
+#: How far the intervals of several series stand beside each other.
+ASIDE = 7.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,8 @@ def chart(
     for i, s in enumerate(series):
         color = COLORS[i % len(COLORS)]
         mark = MARKS[i % len(MARKS)]
-        out += _line(plane, s, color, mark)
+        aside = (i - (len(series) - 1) / 2) * ASIDE
+        out += _line(plane, s, color, mark, aside, band=len(series) == 1)
         lx = LEFT + i % per_row * 250
         ly = HEIGHT + 10 + 20 * (i // per_row)
         out.append(_mark(mark, lx, ly - 4, color, ""))
@@ -106,24 +109,36 @@ def _axes(plane: _Plane, x_label: str, y_label: str) -> Iterator[str]:
     yield f'<text class="label" transform="translate(14 {HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
 
 
-def _line(plane: _Plane, s: Curve, color: str, mark: str) -> Iterator[str]:
-    """One series: its band of intervals, its line, its points."""
+def _line(
+    plane: _Plane, s: Curve, color: str, mark: str, aside: float, *, band: bool
+) -> Iterator[str]:
+    """One series: its intervals, its line, its points.
+
+    Bands of several series would hide each other: their intervals stand ``aside`` of each other.
+    """
     ends = zip(s.x, s.low, s.high, strict=True)
-    band = [(x, lo, hi) for x, lo, hi in ends if lo is not None and hi is not None]
-    if len(band) > 1:
-        edge = [(x, hi) for x, _, hi in band] + [(x, lo) for x, lo, _ in reversed(band)]
+    intervals = [(x, lo, hi) for x, lo, hi in ends if lo is not None and hi is not None]
+    if len(intervals) > 1 and band:
+        edge = [(x, hi) for x, _, hi in intervals] + [(x, lo) for x, lo, _ in reversed(intervals)]
         yield f'<polygon points="{plane.points(edge)}" fill="{color}" opacity="0.18"/>'
-    for x, lo, hi in band:
-        at = f"{plane.x(x):.1f}"
-        yield f'<line x1="{at}" x2="{at}" y1="{plane.y(lo):.1f}" y2="{plane.y(hi):.1f}" stroke="{color}"/>'
-    points = list(zip(s.x, s.y, strict=True))
-    yield f'<polyline points="{plane.points(points)}" fill="none" stroke="{color}" stroke-width="2"/>'
-    for i, (x, y) in enumerate(points):
-        told = s.told[i] if s.told else ""
-        title = f"<title>{escape(s.name)} @{x:g}: {y:.4g} {escape(told)}</title>"
-        yield _mark(mark, plane.x(x), plane.y(y), color, title)
+    for x, lo, hi in intervals:
+        at = plane.x(x) + aside
+        top = plane.y(hi)
+        bottom = plane.y(lo)
+        yield (
+            f'<path d="M{at - 3:.1f} {top:.1f}h6m-3 0V{bottom:.1f}m-3 0h6" fill="none"'
+            f' stroke="{color}"/>'
+        )
+    points = [(plane.x(x) + aside, plane.y(y)) for x, y in zip(s.x, s.y, strict=True)]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    yield f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>'
+    for i, (at, height) in enumerate(points):
+        outcome = s.told[i] if s.told else ""
+        title = f"<title>{escape(s.name)} @{s.x[i]:g}: {s.y[i]:.4g} {escape(outcome)}</title>"
+        yield _mark(mark, at, height, color, title)
     for x, bound in s.bounds:
-        middle, y = plane.x(x), plane.y(bound)
+        middle = plane.x(x) + aside
+        y = plane.y(bound)
         title = f"<title>{escape(s.name)} @{x:g}: bound {bound:g}</title>"
         yield (
             f'<line x1="{middle - 9:.1f}" x2="{middle + 9:.1f}" y1="{y:.1f}" y2="{y:.1f}" class="asked"'
@@ -193,10 +208,20 @@ class Bar:
 
 
 def stacked(
-    bars: Sequence[Bar], colors: Mapping[str, str], *, unit: str, mark: float | None = None
+    bars: Sequence[Bar],
+    colors: Mapping[str, str],
+    *,
+    unit: str,
+    mark: float | None = None,
+    most: float | None = None,
 ) -> str:
-    """Horizontal bars over one axis, with a legend of what occurs; ``mark`` is a dashed line."""
-    most = max([*(sum(v for _, v in b.parts) for b in bars), mark or 0.0]) * 1.02 or 1.0
+    """Horizontal bars over one axis, with a legend of what occurs.
+
+    ``mark`` is a dashed line; ``most`` is what the axis shows, where charts are to be compared.
+    """
+    if most is None:
+        most = max([*(sum(v for _, v in b.parts) for b in bars), mark or 0.0])
+    most = most * 1.02 or 1.0
     left, row = 64, 24
     bottom = 8 + row * len(bars)
     used = [n for n in colors if any(n == name and v > 0 for b in bars for name, v in b.parts)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from harness.analysis.judging.tally import Tally
 from harness.analysis.reading import load
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
@@ -41,6 +42,7 @@ class VerdictRow(TypedDict):
     n: int
     reason: str
     reproducible: bool | None
+    stand_in: bool
 
 
 class Summary(TypedDict):
@@ -49,6 +51,8 @@ class Summary(TypedDict):
     complete: bool
     machine: str
     headline: str
+    requirements: Tally
+    why: Sequence[str]
     exit: int
     decide: Sequence[str]
     remarks: Sequence[str]

@@ -94,7 +94,7 @@ OPTIONS = (
     Option(
         name="no-fabric",
         cases=True,
-        help="skip the sweep of the collectives before the first training",
+        help="do not measure the collectives first",
         kwargs={"action": "store_true", "default": False},
     ),
     Option(

@@ -17,7 +17,7 @@ from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.base.errors import LostError, ScaleproofError
 from harness.base.files import UnwrittenError
-from harness.base.numbers import rate
+from harness.base.numbers import duration, rate
 from harness.cases import Arm, Plan, Role, Window, metrics
 from harness.measure import blocks, piloting, profiling, referring, together
 from harness.measure.climb import climb
@@ -64,6 +64,7 @@ class Measurer:
             for stage in (self._climb, self._pilot):
                 self._attempt(new, stage)
             piloting.freeze(self.run, [p for p in new if self._arms[p.hash]])
+            self._foresee_cuts(new)
             for stage in (self._refer, self._finish, self._first_blocks):
                 self._attempt(new, stage)
             while more := blocks.extra(self.run, new, self._arms, self._more_until_s(new)):
@@ -148,6 +149,25 @@ class Measurer:
             return
         while len(self.run.blocks_of(plan)) < plan.protocol.min_blocks and self._arms[plan.hash]:
             self._block(plan)
+
+    def _foresee_cuts(self, plans: Sequence[Plan]) -> None:
+        """Say at once how many plans a budget of time is too short for, and what would do."""
+        if self._budget_s is None:
+            return
+        wanted_s = [
+            plan.protocol.min_blocks * self.run.block_s(self._slots(plan))
+            for plan in plans
+            if self._arms[plan.hash] and plan.protocol.min_blocks
+        ]
+        left_s = self._budget_s - self.run.elapsed_s
+        fitting = sum(total <= left_s for total in itertools.accumulate(wanted_s))
+        if fitting == len(wanted_s):
+            return
+        whole = duration(1.2 * sum(wanted_s) + self.run.elapsed_s)
+        self._progress.note(
+            f"the time budget of {duration(self._budget_s)} has room for {fitting} of"
+            f" {len(wanted_s)} plans: all of them take about {whole} (--time-budget)"
+        )
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:
         """Profiled launches: one for each arm's budget, a set for each share that is judged.

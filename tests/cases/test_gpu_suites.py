@@ -146,7 +146,7 @@ def test_every_default_fits_its_card_and_every_twin_is_accepted(recipes: Any, on
             assert twin.size != arm.case.size or "nano" in twin.size, "a gate of minutes"
 
 
-@pytest.mark.parametrize("world", [*(pytest.param(n, marks=pytest.mark.full) for n in (1, 2)), 8])
+@pytest.mark.parametrize("world", [*(pytest.param(n, marks=pytest.mark.full) for n in (1, 8)), 2])
 def test_twins_of_parallel_suites_are_accepted(recipes: Any, world: int) -> None:
     """Nightly: heads that do not divide over 8 ranks, 16 micro-batches of a batch of 8."""
     import parallel

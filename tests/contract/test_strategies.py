@@ -283,7 +283,7 @@ def test_schedules(launch: Any, schedule: str) -> None:
     ("strategy", "knobs"),
     [
         pytest.param("tensor_parallel", {"sequence": True}, marks=pytest.mark.full),
-        ("tensor_parallel", {"sequence": True, "loss": True}),
+        pytest.param("tensor_parallel", {"sequence": True, "loss": True}, marks=pytest.mark.full),
         ("context_parallel", {"attention": "all_gather", "balanced": False}),
         pytest.param("context_parallel", {"attention": "ulysses"}, marks=pytest.mark.full),
         ("expert_parallel", {"top": 1}),
@@ -355,7 +355,14 @@ def test_uncompressed_hook_is_bit_equal_to_ddp(launch: Any) -> None:
     assert all(c.value == 0.0 for c in world.ranks[0].checks if c.name.endswith("step1_gradient"))
 
 
-@pytest.mark.parametrize("strategy", ["ddp/synthetic-small", "fsdp/mlp-wide", "pipeline/mlp-wide"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "ddp/synthetic-small",
+        "fsdp/mlp-wide",
+        pytest.param("pipeline/mlp-wide", marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.parametrize("world", WORLDS)
 def test_sent_bytes_are_the_closed_form(launch: Any, strategy: str, world: int) -> None:
     """0.998 to 1.005 per rank, counted on the sockets, for messages of half a megabyte and more."""

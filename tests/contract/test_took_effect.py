@@ -71,11 +71,11 @@ def test_without_the_bug_it_passes(launch: Any, plant: str) -> None:
         # What devices step with by default, and cores do not: parameters partly in shards.
         ("tensor_parallel/decoder-nano", dict(stepping=Stepping.FUSED)),
         ("fsdp/mlp-nano", dict(stepping=Stepping.FOREACH)),
-        ("fsdp/decoder-nano", dict(precision=Precision.FP16, clip=1.0)),
+        pytest.param("fsdp/decoder-nano", dict(precision=Precision.FP16, clip=1.0), marks=FULL),
         pytest.param("zero1/decoder-nano", dict(stepping=Stepping.FUSED), marks=FULL),
         ("fsdp/decoder-nano", dict(checkpoint=True, selective=True, checkpoint_every=2)),
-        ("pipeline/decoder-nano", dict(checkpoint=True, checkpoint_every=2)),
-        ("pipeline/decoder-nano", dict(compiled=Compiled.AOT_EAGER)),
+        pytest.param("pipeline/decoder-nano", dict(checkpoint=True, checkpoint_every=2), marks=FULL),
+        pytest.param("pipeline/decoder-nano", dict(compiled=Compiled.AOT_EAGER), marks=FULL),
         pytest.param(
             "pipeline/decoder-nano",
             dict(compiled=Compiled.AOT_EAGER, knobs={"pipeline.schedule": "interleaved"}), marks=FULL,

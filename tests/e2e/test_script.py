@@ -105,10 +105,14 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
         ("second all-reduce", "is there a second all-reduce"),
         ("no set_epoch", "is sampler.set_epoch"),
         ("cached", "every step trains on the same 32 samples"),
-        ("precision", "the forward pass returns bfloat16 here, float32 on one rank"),
-        ("resumed", "was one resumed"),
+        pytest.param(
+            "precision",
+            "the forward pass returns bfloat16 here, float32 on one rank",
+            marks=pytest.mark.full,
+        ),
+        pytest.param("resumed", "was one resumed", marks=pytest.mark.full),
         ("half", "work: a sample takes 0.5 of the FLOPs that it takes on one rank"),
-        ("frozen", "work: a sample takes 0."),
+        pytest.param("frozen", "work: a sample takes 0.", marks=pytest.mark.full),
         ("evaluates", "work: a sample takes 0."),
         ("repeated", "samples: 50% of the rows of a step are not like another one here"),
         ("broadcast", "gradients: a step only broadcasts"),
@@ -342,7 +346,7 @@ SEVERAL = (
 
 @pytest.mark.parametrize(
     "words",
-    [SEVERAL[0], pytest.param(SEVERAL[1], marks=pytest.mark.full)],
+    [pytest.param(words, marks=pytest.mark.full) for words in SEVERAL],
     ids=["forked", "torchrun"],
 )
 def test_a_script_runs_on_several_nodes(
@@ -399,6 +403,7 @@ def _told(folder: Path, launch: str, rank: int) -> list[int]:
     return [int(n) for n in re.findall(r"step \d+ samples (\d+)", log)]
 
 
+@pytest.mark.full
 def test_a_gan_is_counted_as_its_user_says(measured: Measured) -> None:
     launch = measured.once("styles.py", "gan")
     (why,) = launch.wrong

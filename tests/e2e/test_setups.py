@@ -89,7 +89,11 @@ def test_the_first_slow_version_is_found(
         (["--good", "1", "--bad", "9", "--versions", "1,2"], "'9' is not among the versions"),
         (["--good", "2", "--bad", "1", "--versions", "1,2"], "does not come after"),
         (["--good", "HEAD", "--bad", "HEAD"], "no commits between"),
-        (["--good", "1", "--bad", "3", "--versions", "1,2,3"], "version 3 cannot be installed"),
+        pytest.param(
+            ["--good", "1", "--bad", "3", "--versions", "1,2,3"],
+            "version 3 cannot be installed",
+            marks=pytest.mark.full,
+        ),
         (["--good", "1", "--bad", "2", "--versions", "1,2", "--error", "2"], "between 0 and 0.5"),
     ],
 )

@@ -45,6 +45,7 @@ def run(folder: Path, *options: str, how: str = "once") -> tuple[int, dict[str, 
     return done.returncode, json.loads(record.read_text()), done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_a_rank_that_is_killed_once_in_its_gate_ends_no_run(tmp_path: Path) -> None:
     status, record, text = run(tmp_path)
     flaked = [x for x in record["launches"] if x["purpose"] == "flaked"]

@@ -3,7 +3,7 @@
 from statistics import geometric_mean
 
 from harness.analysis.judging.judge import estimate
-from harness.analysis.judging.pairs import pairs, timed, values_of
+from harness.analysis.judging.pairs import ideal, pairs, timed, values_of
 from harness.analysis.roofline import mfu_of
 from harness.base import stats
 from harness.cases import CaseSpec, Contrast, Device, Form, Mode, Plan, Statistic
@@ -27,6 +27,21 @@ def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
 def tabled(plan: Plan) -> list[Contrast]:
     """The contrasts that its ladder's table shows."""
     return [c for c in plan.contrasts if metric(c.metric).tabled]
+
+
+def piloted(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
+    """A contrast's ratio by its pilots alone: a hint from a launch or two, no measurement."""
+    metric_ = metric(contrast.metric)
+    if metric_.form is not Form.RATIO or not contrast.baseline:
+        return None
+    rates = []
+    for name in (contrast.subject, *contrast.baseline):
+        launches = [x for x in run.pilots_of({plan.arm(name).case.hash}) if x.usable]
+        values = [value for x in launches if (value := x.value(metric_)) is not None]
+        if not values:
+            return None
+        rates.append(geometric_mean(values))
+    return rates[0] / sum(rates[1:]) / ideal(run, plan, contrast)
 
 
 def shown_against(plan: Plan) -> str:

@@ -165,7 +165,9 @@ def _waited_for(budget: Budget) -> str:
     b = budget.blame
     if b is None:
         return "ranks come to a collective at different times"
-    who = f"{b.share:.0%} of the waiting is for rank {b.rank}"
+    all_of_it = b.share > 0.995
+    share = "all waiting" if all_of_it else f"{b.share:.0%} of the waiting"
+    who = f"{share} is for rank {b.rank}"
     if b.term is None:
         return f"{who}, which is no slower than the others in total"
-    return f"{who}, whose {b.term} is {b.excess_ns / 1e6:.2f} ms over the others'"
+    return f"{who}, whose {b.term} takes {b.excess_ns / 1e6:.2f} ms longer than the others'"

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from harness.analysis.judging import notices
 from harness.analysis.reached import reached
-from harness.cases import CaseSpec, Reach
+from harness.cases import CaseSpec, Reach, Role
 from harness.interface.report.text import wrap
 from harness.record import Purpose, RunRecord, Status
 
@@ -17,7 +17,9 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     timed = {x.case for x in run.launches if x.purpose is Purpose.TIMED and x.usable}
     cases = [c for h, c in asked.items() if h in timed]
     profiled = {x.case for x in run.launches if x.purpose is Purpose.PROFILE and x.budget}
-    out = [f" covered    {len(cases)} of {len(asked)} cases timed, {len(profiled)} profiled"]
+    controls = sum(a.role is Role.CONTROL for p in run.plans for a in p.arms)
+    apart = f" ({controls} controls are only checked)" if controls else ""
+    out = [f" covered    timed {len(cases)} of {len(asked)} cases{apart}, profiled {len(profiled)}"]
     out += wrap(f" worlds     {_worlds(run, cases)}", width, 12)
     for kind, text in _names(run, cases):
         out += wrap(f" {kind:<10} {text}", width, 12)
@@ -86,9 +88,8 @@ def unmet(run: RunRecord, width: int = 100) -> list[str]:
     number = sum(map(len, beyond.values()))
     if unused:
         names = ", ".join(unused)
-        out += wrap(
-            f" unused     {len(unused)} rules match no case of this run: {names}", width, 12
-        )
+        match = "rules match" if len(unused) > 1 else "rule matches"
+        out += wrap(f" unused     {len(unused)} {match} no case: {names}", width, 12)
     if beyond:
         why = "; ".join(f"{reason} ({len(names)})" for reason, names in beyond.items())
         out += wrap(f" untested   {number} rules are not tested here: {why}", width, 12)

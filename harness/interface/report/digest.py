@@ -146,8 +146,8 @@ def _method(run: RunRecord) -> list[str]:
         f" ({len(timed)} launches of fresh processes, {steps} steps after warm-up). Rungs and their"
         " baseline were launched in turn, in blocks of random order, so that what changes on the"
         " machine meets both alike. The launch is the unit of replication; each end of an interval"
-        " holds 19 times in 20, however often one looked. Throughput is samples that really reached"
-        f" the model over the wall time of the slowest rank. {checked}",
+        " is a 95% confidence limit, however often one looked. Throughput is samples that really"
+        f" reached the model over the wall time of the slowest rank. {checked}",
         "",
         f"Reproduce: `{shlex.join(run.settings.argv)}`",
     ]

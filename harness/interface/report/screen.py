@@ -10,10 +10,11 @@ Everything else is on the page and in ``report --every`` (``tables``).
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis.judging import notices
+from harness.analysis.judging.points import piloted
 from harness.analysis.judging.tally import of_stand_in, requirements
 from harness.analysis.ladder import LadderRow, in_table, ladder_rows
 from harness.analysis.rungs import Rung, rungs
@@ -91,7 +92,10 @@ def _rows(run: RunRecord, width: int) -> list[str]:
     apart: dict[bool, list[Row]] = {False: [], True: []}
     for v in (*asked, *caught):
         rung = rungs_of.get((v.plan, v.case_hash))
-        apart[of_stand_in(run, v)].append(_row(v, rung, names, marks))
+        row = _row(v, rung, names, marks)
+        if v.value is None and (hint := _by_pilots(run, v)):
+            row = replace(row, value=hint)
+        apart[of_stand_in(run, v)].append(row)
     judged = {v.plan for v in asked}
     for (plan, case), rung in rungs_of.items():
         if plan not in judged:
@@ -154,6 +158,15 @@ def _row(v: Verdict, rung: LadderRow | None, names: dict[str, str], marks: _Mark
         status=f"{v.status} (waived)" if v.waived else str(v.status),
         mark="" if v.value is None else marks.of(v.metric, v.against),
     )
+
+
+def _by_pilots(run: RunRecord, v: Verdict) -> str:
+    """What pilots saw of something that was not measured; empty where they saw nothing."""
+    for plan in (p for p in run.plans if p.hash == v.plan):
+        for contrast in (c for c in plan.contrasts if c.name == v.contrast):
+            value = piloted(run, plan, contrast)
+            return "" if value is None else f"{value:.2f} by pilots"
+    return ""
 
 
 def _recorded(rung: LadderRow, name: str) -> Row:

@@ -70,9 +70,9 @@ def counts(run: RunRecord) -> list[str]:
     if by_status[Status.PASS] or by_status[Status.FAIL]:
         passes, fails = verdicts.together(run.verdicts)
         lines += [
-            " each verdict alone errs at most once in 20",
-            f" these hold together, with at most 5% of them false: {passes} of"
-            f" {by_status[Status.PASS]} PASS, {fails} of {by_status[Status.FAIL]} FAIL",
+            " each verdict on its own: at most 5% errors",
+            f" after correction for all rules (false discovery rate 5%): {passes} of"
+            f" {by_status[Status.PASS]} PASS, {fails} of {by_status[Status.FAIL]} FAIL remain",
         ]
         if len(run.settings.nodes) > 1:
             where = {x.hosts for x in run.launches if x.purpose is Purpose.TIMED}
@@ -152,7 +152,7 @@ def summary(
     if table_ := scaling_table(run, width):
         note = (
             " efficiency = throughput per rank against plain (one device, no wrapper) unless marked"
-            "; each end of an interval holds 19 times in 20"
+            "; each end of an interval is a 95% confidence limit"
         )
         if "  worst" in table_[0]:
             note += "; worst = worst pair of launches"
@@ -161,7 +161,7 @@ def summary(
         out += ["", *table_, *wrap(note, width, 14)]
         if any(line.endswith(" ~") for line in table_):
             doubts = dict.fromkeys(v.doubt for v in run.verdicts if v.doubt)
-            out += wrap(f" ~ recorded in doubt: {next(iter(doubts))}", width, 3)
+            out += wrap(f" ~ treat as unreliable: {next(iter(doubts))}", width, 3)
         if any(" *  " in line for line in table_):
             out.append(" * the verdict is on another figure, shown below")
     out += [

@@ -150,6 +150,7 @@ def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Bench, tmp_path:
     assert "bit for bit" in one_series.wrong
 
 
+@pytest.mark.full
 def test_a_course_that_breaks_is_an_error_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_wrong_restore_is_caught(
     assert not trial.equal
 
 
+@pytest.mark.full
 def test_what_no_checkpoint_holds_is_skipped_by_name_before_any_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,8 +123,8 @@ def _lines(found: Handover, runs: list[tuple[RunRecord, Path]], to: Path, digest
         out += text.wrap(f" for other hardware: {names}", width, 21)
     if any(r.late for r in found.requirements):
         out += text.wrap(
-            " rules that were given after the measurement: the chain does not vouch for their"
-            " having been settled before",
+            " some rules were given after the measurement: the record cannot prove that they were"
+            " agreed before it",
             width,
             1,
         )

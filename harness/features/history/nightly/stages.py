@@ -1,4 +1,4 @@
-"""The stages of a night, each of which may be done twice with the same end."""
+"""The stages of a night, each of which can be repeated safely."""
 
 import shutil
 import subprocess

@@ -2,7 +2,7 @@
 
 measure -> keep -> measure again what leapt -> publish -> tell -> prune -> done
 
-Every stage may be done twice with the same end. So a night that was cut off anywhere is neither
+Every stage can be repeated safely. So a night that was cut off anywhere is neither
 lost nor doubled.
 """
 

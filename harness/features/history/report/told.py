@@ -19,7 +19,7 @@ def headline(trends: Sequence[Trend]) -> str:
     worse = [t for t in trends if t.status is TrendStatus.REGRESSED]
     broken = {t.series.case for t in trends if t.status is TrendStatus.ERRORED}
     if broken:
-        return f"ERROR: {len(broken)} of the cases did not run in their newest night"
+        return f"ERROR: {len(broken)} of the cases were not measured in their newest night"
     if worse:
         newest = max(t.last.date for t in worse if t.last is not None)
         many = "figure has" if len(worse) == 1 else "figures have"

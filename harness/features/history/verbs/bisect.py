@@ -61,7 +61,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         "--versions", metavar="LIST", help="from good to bad, with commas (default: commits)"
     )
     sub.add_argument(
-        "--repo", type=Path, default=Path(), metavar="DIR", help="whose commits they are"
+        "--repo",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="the repository of the commits",
     )
     sub.add_argument("--skip", action="append", default=[], metavar="VERSION")
     sub.add_argument(

@@ -73,7 +73,7 @@ def _others(comparison: Comparison, width: int, every: bool) -> list[str]:
     ]
     out = [rule("other figures", width), *table(columns, shown, width)] if shown else []
     if rest:
-        out.append(f" {rest} other figures did not change, or it cannot be told (--every)")
+        out.append(f" {rest} other figures: no change found (--every lists them)")
     return [*out, ""] if out else []
 
 
@@ -124,7 +124,7 @@ def interleaved(
     out += ["", *table(columns, found, width), ""]
     out += wrap(
         f" measured in the same blocks, so drift is in neither; no change: all of the interval"
-        f" within {SAME:.0%}; the interval holds at every look",
+        f" within {SAME:.0%}; the interval stays valid however often it is looked at",
         width,
         1,
     )

@@ -51,7 +51,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument(
         "--fail-on", choices=("worse",), help="exit 1 where B is worse than A in any case"
     )
-    sub.add_argument("--force", action="store_true", help="compare anyway; marks the result")
+    sub.add_argument(
+        "--force",
+        action="store_true",
+        help="compare runs that are not comparable; the result is marked",
+    )
     sub.add_argument(
         "--every", action="store_true", help="also figures of other metrics that did not change"
     )

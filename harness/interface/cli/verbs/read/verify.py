@@ -140,7 +140,8 @@ def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]
     if given and datetime.datetime.fromisoformat(run.started_at) < options.moment(given):
         wrong.append(f"the run began at {run.started_at}, before the nonce was given")
     if asked.options.nonce is not None and run.settings.nonce != asked.options.nonce:
-        wrong.append(f"the nonce of this run is {run.settings.nonce!r}, not the one that was given")
+        made_after = f"the nonce {run.settings.nonce!r}" if run.settings.nonce else "no nonce"
+        wrong.append(f"this run has {made_after}; {asked.options.nonce!r} was expected")
     if made is None:
         wrong += ["the run is not signed"] if asked.options.key is not None else []
         return "", wrong

@@ -19,7 +19,7 @@ from harness.interface.report import text
 from harness.launch.engine import make
 
 HELP = dict(
-    doctor="check this machine for anything that spoils measurements; changes nothing",
+    doctor="check this machine for what would spoil a measurement (read only)",
     attach="what the ranks of a job that runs here are doing; read only, without a verdict",
 )
 EXAMPLES = dict(

@@ -146,8 +146,8 @@ def launch(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def sample() -> Path:
-    """The tracked sample run of the README."""
-    return ROOT / "results" / "samples" / "ddp-nano"
+    """A small tracked run, of schema 6."""
+    return ROOT / "tests" / "golden" / "samples" / "ddp-nano"
 
 
 @pytest.fixture(scope="session")

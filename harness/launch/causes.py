@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.launch.divergence import divergence, latest
+from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Collective, RankEnd
 from harness.record import Cause
 
@@ -28,6 +29,10 @@ _ABSENT = re.compile(
 )
 
 
+#: The phase of a rank whose window is over: it waits for the others.
+_THROUGH = Phase.FINISH.name.lower()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
     """A rank, what it did, and whether that is certain."""
@@ -43,7 +48,8 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
 
     In this order: a node that is gone; a rank's own exception; a signal that we did not send; an
     exit without a result; a node that the others cannot reach; in a hang the rank that is stopped,
-    or that is not inside torch where its victims wait; the one whose collectives differ; one that
+    or that waits for others who are through, having made fewer updates; that is not inside torch
+    where its victims wait; the one whose collectives differ; one that
     aborted; whoever came last, or was silent longest. A rank that reports a lost connection or a
     time-out is a victim; the one that said nothing is the suspect. One that was still at work is
     never sure to be it: it may only be slow. ``unreachable`` are numbers of nodes.
@@ -59,6 +65,7 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
         _left,
         partial(_cut_off, unreachable=unreachable),
         _stopped,
+        _short,
         _asleep,
         _out_of_step,
         _aborted,
@@ -143,6 +150,25 @@ def _stopped(failed: Sequence[RankEnd]) -> Suspect | None:
             text = f"{what} for {e.silent_s:.0f} s"
             return Suspect(rank=e.rank, kind="hang", message=text, sure=True)
     return None
+
+
+def _short(failed: Sequence[RankEnd]) -> Suspect | None:
+    """The rank that has made the fewest updates, and waits for what the others, who are through,
+    will never join.
+    """
+    through = [e for e in failed if e.killed and e.phase == _THROUGH]
+    behind = [e for e in failed if e.killed and e.phase != _THROUGH and waits_in_torch(e.stack)]
+    if not through or not behind or any(_aborts(e) for e in failed):
+        return None
+    most = max(e.step for e in through)
+    fewest = min(behind, key=lambda e: (e.step, e.rank))
+    if fewest.step >= most:
+        return None
+    text = (
+        f"has made {fewest.step} updates where rank {through[0].rank} made {most}: it leaves out"
+        " steps of an optimizer that the others take"
+    )
+    return Suspect(rank=fewest.rank, kind="collective", message=text, sure=len(behind) == 1)
 
 
 def _asleep(failed: Sequence[RankEnd]) -> Suspect | None:

@@ -55,7 +55,9 @@ _USUAL = Deadlines()
 #: How long a rank may be silent while its blocks are compiled, with those of all others beside it.
 COMPILING_S = 600.0
 #: What a script imports, loads and compiles may take long, and so may an evaluation between steps.
-SCRIPTS = Deadlines(start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0)
+SCRIPTS = Deadlines(
+    start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0, meet_s=120.0
+)
 #: Readings of the devices, all of them at each time.
 Polls: TypeAlias = list[list[dict[str, Json]]]
 
@@ -452,6 +454,7 @@ def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
     return replace(
         _USUAL,
         step_s=max(_USUAL.step_s, 10 * step_s),
+        meet_s=max(_USUAL.meet_s, 10 * step_s),
         first_step_s=max(first_s, 20 * step_s),
         collective_s=max(_USUAL.collective_s, 10 * step_s),
     )

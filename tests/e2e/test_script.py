@@ -123,6 +123,17 @@ def test_mistakes_are_named(measured: Measured, mistake: str, said: str, tmp_pat
     assert verdict.status is Status.ERROR and said in verdict.detail, verdict.detail
 
 
+@pytest.mark.full
+def test_a_rank_that_leaves_out_steps_is_told_by_its_count(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "SCRIPTS", replace(bench.SCRIPTS, meet_s=6.0))
+    launch = measured.once("loop.py", "--mistake", "skips")
+    assert launch.cause is not None and launch.cause.sure
+    assert (launch.cause.rank, launch.cause.kind) == (1, "collective"), launch.cause
+    assert "it leaves out steps of an optimizer that the others take" in launch.cause.message
+
+
 def test_gradients_exchanged_in_every_pass_are_named(measured: Measured) -> None:
     verdict = measured("loop.py", "--accumulate", "4", "--mistake", "no no_sync")
     assert "is no_sync() missing while gradients accumulate" in verdict.detail

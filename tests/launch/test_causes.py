@@ -75,6 +75,22 @@ def test_behind_the_others_is_sure_unless_it_still_ran(state: str, sure: bool) -
     assert cause is not None and (cause.rank, cause.kind, cause.sure) == (2, "collective", sure)
 
 
+def test_fewer_updates_than_those_that_are_through_are_told_by_their_count() -> None:
+    through = end(0, phase="finish", step=30, stack=WORKS, order=0, **KILLED)
+    short = end(1, phase="steady", step=27, stack=WAITS, order=1, **KILLED)
+    cause = attribute([through, short])
+    assert cause is not None and (cause.rank, cause.kind, cause.sure) == (1, "collective", True)
+    assert "has made 27 updates where rank 0 made 30" in cause.message
+
+
+@pytest.mark.parametrize("short", [dict(stack=WORKS), dict(stack=WAITS, step=30)])
+def test_who_works_or_has_made_as_many_updates_leaves_out_none(short: dict[str, Any]) -> None:
+    through = end(0, phase="finish", step=30, stack=WORKS, order=0, **KILLED)
+    other = end(1, **{**dict(phase="steady", step=27, order=1), **KILLED, **short})
+    cause = attribute([through, other])
+    assert cause is not None and "updates" not in cause.message
+
+
 def test_who_came_last_is_suspected_where_all_did_the_same() -> None:
     """The one that timed out had waited for it."""
     at = {0: 10.0, 1: 10.1, 2: 13.2}

@@ -108,7 +108,7 @@ def test_an_unsigned_run_does_not_pass_for_a_signed_one(
 
 def test_the_nonce_is_the_one_that_was_given(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = verified(capsys, run, "--nonce", "tender 17")
-    assert code == Exit.FAILED and "the nonce of this run is ''" in out
+    assert code == Exit.FAILED and "this run has no nonce; 'tender 17'" in out
 
 
 @pytest.mark.parametrize(

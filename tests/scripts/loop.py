@@ -86,6 +86,9 @@ def main() -> None:
                 for p in inner.parameters():
                     dist.all_reduce(p.grad)
                     p.grad /= world
+            if asked.mistake == "skips" and rank and done % 5 == 4:
+                done += 1  # this rank leaves a step out
+                continue
             optimizer.step()
             optimizer.zero_grad()
             if asked.mistake == "broadcast":

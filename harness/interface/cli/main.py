@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from harness.base import pipes
+from harness.base import pipes, refused
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, RecordError, ScaleproofError, SpecError, nearest
 from harness.cases import features
@@ -81,8 +81,7 @@ def _main(words: Sequence[str]) -> int:
         sys.stderr.write("interrupted\n")
         return int(Exit.INTERRUPTED)
     except OSError as error:
-        text.write([f"ERROR: {error}", "  try       scaleproof doctor"], sys.stderr)
-        return int(Exit.USAGE)
+        return _told(refused.in_words(error), words)
     except Exception as bug:
         if (damaged := _damaged(words, bug)) is not None:
             return _told(damaged, words)

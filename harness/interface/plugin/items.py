@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.judging import pairs, verdicts
+from harness.base import refused
 from harness.base.errors import Exit, ScaleproofError, SpecError
 from harness.base.files import UnwrittenError
 from harness.base.marks import BOUNDS, MARK, RECOVERS
@@ -204,6 +205,8 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
                 session.progress.clear()
     except ScaleproofError as error:
         pytest.fail(str(error), pytrace=False)
+    except OSError as error:
+        pytest.fail(str(refused.in_words(error)), pytrace=False)
     except KeyboardInterrupt:
         scaling.interrupted = True
         raise

@@ -43,11 +43,14 @@ class Deadlines:
     first_step_s: float = 120.0
     step_s: float = 20.0
     collective_s: float = 60.0
+    meet_s: float = 20.0
 
     def allowed_s(self, phase: Phase, step: int) -> float:
         """How long a rank may be silent there; whoever started it, the rule is one."""
         if phase <= Phase.GROUP:
             return self.start_s
+        if phase >= Phase.FINISH:
+            return self.meet_s
         first = phase in (Phase.BUILD, Phase.GATE) or (phase is Phase.WARMUP and step == 0)
         return self.first_step_s if first else self.step_s
 

@@ -125,6 +125,7 @@ class Watch(Observed):
         self.marks_s[-1] = perf_counter()
         self.walls_ns[-1] = time_ns()
         self.meter.stop()
+        self.rank.beat(Phase.FINISH, len(self.sentences.words))  # from here on it waits for others
         self.rank.meet()
         self.grown = self.meter.grown()
 

@@ -11,7 +11,7 @@ from editing import even, judged
 from harness.record import Reason, RunRecord, Status
 from harness.record.store import load
 
-SAMPLE = Path(__file__).parents[3] / "results" / "samples" / "ddp-nano"
+SAMPLE = Path(__file__).parents[3] / "tests" / "golden" / "samples" / "ddp-nano"
 RULE = {
     "name": "exposed", "case": "ddp/*", "metric": "exposed_comm_share", "at_least": None,
     "at_most": 0.25, "unit": "1", "source": "requirement", "device": "cpu",

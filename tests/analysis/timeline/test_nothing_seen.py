@@ -43,7 +43,7 @@ def launch(tmp_path: Path) -> tuple[Path, list[RankRecord]]:
     for rank in (0, 1):
         source = ROOT / "tests" / "analysis" / "timeline" / "recorded" / f"ddp-rank{rank}.json.gz"
         shutil.copy(source, folder / f"rank{rank}.trace.json.gz")
-    run = load(ROOT / "results" / "samples" / "ddp-nano")
+    run = load(ROOT / "tests" / "golden" / "samples" / "ddp-nano")
     ranks = next(x for x in run.launches if x.budget and len(x.ranks) == 2).ranks
     still = [replace(r, clock_offset_ns=0, clock_half_ns=0) for r in ranks]
     return tmp_path, still

@@ -154,7 +154,7 @@ def test_a_name_that_one_short_list_lacks_is_no_change() -> None:
 def test_windows_without_a_common_title_are_one_clear_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sample = Path(__file__).parents[3] / "results" / "samples" / "ddp-nano"
+    sample = Path(__file__).parents[3] / "tests" / "golden" / "samples" / "ddp-nano"
     path = write(tmp_path / "a.json", device_step(0, 0))
     assert main(["timeline", str(sample), "--against", str(path)]) == 4
     assert "no window in common" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from harness.record import Purpose
 from harness.record.store import load
 
 ROOT = Path(__file__).parents[3]
-SAMPLES = [ROOT / "results/samples" / name for name in ("ddp-nano", "ddp-nano-again")]
+SAMPLES = [ROOT / "tests/golden/samples" / name for name in ("ddp-nano", "ddp-nano-again")]
 
 
 def contents(results: Path) -> dict[str, str]:

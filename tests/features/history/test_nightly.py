@@ -129,7 +129,7 @@ def test_a_night_is_measured_once_and_cut_off_it_goes_on(suites: Path) -> None:
 def test_cut_off_before_any_stage_nothing_is_measured_again(stage: str, suites: Path) -> None:
     """From a night whose run is a shipped sample, so that it takes no measurement."""
     results = suites / "results"
-    sample = ROOT / "results/samples/ddp-nano"
+    sample = ROOT / "tests/golden/samples/ddp-nano"
     run = load(sample)
     folder = results / "runs" / run.machine.hardware_class / run.run
     shutil.copytree(sample, folder)

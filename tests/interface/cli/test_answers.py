@@ -14,7 +14,7 @@ from harness.interface.cli.main import main, verbs
 from harness.interface.schema import NAME, answers_schema, by_folder
 
 ROOT = Path(__file__).parents[3]
-ONE, OTHER = "results/samples/ddp-nano", "results/samples/ddp-nano-again"
+ONE, OTHER = "tests/golden/samples/ddp-nano", "tests/golden/samples/ddp-nano-again"
 
 
 def test_the_shipped_schemas_are_those_of_the_code() -> None:

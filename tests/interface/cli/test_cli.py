@@ -32,15 +32,15 @@ def screen(
     return capsys.readouterr().out
 
 
-BOTH = ("results/samples/ddp-nano", "results/samples/ddp-nano-again")
+BOTH = ("tests/golden/samples/ddp-nano", "tests/golden/samples/ddp-nano-again")
 
 
 @pytest.mark.parametrize("columns", [80, 100, 140])
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("report", ["report", "results/samples/ddp-nano"]),
-        ("verify", ["verify", "results/samples/ddp-nano"]),
+        ("report", ["report", "tests/golden/samples/ddp-nano"]),
+        ("verify", ["verify", "tests/golden/samples/ddp-nano"]),
         ("compare", ["compare", *BOTH, "--every"]),
         ("machines", ["compare-hardware", *BOTH]),
     ],
@@ -64,8 +64,8 @@ def test_golden_screens(
 
 
 def test_the_page_needs_no_network(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    screen(["report", "results/samples/ddp-nano"], 100, capsys, monkeypatch)
-    page = (ROOT / "results/samples/ddp-nano/report.html").read_text()
+    screen(["report", "tests/golden/samples/ddp-nano"], 100, capsys, monkeypatch)
+    page = (ROOT / "tests/golden/samples/ddp-nano/report.html").read_text()
     assert "http" not in page and "<svg" in page
     assert "ddp/decoder-nano/weak@2cpu" in page and "PASS" in page
     data = re.search(r'<script type="application/json" id="record">(.*?)</script>', page, re.S)
@@ -77,13 +77,13 @@ def test_the_page_needs_no_network(capsys: pytest.CaptureFixture[str], monkeypat
     [
         ["doctor", "--json"],
         ["list", "--json"],
-        ["report", "results/samples/ddp-nano", "--json"],
-        ["verify", "results/samples/ddp-nano", "--json"],
-        ["compare", "results/samples/ddp-nano", "results/samples/ddp-nano-again", "--json"],
+        ["report", "tests/golden/samples/ddp-nano", "--json"],
+        ["verify", "tests/golden/samples/ddp-nano", "--json"],
+        ["compare", "tests/golden/samples/ddp-nano", "tests/golden/samples/ddp-nano-again", "--json"],
         [
             "compare-hardware",
-            "results/samples/ddp-nano",
-            "results/samples/ddp-nano-again",
+            "tests/golden/samples/ddp-nano",
+            "tests/golden/samples/ddp-nano-again",
             "--json",
         ],
     ],

@@ -14,7 +14,7 @@ from harness.interface.cli.main import main
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "tests" / "analysis" / "timeline" / "recorded"
-SAMPLE = ROOT / "results" / "samples" / "ddp-nano"
+SAMPLE = ROOT / "tests" / "golden" / "samples" / "ddp-nano"
 
 
 def test_a_run_shows_every_rank_of_its_rungs(capsys: pytest.CaptureFixture[str]) -> None:

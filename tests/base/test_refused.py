@@ -1,0 +1,34 @@
+"""What the system refuses is told in words, with something that helps; never a bare number."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.interface.cli.main import main
+
+
+def test_results_that_are_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results"
+    results.write_text("mine")
+    assert main(["run", "ddp/mlp-nano", "--cpus", "1", "--results", str(results)]) == 4
+    told = capsys.readouterr().err
+    assert "this is a file" in told and "--results another/folder" in told
+    assert "Errno" not in told and results.read_text() == "mine"
+
+
+def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"import os; os.rmdir({str(gone)!r}); from harness.interface.cli.main import main; " \
+        "raise SystemExit(main(['run', 'ddp/mlp-nano', '--cpus', '1']))"  # fmt: skip
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=gone, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    assert "is gone" in done.stderr and "Errno" not in done.stderr

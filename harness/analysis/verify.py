@@ -22,12 +22,14 @@ from harness.base.errors import RecordError, ScaleproofError
 from harness.base.packs import is_there, opened
 from harness.cases import Threshold
 from harness.record import (
+    DIRECTED_SINCE,
     JUDGED_SINCE,
     SETTLED_SINCE,
     LaunchRecord,
     LaunchStatus,
     Purpose,
     RankRecord,
+    Reason,
     RunRecord,
     Verdict,
     chain,
@@ -259,9 +261,13 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
     out = []
     if len(again) != len(run.verdicts):
         out.append(f"{len(run.verdicts)} verdicts recorded, {len(again)} recomputed")
+    directed = run.schema >= DIRECTED_SINCE
+    # Its words may change; reason and figures may not.
+    words = {"detail", "doubt", *([] if directed else ["more"])}
     for old, new in zip(run.verdicts, again, strict=False):
-        # Its words may change; reason and figures may not.
-        names = [f.name for f in dataclasses.fields(old) if f.name not in ("detail", "doubt")]
+        if not directed and old.reason is Reason.NOISY_HOST:
+            continue  # by the rules of its day load left it open
+        names = [f.name for f in dataclasses.fields(old) if f.name not in words]
         told = [
             f"{name} is {a}, recomputed {b}"
             for name in names

@@ -2,6 +2,7 @@
 
 import resource
 import shutil
+import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +13,8 @@ from harness.host.admission import Finding, Level
 #: Locked memory that RDMA needs, and shared memory that NCCL and data loaders do: bytes.
 _LOCKED = 32 << 30
 _SHARED = 8 << 30
+#: How long the agents of a killed program take to end.
+_LEAVING_S = 8.0
 
 
 def examine() -> list[Finding]:
@@ -83,8 +86,15 @@ def _gpus() -> Finding:
 
 
 def _leftovers() -> Finding:
-    """Ranks or agents of a run that is gone; those of one in progress are that one's."""
-    left = " ".join(map(str, admission.Workers().left()))
+    """Ranks or agents of a run that is gone; those of one in progress are that one's.
+
+    An agent notices within seconds that its program was killed: those that are still leaving get
+    that time.
+    """
+    gone_by = time.monotonic() + _LEAVING_S
+    while (pids := admission.Workers().left()) and time.monotonic() < gone_by:
+        time.sleep(0.2)
+    left = " ".join(map(str, pids))
     advice = f"their run is gone, nobody else will end them: kill {left}"
     return _found("leftover ranks", not left, f"pids {left}" if left else "none", advice)
 

@@ -37,6 +37,13 @@ from harness.record.rank import (
     Watched,
     WhatRan,
 )
-from harness.record.record import JUDGED_SINCE, SCHEMA, SETTLED_SINCE, Block, RunRecord
+from harness.record.record import (
+    DIRECTED_SINCE,
+    JUDGED_SINCE,
+    SCHEMA,
+    SETTLED_SINCE,
+    Block,
+    RunRecord,
+)
 from harness.record.recovery import Continued, RankRestart, Trial, Update
 from harness.record.spans import Category

@@ -96,6 +96,24 @@ def test_a_forged_verdict_is_found(copy: Path) -> None:
     assert len(verify(load(copy), copy).differences) == 1
 
 
+@pytest.mark.parametrize(("schema", "wrong"), [(6, 0), (8, 1)])
+def test_what_load_left_open_by_the_rules_of_its_day_is_no_forgery(
+    copy: Path, schema: int, wrong: int
+) -> None:
+    """Today it passes, since load can only have made it harder. A PASS that was none is found."""
+
+    def open_(doc: Any) -> None:
+        doc["verdicts"][0].update(status="INCONCLUSIVE", reason="noisy_host", evidence=None)
+
+    run = load(copy)
+    old = run.verdicts[0]
+    assert old.status is Status.PASS
+    change(copy, open_)
+    recorded = dataclasses.replace(load(copy), schema=schema)
+    found = [d for d in verify(recorded, copy).differences if old.contrast in d]
+    assert len(found) == wrong, found
+
+
 def test_edited_samples_are_found(copy: Path) -> None:
     path = next(copy.glob("launches/*-t*/rank0.npz"))
     path.write_bytes(path.read_bytes()[:-1] + b"x")

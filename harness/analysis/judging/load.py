@@ -20,30 +20,41 @@ LEAST = 0.02
 MOST = 0.99
 
 
-def lost(launches: Sequence[LaunchRecord], run: RunRecord, *, quota: bool = True) -> float | None:
+def around(launches: Sequence[LaunchRecord]) -> bool:
+    """Whether others were at work on the cores of these launches, on average."""
+    loads = [x.foreign_load for x in launches if x.foreign_load is not None]
+    return bool(loads) and fmean(loads) > LEAST
+
+
+def lost(
+    launches: Sequence[LaunchRecord], run: RunRecord, *, beside: bool, quota: bool = True
+) -> float | None:
     """The share of their time that others can have taken from these launches, their mean.
 
-    None where one of them does not know what others used. ``quota``: whether what a quota held back
-    counts; it is no loss of stragglers that are planted by one.
+    None where one of them does not know what others used. ``beside``: others were at work on this
+    machine, if not on these cores. ``quota``: whether what a quota held back counts; it is no loss
+    of stragglers that are planted by one.
     """
-    shares = [_lost(launch, run, quota) for launch in launches]
+    shares = [_lost(launch, run, beside=beside, quota=quota) for launch in launches]
     known = [share for share in shares if share is not None]
     return fmean(known) if known and len(known) == len(shares) else None
 
 
-def _lost(launch: LaunchRecord, run: RunRecord, quota: bool) -> float | None:
+def _lost(launch: LaunchRecord, run: RunRecord, *, beside: bool, quota: bool) -> float | None:
     if launch.denied is None:
         return None
-    beside = launch.foreign_load or 0.0
+    load = launch.foreign_load or 0.0
     waited = held(launch) if quota else 0.0
-    if beside > LEAST:
-        waited += _waited(launch, beside) + _pressed(launch, run)
+    if load > LEAST:
+        waited += _waited(launch, load)
+    if load > LEAST or beside:
+        waited += _pressed(launch, run)
     if launch.late is not None:  # a scheduled stand-in shows it itself
         waited = min(waited, launch.late)
     return min(MOST, waited)
 
 
-def _waited(launch: LaunchRecord, beside: float) -> float:
+def _waited(launch: LaunchRecord, load: float) -> float:
     """The share of its window for which ranks can have waited for cores that others used.
 
     The kernel says how long their threads waited, one after another at worst, and for no longer
@@ -52,9 +63,9 @@ def _waited(launch: LaunchRecord, beside: float) -> float:
     window_s = max((r.window_s for r in launch.ranks), default=0.0)
     waits = [r.waited_s for r in launch.ranks if r.waited_s is not None]
     if not window_s or len(waits) < len(launch.ranks):
-        return beside * max(Counter(r.host for r in launch.ranks).values(), default=1)
+        return load * max(Counter(r.host for r in launch.ranks).values(), default=1)
     num_cores = len({(r.host, cpu) for r in launch.ranks for cpu in r.affinity})
-    return min(beside * num_cores, sum(waits) / window_s)
+    return min(load * num_cores, sum(waits) / window_s)
 
 
 def held(launch: LaunchRecord) -> float:

@@ -86,8 +86,9 @@ def _loaded(evidence: Evidence, subject: _Arm, below: _Arm | None) -> Iterator[T
     """Both ends of what the ratio could be without others: only one arm gets back what it lost."""
     more = metrics.metric(evidence.contrast.metric).more_is_better
     quota = not evidence.slowed_on_purpose  # of stragglers it is what is measured
+    beside = any(load.around(arm.timed) for arm in (subject, below) if arm)
     for arm, whose, slowed in ((subject, "the subject", 1), (below, "the baseline", -1)):
-        share = load.lost(arm.timed, evidence.run, quota=quota) if arm else None
+        share = load.lost(arm.timed, evidence.run, beside=beside, quota=quota) if arm else None
         if share is not None and share > load.LEAST:
             faster = (1 - share) ** -slowed
             why = f"others, or a CPU quota, may have taken {share:.0%} of {whose}'s time (top -d 1)"

@@ -86,19 +86,27 @@ def test_load_that_follows_the_subject_fails_nothing(
     assert judged(sample_run, edit)[SUBJECT].status is status
 
 
-@pytest.mark.parametrize(("longer", "decided"), [(1.0, True), (4.0, False)])
+@pytest.mark.parametrize(
+    ("longer", "load", "decided"),
+    [
+        (1.0, 0.3, True),  # nothing beyond the best launch
+        (4.0, 0.3, False),
+        (4.0, 0.0, True),  # nobody is there: its own launches differ so
+    ],
+)
 def test_what_neighbours_cost_through_caches_shows_in_the_cpu_time_of_a_step(
-    sample_run: RunRecord, longer: float, decided: bool
+    sample_run: RunRecord, longer: float, load: float, decided: bool
 ) -> None:
-    """Half of the baseline's launches were beside a neighbour that left it its core."""
+    """A neighbour on the subject's other core left the baseline its own, and took its cache."""
 
     def edit(doc: Any) -> None:
         planted(doc)
+        for x in timed(doc, "@2"):
+            x["foreign_load"] = load
         for number, x in enumerate(timed(doc, "plain")):
-            beside = number % 2 == 1
-            x["foreign_load"] = 0.03 if beside else 0.0
+            x["foreign_load"] = 0.0
             for rank in x["ranks"]:
-                rank["cpu_s"] *= longer if beside else 1.0
+                rank["cpu_s"] *= longer if number % 2 else 1.0
 
     found = judged(sample_run, edit)[SUBJECT]
     assert (found.status is Status.PASS) is decided, found.detail

@@ -79,7 +79,12 @@ def test_the_page_needs_no_network(capsys: pytest.CaptureFixture[str], monkeypat
         ["list", "--json"],
         ["report", "tests/golden/samples/ddp-nano", "--json"],
         ["verify", "tests/golden/samples/ddp-nano", "--json"],
-        ["compare", "tests/golden/samples/ddp-nano", "tests/golden/samples/ddp-nano-again", "--json"],
+        [
+            "compare",
+            "tests/golden/samples/ddp-nano",
+            "tests/golden/samples/ddp-nano-again",
+            "--json",
+        ],
         [
             "compare-hardware",
             "tests/golden/samples/ddp-nano",

@@ -1,0 +1,65 @@
+"""What more pairs promise, held against the judge itself on pairs that scatter as those did."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import assume, given, strategies as st
+
+from harness.analysis.judging.judge import judge
+from harness.analysis.judging.promise import more_pairs
+from harness.analysis.judging.question import Conclusion, Question
+from harness.analysis.judging.tilts import Tilt
+from harness.cases import BoundSource, Form, Threshold
+from harness.record import Reason, Status
+
+RULE = Threshold(
+    name="a", case="*", metric="throughput_ratio", at_least=0.8, source=BoundSource.REQUIREMENT
+)
+
+
+def asked(values: tuple[float, ...], *factors: float) -> Question:
+    tilts = tuple(Tilt(factor=factor, why="load") for factor in factors)
+    return Question(
+        name="a", case="a", metric=RULE.metric, against="other", first=values, tilts=tilts
+    )
+
+
+@given(st.floats(0.5, 1.2), st.floats(0.001, 0.2), st.integers(2, 4))
+def test_as_many_pairs_as_it_says_decide(mean: float, spread: float, half: int) -> None:
+    """The same values again have the same mean, and scatter no more."""
+    values = tuple(mean * math.exp(s * spread) for s in (-1, 1)) * half
+    more = more_pairs(asked(values), RULE, Reason.SPANS_BOUND)
+    assume(more is not None)
+    assert more is not None
+    whole = (values * 100)[: len(values) + more]
+    assert judge(whole, RULE, Form.RATIO).status in (Status.PASS, Status.FAIL)
+
+
+@given(st.floats(0.85, 1.2), st.floats(0.001, 0.1), st.floats(0.3, 1.0))
+def test_what_load_may_have_made_of_it_takes_more_pairs_or_none(
+    mean: float, spread: float, given_back: float
+) -> None:
+    values = tuple(mean * math.exp(s * spread) for s in (-1, 1, -1, 1))
+    alone = more_pairs(asked(values), RULE, Reason.SPANS_BOUND)
+    loaded = more_pairs(asked(values, given_back), RULE, Reason.NOISY_HOST)
+    if mean * given_back < 0.8:
+        assert loaded is None, "no number of pairs says whether it was the load"
+    else:
+        assert loaded is None or (alone is not None and loaded >= alone)
+
+
+def test_a_doubt_is_not_decided_by_pairs() -> None:
+    doubt = Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, "too hot")
+    values = (0.9, 1.0, 0.9, 1.0)
+    question = asked(values)
+    assert more_pairs(question, RULE, Reason.NOISY_HOST) is not None
+    assert (
+        more_pairs(Question(**{**vars(question), "doubt": doubt}), RULE, Reason.NOISY_HOST) is None
+    )
+    assert more_pairs(question, None, Reason.NO_RULE) is None
+    assert more_pairs(question, RULE, Reason.UNCONFIRMED) is None
+
+
+def test_too_few_pairs_want_those_of_the_first_look() -> None:
+    assert more_pairs(asked((0.9, 1.0)), RULE, Reason.TOO_FEW_PAIRS) == 2

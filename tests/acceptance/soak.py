@@ -21,6 +21,7 @@ import argparse
 import hashlib
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -47,8 +48,12 @@ COMMANDS = {
     "fabric": "fabric --cpus 2 --sweeps 2",
     "pairs": "pairs --cpus 4 --nodes 4x1 --engine emulated --case ddp/mlp-nano --rounds 1",
     "nightly": "nightly --config nightly.toml",
+    "bisect": "bisect ddp/mlp-nano/weak --cpus 2 --good 1 --bad 3 --versions 1,2,3 --no-fabric"
+    " --no-timeline --install 'sh install.sh {version} {folder}'",
     "report": f"report {SAMPLE.name}",
     "pack": f"pack {SAMPLE.name} --to packed.tar.gz",
+    "handover": f"handover {SAMPLE.name} --to handed",
+    "baseline": f"baseline set {SAMPLE.name} --references kept",
     "ingest": f"ingest {SAMPLE.name} --results kept",
 }
 SIGNALS = ("KILL", "TERM", "INT", "HUP")
@@ -75,6 +80,11 @@ arguments = ["--cpus", "2", "--scaling-no-timeline", "--scaling-no-fabric"]
 publish = false
 wait = "0s"
 """
+INSTALL = f"""
+mkdir -p "$2/bin"
+printf '#!/bin/sh\\nexec {sys.executable} "$@"\\n' > "$2/bin/python"
+chmod +x "$2/bin/python"
+"""
 SUITE = """
 from harness import Protocol, ladder, scaling
 FAST = Protocol(steps=14, cut=2, min_blocks=2, max_blocks=2)
@@ -98,7 +108,7 @@ class Seen:
 
 def users_files(folder: Path) -> dict[str, str]:
     """Digests of what is the user's."""
-    ours = ("results", "kept", "packed.tar.gz")
+    ours = ("results", "kept", "handed", "packed.tar.gz")
     return {
         str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
         for p in sorted(folder.rglob("*"))
@@ -159,7 +169,8 @@ def prepare(folder: Path) -> None:
     (folder / "checkpoint.pt").write_bytes(CHECKPOINT)
     (folder / "test_mine.py").write_text(SUITE)
     (folder / "nightly.toml").write_text(NIGHT)
-    (folder / ".gitignore").write_text("results/\nkept/\n")
+    (folder / "install.sh").write_text(INSTALL)
+    (folder / ".gitignore").write_text("results/\nkept/\nhanded/\n")
     shutil.copytree(SAMPLE, folder / SAMPLE.name, ignore=shutil.ignore_patterns("*report*"))
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -169,7 +180,7 @@ def prepare(folder: Path) -> None:
 def undisturbed(verb: str, folder: Path) -> float:
     """How long a command takes that nobody strikes, in s."""
     prepare(folder)
-    command = [sys.executable, "-m", "harness", *COMMANDS[verb].split()]
+    command = [sys.executable, "-m", "harness", *shlex.split(COMMANDS[verb])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     began = time.monotonic()
     done = subprocess.run(
@@ -193,7 +204,7 @@ def trial(verb: str, lasts_s: float, draw: random.Random, folder: Path, seen: Se
     prepare(folder)
     users, shm = users_files(folder), shared_memory()
     environment = {**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "harness", *words.split()]
+    command = [sys.executable, "-m", "harness", *shlex.split(words)]
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,

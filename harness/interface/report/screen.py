@@ -39,6 +39,9 @@ WIDE = 100
 LEAST_NAME = 24
 
 
+_PLAIN = "efficiency [95% limits] = throughput per rank v plain training on one device"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One requirement, or one rung that nothing was asked of."""
@@ -99,11 +102,11 @@ def _rows(run: RunRecord, width: int) -> list[str]:
     judged = {v.plan for v in asked}
     for (plan, case), rung in rungs_of.items():
         if plan not in judged:
-            apart[bool(run.stand_ins(rung.row.case))].append(_recorded(rung, names[case]))
+            apart[bool(run.stand_ins(rung.row.case))].append(_recorded(rung, names[case], marks))
     shown, hidden = _fitting(apart)
     if not any(shown.values()):
         return []
-    header, *laid_out = _laid_out([*shown[False], *shown[True]], width)
+    header, *laid_out = _laid_out([*shown[False], *shown[True]], marks.header, width)
     num_real = len(shown[False])
     out = [header, *laid_out[:num_real]]
     if shown[True]:
@@ -121,18 +124,26 @@ class _Marks:
 
     def __init__(self) -> None:
         self._letters: dict[str, str] = {}
+        self.plain = False
 
     def of(self, metric: str, against: str) -> str:
         if metric == "efficiency" and against == "plain":
+            self.plain = True
             return ""
         absolute = metrics.metric(metric).form is Form.ABSOLUTE
         what = metric if absolute else f"{metric} v {against}"
         return self._letters.setdefault(what, chr(ord("a") + len(self._letters)))
 
+    @property
+    def header(self) -> str:
+        return "efficiency [95%]" if self.plain else "figure [95%]"
+
     def lines(self, width: int) -> list[str]:
-        marked = "".join(f"; {letter}: {what}" for what, letter in self._letters.items())
-        note = "efficiency = throughput per rank v plain training on one device, 95% limits"
-        return wrap(f" {note}{marked}", width, 1)
+        """What the figures are: nothing where there are none."""
+        notes = [_PLAIN if self.plain else "figures have their 95% limits"]
+        notes += [f"{letter}: {what}" for what, letter in self._letters.items()]
+        used = self.plain or self._letters
+        return wrap(f" {'; '.join(notes)}", width, 1) if used else []
 
 
 def _names(
@@ -169,7 +180,7 @@ def _by_pilots(run: RunRecord, v: Verdict) -> str:
     return ""
 
 
-def _recorded(rung: LadderRow, name: str) -> Row:
+def _recorded(rung: LadderRow, name: str, marks: _Marks) -> Row:
     """A rung that nothing was asked of; marked where nobody should rely on it."""
     point = rung.point
     doubtful = rung.verdict is not None and rung.verdict.doubt
@@ -179,7 +190,7 @@ def _recorded(rung: LadderRow, name: str) -> Row:
         value=_ratio(point.efficiency, point.efficiency_low, point.efficiency_high),
         bound="",
         status=f"{Status.RECORDED} ~" if doubtful else str(Status.RECORDED),
-        mark="",
+        mark=marks.of("efficiency", point.against),
     )
 
 
@@ -205,10 +216,10 @@ def _fitting(apart: Mapping[bool, Sequence[Row]]) -> tuple[dict[bool, list[Row]]
     return shown, Counter(row.status for row in quiet[room:])
 
 
-def _laid_out(rows: Sequence[Row], width: int) -> list[str]:
+def _laid_out(rows: Sequence[Row], header: str, width: int) -> list[str]:
     """The header and a line for each row: a long name is shortened, figures never are."""
     figures: list[Column[Row]] = [
-        Column("efficiency [95%]", 99, lambda r: f"{r.value} {r.mark}".rstrip(), left=True),
+        Column(header, 99, lambda r: f"{r.value} {r.mark}".rstrip(), left=True),
         Column("needs", 97, lambda r: r.bound),
         Column("verdict", 98, lambda r: r.status, left=True),
     ]

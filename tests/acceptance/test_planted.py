@@ -22,7 +22,6 @@ def ladders(tmp_path_factory: pytest.TempPathFactory) -> list[planted.Ladder]:
     return found
 
 
-@pytest.mark.full
 def test_the_instrument_adds_no_error_of_its_own(ladders: list[planted.Ladder]) -> None:
     assert [(f.name, f.truth, f.bias) for f in ladders if abs(f.bias) > 0.002] == []
 

@@ -11,10 +11,12 @@ import pytest
 from harness.interface.cli.main import main
 
 
-def test_results_that_are_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_that_are_a_file(
+    tmp_path: Path, sample: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = tmp_path / "results"
     results.write_text("mine")
-    assert main(["run", "ddp/mlp-nano", "--cpus", "1", "--results", str(results)]) == 4
+    assert main(["ingest", str(sample), "--results", str(results)]) == 4
     told = capsys.readouterr().err
     assert "this is a file" in told and "--results another/folder" in told
     assert "Errno" not in told and results.read_text() == "mine"

@@ -65,6 +65,7 @@ def started(folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.full
 def test_a_file_that_is_edited_while_a_run_goes_on_is_an_error(folder: Path) -> None:
     """Each launch loads it anew: what was checked is not what is timed."""
     with started(folder) as process:

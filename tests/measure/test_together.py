@@ -66,12 +66,14 @@ def test_small_worlds_run_at_once_and_never_on_the_same_node(
     assert len(baselines) > 1, "the baseline is drawn, not always on the first node"
 
 
+@pytest.mark.full
 def test_the_baseline_is_probed_alone_and_on_every_node(packed: tuple[RunRecord, Path]) -> None:
     probes = [x for x in packed[0].launches if x.purpose is Purpose.PROBE]
     assert [bool(x.slot) for x in probes] == [False, True, True, True]
     assert sorted(x.hosts for x in probes[1:]) == [(0,), (1,), (2,)]
 
 
+@pytest.mark.full
 def test_the_record_is_whole_and_a_launch_that_was_moved_is_found(
     packed: tuple[RunRecord, Path], tmp_path: Path
 ) -> None:

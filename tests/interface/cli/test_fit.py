@@ -37,6 +37,7 @@ def test_it_recovers_from_out_of_memory_and_says_how_to_go_on(
     assert any("ran out of memory" in t["why"] for t in told["tried"])
 
 
+@pytest.mark.full
 def test_what_fits_nowhere_fails(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", "single/mlp-nano", "--cpus", "1", "--memory", "0.001"]
     assert main(words) == Exit.FAILED

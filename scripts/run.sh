@@ -19,7 +19,7 @@ new=
   echo "ERROR: $venv is Python < 3.11. try: rm -r $venv && PYTHON=python3.12 bash $0 $what" >&2
   exit 4
 }
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-compile \
   -c constraints.txt -e ".$extras"
 # On all cores, which pip does not; whoever starts a rank would have to wait for it.
 [ -z "$new" ] || "$venv/bin/python" -m compileall -q -j 0 -x '/(tests?|testing)/' "$venv/lib" || true

@@ -14,7 +14,8 @@ from harness.record.outcome import SEVERITY
 @dataclass(frozen=True, kw_only=True)
 class Tally:
     """``hold`` passed, ``failed`` are FAIL and not waived, ``recorded`` had only a provisional
-    bound, or one of another setup; ``stand_ins`` of all say nothing of hardware.
+    bound, or one of another setup; ``stand_ins`` of all say nothing of hardware. ``beside`` are
+    cases that no rule judges, and that are wrong all the same.
     """
 
     total: int
@@ -26,6 +27,7 @@ class Tally:
     recorded: int
     stand_ins: int
     controls: int
+    beside: int = 0
 
     def __str__(self) -> str:
         """``9 of 11 requirements hold, 2 undecided (6 of stand-ins)``"""
@@ -37,6 +39,7 @@ class Tally:
             (self.undecided, "undecided"),
             (self.waived, "waived"),
             (self.recorded, "without a bound that can pass"),
+            (self.beside, "beside them wrong"),
         ):
             parts += [f"{count} {word}"] if count else []
         apart = ""
@@ -51,6 +54,13 @@ def requirements(run: RunRecord) -> list[Verdict]:
     judged = [v for v in run.verdicts if v.rule and v.reason is not Reason.CAUGHT]
     judged = [v for v in judged if v.status is not Status.SKIP]
     return sorted(judged, key=lambda v: SEVERITY.index(v.counts))
+
+
+def wrong(run: RunRecord) -> list[Verdict]:
+    """What no rule judges and is an ERROR all the same, one verdict a case."""
+    unruled = [v for v in run.verdicts if not v.rule and v.counts is Status.ERROR]
+    judged = {v.case for v in requirements(run) if v.counts is Status.ERROR}
+    return list({v.case: v for v in reversed(unruled) if v.case not in judged}.values())
 
 
 def of_stand_in(run: RunRecord, verdict: Verdict) -> bool:
@@ -79,4 +89,5 @@ def tally(run: RunRecord) -> Tally:
         recorded=counts.count(Status.RECORDED) - waived,
         stand_ins=sum(of_stand_in(run, v) for v in judged),
         controls=sum(v.reason is Reason.CAUGHT for v in run.verdicts),
+        beside=len(wrong(run)),
     )

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from harness.analysis.again import command
 from harness.analysis.judging.promise import MOST_PAIRS
-from harness.analysis.judging.tally import requirements, tally
+from harness.analysis.judging.tally import requirements, tally, wrong
 from harness.base.numbers import si
 from harness.cases import Form, metrics
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
@@ -37,7 +37,7 @@ def headline(run: RunRecord) -> str:
     largest = _largest(run)
     if not judged:
         return ". ".join(filter(None, [_unruled(run), largest]))
-    worst = judged[0]
+    worst = min([*judged, *wrong(run)], key=lambda v: SEVERITY.index(v.counts))
     parts = [f"{worst.counts}: {tally(run)}"]
     if worst.counts is not Status.PASS:
         parts[0] += f"; {_why(run, worst)}"
@@ -53,7 +53,8 @@ def why_open(run: RunRecord) -> list[str]:
         out.append(beside)
     others = [v for v in still_open if not (beside and v.reason is Reason.NOISY_HOST)]
     by_detail: dict[str, list[str]] = {}
-    for v in [v for v in judged if v.counts in (Status.ERROR, Status.FAIL)] + others:
+    broken = [v for v in [*judged, *wrong(run)] if v.counts in (Status.ERROR, Status.FAIL)]
+    for v in broken + others:
         detail = v.detail.partition(": ")[2] if v.detail.startswith(v.case) else v.detail
         if v.more is not None:
             detail += f"; about {v.more} more pairs decide it"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness.analysis.judging import notices
 from harness.analysis.judging.points import piloted
-from harness.analysis.judging.tally import of_stand_in, requirements
+from harness.analysis.judging.tally import of_stand_in, requirements, wrong
 from harness.analysis.ladder import LadderRow, in_table, ladder_rows
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice
@@ -84,7 +84,7 @@ def measured_on(run: RunRecord) -> str:
 def _rows(run: RunRecord, width: int) -> list[str]:
     """Requirements, the worst first; then rungs of ladders that have none; stand-ins apart."""
     caught = [v for v in run.verdicts if v.reason is Reason.CAUGHT]
-    asked = requirements(run)
+    asked = [*wrong(run), *requirements(run)]
     rungs_of = {
         (plan.hash, rung.row.case.hash): rung
         for plan in run.plans
@@ -99,7 +99,7 @@ def _rows(run: RunRecord, width: int) -> list[str]:
         if v.value is None and (hint := _by_pilots(run, v)):
             row = replace(row, value=hint)
         apart[of_stand_in(run, v)].append(row)
-    judged = {v.plan for v in asked}
+    judged = {v.plan for v in requirements(run)}
     for (plan, case), rung in rungs_of.items():
         if plan not in judged:
             apart[bool(run.stand_ins(rung.row.case))].append(_recorded(rung, names[case], marks))

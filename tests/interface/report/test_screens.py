@@ -121,6 +121,18 @@ def test_more_than_a_screen_of_what_holds_is_counted(main_job: RunRecord) -> Non
     assert any(line.startswith(" and ") and "PASS (--every)" in line for line in lines)
 
 
+def test_what_no_rule_judges_is_not_passed_over_where_it_is_wrong(main_job: RunRecord) -> None:
+    """Its exit status is 11: the screen may not say PASS."""
+    unruled = next(v for v in main_job.verdicts if not v.rule)
+    broken = replace(unruled, status=Status.ERROR, reason=Reason.INCORRECT, value=None,
+                     detail="step1_gradient on rank 1: 2, allowed 0")  # fmt: skip
+    verdicts = tuple(broken if v is unruled else v for v in main_job.verdicts)
+    lines = shown(replace(main_job, verdicts=verdicts), 80)
+    told = " ".join(" ".join(lines).split())
+    assert "= ERROR: 11 of 11 requirements hold, 1 beside them wrong" in told
+    assert any(line.endswith("ERROR") for line in lines) and "step1_gradient on rank 1" in told
+
+
 def test_every_form_counts_alike(main_job: RunRecord) -> None:
     """The headline, what CI shows, the page and JSON: one count."""
     run = undecided(main_job, 2, reason=Reason.SPANS_BOUND, more=6, detail="spans")

@@ -75,7 +75,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
 def _counts(count: Tally) -> list[tuple[str, int, str]]:
     """(status that it is painted as, how many, word), as the headline counts them."""
     every = (
-        ("ERROR", count.errors, "wrong"),
+        ("ERROR", count.errors + count.beside, "wrong"),
         ("FAIL", count.failed, "failed"),
         ("INCONCLUSIVE", count.undecided, "undecided"),
         ("PASS", count.hold, "hold"),

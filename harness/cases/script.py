@@ -7,16 +7,15 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.base.errors import SpecError
+from harness.cases import typed
 from harness.cases.case import SCRIPT, Mode
 from harness.cases.plan import Plan, Protocol
 from harness.cases.recipes import REAL, Recipe, ladder
 from harness.cases.site import Site
+from harness.cases.typed import RUN
 from harness.host import secrets
 
-#: What a command may begin with and mean the same.
-PYTHON = ("python", "python3")
 LAUNCHED = "torchrun --nproc-per-node {ranks} train.py"
-RUN = "scaleproof run --script --cpus 2 --"
 EXAMPLE = f"{RUN} train.py --lr 3e-4"
 
 
@@ -41,14 +40,15 @@ class ScriptCommand:
 
 
 def parse(words: Sequence[str]) -> ScriptCommand:
-    """``train.py ARGS``, ``python train.py ARGS`` or ``-m package.train ARGS``.
+    """``train.py ARGS``, ``python train.py ARGS``, ``-m package.train ARGS``, or a launcher's.
 
     SpecError for anything else, and for a secret among the words: the record keeps them.
     """
     secrets.refuse(words, RUN)
-    rest = list(words)
-    if rest and Path(rest[0]).name in PYTHON:
-        rest = rest[1:]
+    typed.refuse_foreign(words)
+    if typed.is_torchrun(words):
+        return _launched(typed.for_every_rung(words))
+    rest = list(typed.without_interpreter(words))
     if not rest:
         raise SpecError("no script to run", expected="-- train.py ARGS", fix=EXAMPLE)
     if rest[0] == "-m":
@@ -62,8 +62,8 @@ def parse(words: Sequence[str]) -> ScriptCommand:
 
 def _launched(words: Sequence[str]) -> ScriptCommand:
     """A launcher's command: it has to be told how many ranks to start."""
-    script = next((w for w in words if w.endswith(".py")), "")
-    if programs.which(words[0]) is None or not script:
+    target = typed.script_of(words)
+    if programs.which(words[0]) is None or target is None:
         raise SpecError(
             f"{words[0]!r} is neither a Python file nor a program here",
             where=shlex.join(words),
@@ -77,7 +77,8 @@ def _launched(words: Sequence[str]) -> ScriptCommand:
             expected="{ranks} for those of a node, {world} for all; {node} and {nodes}",
             fix=f"{RUN} {LAUNCHED}",
         )
-    return ScriptCommand(target=script, module=False, args=(), launcher=tuple(words))
+    script, module = target
+    return ScriptCommand(target=script, module=module, args=(), launcher=tuple(words))
 
 
 def script_plan(

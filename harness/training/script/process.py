@@ -37,11 +37,11 @@ def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> Scri
         "nodes": len(spec.case.nodes),
         "host": store.host,
     }
-    if "{port}" in words:
+    command = parse(shlex.split(words))
+    if any("{port}" in word for word in (*command.args, *command.launcher)):
         if place.rank == 0:
             store.set("port", str(_free_port(store.host)))
         known["port"] = int(store.get("port"))
-    command = parse(shlex.split(words))
 
     def filled(asked: Sequence[str]) -> tuple[str, ...]:
         return tuple(ASKED.sub(lambda m: str(known[m[1]]), word) for word in asked)

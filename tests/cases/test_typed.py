@@ -1,0 +1,79 @@
+"""What people type before their script: the forms of tutorials, each understood or refused."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from harness.base.errors import SpecError
+from harness.cases.script import parse
+
+
+@pytest.mark.parametrize(
+    ("typed", "target", "module", "args"),
+    [
+        ("train.py --lr 1", "train.py", False, ("--lr", "1")),
+        ("python -u train.py", "train.py", False, ()),
+        ("python3.11 train.py", "train.py", False, ()),
+        ("/usr/bin/python3 -u -B -m pkg.train x", "pkg.train", True, ("x",)),
+    ],
+)
+def test_interpreters(typed: str, target: str, module: bool, args: tuple[str, ...]) -> None:
+    command = parse(shlex.split(typed))
+    assert (command.target, command.module, command.args) == (target, module, args)
+    assert command.launcher == ()
+
+
+@pytest.mark.parametrize(
+    ("typed", "becomes", "target", "module"),
+    [
+        (
+            "torchrun --nproc_per_node=4 train.py --lr 1",
+            "torchrun --nproc_per_node={ranks} train.py --lr 1", "train.py", False,
+        ),
+        (
+            "torchrun --standalone --nproc-per-node 4 train.py",
+            "torchrun --standalone --nproc-per-node={ranks} train.py", "train.py", False,
+        ),
+        (
+            "torchrun --nproc-per-node gpu -m pkg.train x",
+            "torchrun --nproc-per-node={ranks} -m pkg.train x", "pkg.train", True,
+        ),
+        ("torchrun train.py", "torchrun --nproc-per-node={ranks} train.py", "train.py", False),
+        (
+            "torchrun --master_port=29500 --nproc-per-node={ranks} train.py",
+            "torchrun --master_port={port} --nproc-per-node={ranks} train.py", "train.py", False,
+        ),
+        (
+            "python -m torch.distributed.run --nproc_per_node=2 train.py --nproc_per_node=7",
+            "python -m torch.distributed.run --nproc_per_node={ranks} train.py --nproc_per_node=7",
+            "train.py", False,
+        ),
+        ("bash launch.sh {ranks}", "bash launch.sh {ranks}", "launch.sh", False),
+    ],
+)  # fmt: skip
+def test_launchers_start_the_ranks_of_every_rung(
+    typed: str, becomes: str, target: str, module: bool
+) -> None:
+    command = parse(shlex.split(typed))
+    assert shlex.join(command.launcher).replace("'", "") == becomes
+    assert (command.target, command.module) == (target, module)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "works"),
+    [
+        ("env OMP_NUM_THREADS=1 python train.py", "variables", "OMP_NUM_THREADS=1 scaleproof run"),
+        ("LR=1 train.py", "variables", "LR=1 scaleproof run --script --cpus 2 -- train.py"),
+        ("srun -n 4 python train.py", "--engine slurm", "--engine slurm"),
+        ("python -O train.py", "option -O", "-- train.py"),
+        ("uv run train.py", "one process", "uv run scaleproof run --script --cpus 2 -- train.py"),
+        ("bash launch.sh", "how many ranks", "{ranks}"),
+        ("nothing-here train.py", "neither a Python file nor a program", "train.py"),
+    ],
+)
+def test_what_is_refused_says_the_form_that_works(typed: str, said: str, works: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse(shlex.split(typed))
+    assert said in refused.value.what and works in refused.value.fix

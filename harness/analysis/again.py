@@ -7,8 +7,8 @@ from harness.cases import CaseSpec, Device, Settings
 
 #: Parts of a case that the command states by other words, or that follow from where it runs.
 _STATED = {
-    "strategy", "model", "size", "mode", "world_size", "nodes", "device", "backend", "compressor",
-    "stand_in", "first_device", "devices_per_rank", "shares", "communicate", "seed",
+    "strategy", "model", "size", "mode", "world_size", "nodes", "device", "compressor", "stand_in",
+    "first_device", "communicate",
 }  # fmt: skip
 
 
@@ -29,7 +29,9 @@ def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None
         words += ["--shared-gpu"]
     for folder in settings.paths:
         words += ["--path", folder]
-    own = {k: v for k, v in case.series.items() if k not in _STATED}
-    for name, value in {**own, **(change or {})}.items():
+    differing = {k: v for k, v in case.series.items() if k not in _STATED}
+    if case.backend == case.usual_backend:
+        differing.pop("backend")
+    for name, value in {**differing, **(change or {})}.items():
         words += ["--set", f"{name}={value}"]
     return shlex.join(words)

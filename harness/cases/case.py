@@ -249,8 +249,13 @@ class CaseSpec:
         named = {"strategy", "model", "size", "mode", "world_size", "nodes", "device"}
         named |= {"compressor", "stand_in", "backend"}
         out = [f"+{k}={v}" for k, v in self.series.items() if k not in named]
-        usual = "nccl" if self.device is Device.CUDA else "gloo"
-        return ("" if self.backend == usual else f"+backend={self.backend}") + "".join(out)
+        usual = self.backend == self.usual_backend
+        return ("" if usual else f"+backend={self.backend}") + "".join(out)
+
+    @property
+    def usual_backend(self) -> str:
+        """What ranks of its device talk over where nobody asks for another."""
+        return "nccl" if self.device is Device.CUDA else "gloo"
 
     @cached_property
     def slowed(self) -> Mapping[int, float]:

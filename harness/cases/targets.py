@@ -1,9 +1,11 @@
 """What a command line can name to be measured: a case, a recipe, a file or folder of suites."""
 
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_origin, get_type_hints
 
 from harness.base import modules
 from harness.base.documents import Json, from_doc, to_doc
@@ -25,11 +27,16 @@ from harness.cases.recipes import (
 )
 from harness.cases.site import Site
 
-#: Fields of a case that ``--set`` may change; the others follow from its name and the site.
-SETTABLE = (
-    "micro_batch", "global_batch", "seq_len", "precision", "optimizer", "accumulate",
-    "checkpoint", "data", "seed", "shares", "mesh", "devices_per_rank", "stragglers",
-)  # fmt: skip
+#: Fields of a case that its name, the site or another option says; an ablation is no setting.
+NAMED = frozenset({
+    "strategy", "model", "size", "mode", "compressor", "world_size", "nodes", "device",
+    "first_device", "stand_in", "script", "samples_per_step", "setup", "communicate", "knobs",
+    "environment",
+})  # fmt: skip
+#: All others may be set.
+SETTABLE = tuple(f.name for f in fields(CaseSpec) if f.name not in NAMED)
+#: A variable of the backend: ``NCCL_ALGO``.
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*$")
 
 
 def plans_of(
@@ -98,23 +105,41 @@ def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
 
 def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
     """The case with fields and knobs that are set; SpecError for what none has."""
-    fields = {}
+    changes: dict[str, Json] = {}
     knobs = dict(case.knobs)
+    variables = dict(case.environment or {})
     for key, value in settings.items():
         if "." in key:
             knobs[key] = value
         elif key in SETTABLE:
-            fields[key] = value
+            changes[key] = _read(key, value)
+        elif _VARIABLE.match(key):
+            variables[key] = str(value)
         else:
             raise SpecError(
                 f"--set {key}: no such field{nearest(key, SETTABLE)}",
-                expected=f"{', '.join(SETTABLE)}, or file.knob",
+                expected=f"{', '.join(SETTABLE)}, file.knob, or a variable like NCCL_ALGO",
                 fix="scaleproof list",
             )
+    environment = variables or case.environment
     try:
-        return from_doc(CaseSpec, {**to_doc(replace(case, knobs=knobs)), **fields}, "--set")
+        base = to_doc(replace(case, knobs=knobs, environment=environment))
+        return from_doc(CaseSpec, {**base, **changes}, "--set")
     except ValueError as error:
         raise SpecError(str(error), fix="scaleproof list") from None
+
+
+def _read(name: str, value: Json) -> Json:
+    """A value as its field's type has it: ``1,0.5`` is a list, ``0123`` a text where texts are."""
+    hint = _HINTS[name]
+    if get_origin(hint) is tuple:
+        return [float(x) for x in value.split(",")] if isinstance(value, str) else [value]
+    if hint is str or (isinstance(hint, type) and issubclass(hint, str)):
+        return str(value)
+    return value
+
+
+_HINTS = get_type_hints(CaseSpec)
 
 
 def _is_there(path: str) -> bool:

@@ -56,15 +56,22 @@ def values(asked: Asked) -> dict[str, Any]:
     return {o.name: getattr(asked.options, o.name.replace("-", "_")) for o in OPTIONS}
 
 
+#: What Python calls otherwise than JSON.
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
 def settings(asked: Asked) -> dict[str, Json]:
-    """``--set NAME=VALUE``: values are JSON where they parse as JSON, else text."""
+    """``--set NAME=VALUE``: values are JSON where they parse as JSON, else text.
+
+    ``True`` and ``False`` as printed commands have them.
+    """
     out: dict[str, Json] = {}
     for item in asked.options.set:
         name, equals, value = item.partition("=")
         if not equals:
             raise SpecError(f"--set {item}", expected="NAME=VALUE", fix=f"--set {item}=...")
         try:
-            out[name] = json.loads(value)
+            out[name] = json.loads(_WORDS.get(value, value))
         except ValueError:
             out[name] = value
     return out

@@ -116,7 +116,7 @@ def test_json_is_one_document(
         (["run", "ddp/mlp-nano", "--set", "precsion=bf16"], 4, "did you mean 'precision'?"),
         (["run", "ddp/mlp-nano", "--set", "precision=fp4"], 4, "'fp4' is none of fp32"),
         (["run", "ddp/mlp-nano", "--set", "optimizer=lion"], 4, "'lion' is none of sgd"),
-        (["run", "ddp/mlp-nano", "--set", "backend=mpi"], 4, "no such field"),
+        (["run", "ddp/mlp-nano", "--set", "colour=red"], 4, "no such field"),
         (["run", "ddp/mlp-nano", "--time-budget", "soon"], 4, "--time-budget soon"),
         (["run", "ddp/mlp-nano", "--gpus", "64"], 4, "usable GPU"),
         (["run"], 4, "nothing to run"),

@@ -1,0 +1,89 @@
+"""A printed command is typed again: it measures the same case, whichever fields it has."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given, strategies as st
+
+from harness.analysis.again import command
+from harness.base.errors import SpecError
+from harness.cases import CaseSpec, Device, Settings, Site
+from harness.cases.targets import NAMED, SETTABLE, case_of
+from harness.interface.cli.measuring import settings
+
+HINTS = get_type_hints(CaseSpec)
+#: What no value of the type alone gives: texts with a form of their own, and what depends on ranks.
+FORMS: Mapping[str, st.SearchStrategy[Any]] = {
+    "mesh": st.sampled_from(["dp:2", "dp:1,tp:2"]),
+    "stragglers": st.sampled_from(["1:0.5", "n0:0.9,1:0.25"]),
+    "data": st.sampled_from(["loaded", "files"]),
+    "backend": st.sampled_from(["gloo", "mpi"]),
+    "shares": st.just((1.0, 0.5)),
+    "last_batch": st.sampled_from([0.5, 0.25]),
+}
+
+
+def on(ranks: int) -> Site:
+    return Site(device=Device.CPU, backend="gloo", nodes=(ranks,))
+
+
+def values_of(name: str) -> st.SearchStrategy[Any]:
+    hint = HINTS[name]
+    if name in FORMS:
+        return FORMS[name]
+    if hint is bool:
+        return st.booleans()
+    if hint is float:
+        return st.integers(0, 40).map(lambda n: n / 8)
+    if hint in (int, int | None):
+        return st.integers(1, 64)
+    return st.sampled_from(list(hint))
+
+
+def typed_again(words: str) -> CaseSpec:
+    """The case that a printed command names."""
+    program, verb, family, unit, ranks, *rest = shlex.split(words)
+    assert (program, verb, unit) == ("scaleproof", "run", "--cpus")
+    given_ = [rest[i + 1] for i in range(0, len(rest), 2)]
+    assert set(rest[::2]) <= {"--set"}
+    asked: Any = argparse.Namespace(options=argparse.Namespace(set=given_))
+    return case_of(family, on(int(ranks)), settings(asked))
+
+
+@given(st.fixed_dictionaries({}, optional={name: values_of(name) for name in SETTABLE}))
+def test_every_field_comes_back(changes: dict[str, Any]) -> None:
+    case = replace(on(2).case("ddp/mlp-nano", "weak"), **changes)
+    assert typed_again(command(case, Settings())).hash == case.hash
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["topk.rho", "ddp.bucket_cap_mb", "mlp.deep", "pipeline.split"]),
+        st.one_of(st.booleans(), st.integers(0, 9), st.sampled_from([0.5, 25.0]), st.just("1,2")),
+    ),
+    st.dictionaries(st.sampled_from(["NCCL_ALGO", "GLOO_X"]), st.sampled_from(["Ring", "a b"])),
+)
+def test_knobs_and_variables_come_back(knobs: dict[str, Any], environment: dict[str, str]) -> None:
+    case = replace(on(2).case("ddp/mlp-nano", "weak"), knobs=knobs, environment=environment or None)
+    assert typed_again(command(case, Settings())).hash == case.hash
+
+
+def test_every_field_is_named_elsewhere_or_can_be_set() -> None:
+    """A field that is added later is settable without another edit."""
+    assert {*NAMED, *SETTABLE} == {f.name for f in fields(CaseSpec)}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("clip=much", "clip"), ("checkpoint=perhaps", "checkpoint"), ("colour=red", "no such field")],
+)
+def test_what_no_field_takes_is_refused(words: str, said: str) -> None:
+    asked: Any = argparse.Namespace(options=argparse.Namespace(set=[words]))
+    with pytest.raises(SpecError, match=said):
+        case_of("ddp/mlp-nano", on(2), settings(asked))

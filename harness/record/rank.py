@@ -112,9 +112,10 @@ class Watched:
     they are ``sharded``; ``first`` the sum of the hashes of the samples that came before the first
     update. ``collectives`` are those of the last step, ``small`` how many of them carry single
     values, ``reads`` how often a step reads one (``Tensor.item``). ``repeated``: a sampler shuffled
-    two epochs alike. ``source`` is a digest of the script's file, ``way`` how its process was
-    started. ``flops`` are those of the step behind the window (0: not counted), ``distinct`` the
-    share of a step's rows that are not like another one of this rank.
+    two epochs alike. ``seeded``: it has called ``torch.manual_seed``. ``source`` is a digest of the
+    script's file, ``way`` how its process was started. ``flops`` are those of the step behind the
+    window (0: not counted), ``distinct`` the share of a step's rows that are not like another one
+    of this rank.
     """
 
     world_size: int
@@ -136,6 +137,7 @@ class Watched:
     way: str = "forked"
     flops: float = 0.0
     distinct: float = 1.0
+    seeded: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,6 +134,17 @@ def test_a_rank_that_leaves_out_steps_is_told_by_its_count(
     assert "it leaves out steps of an optimizer that the others take" in launch.cause.message
 
 
+def test_a_script_without_a_seed_is_compared_by_its_speed(measured: Measured) -> None:
+    """Most tutorials set none: each launch begins with other parameters, and that is no mistake."""
+    verdict = measured("loop.py", "--unseeded")
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    starts = {x.ranks[0].watched.start for x in measured.launches(2) if x.ranks[0].watched}
+    assert len(starts) == len(measured.launches(2)), "another one in each launch"
+    told = " ".join(script_table(measured.session.run.record(complete=False), 80))
+    assert "one start (no seed is set" in " ".join(told.split())
+    assert "gradient of 2cpu equal" not in told
+
+
 def test_gradients_exchanged_in_every_pass_are_named(measured: Measured) -> None:
     verdict = measured("loop.py", "--accumulate", "4", "--mistake", "no no_sync")
     assert "is no_sync() missing while gradients accumulate" in verdict.detail

@@ -18,6 +18,7 @@ parser.add_argument("--global-batch", type=int, default=0)
 parser.add_argument("--epochs", type=int, default=100)
 parser.add_argument("--width", type=int, default=128)
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--unseeded", action="store_true")
 parser.add_argument("--kept", type=Path)
 asked = parser.parse_args()
 
@@ -34,7 +35,8 @@ def main() -> None:
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if asked.mistake != "wrong world":
         dist.init_process_group("gloo")
-    torch.manual_seed(0 if asked.mistake != "seeds" else rank)
+    if not asked.unseeded:  # as tutorials are
+        torch.manual_seed(0 if asked.mistake != "seeds" else rank)
     data = TensorDataset(torch.randn(512, 64), torch.randint(0, 10, (512,)))
     batch = asked.global_batch // world if asked.global_batch else 32
     sampler = DistributedSampler(

@@ -28,7 +28,8 @@ def _differences(
     every = [*mine, *base]
     if len({_seen(x).source for x in every}) > 1:
         yield "the script's file was changed between launches"
-    for launches in (mine, base, () if any(_seen(x).sharded for x in every) else every):
+    alike = [mine, base, () if any(_seen(x).sharded for x in every) else every]
+    for launches in alike if seeded(every) else ():
         starts = {_seen(x).start: x.launch for x in launches}
         ways = {(_seen(x).way, _seen(x).start) for x in launches}
         if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
@@ -102,8 +103,8 @@ def _distinct(launch: LaunchRecord) -> float:
 
 
 def _gradients(a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
-    """Equal samples in the first step must give the same gradient."""
-    if not same_samples(a, b):
+    """Equal samples in the first step must give the same gradient, from the same start."""
+    if not same_samples(a, b) or not seeded([a, b]):
         return
     here = norm(a)
     there = norm(b)
@@ -113,6 +114,11 @@ def _gradients(a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
             f"gradients: their norm in the first step is {here / there:.4g} times that on one rank,"
             " with the same samples: is the loss or the gradient summed, not averaged?"
         )
+
+
+def seeded(launches: Sequence[LaunchRecord]) -> bool:
+    """Whether all of them set a seed: else each begins with other parameters, and is as fast."""
+    return all(_seen(x).seeded for x in launches)
 
 
 def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:

@@ -100,8 +100,12 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
     """What held on every launch, what was no matter here and why, and what is worth a look."""
     several = [row for row in rows if row.arm.case.world_size > 1]
     sharded = any(row.seen.sharded for row in several)
-    held = ["one world", "steps of one period", "samples by content", "one start in all launches"]
+    held = ["one world", "steps of one period", "samples by content"]
     missing = []
+    if all(same_training.seeded(row.launches) for row in rows):
+        held.append("one start in all launches")
+    else:
+        missing.append("one start (no seed is set: launches are compared by speed)")
     if not several:
         missing.append("all of more ranks")
     elif sharded:
@@ -113,11 +117,13 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
     first = rows[0]
     for row in several:
         pair = row.launches[0], first.launches[0]
-        if row is not first and same_training.same_samples(*pair):
+        seeded = same_training.seeded(pair)
+        if row is not first and seeded and same_training.same_samples(*pair):
             held.append(f"gradient of {row.arm.case.world} equal to one rank's")
         elif row is not first:
             weak = row.arm.case.mode is Mode.WEAK
             why = "weak: other samples" if weak else "the first samples differ"
+            why = why if seeded else "no seed is set"
             missing.append(f"gradient of {row.arm.case.world} against one rank's ({why})")
     if any(row.arm.case.samples_per_step and not row.seen.roots for row in rows):
         missing.append("samples (as declared)")

@@ -218,6 +218,7 @@ def watched_by(watch: Watch) -> Watched:
         small=small,
         reads=(watch.reads[last[1]] - watch.reads[watch.first]) / num_kept,
         repeated=watch.hooks.repeated,
+        seeded=watch.hooks.seeded,
         flops=0.0 if watch.work is None else watch.work.flops,
         distinct=_distinct(watch),
     )

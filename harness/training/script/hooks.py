@@ -61,6 +61,7 @@ class Hooks:
         self._open: nn.Module | None = None
         self._in_backward = self._in_step = 0
         self.repeated, self.reads = False, 0
+        self.seeded = False
         self._between: Span | None = None
 
     def install(self) -> None:
@@ -71,6 +72,7 @@ class Hooks:
         self._wrap_optimizers()
         self._wrap_samplers()
         self._wrap_reads()
+        self._wrap_seeds()
 
     def forget(self) -> None:
         """What was called and what stepped so far belongs to something else."""
@@ -85,6 +87,17 @@ class Hooks:
     def settle(self) -> None:
         """The roots are known: other modules are not looked at any more."""
         self._everywhere.remove()
+
+    def _wrap_seeds(self) -> None:
+        """Whether the script makes its start the same in every launch."""
+        manual_seed: Callable[[int], torch.Generator] = torch.manual_seed
+
+        @functools.wraps(manual_seed)
+        def seen(seed: int) -> torch.Generator:
+            self.seeded = True
+            return manual_seed(seed)
+
+        torch.manual_seed = torch.random.manual_seed = seen
 
     def _wrap_backward(self) -> None:
         backward: Callable[..., Any] = torch.autograd.backward

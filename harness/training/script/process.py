@@ -107,6 +107,7 @@ def run(command: ScriptCommand, folder: Path) -> None:
     os.chdir(folder)
     random.seed()
     np.random.seed()
+    torch.seed()
     gc.enable()
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)

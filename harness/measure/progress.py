@@ -35,10 +35,21 @@ class Waiting:
     waited_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Looking:
+    """An agent is asked what cases compute, send and hold: how many have been, of how many."""
+
+    case: str
+    done: int
+    num_cases: int
+    elapsed_s: float
+    left_s: float | None
+
+
 class Progress:
     """Whoever shows the run while it goes on; by itself it shows nothing."""
 
-    def show(self, moment: Moment | Waiting) -> None:
+    def show(self, moment: Moment | Waiting | Looking) -> None:
         """Called several times a second."""
 
     def note(self, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -19,7 +20,7 @@ from harness.launch import cluster
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.measure.order import Order
-from harness.measure.progress import Moment, Progress, waiting
+from harness.measure.progress import Looking, Moment, Progress, waiting
 from harness.measure.run import Run
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.launch import FLAKES, num_again
@@ -46,6 +47,10 @@ def end_on_signals() -> None:
             signal.signal(signal.SIGINT, interrupt)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
             signal.signal(signal.SIGHUP, interrupt)
+
+
+#: So many cases are described between two lines of progress.
+ASKED_AT_ONCE = 6
 
 
 class Session:
@@ -150,12 +155,25 @@ class Session:
         self.bench.count_on(folder)
 
     def describe(self, cases: Sequence[CaseSpec]) -> None:
-        """Ask the agent about cases that are new."""
+        """Ask the agent about cases that are new, a few at a time: large ones take seconds each."""
         unknown = list({c.hash: c for c in cases if c.hash not in self.run.described}.values())
-        if unknown:
-            self.ready()
-            answers = self.bench.describe(unknown)
-            self.run.described.update({c.hash: a for c, a in zip(unknown, answers, strict=True)})
+        if not unknown:
+            return
+        self.ready()
+        began = time.monotonic()
+        for done in range(0, len(unknown), ASKED_AT_ONCE):
+            some = unknown[done : done + ASKED_AT_ONCE]
+            elapsed_s = time.monotonic() - began
+            left_s = elapsed_s / done * (len(unknown) - done) if done else None
+            if len(unknown) > ASKED_AT_ONCE:
+                looking = Looking(
+                    case=some[0].id, done=done, num_cases=len(unknown), elapsed_s=elapsed_s,
+                    left_s=left_s,
+                )  # fmt: skip
+                self.progress.show(looking)
+            answers = self.bench.describe(some)
+            self.run.described.update({c.hash: a for c, a in zip(some, answers, strict=True)})
+        self.progress.clear()
 
     def launch(self, orders: Sequence[Order], now: Moment) -> list[LaunchRecord]:
         """Launch at once, enter in the record, and keep whoever watches informed.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.base import files
 from harness.base.errors import SpecError
-from harness.measure.progress import Moment, Progress, Waiting
+from harness.measure.progress import Looking, Moment, Progress, Waiting
 
 #: Seconds between two writes.
 EVERY_S = 5.0
@@ -32,8 +32,10 @@ class Heartbeat(Progress):
                 fix="--heartbeat heartbeat.prom",
             )
 
-    def show(self, moment: Moment | Waiting) -> None:
+    def show(self, moment: Moment | Waiting | Looking) -> None:
         self._inner.show(moment)
+        if isinstance(moment, Looking):
+            return  # nothing is launched yet
         if time.monotonic() - self._written_at >= EVERY_S:
             self._written_at = time.monotonic()
             self._leave(openmetrics(moment, time.time(), self._notes))

@@ -7,7 +7,7 @@ from typing import TextIO
 from harness.base.numbers import duration
 from harness.base.plain import plain
 from harness.interface.report.text import put, wrap
-from harness.measure.progress import Moment, Progress, Waiting
+from harness.measure.progress import Looking, Moment, Progress, Waiting
 from harness.record import Purpose
 
 
@@ -26,7 +26,7 @@ class Live(Progress):
         self._drawn = False
         self._broken_at = 0  # the column at which we last began a new line
 
-    def show(self, moment: Moment | Waiting) -> None:
+    def show(self, moment: Moment | Waiting | Looking) -> None:
         if self.quiet:
             return
         if self.stream.isatty():
@@ -64,8 +64,10 @@ class Live(Progress):
         self._drawn = False
 
 
-def _key(m: Moment | Waiting) -> str:
+def _key(m: Moment | Waiting | Looking) -> str:
     """What a pipe gets only one line about."""
+    if isinstance(m, Looking):
+        return "looking"
     return f"waiting {m.says}" if isinstance(m, Waiting) else f"{m.plan} {m.purpose}"
 
 
@@ -81,7 +83,7 @@ _DOES = {
 }
 
 
-def line(m: Moment | Waiting) -> str:
+def line(m: Moment | Waiting | Looking) -> str:
     """``[3/11   9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``
 
     Plan 3 of 11, launch 9 of 32 of that plan.
@@ -89,6 +91,13 @@ def line(m: Moment | Waiting) -> str:
     if isinstance(m, Waiting):
         says = f"  {m.says}" if m.says else ""
         return f"  [start] agents ready: {m.here} of {m.wanted}{says}  {duration(m.waited_s)}"
+    if isinstance(m, Looking):
+        left = "?" if m.left_s is None else duration(m.left_s)
+        place = f"{m.done + 1}/{m.num_cases}"
+        return (
+            f"  [look {place}] {m.case}  what it computes, sends and holds  {duration(m.elapsed_s)}"
+            f"  ETA {left}"
+        )
     if m.purpose is Purpose.FABRIC:
         return (
             f"  [fabric {m.launch}/{m.num_launches}] {m.plan}  every collective, checked and timed"

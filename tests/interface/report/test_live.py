@@ -7,7 +7,7 @@ import io
 import pytest
 
 from harness.interface.report.live import Live, line
-from harness.measure.progress import Moment, Waiting
+from harness.measure.progress import Looking, Moment, Waiting
 from harness.record import Purpose
 
 
@@ -96,3 +96,13 @@ def test_quiet_shows_notes_only(stream: io.StringIO) -> None:
     live.show(moment())
     live.note("kept")
     assert stream.getvalue() == "  ! kept\n"
+
+
+def test_cases_that_are_looked_at_are_counted_with_their_time() -> None:
+    """41 large cases take a minute: a terminal sees each few, a pipe one line."""
+    out = io.StringIO()
+    live = Live(out)
+    for done, left_s in ((0, None), (6, 51.0)):
+        live.show(Looking(case="ddp/x@8gpu", done=done, num_cases=41, elapsed_s=9.0, left_s=left_s))
+    (told,) = out.getvalue().splitlines()
+    assert told == "  [look 1/41] ddp/x@8gpu  what it computes, sends and holds  0:09  ETA ?"

@@ -35,6 +35,8 @@ ALLOWED = {
         "interface/cli/verbs/measure/detached.py",
         "slurm",
     ): "jobs of older versions do not say their engine",
+    ("cases/typed.py", "slurm"): "the engine that does what srun would",
+    ("cases/typed.py", "torchrun"): "the launcher as people type it",
     ("record/upgrade.py", "emulated"): "records of schema 4 and older say no rate of a link",
 }
 

@@ -133,7 +133,13 @@ def _read(name: str, value: Json) -> Json:
     """A value as its field's type has it: ``1,0.5`` is a list, ``0123`` a text where texts are."""
     hint = _HINTS[name]
     if get_origin(hint) is tuple:
-        return [float(x) for x in value.split(",")] if isinstance(value, str) else [value]
+        numbers = value.split(",") if isinstance(value, str) else [value]
+        try:
+            return [float(number) for number in numbers]
+        except (TypeError, ValueError):
+            raise SpecError(
+                f"--set {name}={value}", expected="numbers, as 1,0.5", fix=f"--set {name}=1,0.5"
+            ) from None
     if hint is str or (isinstance(hint, type) and issubclass(hint, str)):
         return str(value)
     return value

@@ -27,7 +27,7 @@ _DECIDED = {
     "--master_port": "{port}",
 }
 #: Programs that start ranks on other nodes: an engine's work.
-_ENGINES = {"srun": "slurm", "sbatch": "slurm", "ray": "ray", "kubectl": "kubernetes"}
+_ENGINES = {"srun": "slurm", "sbatch": "slurm"}
 
 
 def refuse_foreign(words: Sequence[str]) -> None:

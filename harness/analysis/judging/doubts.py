@@ -64,9 +64,9 @@ def unfit_host(run: RunRecord, *, known: bool = False) -> Conclusion | None:
 def unquiet(evidence: Evidence) -> str:
     """What others took from an arm, where it is more than figures should be read with; else empty.
 
-    Quotas that are planted are no matter of others.
+    Bytes and memory are what they are beside anyone; quotas that are planted are no others' matter.
     """
-    if evidence.slowed_on_purpose:
+    if evidence.slowed_on_purpose or not metrics.metric(evidence.contrast.metric).of_time:
         return ""
     for arm in evidence.arms:
         launches = [x for x in evidence.all_launches if x.case == arm.case.hash]

@@ -80,7 +80,7 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
             "*test_weak?ddp-mlp_nano-weak-2cpu-efficiency-wrapped? RECORDED*",
             "*test_weak?ddp-mlp_nano-weak-2cpu-sent_bytes? PASSED*",
             "*test_other?fsdp-mlp_nano-weak-2cpu-efficiency-wrapped? RECORDED*",
-            "*efficiency [[]95%[]]*verdict*",
+            "*figure [[]95%[]]*verdict*",
             "* again *pytest*",
         ]
     )

@@ -37,7 +37,7 @@ def test_a_cause_is_called_by_its_name(bench: causes.Stand, plant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "plants", [pytest.param(("stall",), marks=pytest.mark.full), ("late", "link")]
+    "plants", [pytest.param(p, marks=pytest.mark.full) for p in (("stall",), ("late", "link"))]
 )
 def test_a_cause_is_found_among_operators(tmp_path: Path, plants: tuple[str, ...]) -> None:
     """A stall inside of forward is idleness only where operators are followed."""

@@ -15,7 +15,7 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 
 @pytest.mark.parametrize(
-    ("world", "codec"), [(2, "int8"), pytest.param(4, "int8", marks=pytest.mark.full)]
+    ("world", "codec"), [pytest.param(world, "int8", marks=pytest.mark.full) for world in (2, 4)]
 )
 def test_gradients_are_scattered_encoded(launch: Any, world: int, codec: str) -> None:
     gate = launch("fsdp/mlp-wide", world, knobs={"fsdp.scatter": codec})

@@ -94,6 +94,7 @@ def test_the_record_is_whole_and_a_launch_that_was_moved_is_found(
         assert any("its seed draws" in what for what in told), told
 
 
+@pytest.mark.full
 def test_a_host_that_stood_still_costs_a_slot_as_it_was_seated(
     packed: tuple[RunRecord, Path], tmp_path: Path
 ) -> None:

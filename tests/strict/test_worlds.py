@@ -84,7 +84,7 @@ def test_every_codec_trains_right(worlds: Worlds, codec: str) -> None:
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("ddp/decoder-nano", {"precision": "autocast"}),
+        pytest.param("ddp/decoder-nano", {"precision": "autocast"}, marks=pytest.mark.full),
         pytest.param("fsdp/decoder-nano", {"precision": "bf16"}, marks=pytest.mark.full),
         pytest.param("ddp/decoder-nano", {"optimizer": "lamb", "clip": 1.0}, marks=pytest.mark.full),
         pytest.param("ddp/mlp-nano", {"precision": "fp16"}, marks=pytest.mark.full),
